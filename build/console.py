@@ -1,0 +1,56 @@
+"""The terminal: one console, one log file, one way to show that long work goes on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+console = Console(stderr=False, highlight=False, soft_wrap=True)
+err_console = Console(stderr=True, highlight=False, soft_wrap=True)
+log = logging.getLogger("build")
+
+
+def log_to_file(path: Path) -> None:
+    """Send everything that is logged to `path` as well, anew for each run.
+
+    Args:
+        path: the log file; its folder is made, an older log is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, mode="w", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for old in [h for h in log.handlers if isinstance(h, logging.FileHandler)]:
+        log.removeHandler(old)
+        old.close()
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+
+
+def step(message: str) -> None:
+    """Print one line of progress and log it."""
+    console.print(f"[bold cyan]::[/] {message}")
+    log.info("%s", message)
+
+
+def note(message: str) -> None:
+    """Print a subordinate line (a reason, a detail) and log it."""
+    console.print(f"   [dim]{message}[/]")
+    log.info("  %s", message)
+
+
+def progress() -> Progress:
+    """Return a progress display; on a pipe it stays silent, since `step` has said what goes on."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[unit]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not sys.stdout.isatty(),
+        transient=True,
+    )

@@ -1,0 +1,116 @@
+"""Every fatal error of the tooling, each with its own exit code and a message in three parts."""
+
+from __future__ import annotations
+
+from textwrap import indent
+from typing import ClassVar
+
+
+class ToolError(Exception):
+    """Base of all errors a user can meet.
+
+    Args:
+        what: what happened, one sentence.
+        cause: the likely cause.
+        remedy: what to do, or which setting to change.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, cause: str = "", remedy: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.cause = cause
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        if self.cause:
+            parts.append("cause:\n" + indent(self.cause, "  "))
+        if self.remedy:
+            parts.append("to do:\n" + indent(self.remedy, "  "))
+        return "\n".join(parts)
+
+
+class UsageError(ToolError):
+    """The command line asks for something that cannot be."""
+
+    exit_code = 2
+
+
+class UnknownReleaseError(ToolError):
+    """No entry of that release in `build/releases.toml`."""
+
+    exit_code = 3
+
+
+class ReleaseDataError(ToolError):
+    """`build/releases.toml` or a manifest is not valid."""
+
+    exit_code = 4
+
+
+class EnvironmentUnfitError(ToolError):
+    """This machine lacks something the work needs: compiler, disk, network, platform, Python."""
+
+    exit_code = 5
+
+
+class SourceError(ToolError):
+    """No source tree could be had, or it is not the release's."""
+
+    exit_code = 6
+
+
+class DigestMismatchError(SourceError):
+    """A file's digest, a commit or a header is not the pinned one."""
+
+    exit_code = 7
+
+
+class PatchError(ToolError):
+    """A patch is malformed, unsafe or does not fit its release."""
+
+    exit_code = 8
+
+
+class NeedsFullBuildError(PatchError):
+    """A patch changes what units outside the overlay see."""
+
+    exit_code = 9
+
+
+class CompileError(ToolError):
+    """The compiler or linker failed."""
+
+    exit_code = 10
+
+
+class OverlayCheckError(ToolError):
+    """An overlay does not prove what it must prove."""
+
+    exit_code = 11
+
+
+class WheelError(ToolError):
+    """A wheel is malformed or could not be assembled."""
+
+    exit_code = 12
+
+
+class ProbeError(ToolError):
+    """A probe or a wheel test did not give its expected outcome."""
+
+    exit_code = 13
+
+
+class BusyError(ToolError):
+    """Another process holds the lock, and waiting was not wanted or took too long."""
+
+    exit_code = 14
+
+
+class NeedsHumanError(ToolError):
+    """A port left hunks that only a person can decide: not a failure, and never success."""
+
+    exit_code = 20

@@ -1,0 +1,75 @@
+"""Where things are: the repository, the outputs, the user's cache, and the locks on them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock, Timeout
+
+from build.console import step
+from build.errors import BusyError
+
+REPO = Path(__file__).resolve().parent.parent
+PATCHES = REPO / "patches"
+TESTS = REPO / "tests"
+DIST = REPO / "dist"
+
+#: Seconds a second run waits for the first before it gives up. A full build takes hours; an overlay minutes.
+LOCK_TIMEOUT = float(os.environ.get("MULTIWORLD_LOCK_TIMEOUT", "1800"))
+
+
+def cache(*parts: str) -> Path:
+    """Return a folder below the project's cache (`MULTIWORLD_CACHE`, else the user's), made if missing."""
+    root = os.environ.get("MULTIWORLD_CACHE") or platformdirs.user_cache_dir("multiworld")
+    path = Path(root).joinpath(*parts)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextmanager
+def locked(path: Path, purpose: str) -> Iterator[None]:
+    """Hold an exclusive lock on `path` (a `.lock` file beside it), saying so when it has to wait.
+
+    Raises:
+        BusyError: the lock was not free within `LOCK_TIMEOUT` seconds.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(path.name + ".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        step(f"another run holds {purpose}; waiting up to {LOCK_TIMEOUT:.0f} s for it")
+        try:
+            lock.acquire(timeout=LOCK_TIMEOUT)
+        except Timeout:
+            raise BusyError(
+                f"{purpose} is still locked by another run after {LOCK_TIMEOUT:.0f} s",
+                cause=f"lock file {lock.lock_file}",
+                remedy="wait for that run, or end it; the lock goes with its process",
+            ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def written_beside(final: Path) -> Iterator[Path]:
+    """Yield a temporary path in `final`'s folder, renamed onto `final` only when the block succeeds."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        umask = os.umask(0)
+        os.umask(umask)
+        part.chmod(0o666 & ~umask)
+        part.replace(final)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""Run one external command: shown, logged, bounded in time."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.console import log
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What a command returned: `stdout` and `stderr` are bytes, since patches and symbols are bytes."""
+
+    command: tuple[str, ...]
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def tail(self) -> str:
+        """The last lines of the error output, for a message to a person."""
+        lines = (self.stderr or self.stdout).decode("utf-8", "replace").strip().splitlines()
+        return "\n".join(lines[-25:])
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+    timeout: float = 1800.0,
+) -> Completed:
+    """Run `command` and return its result whatever its exit status.
+
+    Args:
+        command: program and arguments; never a shell line.
+        cwd: working folder, default the current one.
+        env: variables set on top of this process's.
+        stdin: bytes to feed; None gives an empty input.
+        timeout: seconds until the whole process group is killed.
+
+    Returns:
+        The exit status with both outputs.
+
+    Raises:
+        FileNotFoundError: the program does not exist.
+        subprocess.TimeoutExpired: `timeout` passed.
+    """
+    argv = tuple(str(part) for part in command)
+    log.debug("$ %s", shlex.join(argv))
+    with subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(stdin, timeout)
+        except BaseException:
+            # Ctrl-C or a timeout must not leave compilers or probes behind.
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    log.debug("-> %d\n%s", process.returncode, err.decode("utf-8", "replace"))
+    return Completed(argv, process.returncode, out, err)

@@ -1,0 +1,210 @@
+"""The PyTorch releases this project knows, typed and validated on load (`build/releases.toml`)."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import msgspec
+from packaging.version import InvalidVersion, Version
+
+from build.errors import ReleaseDataError, UnknownReleaseError
+
+RELEASES_TOML = Path(__file__).with_name("releases.toml")
+
+_SHA1 = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the records read from TOML: immutable, and a misspelt key is an error."""
+
+
+class HeaderPackage(Frozen, frozen=True):
+    """A package of the index that carries headers the units include.
+
+    Attributes:
+        name: distribution name.
+        version: the exact version.
+        reason: why it is needed, and why in this version.
+    """
+
+    name: str
+    version: str
+    reason: str
+
+
+class Define(Frozen, frozen=True):
+    """A macro the units are compiled with, `NAME` or `NAME=VALUE`, and which line of the release sets it."""
+
+    macro: str
+    reason: str
+
+
+class Unit(Frozen, frozen=True):
+    """A translation unit that goes into the overlay although no patch and no linker asks for it."""
+
+    path: str
+    reason: str
+
+
+class DebianSource(Frozen, frozen=True):
+    """A Debian source package whose orig tarball holds the release's torch code.
+
+    Attributes:
+        version: version of the source package without its Debian revision, e.g. `2.6.0+dfsg`.
+        suite: the suite that carries it.
+        orig_sha256: SHA-256 of the orig tarball.
+    """
+
+    version: str
+    suite: str
+    orig_sha256: str
+    package: str = "pytorch"
+
+
+class OfficialWheel(Frozen, frozen=True):
+    """Facts of the official wheel on the package index, read from the wheel itself.
+
+    Attributes:
+        version: its metadata version (`2.6.0`).
+        local: the local label `torch.__version__` shows (`cu124`).
+        pythons: CPython versions with a wheel, e.g. `3.11`.
+        cxx11_abi: `torch._C._GLIBCXX_USE_CXX11_ABI`.
+        nccl: version of NCCL it was built with and requires.
+        cuda: `torch.version.cuda`.
+        libtorch_cuda_build_id: GNU build id of `torch/lib/libtorch_cuda.so`, the same for every Python.
+        sha256: digest of the wheel file per CPython version.
+    """
+
+    version: str
+    local: str
+    pythons: tuple[str, ...]
+    cxx11_abi: bool
+    nccl: str
+    cuda: str
+    libtorch_cuda_build_id: str
+    sha256: dict[str, str]
+
+
+class Release(Frozen, frozen=True):
+    """One PyTorch release.
+
+    Attributes:
+        version: e.g. `2.6.0`; the key of its entry.
+        tag: upstream tag.
+        commit: the commit the tag must be; the wheel's `torch.version.git_version` names it.
+        wheel: the official wheel.
+        patch_level: the `N` of `mwN` in the patched wheel's version; raised when the series changes.
+        series: the series that apply.
+        cxx_standard: as the release's CMakeLists.txt sets it.
+        min_gcc: the oldest g++ the release's headers compile with.
+        defines: macros of the compile line.
+        header_packages: where headers come from that neither wheel nor tree has.
+        extra_units: units beyond the patched ones and the computed closure.
+        debian: the Debian source package, where one carries the release.
+        notes: for people.
+    """
+
+    version: str
+    tag: str
+    commit: str
+    wheel: OfficialWheel
+    patch_level: int = 1
+    series: tuple[str, ...] = ()
+    cxx_standard: int = 17
+    min_gcc: int = 9
+    defines: tuple[Define, ...] = ()
+    header_packages: tuple[HeaderPackage, ...] = ()
+    extra_units: tuple[Unit, ...] = ()
+    debian: DebianSource | None = None
+    notes: str = ""
+
+    @property
+    def patched_version(self) -> str:
+        """Version of the patched wheel, e.g. `2.6.0+cu124.mw1`."""
+        return f"{self.version}+{self.wheel.local}.mw{self.patch_level}"
+
+
+class _File(Frozen, frozen=True):
+    release: dict[str, Release]
+
+
+def _problems(release: Release) -> list[str]:
+    """Return what is wrong with one entry, as sentences."""
+    found = []
+    if not _SHA1.fullmatch(release.commit):
+        found.append(f"commit {release.commit!r} is no 40-digit commit id")
+    if not _SHA1.fullmatch(release.wheel.libtorch_cuda_build_id):
+        found.append(f"build id {release.wheel.libtorch_cuda_build_id!r} is no 40-digit GNU build id")
+    digests = [*release.wheel.sha256.values(), *([release.debian.orig_sha256] if release.debian else [])]
+    found += [f"digest {value!r} is no SHA-256" for value in digests if not _SHA256.fullmatch(value)]
+    strangers = sorted(set(release.wheel.sha256) - set(release.wheel.pythons))
+    found += [f"a wheel digest for Python {python}, which `pythons` does not list" for python in strangers]
+    return found
+
+
+def parse(text: bytes, origin: str) -> dict[str, Release]:
+    """Validate the bytes of a releases file.
+
+    Args:
+        text: TOML.
+        origin: its name, for messages.
+
+    Returns:
+        Releases by version, oldest first.
+
+    Raises:
+        ReleaseDataError: not TOML, a field of the wrong type, or a value that cannot be.
+    """
+    try:
+        data = msgspec.toml.decode(text, type=_File)
+        ordered = sorted(data.release, key=Version)
+    except (msgspec.DecodeError, InvalidVersion) as error:
+        raise ReleaseDataError(
+            f"{origin} is not valid: {error}", remedy="correct the entry it names"
+        ) from None
+    for key in ordered:
+        problems = _problems(data.release[key])
+        if data.release[key].version != key:
+            problems.append(f"version {data.release[key].version!r} stands under the key {key!r}")
+        if problems:
+            raise ReleaseDataError(f"{origin}: release {key}: {'; '.join(problems)}")
+    return {key: data.release[key] for key in ordered}
+
+
+@cache
+def load() -> dict[str, Release]:
+    """Return the known releases by version, oldest first."""
+    return parse(RELEASES_TOML.read_bytes(), RELEASES_TOML.name)
+
+
+def _distance(a: Version, b: Version) -> tuple[int, ...]:
+    """Order versions by how far they are: major first, then minor, then micro."""
+    return tuple(abs(x - y) for x, y in zip((*a.release, 0, 0), (*b.release, 0, 0), strict=False))
+
+
+def nearest(version: str, known: list[str]) -> list[str]:
+    """Return `known` ordered by nearness to `version` (as given when `version` is no version)."""
+    try:
+        wanted = Version(version)
+    except InvalidVersion:
+        return known
+    return sorted(known, key=lambda item: _distance(Version(item), wanted))
+
+
+def get(version: str) -> Release:
+    """Return the entry of `version`.
+
+    Raises:
+        UnknownReleaseError: there is none; the message lists the known ones, nearest first.
+    """
+    known = load()
+    if version in known:
+        return known[version]
+    raise UnknownReleaseError(
+        f"release {version!r} is not known",
+        cause="build/releases.toml has no entry of that version",
+        remedy="use one of, nearest first: " + ", ".join(nearest(version, list(known))),
+    )
