@@ -28,11 +28,13 @@ class HeaderPackage(Frozen, frozen=True):
         name: distribution name.
         version: the exact version.
         reason: why it is needed, and why in this version.
+        headers_sha256: digest over its headers (`build.official.headers.tree_digest`): only they are fetched.
     """
 
     name: str
     version: str
     reason: str
+    headers_sha256: str = ""
 
 
 class Define(Frozen, frozen=True):
@@ -104,6 +106,7 @@ class Release(Frozen, frozen=True):
         header_packages: where headers come from that neither wheel nor tree has.
         extra_units: units beyond the patched ones and the computed closure.
         debian: the Debian source package, where one carries the release.
+        blobs: git blob ids of the files the series patch: a source of unknown origin is taken when they hold.
         notes: for people.
     """
 
@@ -119,6 +122,7 @@ class Release(Frozen, frozen=True):
     header_packages: tuple[HeaderPackage, ...] = ()
     extra_units: tuple[Unit, ...] = ()
     debian: DebianSource | None = None
+    blobs: dict[str, str] = {}
     notes: str = ""
 
     @property
@@ -139,6 +143,10 @@ def _problems(release: Release) -> list[str]:
     if not _SHA1.fullmatch(release.wheel.libtorch_cuda_build_id):
         found.append(f"build id {release.wheel.libtorch_cuda_build_id!r} is no 40-digit GNU build id")
     digests = [*release.wheel.sha256.values(), *([release.debian.orig_sha256] if release.debian else [])]
+    digests += [package.headers_sha256 for package in release.header_packages if package.headers_sha256]
+    found += [
+        f"{path}: {blob!r} is no blob id" for path, blob in release.blobs.items() if not _SHA1.fullmatch(blob)
+    ]
     found += [f"digest {value!r} is no SHA-256" for value in digests if not _SHA256.fullmatch(value)]
     strangers = sorted(set(release.wheel.sha256) - set(release.wheel.pythons))
     found += [f"a wheel digest for Python {python}, which `pythons` does not list" for python in strangers]

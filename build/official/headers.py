@@ -1,0 +1,134 @@
+"""Header packages: only the `include` folders of wheels, read by range; 700 MB of libraries stay away."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from build.console import note, step
+from build.errors import DigestMismatchError, SourceError
+from build.official.index import IndexFile, wheels
+from build.official.remote import RangeUnsupportedError, opened
+from build.official.transfer import download
+from build.paths import cache, locked
+from build.releases import HeaderPackage, Release
+
+
+def _include_root(name: str) -> str | None:
+    """Return the path up to the first folder called `include`, None for a member outside of one."""
+    parts = PurePosixPath(name).parts
+    if "include" not in parts[:-1] or ".." in parts or name.startswith("/"):
+        return None
+    return "/".join(parts[: parts.index("include") + 1])
+
+
+def tree_digest(root: Path) -> str:
+    """Return a SHA-256 over the headers below `root`: over sorted lines as `sha256sum` prints them."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*"), key=lambda item: item.relative_to(root).as_posix()):
+        name = path.relative_to(root).as_posix()
+        if path.is_file() and _include_root(name):
+            digest.update(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n".encode())
+    return digest.hexdigest()
+
+
+def include_dirs(root: Path) -> tuple[Path, ...]:
+    """Return the `include` folders of an unpacked header package."""
+    roots = {_include_root(path.relative_to(root).as_posix()) for path in root.rglob("*") if path.is_file()}
+    return tuple(root / item for item in sorted(item for item in roots if item))
+
+
+def _extract(archive: zipfile.ZipFile, into: Path) -> None:
+    """Write the header members in the order of the archive, so that few range requests serve."""
+    members = [info for info in archive.infolist() if _include_root(info.filename) and not info.is_dir()]
+    for info in sorted(members, key=lambda item: item.header_offset):
+        target = into / info.filename
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(archive.read(info))  # zipfile checks each member's CRC
+
+
+@contextmanager
+def _wheel_stream(file: IndexFile) -> Iterator[BinaryIO]:
+    """Open the wheel by range requests, or whole from a server that has none."""
+    try:
+        with opened(file.url) as stream:
+            yield stream
+    except RangeUnsupportedError:
+        if not file.sha256:
+            raise SourceError(f"{file.name}: the index gives no digest, and its server no ranges") from None
+        note(f"{file.name}: fetched whole, its server has no range requests")
+        whole = download(file.url, cache("headers") / file.name, file.sha256)
+        with whole.open("rb") as stream:
+            yield stream
+        whole.unlink()
+
+
+def _find(package: HeaderPackage, python: str) -> IndexFile:
+    found = wheels(package.name, package.version, python)
+    if not found:
+        raise SourceError(
+            f"the index has no wheel of {package.name} {package.version} for x86_64 Linux",
+            cause="the configured index does not mirror it",
+            remedy="add an index that does to pip's `extra-index-url`, or the wheel to a `find-links` folder",
+        )
+    return found[0]
+
+
+def _fill(package: HeaderPackage, python: str, part: Path) -> None:
+    step(f"fetching the headers of {package.name} {package.version}")
+    with _wheel_stream(_find(package, python)) as stream, zipfile.ZipFile(stream) as archive:
+        _extract(archive, part)
+    found = tree_digest(part)
+    if package.headers_sha256 and found != package.headers_sha256:
+        raise DigestMismatchError(
+            f"headers of {package.name} {package.version} are not the pinned ones\n"
+            f"pinned {package.headers_sha256}\nfound  {found}",
+            cause="the wheel on the index was replaced, or the pin in build/releases.toml is wrong",
+        )
+    if not include_dirs(part):
+        raise SourceError(f"{package.name} {package.version} has no include folder")
+
+
+def fetch_package(package: HeaderPackage, python: str = "3.11") -> Path:
+    """Return the folder with the headers of one package, fetched once.
+
+    Args:
+        package: which, with the digest its headers must have (none: accepted as they are).
+        python: CPython version, for the rare header package that is not `py3-none`.
+
+    Raises:
+        DigestMismatchError: the headers are not the pinned ones.
+        SourceError: no such wheel, or one without headers.
+        EnvironmentUnfitError: no network.
+    """
+    key = package.headers_sha256[:16] or "unpinned"
+    final = cache("headers") / f"{package.name}-{package.version}-{key}"
+    if final.is_dir():
+        return final
+    with locked(final, f"the headers of {package.name}"):
+        if not final.is_dir():
+            part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
+            try:
+                _fill(package, python, part)
+                part.chmod(0o755)
+                part.rename(final)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    return final
+
+
+def fetch_headers(release: Release) -> tuple[Path, ...]:
+    """Return the include folders of all header packages of `release`, in the order of its entry.
+
+    Raises:
+        DigestMismatchError: a package's headers are not the pinned ones.
+        SourceError: a package is not on the index.
+        EnvironmentUnfitError: no network.
+    """
+    return tuple(path for package in release.header_packages for path in include_dirs(fetch_package(package)))

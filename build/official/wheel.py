@@ -1,0 +1,147 @@
+"""The official wheel: fetched once, checked against its pinned digest, unpacked as far as needed."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from build.console import note, step
+from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError, WheelError
+from build.official.index import IndexFile, wheels
+from build.official.pipconf import local_path
+from build.official.transfer import download, sha256_of
+from build.paths import cache, locked
+from build.releases import Release
+
+#: What an overlay is compiled and linked against.
+OVERLAY_MEMBERS = ("torch/include/*", "torch/lib/*.so*", "torch/version.py", "torch/share/cmake/*")
+
+
+def pinned_digest(release: Release, python: str) -> str:
+    """Return the pinned SHA-256 of the wheel for CPython `python`.
+
+    Raises:
+        EnvironmentUnfitError: that Python has no official wheel.
+    """
+    try:
+        return release.wheel.sha256[python]
+    except KeyError:
+        raise EnvironmentUnfitError(
+            f"PyTorch {release.version} has no official wheel for Python {python}",
+            cause="it was published for Python " + ", ".join(release.wheel.sha256),
+            remedy="choose one of these, e.g. `-- --python "
+            + (list(release.wheel.sha256) or ["?"])[-1]
+            + "`",
+        ) from None
+
+
+def _choose(release: Release, python: str, pinned: str) -> IndexFile:
+    """Return the file that is the pinned one; others of the same name are passed over.
+
+    Folders of `find-links` and indexes may hold rebuilt wheels under the official name: the digest decides.
+    """
+    offered = wheels("torch", release.wheel.version, python)
+    for file in offered:
+        path = local_path(file.url)
+        if file.sha256 == pinned or (not file.sha256 and path is not None and sha256_of(path) == pinned):
+            return file
+    if not offered:
+        raise SourceError(
+            f"the configured index has no wheel of torch {release.wheel.version} for Python {python}",
+            cause="an index of one's own that does not mirror it",
+            remedy="see pip's `index-url` and `extra-index-url` (`pip config list`)",
+        )
+    found = "\n".join(f"found  {file.sha256 or '(no digest)'} {file.name}" for file in offered)
+    raise DigestMismatchError(
+        f"torch {release.wheel.version} for Python {python} is not the official wheel\npinned {pinned}\n{found}",
+        cause="the index or a find-links folder has another build under the same version",
+        remedy="point pip at an index with the official wheels; nothing was built",
+    )
+
+
+def fetch_wheel(release: Release, python: str) -> Path:
+    """Return the official wheel of `release` for CPython `python`, from the cache or the index.
+
+    Args:
+        release: which; its entry pins the digest.
+        python: e.g. `3.11`.
+
+    Raises:
+        DigestMismatchError: what the index has is not the pinned file; both digests are shown.
+        EnvironmentUnfitError: no official wheel for that Python, or no network.
+        SourceError: the index does not have it.
+    """
+    pinned = pinned_digest(release, python)
+    folder = cache("wheels", pinned[:16])
+    with locked(folder / "wheel", f"the download of torch {release.version} for Python {python}"):
+        for ready in folder.glob("*.whl"):
+            return ready
+        file = _choose(release, python, pinned)
+        step(f"fetching {file.name}")
+        path = download(file.url, folder / file.name, pinned)
+        note(f"SHA-256 {pinned} as pinned")
+        return path
+
+
+def directory_digest(wheel: Path) -> str:
+    """Return a SHA-256 over names, sizes and CRCs of a wheel's members: its content, in milliseconds."""
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(wheel) as archive:
+        for info in sorted(archive.infolist(), key=lambda item: item.filename):
+            digest.update(f"{info.filename}\0{info.file_size}\0{info.CRC:08x}\n".encode())
+    return digest.hexdigest()
+
+
+def _wanted(name: str, patterns: Sequence[str]) -> bool:
+    return not name.endswith("/") and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _extract(wheel: Path, patterns: Sequence[str], into: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            if not _wanted(info.filename, patterns):
+                continue
+            if ".." in PurePosixPath(info.filename).parts or info.filename.startswith("/"):
+                raise WheelError(f"{wheel.name} has a member that reaches outside: {info.filename}")
+            archive.extract(info, into)
+            mode = info.external_attr >> 16 & 0o777
+            (into / info.filename).chmod(mode or 0o644)
+
+
+def unpack(wheel: Path, patterns: Sequence[str] = OVERLAY_MEMBERS) -> Path:
+    """Unpack members of a wheel into the cache, once per content and choice.
+
+    Args:
+        wheel: any wheel.
+        patterns: shell patterns of member names; `*` matches `/` too.
+
+    Returns:
+        The folder that holds them under their own names. Shared: never write into it.
+
+    Raises:
+        WheelError: not a wheel, or a member that reaches outside.
+    """
+    try:
+        content = directory_digest(wheel)
+    except zipfile.BadZipFile as error:
+        raise WheelError(f"{wheel} is not a wheel: {error}") from None
+    choice = hashlib.sha256("\0".join(sorted(patterns)).encode()).hexdigest()
+    final = cache("unpacked") / f"{content[:16]}-{choice[:8]}"
+    if final.is_dir():
+        return final
+    with locked(final, f"the unpacking of {wheel.name}"):
+        if not final.is_dir():
+            step(f"unpacking {wheel.name}")
+            part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
+            try:
+                _extract(wheel, patterns, part)
+                part.chmod(0o755)
+                part.rename(final)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    return final
