@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.console import log
+
+_live: set[subprocess.Popen[bytes]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,26 @@ def run(
         stderr=subprocess.PIPE,
         start_new_session=True,
     ) as process:
+        _live.add(process)
         try:
             out, err = process.communicate(stdin, timeout)
         except BaseException:
             # Ctrl-C or a timeout must not leave compilers or probes behind.
-            os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             raise
+        finally:
+            _live.discard(process)
     log.debug("-> %d\n%s", process.returncode, err.decode("utf-8", "replace"))
     return Completed(argv, process.returncode, out, err)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a command and everything it started; one that has ended already is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def kill_all() -> None:
+    """End every command that still runs, so that Ctrl-C need not wait for a compiler in another thread."""
+    for process in tuple(_live):
+        _kill(process)

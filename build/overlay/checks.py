@@ -1,0 +1,97 @@
+"""What an overlay must prove about itself before it is called built, as far as files can show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from build.errors import OverlayCheckError
+from build.overlay.model import Check, Inputs, Object
+from build.overlay.symbols import Symbol, build_id, defined, demangle
+
+#: Code of one object file lies together in a library; the linker puts these kinds of it apart.
+_TEXT = frozenset("T")
+_OWNERS = ("libtorch_cuda.so", "libtorch_cpu.so")
+
+
+def replaced_symbols(inputs: Inputs, overlay: Path) -> frozenset[str]:
+    """Return the exported stock symbols that the overlay defines, standard library aside."""
+    ours = defined(overlay, dynamic=True)
+    stock: set[str] = set()
+    for library in _OWNERS:
+        stock |= defined(inputs.lib / library, dynamic=True).keys()
+    return frozenset(name for name, symbol in ours.items() if name in stock and not symbol.standard)
+
+
+def _spans(units: Sequence[Object], stock: dict[str, Symbol]) -> list[tuple[int, int]]:
+    """Return for each unit the address range of its code in the stock library, from the functions known to be its."""
+    spans = []
+    for unit in units:
+        strong = [name for name, item in defined(unit.path, dynamic=False).items() if item.kind in _TEXT]
+        places = [stock[name].address for name in strong if name in stock and stock[name].kind in _TEXT]
+        if places:
+            spans.append((min(places), max(places)))
+    return spans
+
+
+def half_replaced(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> frozenset[str]:
+    """Return exported stock functions that belong to the recompiled units and that the overlay lacks.
+
+    Which symbols belong to a unit: object files are laid out one after the other, so an exported function between
+    the first and the last function known to be a unit's is that unit's too.
+    """
+    ours = defined(overlay, dynamic=True)
+    missing: set[str] = set()
+    for library in _OWNERS:
+        stock = defined(inputs.lib / library, dynamic=True)
+        spans = _spans(units, stock)
+        missing |= {
+            name
+            for name, item in stock.items()
+            if item.kind in _TEXT and name not in ours and any(low <= item.address <= high for low, high in spans)
+        }
+    return frozenset(missing)
+
+
+def check_complete(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Check:
+    """Nothing is served half by the old code: every exported symbol of the stock units is the overlay's."""
+    missing = half_replaced(inputs, overlay, units)
+    replaced = replaced_symbols(inputs, overlay)
+    spelt = sorted(demangle(missing).values()) if missing else []
+    detail = f"missing: {', '.join(spelt)}" if spelt else f"{len(replaced)} exported symbols, all of them replaced"
+    return Check("every exported symbol of the stock units is defined by the overlay", not missing, detail)
+
+
+def check_made_for(inputs: Inputs) -> Check:
+    """The unpacked wheel is the one the release pins."""
+    have, want = build_id(inputs.lib / "libtorch_cuda.so"), inputs.release.wheel.libtorch_cuda_build_id
+    return Check(
+        "libtorch_cuda.so is the pinned build",
+        have == want,
+        f"build id {have}" if have == want else f"build id {have or 'none'}, pinned {want}",
+    )
+
+
+def check_exports_nothing_new(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Check:
+    """Strong exports that stock has nowhere can only come from the patches: they are listed, not refused."""
+    stock: set[str] = set()
+    for library in (*_OWNERS, "libc10.so", "libc10_cuda.so"):
+        stock |= defined(inputs.lib / library, dynamic=True).keys()
+    new = {name for name, item in defined(overlay, dynamic=True).items() if item.strong and name not in stock}
+    spelt = sorted(demangle(new).values()) if new else []
+    return Check("exports beyond stock", True, ", ".join(spelt) or f"none from {len(units)} units")
+
+
+def require(checks: Sequence[Check]) -> None:
+    """Fail the build when a check failed.
+
+    Raises:
+        OverlayCheckError: listing each failed check with its detail.
+    """
+    failed = [check for check in checks if not check.passed]
+    if failed:
+        raise OverlayCheckError(
+            "the overlay is not what it must be:\n" + "\n".join(f"- {check.name}: {check.detail}" for check in failed),
+            cause="wheel, sources and series do not fit together",
+            remedy="see the log; nothing was put into dist/",
+        )

@@ -1,0 +1,48 @@
+"""The compile line of a unit: what decides code and layout, apart from where things lie on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from build.overlay.model import Inputs
+from build.releases import Release
+
+#: What every release of PyTorch compiles libtorch_cuda with, as far as code and symbols depend on it.
+COMMON = (
+    "-O2",
+    "-fPIC",
+    "-DNDEBUG",  # CMAKE_BUILD_TYPE=Release; debug-only checks and members of c10 depend on it
+    "-fvisibility=hidden",  # CMakeLists.txt: only what is marked *_API is exported; export the same
+    "-fvisibility-inlines-hidden",  # likewise
+    "-fno-math-errno",  # CMakeLists.txt
+    "-fno-trapping-math",  # CMakeLists.txt
+    "-w",  # torch's headers warn on newer compilers; errors still stop the build
+    "-frandom-seed=multiworld",  # same bytes for same input: names of internal symbols
+)
+
+
+def code_flags(release: Release) -> tuple[str, ...]:
+    """Return the flags that decide the code: standard, ABI, macros, optimisation."""
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(release.wheel.cxx11_abi)}"
+    defines = (f"-D{define.macro}" for define in release.defines)
+    return (f"-std=c++{release.cxx_standard}", *COMMON, abi, *defines)
+
+
+def path_flags(inputs: Inputs, overrides: Path) -> tuple[str, ...]:
+    """Return the include path and the prefix maps.
+
+    Order: headers the series changes, then the wheel's (they are what stock was compiled with), then CUDA's,
+    and last the tree, which has the few headers that the wheel lacks.
+
+    Args:
+        inputs: the build's inputs.
+        overrides: folder with the changed headers alone.
+    """
+    include = inputs.include
+    dirs = [f"-I{overrides}", f"-I{include}", f"-I{include}/torch/csrc/api/include"]
+    dirs += [f"-isystem{path}" for path in inputs.headers]
+    dirs += [f"-idirafter{inputs.tree}", f"-idirafter{inputs.tree}/aten/src"]
+    # Error messages quote __FILE__; keep this machine's paths out of them and the bytes the same everywhere.
+    maps = [f"{overrides}=..", f"{inputs.tree}=..", f"{include}=torch/include"]
+    maps += [f"{path}=headers" for path in inputs.headers]
+    return (*dirs, *(f"-ffile-prefix-map={item}" for item in maps))

@@ -1,0 +1,100 @@
+"""Refuse a series that changes what units outside the overlay see."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from build.errors import NeedsFullBuildError
+
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.M)
+_HEADERS = (".h", ".hpp", ".cuh", ".inl", ".inc")
+_UNITS = (".cpp", ".cc", ".cu", ".mm")
+_ROOTS = ("torch", "aten/src/ATen", "c10", "caffe2")
+#: Not part of any library of the wheel.
+_OUTSIDE_WHEEL = re.compile(r"(^|/)(test|tests|benchmark|benchmarks|mps|xpu|hip|ios|android)/|_test\.cpp$|(^|/)test_")
+
+
+def is_header(path: str) -> bool:
+    """Whether a changed path is a header of the C++ code."""
+    return path.endswith(_HEADERS)
+
+
+def is_unit(path: str) -> bool:
+    """Whether a changed path is a host translation unit that an overlay can recompile."""
+    return path.endswith((".cpp", ".cc")) and path.startswith(("torch/csrc/", "aten/src/", "c10/"))
+
+
+def _includers(tree: Path) -> dict[str, set[str]]:
+    """Return for each header, by file name, the files of the tree that include it.
+
+    By file name and not by path: finding one includer too many asks for a reason, one too few breaks a layout.
+    """
+    by_header: dict[str, set[str]] = defaultdict(set)
+    for root in _ROOTS:
+        for path in (tree / root).rglob("*"):
+            if path.suffix in (*_HEADERS, *_UNITS) and path.is_file():
+                for name in _INCLUDE.findall(path.read_bytes()):
+                    by_header[name.decode("utf-8", "replace").rpartition("/")[2]].add(str(path.relative_to(tree)))
+    return by_header
+
+
+def units_including(tree: Path, header: str) -> frozenset[str]:
+    """Return the units that include `header`, directly or through other headers."""
+    by_header = _includers(tree)
+    seen: set[str] = set()
+    todo = [header]
+    while todo:
+        for includer in by_header[todo.pop().rpartition("/")[2]] - seen:
+            seen.add(includer)
+            if is_header(includer):
+                todo.append(includer)
+    return frozenset(item for item in seen if item.endswith(_UNITS) and not _OUTSIDE_WHEEL.search(item))
+
+
+def check_paths(changed: Iterable[str]) -> None:
+    """Refuse changes that no overlay can carry: device code, Python, build files.
+
+    Raises:
+        NeedsFullBuildError: naming each such path.
+    """
+    others = sorted(path for path in changed if not is_header(path) and not is_unit(path))
+    if others:
+        raise NeedsFullBuildError(
+            f"the series changes what an overlay cannot replace: {', '.join(others)}",
+            cause="an overlay recompiles host C++ units only",
+            remedy="take these changes out of the series, or make a full build",
+        )
+
+
+def check_headers(tree: Path, changed: Iterable[str], units: Iterable[str], safe: Mapping[str, str]) -> str:
+    """Refuse a changed header that a unit outside the overlay includes, unless the manifest says why it is safe.
+
+    Args:
+        tree: the patched tree.
+        changed: paths that the series changes.
+        units: the units of the overlay.
+        safe: headers declared safe, with the reason.
+
+    Returns:
+        What was found, for the build record.
+
+    Raises:
+        NeedsFullBuildError: naming the header and the outside units.
+    """
+    found = []
+    for header in sorted(path for path in changed if is_header(path)):
+        outside = sorted(units_including(tree, header) - set(units))
+        if outside and header not in safe:
+            some = ", ".join(outside[:12]) + (f" and {len(outside) - 12} more" if len(outside) > 12 else "")
+            raise NeedsFullBuildError(
+                f"the series changes {header}, which {len(outside)} units outside the overlay include: {some}",
+                cause="their compiled code in the official wheel has the old layout and values",
+                remedy="keep the change out of the header; or, if it cannot alter layout or values there, declare it "
+                "under `header_changes` in the series' manifest with the reason; or make a full build",
+            )
+        reason = f"declared safe: {safe[header]}" if outside else "no unit outside the overlay includes it"
+        found.append(f"{header}: {reason}")
+    return "; ".join(found) or "no header is changed"

@@ -1,0 +1,105 @@
+"""What goes into an overlay build and what comes out, as frozen records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.overlay.toolchain import Toolchain
+from build.releases import Release
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything an overlay is made from.
+
+    Attributes:
+        release: the release's facts.
+        tree: the patched source tree.
+        tree_identity: what identifies it: base commit or source digest.
+        changed: paths that the series changes, relative to `tree`.
+        wheel: folder of the unpacked official wheel; holds `torch/include` and `torch/lib`.
+        wheel_sha256: digest of that wheel's file.
+        libraries: folders of the libraries that the wheel's own libraries need (NCCL, CUDA runtime, …).
+        headers: include folders beyond wheel and tree, in order.
+        safe_headers: changed headers that the series' manifest declares safe for an overlay, with the reason.
+        toolchain: the compiler.
+    """
+
+    release: Release
+    tree: Path
+    tree_identity: str
+    changed: tuple[str, ...]
+    wheel: Path
+    wheel_sha256: str
+    libraries: tuple[Path, ...]
+    headers: tuple[Path, ...]
+    safe_headers: dict[str, str]
+    toolchain: Toolchain
+
+    @property
+    def lib(self) -> Path:
+        """The official wheel's own shared libraries."""
+        return self.wheel / "torch" / "lib"
+
+    @property
+    def include(self) -> Path:
+        """The official wheel's headers."""
+        return self.wheel / "torch" / "include"
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """One compiled translation unit.
+
+    Attributes:
+        unit: path of the source, relative to the tree.
+        path: the object file.
+        sha256: digest of the object file.
+        includes: the files it included, relative to `tree:`, `wheel:` or `headers:`.
+        seconds: time the compiler took; 0 when the object came from the cache.
+        why: why this unit is in the overlay.
+    """
+
+    unit: str
+    path: Path
+    sha256: str
+    includes: tuple[str, ...]
+    seconds: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing an overlay must prove, and what was found."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """A built overlay.
+
+    Attributes:
+        path: the shared library.
+        soname: its file name and DT_SONAME.
+        sha256: digest of the file.
+        build_id: its own GNU build id.
+        made_for: GNU build id of the libtorch_cuda.so it was made for.
+        objects: the units in it.
+        replaced: exported stock symbols that it defines, mangled, sorted.
+        flags: the compile line without machine-specific paths.
+        checks: what was proven.
+    """
+
+    path: Path
+    soname: str
+    sha256: str
+    build_id: str
+    made_for: str
+    objects: tuple[Object, ...]
+    replaced: tuple[str, ...]
+    flags: tuple[str, ...]
+    checks: tuple[Check, ...]

@@ -1,0 +1,183 @@
+"""Compile units in parallel, reusing an object when everything that went into it is the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import msgspec
+
+from build.console import note, progress
+from build.errors import CompileError
+from build.overlay.flags import code_flags, path_flags
+from build.overlay.model import Inputs, Object
+from build.paths import cache, written_beside
+from build.process import kill_all, run
+
+#: Memory one compiler needs at its peak, measured on ProcessGroupNCCL.cpp of 2.6.0: 1.8 GB.
+_BYTES_PER_JOB = 2_000_000_000
+#: Raise when what is stored beside an object changes its form.
+_CACHE_FORMAT = "1"
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """What is stored beside a cached object: which files of the tree it read, with their digests."""
+
+    unit: str
+    object_sha256: str
+    includes: tuple[str, ...]
+    tree_files: dict[str, str]
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _old(path)
+
+
+def _old(path: Path) -> str:
+    """Digest a file on Python 3.10, which lacks `hashlib.file_digest`."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def jobs() -> int:
+    """Return how many compilers may run at once: cores, and memory where the kernel tells."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        free = int(next(x for x in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in x).split()[1])
+    except (OSError, StopIteration):
+        return cores
+    return max(1, min(cores, free * 1024 // _BYTES_PER_JOB))
+
+
+def _primary_key(inputs: Inputs, unit: str) -> str:
+    """Digest what is known before compiling; the headers of the tree are checked against the stored entry."""
+    parts = [_CACHE_FORMAT, unit, sha256(inputs.tree / unit), inputs.toolchain.identity, inputs.wheel_sha256]
+    parts += [
+        *code_flags(inputs.release),
+        *(f"{p.name}=={p.version}" for p in inputs.release.header_packages),
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _relative(path: str, inputs: Inputs, overrides: Path) -> str:
+    """Name an included file by the root it lies in, so that records hold no path of this machine."""
+    roots: tuple[tuple[str, Path], ...] = (
+        ("tree:", overrides),
+        ("wheel:", inputs.include),
+        ("tree:", inputs.tree),
+    )
+    real = os.path.normpath(path)
+    roots += tuple(("headers:", root) for root in inputs.headers)
+    for label, root in roots:
+        if real.startswith(f"{root}{os.sep}"):
+            return label + os.path.relpath(real, root)
+    return "system:" + real
+
+
+def _includes(depfile: Path, inputs: Inputs, overrides: Path) -> tuple[str, ...]:
+    """Read the compiler's dependency file."""
+    text = depfile.read_text(encoding="utf-8", errors="surrogateescape").replace("\\\n", " ")
+    names = re.split(r"(?<!\\)\s+", text.partition(":")[2].strip())
+    return tuple(sorted({_relative(name.replace("\\ ", " "), inputs, overrides) for name in names}))
+
+
+def _cached(folder: Path, inputs: Inputs, why: str) -> Object | None:
+    """Return the cached object of `folder` when every file of the tree that it read is unchanged."""
+    try:
+        entry = msgspec.json.decode((folder / "entry.json").read_bytes(), type=_Entry)
+        same = all(sha256(inputs.tree / name) == digest for name, digest in entry.tree_files.items())
+        if same and sha256(folder / "unit.o") == entry.object_sha256:
+            return Object(entry.unit, folder / "unit.o", entry.object_sha256, entry.includes, 0.0, why)
+    except (OSError, msgspec.DecodeError):
+        pass
+    return None
+
+
+def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str) -> Object:
+    """Compile one unit into `folder`."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        obj, dep = Path(scratch, "unit.o"), Path(scratch, "unit.d")
+        command: list[str | Path] = [
+            inputs.toolchain.cxx,
+            *code_flags(inputs.release),
+            *path_flags(inputs, overrides),
+        ]
+        done = run([*command, "-MD", "-MF", dep, "-c", inputs.tree / unit, "-o", obj], timeout=1800)
+        if done.returncode:
+            raise CompileError(
+                f"{unit} does not compile",
+                cause=done.tail,
+                remedy="if a header is missing, add its package to the release in build/releases.toml; "
+                "the whole command is in the log",
+            )
+        includes = _includes(dep, inputs, overrides)
+        tree_files = {name[5:]: sha256(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
+        entry = _Entry(unit, sha256(obj), includes, tree_files)
+        obj.replace(folder / "unit.o")
+    with written_beside(folder / "entry.json") as part:
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(entry)))
+    return Object(unit, folder / "unit.o", entry.object_sha256, includes, time.monotonic() - started, why)
+
+
+def _one(inputs: Inputs, unit: str, overrides: Path, why: str) -> Object:
+    """Return the object of a unit, from the cache or from the compiler."""
+    folder = cache("objects", _primary_key(inputs, unit))
+    return _cached(folder, inputs, why) or _compile(inputs, unit, overrides, folder, why)
+
+
+def override_headers(inputs: Inputs, folder: Path) -> None:
+    """Copy the headers the series changes into `folder`, which comes first on the include path."""
+    for name in inputs.changed:
+        if name.endswith((".h", ".hpp", ".cuh")):
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(inputs.tree / name, target)
+
+
+def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...]:
+    """Compile `units`, biggest first, as many at once as cores and memory allow.
+
+    Args:
+        inputs: the build's inputs.
+        units: path of each unit, with the reason why it is in the overlay.
+
+    Returns:
+        The objects, in the order of `units`.
+
+    Raises:
+        CompileError: a unit does not compile; the compiler's last lines are in the message.
+    """
+    done: dict[str, Object] = {}
+    order = sorted(units, key=lambda unit: -(inputs.tree / unit).stat().st_size)
+    with tempfile.TemporaryDirectory(prefix="overrides-") as scratch, progress() as bar:
+        overrides = Path(scratch)
+        override_headers(inputs, overrides)
+        task = bar.add_task("compiling", total=len(units), unit="units")
+        pool = ThreadPoolExecutor(jobs())
+        try:
+            futures = [pool.submit(_one, inputs, unit, overrides, units[unit]) for unit in order]
+            for future in as_completed(futures):
+                obj = future.result()
+                done[obj.unit] = obj
+                note(f"{obj.unit}: {f'{obj.seconds:.1f} s' if obj.seconds else 'unchanged, reused'}")
+                bar.advance(task)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            kill_all()
+            raise
+        finally:
+            pool.shutdown(wait=True)
+    return tuple(done[unit] for unit in units)
