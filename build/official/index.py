@@ -88,9 +88,7 @@ class _JsonPage(msgspec.Struct):
 
 def _from_json(page: bytes, base: str) -> list[IndexFile]:
     return [
-        IndexFile(
-            item.filename, urljoin(base, item.url), item.hashes.get("sha256", ""), item.yanked is not False
-        )
+        IndexFile(item.filename, urljoin(base, item.url), item.hashes.get("sha256", ""), item.yanked is not False)
         for item in msgspec.json.decode(page, type=_JsonPage).files
     ]
 
@@ -109,9 +107,7 @@ def _page(index: str, project: str) -> list[IndexFile]:
     if response.status_code == httpx.codes.NOT_FOUND:
         return []
     if response.is_error:
-        raise SourceError(
-            f"{shown(url)} answers {response.status_code}", cause="the index wants credentials or is ill"
-        )
+        raise SourceError(f"{shown(url)} answers {response.status_code}", cause="the index wants credentials or is ill")
     if "json" in response.headers.get("content-type", ""):
         return _from_json(response.content, str(response.url))
     return _from_html(response.text, str(response.url))

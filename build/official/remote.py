@@ -36,9 +36,7 @@ class RemoteFile(io.RawIOBase):
         # Streamed, so that a server without ranges does not send its 770 MB before it is refused.
         with client().stream("GET", self.url, headers=headers) as response:
             if response.status_code != httpx.codes.PARTIAL_CONTENT:
-                raise RangeUnsupportedError(
-                    f"{shown(self.url)} answers a range request with {response.status_code}"
-                )
+                raise RangeUnsupportedError(f"{shown(self.url)} answers a range request with {response.status_code}")
             response.read()
         self.transferred += len(response.content)
         return response

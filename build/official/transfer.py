@@ -128,11 +128,7 @@ def _copy_body(response: httpx.Response, part: Path, label: str) -> None:
 
 def _attempt(url: str, part: Path, label: str) -> None:
     have = part.stat().st_size if part.exists() else 0
-    headers = (
-        {"Range": f"bytes={have}-", "Accept-Encoding": "identity"}
-        if have
-        else {"Accept-Encoding": "identity"}
-    )
+    headers = {"Range": f"bytes={have}-", "Accept-Encoding": "identity"} if have else {"Accept-Encoding": "identity"}
     with client().stream("GET", url, headers=headers) as response:
         if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # already complete: the digest decides

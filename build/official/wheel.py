@@ -34,9 +34,7 @@ def pinned_digest(release: Release, python: str) -> str:
         raise EnvironmentUnfitError(
             f"PyTorch {release.version} has no official wheel for Python {python}",
             cause="it was published for Python " + ", ".join(release.wheel.sha256),
-            remedy="choose one of these, e.g. `-- --python "
-            + (list(release.wheel.sha256) or ["?"])[-1]
-            + "`",
+            remedy="choose one of these, e.g. `-- --python " + (list(release.wheel.sha256) or ["?"])[-1] + "`",
         ) from None
 
 

@@ -1,0 +1,91 @@
+"""The one way to a source tree: what the user names, else upstream git, else Debian."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from build.console import note, step
+from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
+from build.releases import Release
+from build.sources import debian, upstream
+from build.sources.importer import git
+from build.sources.local import acquire_local
+from build.sources.tree import Need, PassedOver, Proof, SourceKind, SourceTree
+
+#: Origins in the order they are tried: where each keeps its tree, and how it gets it.
+ORIGINS: dict[SourceKind, tuple[Callable[[Release, Need], Path | None], Callable[[Release, Need], Path]]] = {
+    SourceKind.GIT: (upstream.place, upstream.fetch),
+    SourceKind.DEBIAN: (debian.place, debian.fetch),
+}
+
+
+def _tree(release: Release, repo: Path, kind: SourceKind, passed_over: tuple[PassedOver, ...]) -> SourceTree:
+    base = git(repo, "rev-parse", "HEAD").decode().strip()
+    if kind is SourceKind.GIT or release.debian is None:
+        return SourceTree(release, repo, base, kind, f"commit {release.commit}", Proof.COMMIT, passed_over)
+    identity = f"{release.debian.package} {release.debian.version}, sha256 {release.debian.orig_sha256}"
+    return SourceTree(release, repo, base, kind, identity, Proof.DIGEST, passed_over)
+
+
+def _from_cache(release: Release, need: Need) -> SourceTree | None:
+    """Return a tree of an earlier run, so that no network is asked again."""
+    passed_over: list[PassedOver] = []
+    for kind, (place, _) in ORIGINS.items():
+        repo = place(release, need)
+        if repo is not None and repo.is_dir():
+            return _tree(release, repo, kind, tuple(passed_over))
+        passed_over.append(PassedOver(kind.value, "not asked: another origin's tree is in the cache"))
+    return None
+
+
+def _reason(error: Exception) -> str:
+    """Return an error as one line."""
+    parts = [getattr(error, "what", str(error)), *getattr(error, "cause", "").splitlines()[-1:]]
+    return ": ".join(part for part in parts if part)
+
+
+def acquire(release: Release, source: Path | None = None, *, need: Need = Need.OVERLAY) -> SourceTree:
+    """Return the source tree of a release, from the cache or the first origin that serves.
+
+    Args:
+        release: which.
+        source: what the user named with `--source` (then nothing else is tried): a git repository, `PATH@REV`,
+            a tarball or a folder. It is only read.
+        need: what the tree is for.
+
+    Returns:
+        The tree, with the reasons why other origins were passed over.
+
+    Raises:
+        DigestMismatchError: an origin has another commit or archive than the pinned one. Nothing else is tried
+            then: a moved tag is a matter for people.
+        SourceError: no origin serves; each with its reason.
+        UsageError: `source` does not exist.
+    """
+    if source is not None:
+        tree = acquire_local(release, source, need)
+        step(f"source: {tree.kind.value} {source} ({tree.identity}; {tree.proof.value})")
+        return tree
+    ready = _from_cache(release, need)
+    if ready is not None:
+        step(f"source: {ready.kind.value}, cached ({ready.identity}; {ready.proof.value})")
+        return ready
+    passed_over: list[PassedOver] = []
+    for kind, (_, fetch) in ORIGINS.items():
+        try:
+            repo = fetch(release, need)
+        except DigestMismatchError:
+            raise
+        except (SourceError, EnvironmentUnfitError) as error:
+            passed_over.append(PassedOver(kind.value, _reason(error)))
+            note(f"{kind.value} passed over: {passed_over[-1].reason}")
+            continue
+        tree = _tree(release, repo, kind, tuple(passed_over))
+        step(f"source: {kind.value} ({tree.identity}; {tree.proof.value})")
+        return tree
+    raise SourceError(
+        f"no source of PyTorch {release.version} can be had",
+        cause="\n".join(f"{item.origin}: {item.reason}" for item in passed_over),
+        remedy=f"name one: --source PATH (a checkout at {release.tag}, a tarball, a folder), or connect to a network",
+    )

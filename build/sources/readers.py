@@ -1,0 +1,136 @@
+"""Readers of source trees: a tarball, a folder, a git repository, each as a stream of entries."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NoReturn
+
+from build.errors import SourceError
+from build.sources.importer import Entry, check_inside, git, wanted
+from build.sources.tree import Need
+
+
+def _without_top(name: str) -> str:
+    """Return a member's path without the one folder that source tarballs wrap everything in."""
+    return name.removeprefix("./").partition("/")[2]
+
+
+def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry | None:
+    path = _without_top(member.name)
+    if member.issym():
+        return Entry(path, "120000", os.fsencode(member.linkname))
+    if member.isfile() or member.islnk():
+        stream = archive.extractfile(member)
+        if stream is None:
+            raise SourceError(f"{member.name}: a hard link to nothing")
+        return Entry(path, "100755" if member.mode & 0o100 else "100644", stream.read())
+    if not member.isdir():
+        raise SourceError(f"the archive has a member that is no file: {member.name}")
+    return None
+
+
+def tarball(path: Path, need: Need) -> Iterator[Entry]:
+    """Yield the files of a tarball with one top folder; all members are checked, wanted or not.
+
+    Raises:
+        SourceError: damaged, not a tarball, or with members that reach outside.
+    """
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                check_inside(member.name, os.fsencode(member.linkname) if member.issym() else None)
+                if member.islnk():
+                    check_inside(member.linkname)
+                if wanted(_without_top(member.name), need) or member.isdir():
+                    entry = _tar_entry(archive, member)
+                    if entry and entry.path:
+                        yield entry
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise SourceError(
+            f"{path} cannot be read as a tarball: {error}",
+            cause="damaged, cut off, or of another format",
+            remedy="get it anew",
+        ) from None
+
+
+def folder_files(top: Path, need: Need) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield path and status of the wanted files below `top`, sorted, without `.git`."""
+    for folder, subfolders, names in os.walk(top):
+        relative = os.path.relpath(folder, top)
+        prefix = "" if relative == "." else relative + "/"
+        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]  # noqa: PTH114, PTH118
+        subfolders[:] = sorted(
+            name for name in subfolders if name != ".git" and name not in links and wanted(prefix + name + "/x", need)
+        )
+        for name in sorted([*names, *links]):
+            if name != ".git" and wanted(prefix + name, need):
+                yield prefix + name, os.lstat(os.path.join(folder, name))  # noqa: PTH118
+
+
+def folder(top: Path, need: Need) -> Iterator[Entry]:
+    """Yield the files of a plain folder."""
+    for path, status in folder_files(top, need):
+        if stat.S_ISLNK(status.st_mode):
+            yield Entry(path, "120000", os.fsencode((top / path).readlink()))
+        elif stat.S_ISREG(status.st_mode):
+            mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
+            yield Entry(path, mode, (top / path).read_bytes())
+
+
+def _listing(repo: Path, commit: str, need: Need) -> list[tuple[str, str, str]]:
+    """Return (mode, blob id, path) of the wanted files of a commit; submodules are left out."""
+    rows = []
+    for row in git(repo, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
+        description, _, name = row.partition(b"\t")
+        mode, kind, blob = description.decode().split()
+        path = os.fsdecode(name)
+        if kind == "blob" and wanted(path, need):
+            rows.append((mode, blob, path))
+    return rows
+
+
+def _blob(requests: IO[bytes], answers: IO[bytes], blob: str) -> bytes | None:
+    """Return one blob from `git cat-file --batch`, None when the repository lacks it."""
+    requests.write(blob.encode() + b"\n")
+    requests.flush()
+    header = answers.readline().split()
+    if len(header) != 3:  # "<id> missing" instead of "<id> blob <size>"
+        return None
+    data = answers.read(int(header[2]))
+    answers.read(1)
+    return data
+
+
+def repository(repo: Path, commit: str, need: Need) -> Iterator[Entry]:
+    """Yield the files of one commit of a repository, bare or not, without touching it.
+
+    Raises:
+        SourceError: a wanted blob is not there (a partial clone).
+    """
+    rows = _listing(repo, commit, need)
+    command = ["git", "-C", str(repo), "cat-file", "--batch"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdin is not None  # noqa: S101
+        assert process.stdout is not None  # noqa: S101
+        try:
+            for mode, blob, path in rows:
+                data = _blob(process.stdin, process.stdout, blob)
+                if data is None:
+                    _lacking(repo, path, blob)
+                yield Entry(path, mode, data)
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _lacking(repo: Path, path: str, blob: str) -> NoReturn:
+    raise SourceError(
+        f"{repo} lacks the content of {path} ({blob})",
+        cause="a partial or damaged clone",
+        remedy="fetch it there, or name another source",
+    )

@@ -1,0 +1,68 @@
+"""What a source tree is, whatever its origin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from build.releases import Release
+
+
+class SourceKind(Enum):
+    """Where a tree came from."""
+
+    GIT = "upstream git"
+    DEBIAN = "Debian source package"
+    CHECKOUT = "local git repository"
+    TARBALL = "local tarball"
+    FOLDER = "local folder"
+
+
+class Need(Enum):
+    """What the tree is for."""
+
+    OVERLAY = "overlay"
+    FULL = "full build"
+
+
+class Proof(Enum):
+    """How it is known that the tree is the release's."""
+
+    COMMIT = "its commit is the pinned one"
+    DIGEST = "its archive has the pinned SHA-256"
+    BLOBS = "the files that the series patch have the pinned blob ids"
+    NONE = "nothing is pinned for it: only its headers can tell"
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """An origin that did not serve, and why."""
+
+    origin: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTree:
+    """A release's source as a git repository with a work tree, shared by all runs: clone it, never change it.
+
+    Attributes:
+        release: the release it is the source of.
+        repo: the repository; HEAD is `base`, tagged with the release's tag. Its work tree is exact to the byte
+            (no line-ending conversion). For `Need.OVERLAY` it holds `importer.OVERLAY_PATHS`.
+        base: commit id of HEAD. It depends on the files alone, not on when or where they were imported; with
+            `Need.FULL` it is upstream's own commit.
+        kind: where it came from.
+        identity: what was compared, for people and for `build.json`.
+        proof: how it is known to be the release's.
+        passed_over: the origins tried before.
+    """
+
+    release: Release
+    repo: Path
+    base: str
+    kind: SourceKind
+    identity: str
+    proof: Proof
+    passed_over: tuple[PassedOver, ...] = ()

@@ -1,0 +1,161 @@
+"""Upstream git: the commit at the release's tag, and of it only the files that are needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from build.console import note, step
+from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
+from build.paths import cache, locked
+from build.process import Completed, run
+from build.releases import Release
+from build.sources.importer import OVERLAY_PATHS, Entry, cache_path, cached_tree, git, init
+from build.sources.readers import repository
+from build.sources.tree import Need
+
+UPSTREAM = "https://github.com/pytorch/pytorch.git"
+
+#: Seconds the remote has to say what its tag is; a machine without network is told so within them.
+CONNECT_TIMEOUT = 20.0
+#: A transfer slower than this for a minute is given up (git-config(1), http.lowSpeedLimit).
+_SLOW = ("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60")
+
+
+def url() -> str:
+    """Return upstream's address (`MULTIWORLD_UPSTREAM`, for a mirror of one's own)."""
+    return os.environ.get("MULTIWORLD_UPSTREAM") or UPSTREAM
+
+
+def _ls_remote(release: Release) -> Completed:
+    names = [f"refs/tags/{release.tag}", f"refs/tags/{release.tag}^{{}}"]
+    try:
+        return run(
+            ["git", *_SLOW, "ls-remote", url(), *names],
+            env={"GIT_TERMINAL_PROMPT": "0"},
+            timeout=CONNECT_TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        raise EnvironmentUnfitError(
+            f"{url()} did not answer within {CONNECT_TIMEOUT:.0f} s",
+            cause="no network, or a firewall that drops packets",
+        ) from None
+
+
+def remote_commit(release: Release) -> str:
+    """Return the commit that the release's tag is upstream now.
+
+    Raises:
+        EnvironmentUnfitError: upstream cannot be reached.
+        SourceError: it has no such tag.
+    """
+    done = _ls_remote(release)
+    if done.returncode:
+        raise EnvironmentUnfitError(f"{url()} cannot be reached", cause=done.tail)
+    rows = [row.split() for row in done.stdout.decode().splitlines()]
+    if not rows:
+        raise SourceError(f"{url()} has no tag {release.tag}")
+    # An annotated tag is listed twice; the peeled line, which is the commit, comes last.
+    return sorted(rows, key=lambda row: len(row[1]))[-1][0]
+
+
+def check_commit(release: Release, found: str, where: str) -> None:
+    """Compare a commit with the pinned one.
+
+    Raises:
+        DigestMismatchError: they differ; both are named.
+    """
+    if found != release.commit:
+        raise DigestMismatchError(
+            f"{where}: {release.tag} is not the pinned commit\npinned {release.commit}\nfound  {found}",
+            cause="the tag was moved, or the repository is not PyTorch's",
+            remedy="nothing was built; compare with `torch.version.git_version` of the official wheel, which "
+            "names the commit it was built from",
+        )
+
+
+def _fetch(release: Release, repo: Path, need: Need) -> None:
+    """Fetch the tag into the new repository `repo` and check out what is needed."""
+    init(repo)
+    git(repo, "remote", "add", "origin", url())
+    tag = f"refs/tags/{release.tag}:refs/tags/{release.tag}"
+    partial = ["--filter=blob:none"] if need is Need.OVERLAY else []
+    git(repo, *_SLOW, "fetch", "-q", "--depth=1", "--no-tags", *partial, "origin", tag, timeout=3600)
+    check_commit(release, git(repo, "rev-parse", f"{release.tag}^{{commit}}").decode().strip(), url())
+    if need is Need.OVERLAY:
+        git(repo, "sparse-checkout", "set", "--cone", *OVERLAY_PATHS)
+    git(repo, *_SLOW, "checkout", "-q", "--detach", release.tag, timeout=3600)
+    if need is Need.FULL:
+        modules = ["submodule", "update", "-q", "--init", "--recursive", "--depth=1", "--jobs=4"]
+        git(repo, *_SLOW, *modules, timeout=7200)
+
+
+def _fetch_with_retry(release: Release, repo: Path, need: Need, attempts: int = 2) -> None:
+    """Fetch, and once more from the start after a broken transfer: git cannot resume one."""
+    try:
+        return _fetch(release, repo, need)
+    except DigestMismatchError:
+        raise
+    except SourceError as error:
+        if attempts <= 1:
+            raise
+        note(f"transfer broke off, starting anew: {error.cause.splitlines()[-1] if error.cause else error}")
+    shutil.rmtree(repo)
+    repo.mkdir()
+    return _fetch_with_retry(release, repo, need, attempts - 1)
+
+
+def _entries(release: Release, need: Need) -> Iterator[Entry]:
+    with tempfile.TemporaryDirectory(prefix=".fetch.", dir=cache("sources")) as folder:
+        repo = Path(folder)
+        step(f"fetching PyTorch {release.tag} from {url()}: one commit, only the files an overlay needs")
+        _fetch_with_retry(release, repo, need)
+        yield from repository(repo, release.commit, need)
+
+
+def _full(release: Release) -> Path:
+    """Return upstream's own clone with its submodules: a full build needs more than files."""
+    final = place(release, Need.FULL)
+    with locked(final, f"the clone of PyTorch {release.version}"):
+        if not final.is_dir():
+            check_commit(release, remote_commit(release), url())
+            step(f"cloning PyTorch {release.tag} with its submodules from {url()}")
+            part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
+            try:
+                _fetch_with_retry(release, part, Need.FULL)
+                part.chmod(0o755)
+                part.rename(final)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    return final
+
+
+def _key(release: Release) -> str:
+    return f"git {release.commit}"
+
+
+def place(release: Release, need: Need) -> Path:
+    """Return where this source lies in the cache, there or not."""
+    return cache_path(release, _key(release), need)
+
+
+def fetch(release: Release, need: Need) -> Path:
+    """Return a repository with the release's source from upstream git.
+
+    Raises:
+        EnvironmentUnfitError: upstream cannot be reached.
+        DigestMismatchError: the tag is another commit than the pinned one.
+        SourceError: no such tag, or a transfer that broke off twice.
+    """
+    if need is Need.FULL:
+        return _full(release)
+
+    def entries() -> Iterator[Entry]:
+        check_commit(release, remote_commit(release), url())
+        return _entries(release, need)
+
+    return cached_tree(release, _key(release), need, entries)

@@ -1,0 +1,104 @@
+"""Do source tree and wheel belong together? Their shared headers say so, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.errors import DigestMismatchError
+from build.sources.tree import SourceTree
+
+#: Where a folder of the wheel's `torch/include` lies in the source tree; others have the same name in both.
+_MOVED = {"ATen": "aten/src/ATen", "TH": "aten/src/TH", "THC": "aten/src/THC"}
+_HEADERS = (".h", ".hpp", ".cuh", ".inc")
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderDifference:
+    """A header whose bytes differ between wheel and tree (SHA-256 of both)."""
+
+    path: str
+    wheel: str
+    tree: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderComparison:
+    """What comparing the wheel's headers with the tree's gave; paths are relative to `torch/include`.
+
+    Attributes:
+        equal: how many shared headers are the same byte for byte.
+        generated: headers of the wheel that the tree has not: made by the build, or of a third party.
+        differing: shared headers that differ but that nothing compiled here includes (empty when all count).
+    """
+
+    equal: int
+    generated: tuple[str, ...]
+    differing: tuple[HeaderDifference, ...]
+
+
+def tree_path(header: str) -> str:
+    """Return where a header of `torch/include` lies in the source tree."""
+    top, slash, rest = header.partition("/")
+    return _MOVED.get(top, top) + slash + rest
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _compare(include_dir: Path, repo: Path) -> tuple[int, list[str], list[HeaderDifference]]:
+    equal, generated, differing = 0, [], []
+    headers = sorted(path.relative_to(include_dir).as_posix() for path in include_dir.rglob("*") if path.is_file())
+    for header in (name for name in headers if name.endswith(_HEADERS)):
+        ours, theirs = repo / tree_path(header), include_dir / header
+        if not ours.is_file():
+            generated.append(header)
+        elif ours.read_bytes() == theirs.read_bytes():
+            equal += 1
+        else:
+            differing.append(HeaderDifference(header, _digest(theirs), _digest(ours)))
+    return equal, generated, differing
+
+
+def _refuse(tree: SourceTree, decisive: list[HeaderDifference], equal: int) -> None:
+    rows = [f"{item.path}\n  wheel {item.wheel}\n  tree  {item.tree}" for item in decisive[:_SHOWN]]
+    if len(decisive) > _SHOWN:
+        rows.append(f"… and {len(decisive) - _SHOWN} more")
+    raise DigestMismatchError(
+        f"source tree and wheel of PyTorch {tree.release.version} do not belong together: "
+        f"{len(decisive)} headers differ, {equal} are equal\n" + "\n".join(rows),
+        cause=f"the tree ({tree.kind.value}, {tree.identity}) is another release or has changes of its own",
+        remedy=f"use the source of {tree.release.tag}; nothing was built",
+    )
+
+
+def check_headers(tree: SourceTree, include_dir: Path, only: frozenset[str] | None = None) -> HeaderComparison:
+    """Compare all headers of the wheel with the tree's.
+
+    Args:
+        tree: the source, unpatched.
+        include_dir: the wheel's `torch/include`.
+        only: headers that decide, relative to `include_dir`: those that the recompiled units include, as the
+            compiler lists them. Default: all. With the wheel's folder first on the include path, others cannot
+            reach the result, so a tree known by its patched files alone (`Proof.BLOBS`) may differ in them.
+
+    Returns:
+        The counts; headers outside `only` that differ are listed in it.
+
+    Raises:
+        DigestMismatchError: a header that decides differs, or the two share no header at all.
+    """
+    equal, generated, differing = _compare(include_dir, tree.repo)
+    decisive = [item for item in differing if only is None or item.path in only]
+    if decisive:
+        _refuse(tree, decisive, equal)
+    if not equal:
+        raise DigestMismatchError(
+            f"source tree and wheel of PyTorch {tree.release.version} share no header",
+            cause=f"{include_dir} is not the include folder of a torch wheel, or {tree.repo} no PyTorch source",
+        )
+    rest = tuple(item for item in differing if item not in decisive)
+    return HeaderComparison(equal, tuple(generated), rest)
