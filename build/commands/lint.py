@@ -1,0 +1,83 @@
+"""`lint-patches`: check every series."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from build import releases, sources
+from build.console import console, step
+from build.errors import PatchError, UsageError
+from build.series import manifest as manifests
+from build.series.lint import Finding, FindSource, LintReport, Source, lint_series
+from build.sources.acquire import ORIGINS
+from build.sources.tree import Need
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("lint-patches")(lint_patches)
+
+
+def lint_patches(
+    series: Annotated[list[str] | None, typer.Argument(help="series to check, default all")] = None,
+    source: Annotated[
+        list[str] | None, typer.Option(help="RELEASE=PATH: where a release's sources are; may be repeated")
+    ] = None,
+) -> None:
+    """Check manifests, coverage and patch files; with sources at hand, apply and export each series again."""
+    folders = manifests.folders()
+    for name in series or []:
+        manifests.folder(name)
+    find = _finder(source or [])
+    findings: list[Finding] = []
+    for name, folder in folders.items():
+        if not series or name in series:
+            report = lint_series(folder, find)
+            _show(name, report)
+            findings += report.findings
+    if findings:
+        raise PatchError(
+            f"{len(findings)} findings in the patch series",
+            cause="\n".join(f"{item.where}: {item.what}" for item in findings),
+            remedy="correct the files above",
+        )
+
+
+def _finder(given: list[str]) -> FindSource:
+    """Return what finds a release's tree: where the user says, else in the cache."""
+    named: dict[str, Path] = {}
+    for item in given:
+        release, sign, path = item.partition("=")
+        if not sign:
+            raise UsageError(f"--source {item!r} is not RELEASE=PATH")
+        named[release] = Path(path)
+
+    def find(release: str) -> Source | None:
+        if release not in releases.load():
+            return None
+        entry = releases.get(release)
+        if release in named:
+            tree = sources.acquire(entry, named[release])
+            return Source(tree.repo, tree.base)
+        places = (place(entry, Need.OVERLAY) for place, _ in ORIGINS.values())
+        cached = next((repo for repo in places if repo is not None and repo.is_dir()), None)
+        return Source(cached, "HEAD") if cached else None
+
+    return find
+
+
+def _show(name: str, report: LintReport) -> None:
+    """Say what was checked, and how far."""
+    step(f"series {name}: {report.files} patches read, {len(report.findings)} findings")
+    table = Table("release", "applied with zero fuzz, exported to the same bytes", box=None, padding=(0, 2))
+    for release in report.applied:
+        bad = any(f"/{release}" in item.where for item in report.findings)
+        table.add_row(release, Text("no" if bad else "yes", style="red" if bad else "green"))
+    for release in report.not_applied:
+        table.add_row(release, Text("not checked: no sources at hand (or findings before)", style="dim"))
+    console.print(table)

@@ -1,0 +1,1 @@
+"""Patch series as data: read, check, apply, export. Patches are bytes here, never text."""

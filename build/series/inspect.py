@@ -1,0 +1,90 @@
+"""Where the hunks of a patch stand in a tree, without changing it: the verdicts of a plain application."""
+
+from __future__ import annotations
+
+from build.errors import PatchError
+from build.series.git import Git
+from build.series.model import ChangeKind, FileChange, Hunk, PatchFile
+from build.series.place import Text
+from build.series.verdicts import HunkVerdict, Method, Verdict
+
+
+def inspect(git: Git, tree: str, patch: PatchFile) -> list[HunkVerdict]:
+    """Return a verdict per hunk of `patch` on `tree`; a conflict is reported, not raised."""
+    found: list[HunkVerdict] = []
+    for change in patch.changes:
+        text = None if change.old_path is None else read_text(git, tree, change.old_path)
+        found += _verdicts(patch.name, change, text)
+    return found
+
+
+def read_text(git: Git, tree: str, path: str) -> Text | None:
+    """Return a file of a tree, None when it has no such file."""
+    done = git.call("cat-file", "blob", f"{tree}:{path}")
+    return None if done.returncode else Text(done.stdout)
+
+
+def _verdicts(name: str, change: FileChange, text: Text | None) -> list[HunkVerdict]:
+    """Return the verdicts of one file's change."""
+    if change.kind is ChangeKind.ADDED or not change.hunks:
+        numbers = range(1, len(change.hunks) + 1) or [0]
+        return [HunkVerdict(name, change.path, n, Verdict.CLEAN, Method.EXACT, int(n > 0)) for n in numbers]
+    if text is None:
+        return [
+            HunkVerdict(name, change.path, n, Verdict.GONE, Method.HUMAN, evidence="no such file in the tree")
+            for n in range(1, len(change.hunks) + 1)
+        ]
+    verdicts, floor, shift = [], 0, 0
+    for number, hunk in enumerate(change.hunks, 1):
+        at, note = locate(text, hunk, floor)
+        if at is None:
+            verdicts.append(HunkVerdict(name, change.path, number, Verdict.CONFLICT, Method.HUMAN, evidence=note))
+            continue
+        offset = at - hunk.first
+        verdict, method = (Verdict.OFFSET, Method.OFFSET) if offset else (Verdict.CLEAN, Method.EXACT)
+        verdicts.append(HunkVerdict(name, change.path, number, verdict, method, at + shift + 1, offset, evidence=note))
+        floor = at + len(hunk.old)
+        shift += len(hunk.new) - len(hunk.old)
+    return verdicts
+
+
+def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
+    """Find where a hunk's old side stands, byte for byte.
+
+    Args:
+        text: the file.
+        hunk: the hunk.
+        floor: first line (from 0) that earlier hunks leave free.
+
+    Returns:
+        Index of the line, None if it is nowhere or in several places none of which is the expected one;
+        and a note for people.
+    """
+    old, expected = hunk.old, hunk.first
+    if not old:
+        fits = expected <= len(text.lines)
+        return (expected, "no context: placed by line number") if fits else (None, "the file is too short")
+    if expected >= floor and text.lines[expected : expected + len(old)] == old:
+        return expected, ""
+    places = [at for at in text.find(old) if at >= floor]
+    if len(places) == 1:
+        return places[0], ""
+    if places:
+        lines = ", ".join(str(at + 1) for at in places[:5])
+        return None, f"stands in {len(places)} places (lines {lines}), none of them the expected one"
+    return None, "its old lines stand nowhere in the file"
+
+
+def require_all_placed(patch: PatchFile, verdicts: list[HunkVerdict]) -> None:
+    """Refuse a patch with hunks that have no place.
+
+    Raises:
+        PatchError: lists them.
+    """
+    bad = [item for item in verdicts if item.verdict.needs_human]
+    if bad:
+        raise PatchError(
+            f"{patch.name} does not fit the tree",
+            cause="\n".join(f"{item.path} hunk {item.hunk}: {item.evidence}" for item in bad),
+            remedy="check that the tree is the release's; a series is moved with regenerate-patch",
+        )

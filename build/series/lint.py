@@ -1,0 +1,161 @@
+"""Check series: manifest, coverage, files, and, where a release's sources are at hand, apply and export again."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.errors import PatchError, ReleaseDataError, ToolError
+from build.series import manifest as manifests
+from build.series.apply import commit_patches
+from build.series.checkout import new_repository
+from build.series.export import export_series
+from build.series.git import require_repository
+from build.series.manifest import Manifest
+from build.series.model import PatchFile
+from build.series.patchfile import read
+from build.series.rules import problems
+from build.series.verdicts import Verdict
+
+#: Files beside the patches of a release that are no patches: the reports of a port.
+REPORTS = ("PORT.md", "port.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, and where."""
+
+    where: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A release's tree at hand: a git repository and the commit in it."""
+
+    repo: Path
+    base: str
+
+
+#: Gives a release's source where it is at hand, else None; it never downloads.
+FindSource = Callable[[str], "Source | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class LintReport:
+    """What lint found, and the releases whose patches were really applied and exported again."""
+
+    findings: tuple[Finding, ...]
+    files: int
+    applied: tuple[str, ...]
+    not_applied: tuple[str, ...]
+
+
+def lint_series(folder: Path, find_source: FindSource | None = None) -> LintReport:
+    """Check one series.
+
+    Args:
+        folder: `patches/<series>`.
+        find_source: where sources are; None checks without any.
+
+    Returns:
+        The findings; none of them is raised.
+    """
+    try:
+        manifest = manifests.load(folder)
+    except ReleaseDataError as error:
+        return LintReport((Finding(folder.name, str(error)),), 0, (), ())
+    findings = [*_coverage(folder.name, manifest), *_files(folder, manifest)]
+    applied, skipped, count = [], [], 0
+    for release in manifest.release:
+        patches, bad = _read_release(folder, manifest, release)
+        findings += bad
+        count += len(patches)
+        source = find_source(release) if find_source and not bad and patches else None
+        if source is None:
+            skipped.append(release)
+            continue
+        findings += _round_trip(f"{folder.name}/{release}", source, patches)
+        applied.append(release)
+    return LintReport(tuple(findings), count, tuple(applied), tuple(skipped))
+
+
+def _coverage(series: str, manifest: Manifest) -> Iterator[Finding]:
+    """A patch whose range covers a release has a file there, or a reason why not; no other patch has one."""
+    for release, entry in manifest.release.items():
+        where = f"{series}/{release}"
+        listed = {*entry.patches, *(item.id for item in entry.not_applicable), *entry.missing}
+        for patch in manifest.patch:
+            if patch.id in entry.missing or (patch.covers(release) and patch.id not in listed):
+                yield Finding(where, f"patch {patch.id!r} covers the release, but has no file for it")
+            if patch.id in entry.patches and not patch.covers(release):
+                yield Finding(where, f"patch {patch.id!r} has a file, but its range {patch.applies!r} excludes it")
+        if entry.derived_from and entry.derived_from not in manifest.release:
+            yield Finding(where, f"is derived from {entry.derived_from}, which the manifest does not have")
+
+
+def _files(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+    """No file that the manifest does not name, none missing, no symbolic links."""
+    named = {"manifest.toml", "README.md"}
+    for release in manifest.release:
+        named |= {f"{release}/{name}" for name in (*manifest.file_names(release), *REPORTS)}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            yield Finding(f"{folder.name}/{name}", "is a symbolic link")
+        elif path.is_file() and name not in named:
+            yield Finding(f"{folder.name}/{name}", "no manifest names this file")
+
+
+def _read_release(folder: Path, manifest: Manifest, release: str) -> tuple[list[PatchFile], list[Finding]]:
+    """Read a release's patches and check each by itself."""
+    patches, findings = [], []
+    ids = manifest.release[release].patches
+    for patch_id, name in zip(ids, manifest.file_names(release), strict=True):
+        where = f"{folder.name}/{release}/{name}"
+        if not (folder / release / name).is_file():
+            findings.append(Finding(where, f"the manifest lists patch {patch_id!r}, but this file does not exist"))
+            continue
+        try:
+            patch = read(folder / release / name)
+        except PatchError as error:
+            findings.append(Finding(where, str(error)))
+            continue
+        patches.append(patch)
+        findings += [Finding(where, text) for text in problems(patch, manifest.entry(patch_id))]
+    return patches, findings
+
+
+def _round_trip(where: str, source: Source, patches: list[PatchFile]) -> Iterator[Finding]:
+    """Apply with zero fuzz and zero offset, export again, compare bytes."""
+    with tempfile.TemporaryDirectory(prefix="multiworld-lint-") as temporary:
+        try:
+            original = require_repository(source.repo)
+            base = original.resolve(source.base)
+            git = new_repository(original, Path(temporary, "tree"))
+            head, verdicts = commit_patches(git, base, patches)
+            exported = export_series(git, base, head, [patch.name for patch in patches])
+        except ToolError as error:
+            yield Finding(where, str(error))
+            return
+    for item in verdicts:
+        if item.verdict is not Verdict.CLEAN:
+            yield Finding(
+                f"{where}/{item.patch}", f"{item.path} hunk {item.hunk} applies with an offset of {item.offset}"
+            )
+    for patch, again in zip(patches, exported, strict=True):
+        if patch.data != again.data:
+            yield Finding(
+                f"{where}/{patch.name}",
+                f"exporting it again gives other bytes ({_first_difference(patch, again.data)})",
+            )
+
+
+def _first_difference(patch: PatchFile, other: bytes) -> str:
+    """Say in which line two versions of a patch part."""
+    for number, (a, b) in enumerate(zip(patch.data.split(b"\n"), other.split(b"\n"), strict=False), 1):
+        if a != b:
+            return f"line {number}: {a[:60]!r} becomes {b[:60]!r}"
+    return "one is longer"

@@ -1,0 +1,206 @@
+"""The manifest of a series (`patches/<series>/manifest.toml`), typed and validated on load."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from build import paths
+from build.errors import ReleaseDataError, UsageError
+from build.releases import Frozen
+
+_ID = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+class Verified(Enum):
+    """How far a release's patches were taken: each step includes the ones before it."""
+
+    NONE = "none"
+    PORTED = "ported"
+    COMPILED = "compiled"
+    PROBED = "probed"
+
+
+class HeaderChange(Frozen, frozen=True):
+    """A header the patch changes, and why units outside an overlay do not notice."""
+
+    path: str
+    reason: str
+
+
+class NotApplicable(Frozen, frozen=True):
+    """A release inside a patch's range that does not need it, and why."""
+
+    id: str
+    reason: str
+
+
+class PatchEntry(Frozen, frozen=True):
+    """One patch of the series, whatever its releases.
+
+    Attributes:
+        id: its name in this manifest; `slug` its name in file names.
+        reason: the defect it is for.
+        applies: the releases it applies to, as a version specifier.
+        upstream: issue or pull request, or how it went upstream.
+        applied_upstream: the first release that has the change, empty if none.
+        header_changes: the headers it changes.
+    """
+
+    id: str
+    slug: str
+    reason: str
+    applies: str
+    upstream: str = ""
+    applied_upstream: str = ""
+    header_changes: tuple[HeaderChange, ...] = ()
+
+    def covers(self, release: str) -> bool:
+        """Tell whether the patch's range contains `release`."""
+        return SpecifierSet(self.applies).contains(Version(release), prereleases=True)
+
+
+class ReleaseEntry(Frozen, frozen=True):
+    """The series in one release.
+
+    Attributes:
+        base_commit: commit of the release that the patches apply to.
+        derived_from: the release its patches were ported from, empty if they were written for it.
+        patches: ids in order; the n-th is the file `NNNN-<slug>.patch`.
+        not_applicable: patches whose range contains the release, but which it does not need.
+        missing: patches still to be made; lint refuses a release that has any.
+        verified: how far it was taken.
+        note: for people.
+    """
+
+    base_commit: str
+    patches: tuple[str, ...]
+    derived_from: str = ""
+    not_applicable: tuple[NotApplicable, ...] = ()
+    missing: tuple[str, ...] = ()
+    verified: Verified = Verified.NONE
+    note: str = ""
+
+
+class SeriesEntry(Frozen, frozen=True):
+    """The series itself: from `legacy_from` on it serves only those who ask for the old behaviour."""
+
+    name: str
+    purpose: str
+    legacy_from: str = ""
+    legacy_reason: str = ""
+
+
+class Manifest(Frozen, frozen=True):
+    """A whole manifest."""
+
+    series: SeriesEntry
+    patch: tuple[PatchEntry, ...] = ()
+    release: dict[str, ReleaseEntry] = msgspec.field(default_factory=dict)
+
+    def entry(self, patch_id: str) -> PatchEntry:
+        """Return the patch called `patch_id`; `parse` has checked that every id used is known."""
+        return next(entry for entry in self.patch if entry.id == patch_id)
+
+    def file_names(self, release: str) -> tuple[str, ...]:
+        """Return the patch files of a release, in order."""
+        ids = self.release[release].patches
+        return tuple(f"{n:04d}-{self.entry(name).slug}.patch" for n, name in enumerate(ids, 1))
+
+
+def parse(text: bytes, origin: str) -> Manifest:
+    """Validate the bytes of a manifest.
+
+    Raises:
+        ReleaseDataError: not TOML, unknown keys, or entries that contradict each other.
+    """
+    try:
+        manifest = msgspec.toml.decode(text, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise ReleaseDataError(f"{origin} is not valid: {error}", remedy="correct the entry it names") from None
+    problems = [*_patch_problems(manifest), *_release_problems(manifest)]
+    if problems:
+        raise ReleaseDataError(f"{origin}: " + "; ".join(problems), remedy="correct the manifest")
+    return manifest
+
+
+def load(folder: Path) -> Manifest:
+    """Read the manifest of the series in `folder`.
+
+    Raises:
+        ReleaseDataError: there is none, or it is not valid.
+    """
+    path = folder / "manifest.toml"
+    if not path.is_file():
+        raise ReleaseDataError(f"series {folder.name!r} has no manifest", cause=f"{path} does not exist")
+    return parse(path.read_bytes(), f"{folder.name}/manifest.toml")
+
+
+def folders(root: Path | None = None) -> dict[str, Path]:
+    """Return the folder of every series, by name."""
+    root = root or paths.PATCHES
+    return {path.parent.name: path.parent for path in sorted(root.glob("*/manifest.toml"))}
+
+
+def folder(name: str, root: Path | None = None) -> Path:
+    """Return the folder of the series `name`.
+
+    Raises:
+        UsageError: there is none; the message lists those there are.
+    """
+    known = folders(root)
+    if name not in known:
+        raise UsageError(f"no series is called {name!r}", remedy="use one of: " + ", ".join(known))
+    return known[name]
+
+
+def _patch_problems(manifest: Manifest) -> list[str]:
+    """Return what is wrong with the patch entries."""
+    found = []
+    for field in ("id", "slug"):
+        names = [getattr(entry, field) for entry in manifest.patch]
+        found += [f"{field} {name!r} is used twice" for name in sorted({n for n in names if names.count(n) > 1})]
+        found += [
+            f"{field} {name!r} is not lower case letters, digits and -" for name in names if not _ID.fullmatch(name)
+        ]
+    for entry in manifest.patch:
+        if not entry.reason.strip():
+            found.append(f"patch {entry.id!r} has no reason")
+        found += [
+            f"patch {entry.id!r}: the change of {change.path} has no reason"
+            for change in entry.header_changes
+            if not change.reason.strip()
+        ]
+        try:
+            SpecifierSet(entry.applies)
+            _ = entry.applied_upstream and Version(entry.applied_upstream)
+        except (InvalidSpecifier, InvalidVersion) as error:
+            found.append(f"patch {entry.id!r}: {error}")
+    return found
+
+
+def _release_problems(manifest: Manifest) -> list[str]:
+    """Return what is wrong with the release entries."""
+    known = {entry.id for entry in manifest.patch}
+    found = []
+    for release, entry in manifest.release.items():
+        used = [*entry.patches, *entry.missing, *(item.id for item in entry.not_applicable)]
+        found += [f"release {release} names an unknown patch {name!r}" for name in used if name not in known]
+        found += [f"release {release} lists {n!r} twice" for n in sorted({n for n in used if used.count(n) > 1})]
+        found += [
+            f"release {release}: {item.id!r} is not applicable without a reason"
+            for item in entry.not_applicable
+            if not item.reason.strip()
+        ]
+        if not re.fullmatch(r"[0-9a-f]{40}", entry.base_commit):
+            found.append(f"release {release}: base_commit {entry.base_commit!r} is no 40-digit commit id")
+        try:
+            Version(release)
+        except InvalidVersion:
+            found.append(f"release {release!r} is no version")
+    return found

@@ -1,0 +1,160 @@
+"""What a patch is made of, as immutable data. A line keeps its prefix and its line end, byte for byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+#: Blob id of an empty file (SHA-1), what git writes in `index` lines of empty files.
+EMPTY_BLOB = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+SYMLINK = "120000"
+GITLINK = "160000"
+MODES = frozenset({"100644", "100755", SYMLINK, GITLINK})
+NO_NEWLINE = b"\\ No newline at end of file\n"
+
+
+class ChangeKind(Enum):
+    """What a patch does to one file."""
+
+    MODIFIED = "modified"
+    ADDED = "added"
+    DELETED = "deleted"
+    RENAMED = "renamed"
+    COPIED = "copied"
+    MODE = "mode only"
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """One hunk.
+
+    Attributes:
+        old_start: first line it replaces, counted from 1 (0 when the old side is empty and at the top).
+        new_start: first line of the result, likewise.
+        lines: each with its prefix (space, `-`, `+`) and its line end; a last line without `\\n` is one that
+            ends its file without a newline.
+        section: what stands behind the second `@@`, without the line end.
+        line: line number of its `@@` in the patch file, from 1.
+    """
+
+    old_start: int
+    new_start: int
+    lines: tuple[bytes, ...]
+    section: bytes = b""
+    line: int = 0
+
+    @property
+    def old(self) -> list[bytes]:
+        """Lines before the change: context and removed ones."""
+        return [text[1:] for text in self.lines if text[:1] != b"+"]
+
+    @property
+    def new(self) -> list[bytes]:
+        """Lines after the change: context and added ones."""
+        return [text[1:] for text in self.lines if text[:1] != b"-"]
+
+    @property
+    def removed(self) -> list[bytes]:
+        """Only the removed lines."""
+        return [text[1:] for text in self.lines if text[:1] == b"-"]
+
+    @property
+    def added(self) -> list[bytes]:
+        """Only the added lines."""
+        return [text[1:] for text in self.lines if text[:1] == b"+"]
+
+    @property
+    def bare(self) -> bool:
+        """Whether it has no context at all (`diff -U0`)."""
+        return all(text[:1] != b" " for text in self.lines)
+
+    @property
+    def first(self) -> int:
+        """Index (from 0) of the line where the old side begins; `-N,0` means *after* line N."""
+        return self.old_start - 1 if self.old else self.old_start
+
+    def render(self) -> bytes:
+        """Return the hunk as it stands in a patch."""
+        old, new = len(self.old), len(self.new)
+        head = b"@@ -%s +%s @@%s\n" % (_range(self.old_start, old), _range(self.new_start, new), self.section)
+        return head + b"".join(text if text.endswith(b"\n") else text + b"\n" + NO_NEWLINE for text in self.lines)
+
+
+def _range(start: int, count: int) -> bytes:
+    """Write a hunk's range as git does: a count of one is left out."""
+    return b"%d" % start if count == 1 else b"%d,%d" % (start, count)
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """What a patch does to one file.
+
+    Attributes:
+        kind: see `ChangeKind`.
+        old_path: path before, None for a new file.
+        new_path: path after, None for a deleted file.
+        old_mode: octal mode before, where the patch names it; `new_mode` likewise after.
+        old_blob: blob id before, possibly abbreviated, where the patch names it; `new_blob` likewise after.
+        hunks: in the order of the file.
+        binary: the raw `GIT binary patch` section; empty for `Binary files differ`, None for text.
+        line: line number in the patch file where its header begins.
+        raw: the two names as written, before leading folders are stripped.
+    """
+
+    kind: ChangeKind
+    old_path: str | None
+    new_path: str | None
+    old_mode: str | None = None
+    new_mode: str | None = None
+    old_blob: str | None = None
+    new_blob: str | None = None
+    hunks: tuple[Hunk, ...] = ()
+    binary: bytes | None = None
+    line: int = 0
+    raw: tuple[str | None, str | None] = (None, None)
+
+    @property
+    def path(self) -> str:
+        """Where the file is afterwards, or was, when deleted."""
+        return self.new_path or self.old_path or ""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchFile:
+    """One patch file.
+
+    Attributes:
+        name: its file name, for messages.
+        data: all its bytes.
+        header: what stands before the first change: mail header, message, DEP-3 fields, diffstat.
+        changes: one per file section, in order.
+        trailer: what stands behind the last change (a mail signature).
+        crlf: the patch's own structure has DOS line ends, so it went through a text conversion.
+        fields: DEP-3 fields by name, first one wins.
+        diff_offset: where in `data` the first change begins.
+    """
+
+    name: str
+    data: bytes
+    header: bytes
+    changes: tuple[FileChange, ...]
+    trailer: bytes = b""
+    crlf: bool = False
+    fields: dict[str, str] = field(default_factory=dict)
+    diff_offset: int = 0
+
+    @property
+    def diff(self) -> bytes:
+        """The bytes from the first change on: what `git apply` gets."""
+        return self.data[self.diff_offset :]
+
+    @property
+    def subject(self) -> str:
+        """The one-line summary: mail subject, DEP-3 description, or the file's name."""
+        first = (self.fields.get("Subject") or self.fields.get("Description") or self.name).splitlines()
+        return (first or [self.name])[0]
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Every path the patch touches, before and after."""
+        return frozenset(p for c in self.changes for p in (c.old_path, c.new_path) if p is not None)

@@ -1,0 +1,122 @@
+"""A cursor over the lines of a patch, which knows where it is and how to complain about it."""
+
+from __future__ import annotations
+
+import re
+
+from build.errors import PatchError
+from build.series.model import Hunk
+from build.series.safety import refuse
+
+_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)", re.DOTALL)
+_CUT = "the file was cut off, or copied only in part"
+
+
+class Reader:
+    """The lines of one patch file; `at` is the index of the next one."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self.name = name
+        self.lines = data.split(b"\n")
+        # Every line but the last keeps its end; the last exists only if the file does not end with one.
+        self.lines = [line + b"\n" for line in self.lines[:-1]] + ([self.lines[-1]] if self.lines[-1] else [])
+        self.at = 0
+
+    def peek(self, ahead: int = 0) -> bytes:
+        """Return a line without taking it; empty at the end."""
+        index = self.at + ahead
+        return self.lines[index] if index < len(self.lines) else b""
+
+    def bare(self, ahead: int = 0) -> bytes:
+        """Return a line without its end."""
+        return self.peek(ahead).rstrip(b"\r\n")
+
+    def take(self) -> bytes:
+        """Return the next line and step over it."""
+        line = self.peek()
+        self.at += 1
+        return line
+
+    @property
+    def done(self) -> bool:
+        """Whether all lines are taken."""
+        return self.at >= len(self.lines)
+
+    def error(self, what: str, cause: str = "", *, line: int = 0) -> PatchError:
+        """Return an error for the next line (or `line`, from 1), for the caller to raise."""
+        return refuse(self.name, line or min(self.at + 1, len(self.lines)), what, cause)
+
+    def truncated(self, what: str) -> PatchError:
+        """Return the error for a patch that ends too early."""
+        return self.error(f"the patch ends {what}", _CUT)
+
+    def hunk(self) -> Hunk:
+        """Take one hunk, from its `@@` on.
+
+        Raises:
+            PatchError: malformed, cut off, or with counts that do not fit its lines.
+        """
+        line = self.at + 1
+        match = _HUNK.fullmatch(self.bare())
+        if match is None:
+            merge = self.peek().startswith(b"@@@")
+            raise self.error(
+                f"malformed hunk header {self.bare()[:60].decode('utf-8', 'replace')!r}",
+                "a merge's combined diff is no patch" if merge else "expected @@ -LINE,COUNT +LINE,COUNT @@",
+            )
+        old_start, new_start = int(match[1]), int(match[3])
+        counts = [1 if match[2] is None else int(match[2]), 1 if match[4] is None else int(match[4])]
+        if counts == [0, 0] or (old_start == 0 and counts[0]) or (new_start == 0 and counts[1]):
+            raise self.error("a hunk with an impossible range")
+        self.take()
+        lines = self._body(line, counts)
+        if all(text[:1] == b" " for text in lines):
+            raise self.error("a hunk that changes nothing", line=line)
+        return Hunk(old_start, new_start, tuple(lines), match[5], line)
+
+    def _body(self, head: int, counts: list[int]) -> list[bytes]:
+        """Take the lines of a hunk whose header, at line `head`, promises `counts` (old, new)."""
+        lines: list[bytes] = []
+        left = list(counts)
+        while left[0] > 0 or left[1] > 0 or self.peek()[:1] == b"\\":
+            if self.done:
+                raise self.truncated(f"inside the hunk of line {head}")
+            text = self.take()
+            if text[:1] == b"\\":
+                self._no_newline(lines)
+                continue
+            if text in {b"\n", b"\r\n"}:  # editors and mail programs strip the blank of an empty context line
+                text = b" " + text
+            left[0] -= text[:1] in {b" ", b"-"}
+            left[1] -= text[:1] in {b" ", b"+"}
+            if text[:1] not in {b" ", b"-", b"+"} or min(left) < 0:
+                self.at -= 1
+                raise self._counts(head, counts)
+            if not text.endswith(b"\n"):
+                self.at -= 1
+                raise self.truncated("in the middle of a line")
+            lines.append(text)
+        self._goes_on(head, counts)
+        return lines
+
+    def _no_newline(self, lines: list[bytes]) -> None:
+        """Apply a `\\ No newline at end of file` to the line before it."""
+        if not lines or not lines[-1].endswith(b"\n"):
+            self.at -= 1
+            raise self.error("'\\ No newline at end of file' without a line before it")
+        lines[-1] = lines[-1][:-1]
+
+    def _counts(self, head: int, counts: list[int]) -> PatchError:
+        """Return the error for lines that do not fit a hunk's counts."""
+        return self.error(
+            f"line does not fit the hunk of line {head}: it has {counts[0]} old, {counts[1]} new lines",
+            "the counts in the @@ line are wrong, or the patch was edited by hand",
+        )
+
+    def _goes_on(self, head: int, counts: list[int]) -> None:
+        """Refuse further hunk lines behind a hunk that is complete by its counts."""
+        text = self.peek()
+        next_file = text.startswith(b"--- ") and self.peek(1).startswith(b"+++ ")
+        signature = text.rstrip(b"\r\n") in {b"-- ", b"--", b"---"}
+        if text[:1] in {b"+", b"-", b" "} and text.strip() and not next_file and not signature:
+            raise self._counts(head, counts)

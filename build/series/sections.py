@@ -1,0 +1,232 @@
+"""Take one file section of a patch, git's or a plain `diff -u`'s, from a reader."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from build.series.model import EMPTY_BLOB, GITLINK, MODES, ChangeKind, FileChange, Hunk
+from build.series.reader import Reader
+from build.series.safety import unquote
+
+_EPOCH = re.compile(rb"\t(1970-01-01 00:00:00|1969-12-31 1[2-9]:00:00|Thu Jan +1 00:00:00 1970)")
+_DATED = re.compile(rb"[ \t]+\d{4}-\d\d-\d\d[ T]\d\d:\d\d.*$")
+_INDEX = re.compile(rb"index ([0-9a-f]{4,64})\.\.([0-9a-f]{4,64})(?: (\d{6}))?")
+_EXTENDED: dict[bytes, str] = {
+    b"old mode ": "old_mode",
+    b"new mode ": "new_mode",
+    b"new file mode ": "added",
+    b"deleted file mode ": "deleted",
+    b"rename from ": "rename_from",
+    b"rename to ": "rename_to",
+    b"copy from ": "copy_from",
+    b"copy to ": "copy_to",
+    b"similarity index ": "similarity",
+    b"dissimilarity index ": "similarity",
+    b"index ": "index",
+}
+
+
+def take_change(reader: Reader) -> FileChange | None:
+    """Take one file section if one begins here."""
+    line = reader.peek()
+    if line.startswith(b"diff --git "):
+        return _git(reader)
+    if line.startswith((b"diff --cc ", b"diff --combined ")):
+        raise reader.error("a merge's combined diff is no patch")
+    if line.startswith(b"--- ") and reader.peek(1).startswith(b"+++ "):
+        return _plain(reader)
+    if line.startswith(b"@@ -") or (line.startswith(b"--- ") and reader.peek(1).startswith(b"@@ -")):
+        raise reader.error("a hunk without the file header (--- and +++) that says where it belongs")
+    return None
+
+
+def _names(reader: Reader) -> tuple[str | None, str | None, bool, bool]:
+    """Take `---` and `+++`: both names (None for /dev/null), and whether each side is dated as missing."""
+    sides: list[tuple[str | None, bool]] = []
+    for prefix in (b"--- ", b"+++ "):
+        if not reader.peek().startswith(prefix):
+            raise (reader.truncated("inside a file header") if reader.done else reader.error(f"expected {prefix!r}"))
+        text = reader.bare()[4:]
+        bare = _DATED.sub(b"", text.split(b"\t")[0])
+        path = None if bare == b"/dev/null" else unquote(bare)
+        sides.append((path, path is None or _EPOCH.search(text) is not None))
+        reader.take()
+    return sides[0][0], sides[1][0], sides[0][1], sides[1][1]
+
+
+def _hunks(reader: Reader) -> tuple[Hunk, ...]:
+    """Take the hunks that follow; they must be in order and apart."""
+    hunks: list[Hunk] = []
+    while reader.peek().startswith(b"@@"):
+        hunk = reader.hunk()
+        if hunks and hunk.first < hunks[-1].first + len(hunks[-1].old):
+            raise reader.error("hunks overlap or are out of order", line=hunk.line)
+        hunks.append(hunk)
+    return tuple(hunks)
+
+
+def _plain(reader: Reader) -> FileChange:
+    """Take a section of a plain unified diff."""
+    line = reader.at + 1
+    old, new, no_old, no_new = _names(reader)
+    hunks = _hunks(reader)
+    if not hunks:
+        raise reader.truncated("before the first hunk of a file")
+    if old is None and new is None:
+        raise reader.error("both sides are /dev/null", line=line)
+    if no_old and not any(hunk.old for hunk in hunks):
+        return FileChange(ChangeKind.ADDED, None, None, hunks=hunks, line=line, raw=(None, new))
+    if no_new and not any(hunk.new for hunk in hunks):
+        return FileChange(ChangeKind.DELETED, None, None, hunks=hunks, line=line, raw=(old, None))
+    if old is None or new is None:
+        raise reader.error("one side is /dev/null, but its hunk has lines on that side", line=line)
+    return FileChange(ChangeKind.MODIFIED, None, None, hunks=hunks, line=line, raw=(old, new))
+
+
+def _git(reader: Reader) -> FileChange:
+    """Take a section that starts with `diff --git`."""
+    line = reader.at + 1
+    pair = _pair(reader.bare()[len(b"diff --git ") :])
+    reader.take()
+    seen = _extended(reader)
+    hunks: tuple[Hunk, ...] = ()
+    binary: bytes | None = None
+    if reader.peek().startswith(b"--- "):
+        old, new, _, _ = _names(reader)
+        _agree(reader, line, pair, (old, new), seen)
+        pair = (old or new or "", new or old or "")
+        hunks = _hunks(reader)
+        if not hunks:
+            raise reader.truncated("before the first hunk of a file")
+    elif reader.peek().startswith((b"GIT binary patch", b"Binary files ")):
+        binary = _binary(reader)
+    change = _assemble(reader, line, pair, seen)
+    change = replace(change, hunks=hunks, binary=binary)
+    _complete(reader, change, seen)
+    return change
+
+
+def _agree(
+    reader: Reader,
+    line: int,
+    pair: tuple[str, str] | None,
+    names: tuple[str | None, str | None],
+    seen: dict[str, bytes],
+) -> None:
+    """Refuse a section whose `diff --git` line and `---`/`+++` lines speak of different files."""
+    moved = "rename_from" in seen or "copy_from" in seen
+    differ = pair is not None and any(b is not None and a != b for a, b in zip(pair, names, strict=True))
+    if differ or (pair is None and not moved):
+        raise reader.error("the names after diff --git are not those after --- and +++", line=line)
+
+
+def _extended(reader: Reader) -> dict[str, bytes]:
+    """Take git's extended header lines."""
+    seen: dict[str, bytes] = {}
+    while True:
+        text = reader.bare()
+        key = next((key for key in _EXTENDED if text.startswith(key)), None)
+        if key is None:
+            return seen
+        if not reader.peek().endswith(b"\n"):
+            raise reader.truncated("in the middle of a line")
+        seen[_EXTENDED[key]] = text if key == b"index " else text[len(key) :]
+        reader.take()
+
+
+def _pair(text: bytes) -> tuple[str, str] | None:
+    """Return the names of a `diff --git` line, None where blanks leave them open (other lines then say)."""
+    if text.startswith(b'"'):
+        match = re.fullmatch(rb'("(?:[^"\\]|\\.)*") (.+)', text)
+        return (unquote(match[1]), unquote(match[2])) if match else None
+    if text.endswith(b'"'):
+        match = re.fullmatch(rb'(.+?) ("(?:[^"\\]|\\.)*")', text)
+        return (unquote(match[1]), unquote(match[2])) if match else None
+    for index in (i for i, byte in enumerate(text) if byte == ord(" ")):
+        left, right = text[:index], text[index + 1 :]
+        if left == right or left.partition(b"/")[2] == right.partition(b"/")[2] != b"":
+            return unquote(left), unquote(right)
+    return None
+
+
+def _assemble(reader: Reader, line: int, pair: tuple[str, str] | None, seen: dict[str, bytes]) -> FileChange:
+    """Make the change of a git section out of its names and extended header lines."""
+    index = _INDEX.fullmatch(seen.get("index", b""))
+    if "index" in seen and index is None:
+        raise reader.error("malformed index line", line=line)
+    modes = [seen.get(key, b"").decode("ascii", "replace") for key in ("old_mode", "new_mode")]
+    modes[1] = modes[1] or seen.get("added", b"").decode("ascii", "replace")
+    modes[0] = modes[0] or seen.get("deleted", b"").decode("ascii", "replace")
+    if index and index[3] and not any(modes):
+        modes = [index[3].decode()] * 2
+    if unknown := [mode for mode in modes if mode and mode not in MODES]:
+        raise reader.error(f"file mode {unknown[0]} is none git keeps", line=line)
+    kind, raw = _kind(seen, pair)
+    if raw == (None, None):
+        raise reader.error("cannot tell which file this section is about", line=line)
+    return FileChange(
+        kind,
+        old_path=None,
+        new_path=None,
+        old_mode=modes[0] or None,
+        new_mode=modes[1] or None,
+        old_blob=index[1].decode() if index else None,
+        new_blob=index[2].decode() if index else None,
+        line=line,
+        raw=raw,
+    )
+
+
+def _kind(seen: dict[str, bytes], pair: tuple[str, str] | None) -> tuple[ChangeKind, tuple[str | None, str | None]]:
+    """Return what a git section does, and the two names as written."""
+    for verb, kind in (("rename", ChangeKind.RENAMED), ("copy", ChangeKind.COPIED)):
+        if f"{verb}_from" in seen and f"{verb}_to" in seen:
+            return kind, (unquote(seen[f"{verb}_from"]), unquote(seen[f"{verb}_to"]))
+    old, new = pair if pair else (None, None)
+    if "added" in seen:
+        return ChangeKind.ADDED, (None, new)
+    if "deleted" in seen:
+        return ChangeKind.DELETED, (old, None)
+    if "index" not in seen and {"old_mode", "new_mode"} <= set(seen):
+        return ChangeKind.MODE, (old, new)
+    return ChangeKind.MODIFIED, (old, new)
+
+
+def _binary(reader: Reader) -> bytes:
+    """Take a binary section; `Binary files differ` gives an empty one, since it carries no content."""
+    if reader.take().startswith(b"Binary files "):
+        return b""
+    start = reader.at
+    for side in range(2):
+        if not re.match(rb"(literal|delta) \d+\r?\n", reader.peek()):
+            if side == 1:
+                break
+            raise (reader.truncated("inside a binary patch") if reader.done else reader.error("malformed binary patch"))
+        reader.take()
+        while reader.bare():
+            if not re.fullmatch(rb"[A-Za-z][0-9A-Za-z!#$%&()*+;<=>?@^_`{|}~-]{5,65}", reader.bare()):
+                raise reader.error("malformed line in a binary patch")
+            reader.take()
+        if reader.done:
+            raise reader.truncated("inside a binary patch")
+        reader.take()
+    return b"GIT binary patch\n" + b"".join(reader.lines[start : reader.at])
+
+
+def _complete(reader: Reader, change: FileChange, seen: dict[str, bytes]) -> None:
+    """Refuse a git section that promises more than it has."""
+    has_body = bool(change.hunks) or change.binary is not None
+    if change.kind is ChangeKind.ADDED and any(hunk.old for hunk in change.hunks):
+        raise reader.error("a new file's hunk removes or keeps lines", line=change.line)
+    if change.kind is ChangeKind.DELETED and any(hunk.new for hunk in change.hunks):
+        raise reader.error("a deleted file's hunk leaves lines", line=change.line)
+    if has_body or change.kind is ChangeKind.MODE:
+        return
+    side = {ChangeKind.ADDED: change.new_blob, ChangeKind.DELETED: change.old_blob}.get(change.kind)
+    if side is not None and not EMPTY_BLOB.startswith(side):
+        raise reader.truncated("before the content of a file")
+    if change.kind is ChangeKind.MODIFIED and GITLINK not in {change.old_mode, change.new_mode}:
+        raise reader.truncated("before the first hunk of a file")
+    if not seen:
+        raise reader.truncated("inside a file header")

@@ -1,0 +1,58 @@
+"""Verdicts as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from build.series.verdicts import HunkVerdict, Verdict
+
+STYLES = {
+    Verdict.CLEAN: "green",
+    Verdict.OFFSET: "green",
+    Verdict.DRIFTED: "yellow",
+    Verdict.MOVED: "yellow",
+    Verdict.UPSTREAM: "cyan",
+    Verdict.PARTLY: "magenta",
+    Verdict.CONFLICT: "bold red",
+    Verdict.GONE: "bold red",
+}
+LEGEND = {
+    Verdict.CLEAN: "stands where the patch says",
+    Verdict.OFFSET: "the same lines, further up or down",
+    Verdict.DRIFTED: "lines around it changed; merged with the old file as base",
+    Verdict.MOVED: "the file or the code moved; found by similarity",
+    Verdict.UPSTREAM: "the new tree has the change already",
+    Verdict.PARTLY: "the new tree has part of the change; the rest was applied",
+    Verdict.CONFLICT: "needs a human",
+    Verdict.GONE: "needs a human: the file is not there any more",
+}
+
+
+def verdict_table(verdicts: Sequence[HunkVerdict], title: str) -> Table:
+    """Return a table with one row per hunk."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for name in ("patch", "file", "hunk", "line", "verdict", "how"):
+        table.add_column(name, justify="right" if name in {"hunk", "line"} else "left", overflow="fold")
+    last = ""
+    for item in verdicts:
+        word = item.verdict.value + (f" {item.offset:+d}" if item.offset else "")
+        where = item.path if not item.new_path or item.new_path == item.path else f"{item.path} → {item.new_path}"
+        table.add_row(
+            "" if item.patch == last else Text(item.patch),
+            Text(where),
+            str(item.hunk or "-"),
+            str(item.line or "-"),
+            Text(word, style=STYLES[item.verdict]),
+            Text("; ".join(part for part in (item.method.value, item.evidence) if part)),
+        )
+        last = item.patch
+    return table
+
+
+def legend(verdicts: Sequence[HunkVerdict]) -> str:
+    """Explain the verdicts that occur, one line each."""
+    seen = {item.verdict for item in verdicts}
+    return "\n".join(f"{word.value}: {LEGEND[word]}" for word in Verdict if word in seen)

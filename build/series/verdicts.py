@@ -1,0 +1,63 @@
+"""What can happen to a hunk, and the record that says what did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Verdict(Enum):
+    """What happened to one hunk (or to a change without hunks) when its patch was applied or ported."""
+
+    CLEAN = "clean"
+    OFFSET = "offset"
+    DRIFTED = "drifted"
+    MOVED = "file moved"
+    UPSTREAM = "already upstream"
+    PARTLY = "partly upstream"
+    CONFLICT = "conflict"
+    GONE = "file gone"
+
+    @property
+    def needs_human(self) -> bool:
+        """Whether a person has to decide before the patch is whole."""
+        return self in {Verdict.CONFLICT, Verdict.GONE}
+
+
+class Method(Enum):
+    """What carried the hunk, in the order in which methods are tried."""
+
+    EXACT = "exact"
+    OFFSET = "offset"
+    MERGE = "three-way merge"
+    MOVED_CODE = "moved code"
+    MOVED_FILE = "moved file"
+    UPSTREAM = "upstream"
+    HUMAN = "human"
+
+
+@dataclass(frozen=True, slots=True)
+class HunkVerdict:
+    """What happened to one hunk.
+
+    Attributes:
+        patch: name of the patch file.
+        path: the file as the patch names it.
+        hunk: number of the hunk in its file, from 1; 0 for a change without hunks (mode, rename, binary).
+        verdict: see `Verdict`.
+        method: what carried it.
+        line: first line of the hunk in the result, from 1; 0 where it has none.
+        offset: lines between where the patch says and where it went.
+        new_path: the file it went to, where that is another one.
+        evidence: why the verdict is what it is, for a person.
+    """
+
+    patch: str
+    path: str
+    hunk: int
+    verdict: Verdict
+    method: Method
+    line: int = 0
+    offset: int = 0
+    new_path: str = ""
+    evidence: str = ""
