@@ -11,6 +11,8 @@ from build.overlay.symbols import Symbol, build_id, defined, demangle
 
 #: Code of one object file lies together in a library; the linker puts these kinds of it apart.
 _TEXT = frozenset("T")
+#: Bytes; the largest function of the units is below 64 KiB, and units of other files between two of theirs are not.
+_WIDEST_GAP = 1 << 17
 _OWNERS = ("libtorch_cuda.so", "libtorch_cpu.so")
 
 
@@ -23,14 +25,25 @@ def replaced_symbols(inputs: Inputs, overlay: Path) -> frozenset[str]:
     return frozenset(name for name, symbol in ours.items() if name in stock and not symbol.standard)
 
 
+def _clusters(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Split sorted addresses where a gap is wider than a unit: linkers put cold and start-up code far from the rest."""
+    spans: list[tuple[int, int]] = []
+    for place in places:
+        if spans and place - spans[-1][1] <= _WIDEST_GAP:
+            spans[-1] = (spans[-1][0], place)
+        else:
+            spans.append((place, place))
+    return spans
+
+
 def _spans(units: Sequence[Object], stock: dict[str, Symbol]) -> list[tuple[int, int]]:
-    """Return for each unit the address range of its code in the stock library, from the functions known to be its."""
+    """Return the address ranges of the units' code in the stock library, from the functions known to be theirs."""
     spans = []
     for unit in units:
         strong = [name for name, item in defined(unit.path, dynamic=False).items() if item.kind in _TEXT]
-        places = [stock[name].address for name in strong if name in stock and stock[name].kind in _TEXT]
-        if places:
-            spans.append((min(places), max(places)))
+        spans += _clusters(
+            sorted(stock[name].address for name in strong if name in stock and stock[name].kind in _TEXT)
+        )
     return spans
 
 

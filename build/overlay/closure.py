@@ -28,7 +28,10 @@ def hidden_needs(inputs: Inputs, objects: Iterable[Path]) -> frozenset[str]:
     for name in LIBRARIES:
         exported |= defined(inputs.lib / name, dynamic=True).keys()
         if needs - exported:
-            local |= defined(inputs.lib / name, dynamic=False).keys()
+            # Size 0: what the linker makes itself, such as _GLOBAL_OFFSET_TABLE_. Standard: parts of a newer libstdc++
+            # that the official build linked statically; this machine's compiler brings its own.
+            table = defined(inputs.lib / name, dynamic=False).items()
+            local |= {symbol for symbol, item in table if item.size and not item.standard}
     return frozenset((needs - exported) & local)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from build.errors import CompileError
 from build.overlay.model import Inputs, Object
 from build.overlay.registrations import compile_shim, to_wrap
+from build.overlay.stubs import import_stubs
 from build.overlay.symbols import run_path
 from build.paths import written_beside
 from build.process import run
@@ -23,27 +24,19 @@ def _run_path(inputs: Inputs) -> str:
     return "$ORIGIN/../../torch/lib:" + run_path(inputs.lib / "libtorch_cuda.so")
 
 
-def _outside(inputs: Inputs) -> list[Path]:
-    """Return the libraries outside torch that the units call directly: NCCL and the CUDA runtime."""
-    patterns = ("libnccl.so.*", "libcudart.so.*")
-    return [path for folder in inputs.libraries for pattern in patterns for path in sorted(folder.glob(pattern))]
-
-
-def _command(inputs: Inputs, objects: Sequence[Path], wrap: str, target: Path) -> list[str | Path]:
+def _command(
+    inputs: Inputs, objects: Sequence[Path], stubs: Sequence[Path], wrap: str, target: Path
+) -> list[str | Path]:
     """Return the link line."""
-    search = [f"-Wl,-rpath-link,{path}" for path in (inputs.lib, *inputs.libraries)]
-    return [
-        *(inputs.toolchain.cxx, "-shared", "-fPIC", "-s", "-o", target, *objects),
-        *("-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{SONAME}"),
-        *("-Wl,--disable-new-dtags", f"-Wl,-rpath,{_run_path(inputs)}"),
-        *([f"-Wl,--wrap={wrap}"] if wrap else []),
-        *search,
-        *("-Wl,--no-as-needed", *(inputs.lib / name for name in _NEEDED), "-Wl,--as-needed", *_outside(inputs)),
-        # Not for its symbols: loaded as a dependency of the overlay, libtorch_python looks symbols up in the overlay's
-        # scope, overlay first, without anything becoming global to the process.
-        *("-Wl,--no-as-needed", inputs.lib / "libtorch_python.so", "-Wl,--unresolved-symbols=report-all"),
-        "-Wl,--allow-shlib-undefined",
-    ]
+    needed = [inputs.lib / name for name in _NEEDED]
+    line: list[str | Path] = [inputs.toolchain.cxx, "-shared", "-fPIC", "-s", "-o", target, *objects]
+    line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{SONAME}"]
+    line += ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{_run_path(inputs)}"]
+    line += [f"-Wl,--wrap={wrap}"] if wrap else []
+    line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *needed, "-Wl,--as-needed", *stubs]
+    # Not for its symbols: loaded as a dependency of the overlay, libtorch_python looks symbols up in the overlay's
+    # scope, overlay first, without anything becoming global to the process.
+    return [*line, "-Wl,--no-as-needed", inputs.lib / "libtorch_python.so"]
 
 
 def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
@@ -58,7 +51,8 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
         files = [item.path for item in objects]
         if wrap:
             files.append(compile_shim(inputs, wrap, Path(scratch)))
-        done = run(_command(inputs, files, wrap, part), timeout=600)
+        stubs = import_stubs(inputs, Path(scratch))
+        done = run(_command(inputs, files, stubs, wrap, part), timeout=600)
         if done.returncode:
             raise CompileError(
                 "the overlay does not link against the official wheel",

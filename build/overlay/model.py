@@ -20,7 +20,6 @@ class Inputs:
         changed: paths that the series changes, relative to `tree`.
         wheel: folder of the unpacked official wheel; holds `torch/include` and `torch/lib`.
         wheel_sha256: digest of that wheel's file.
-        libraries: folders of the libraries that the wheel's own libraries need (NCCL, CUDA runtime, …).
         headers: include folders beyond wheel and tree, in order.
         safe_headers: changed headers that the series' manifest declares safe for an overlay, with the reason.
         toolchain: the compiler.
@@ -32,7 +31,6 @@ class Inputs:
     changed: tuple[str, ...]
     wheel: Path
     wheel_sha256: str
-    libraries: tuple[Path, ...]
     headers: tuple[Path, ...]
     safe_headers: dict[str, str]
     toolchain: Toolchain

@@ -25,12 +25,13 @@ _STD = (
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """One symbol of a symbol table; `kind` is the letter `nm` gives it."""
+    """One symbol of a symbol table; `kind` is the letter `nm` gives it, `version` its symbol version if it has one."""
 
     name: str
     kind: str
     address: int
     size: int
+    version: str = ""
 
     @property
     def strong(self) -> bool:
@@ -54,7 +55,8 @@ def _parse(text: bytes) -> Iterator[Symbol]:
         fields = line.split()
         if len(fields) >= 2:
             numbers = [int(field, 16) for field in fields[2:4]] + [0, 0]
-            yield Symbol(fields[0].split("@")[0], fields[1], numbers[0], numbers[1])
+            name, _, version = fields[0].partition("@")
+            yield Symbol(name, fields[1], numbers[0], numbers[1], version.lstrip("@"))
 
 
 @lru_cache(maxsize=64)
@@ -119,3 +121,10 @@ def run_path(path: Path) -> str:
             if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
                 return str(getattr(tag, "rpath", None) or tag.runpath)
     return ""
+
+
+def needed(path: Path) -> tuple[str, ...]:
+    """Return the DT_NEEDED entries of a library, in order."""
+    with path.open("rb") as stream:
+        dynamic = ELFFile(stream).get_section_by_name(".dynamic")
+        return tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED")) if dynamic else ()

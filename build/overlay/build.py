@@ -1,0 +1,85 @@
+"""From a patched tree and the official wheel to an overlay: one public function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from build.console import step
+from build.errors import NeedsFullBuildError
+from build.overlay import checks, layout
+from build.overlay.closure import compile_closure
+from build.overlay.flags import code_flags
+from build.overlay.link import SONAME, link
+from build.overlay.model import Check, Inputs, Object, Overlay
+from build.overlay.objects import sha256
+from build.overlay.symbols import build_id, defined
+
+
+def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
+    """Refuse units of libtorch_python: their code depends on the Python version, and one overlay serves all.
+
+    Raises:
+        NeedsFullBuildError: naming the units.
+    """
+    theirs = {name for name, item in defined(inputs.lib / "libtorch_python.so", dynamic=False).items() if item.strong}
+    cuda = {name for name, item in defined(inputs.lib / "libtorch_cuda.so", dynamic=False).items() if item.strong}
+    wrong = []
+    for item in objects:
+        own = {name for name, symbol in defined(item.path, dynamic=False).items() if symbol.kind in "TDBR"}
+        if len(own & theirs) > len(own & cuda):
+            wrong.append(item.unit)
+    if wrong:
+        raise NeedsFullBuildError(
+            f"units of libtorch_python cannot be in an overlay: {', '.join(wrong)}",
+            cause="the Python bindings are compiled once per Python version",
+            remedy="take the change out of the series, or make a full build",
+        )
+
+
+def build_overlay(inputs: Inputs, target: Path) -> Overlay:
+    """Compile, link and check an overlay.
+
+    Args:
+        inputs: patched tree, unpacked wheel, headers, compiler.
+        target: folder for the library.
+
+    Returns:
+        The overlay with everything that was proven about it.
+
+    Raises:
+        NeedsFullBuildError: the series changes what an overlay cannot replace.
+        CompileError: a unit does not compile or link.
+        OverlayCheckError: a check failed; `target` holds no new library then.
+    """
+    layout.check_paths(inputs.changed)
+    checks.require([checks.check_made_for(inputs)])
+    patched = [path for path in inputs.changed if layout.is_unit(path)]
+    step(f"compiling {len(patched)} patched units and what they need")
+    objects = compile_closure(inputs, patched)
+    _check_owner(inputs, objects)
+    headers = layout.check_headers(inputs.tree, inputs.changed, [item.unit for item in objects], inputs.safe_headers)
+    step("linking against the official wheel")
+    path = link(inputs, objects, target / SONAME)
+    proven = (
+        checks.check_made_for(inputs),
+        Check("no changed header is seen by units outside the overlay", True, headers),
+        Check("all undefined symbols resolve against the exact wheel", True, "linked with -z defs"),
+        checks.check_complete(inputs, path, objects),
+        checks.check_exports_nothing_new(inputs, path, objects),
+    )
+    try:
+        checks.require(proven)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return Overlay(
+        path=path,
+        soname=SONAME,
+        sha256=sha256(path),
+        build_id=build_id(path),
+        made_for=inputs.release.wheel.libtorch_cuda_build_id,
+        objects=objects,
+        replaced=tuple(sorted(checks.replaced_symbols(inputs, path))),
+        flags=code_flags(inputs.release),
+        checks=proven,
+    )

@@ -1,0 +1,97 @@
+"""Decide whether the overlay belongs to this torch, and load it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import struct
+import warnings
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+_PT_NOTE = 4
+_NT_GNU_BUILD_ID = 3
+
+
+def _note(data: bytes) -> str:
+    """Return the build id in a note segment as hexadecimal digits, empty when it holds none."""
+    place = 0
+    while place + 12 <= len(data):
+        name, size, kind = struct.unpack_from("<III", data, place)
+        start = place + 12 + (name + 3 & ~3)
+        if kind == _NT_GNU_BUILD_ID and data[place + 12 : place + 15] == b"GNU":
+            return data[start : start + size].hex()
+        place = start + (size + 3 & ~3)
+    return ""
+
+
+def build_id(path: Path) -> str:
+    """Return the GNU build id of a 64-bit little-endian library, empty when it has none.
+
+    Program headers and notes as the System V ABI describes them; only these few hundred bytes are read.
+    """
+    with path.open("rb") as stream:
+        header = stream.read(64)
+        if header[:6] != b"\x7fELF\x02\x01":
+            return ""
+        entry, count = struct.unpack_from("<HH", header, 54)
+        stream.seek(struct.unpack_from("<Q", header, 32)[0])
+        table = stream.read(entry * count)
+        for index in range(count):
+            kind, _, start, _, _, size = struct.unpack_from("<IIQQQQ", table, index * entry)
+            if kind == _PT_NOTE:
+                stream.seek(start)
+                if found := _note(stream.read(min(size, 4096))):
+                    return found
+    return ""
+
+
+def _mapped(name: str) -> bool:
+    """Whether a library of that file name is in this process already."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return f"/{name}\n" in maps
+
+
+def _refusal(torch_dir: Path, facts: dict[str, str]) -> tuple[str, bool]:
+    """Return why the overlay must not be loaded, empty if it may be, and whether that deserves a warning."""
+    library = torch_dir / "lib" / "libtorch_cuda.so"
+    if os.environ.get("MULTIWORLD_TORCH_OVERLAY", "1") == "0":
+        return "switched off by MULTIWORLD_TORCH_OVERLAY=0", False
+    if (torch_dir / "lib" / facts["soname"]).exists():
+        return "this torch is a patched wheel and has its overlay inside", False
+    if not library.exists():
+        return f"it was made for torch {facts['made_for']}, but the torch in {torch_dir} has no CUDA", True
+    have = build_id(library)
+    if have != facts["build_id"]:
+        wanted = f"torch {facts['made_for']}, whose libtorch_cuda.so has build id {facts['build_id']}"
+        return f"it was made for {wanted}; {library} has build id {have or '(none)'}", True
+    if torch_dir.resolve() != HERE.parent / "torch":
+        return f"torch lies in {torch_dir}, the overlay in {HERE}: install both into the same environment", True
+    if _mapped("libtorch_cuda.so"):
+        return "libtorch_cuda.so was loaded before torch was imported, and nothing can be replaced any more", True
+    return "", False
+
+
+def load(torch_dir: str) -> str:
+    """Load the overlay for the torch in `torch_dir`, or warn and leave torch as it is.
+
+    Args:
+        torch_dir: folder of the torch package that is being imported.
+
+    Returns:
+        `loaded`, or `not loaded: ` and the reason.
+    """
+    facts: dict[str, str] = json.loads((HERE / "overlay.json").read_text(encoding="utf-8"))
+    reason, loud = _refusal(Path(torch_dir), facts)
+    if not reason:
+        try:
+            ctypes.CDLL(str(HERE / "lib" / facts["soname"]), mode=os.RTLD_LOCAL | os.RTLD_LAZY)
+        except OSError as error:
+            reason, loud = f"the dynamic loader refused it: {error}", True
+    if loud:
+        warnings.warn(f"multiworld's overlay is not active: {reason}. torch works as stock.", RuntimeWarning, 2)
+    return f"not loaded: {reason}" if reason else "loaded"

@@ -1,0 +1,1 @@
+"""Wheels out of an overlay: the official wheel with it inside, and the overlay alone."""

@@ -1,0 +1,135 @@
+"""Write wheels: unchanged members keep their compressed bytes, nothing is left behind, same input gives same bytes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import struct
+import zipfile
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from build.errors import WheelError
+
+_BLOCK = 1 << 20
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_DATA_DESCRIPTOR = 0x08
+#: Time stamp of members that this project writes: the oldest the format knows, so that bytes do not depend on the day.
+EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def record_line(name: str, digest: bytes, size: int) -> str:
+    """Return one line of a RECORD file, as the binary distribution format specification asks for."""
+    encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    quoted = f'"{name}"' if "," in name else name
+    return f"{quoted},sha256={encoded},{size}"
+
+
+def _data_offset(stream: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """Return where a member's compressed bytes begin."""
+    stream.seek(member.header_offset)
+    header = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
+    if header[0] != b"PK\x03\x04":
+        raise WheelError(f"{member.filename}: no local header where the directory says", cause="a damaged wheel")
+    return member.header_offset + _LOCAL_HEADER.size + int(header[9]) + int(header[10])
+
+
+class WheelWriter:
+    """Writes one wheel, member by member, and its RECORD last.
+
+    Args:
+        path: the file to write.
+        dist_info: name of the dist-info folder.
+    """
+
+    def __init__(self, path: Path, dist_info: str) -> None:
+        self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED)
+        self._lines: list[str] = []
+        self._record = f"{dist_info}/RECORD"
+
+    def __enter__(self) -> WheelWriter:  # noqa: PYI034 - typing.Self came with Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._write(self._record, ("\n".join([*self._lines, f"{self._record},,"]) + "\n").encode(), 0o644)
+        self._zip.close()
+
+    def _write(self, name: str, data: bytes, mode: int) -> None:
+        info = zipfile.ZipInfo(name, EPOCH)
+        info.compress_type = zipfile.ZIP_DEFLATED
+        info.external_attr = (0o100000 | mode) << 16
+        self._zip.writestr(info, data, compresslevel=9)
+
+    def add(self, name: str, data: bytes, mode: int = 0o644) -> None:
+        """Write a new member and note it in RECORD."""
+        self._write(name, data, mode)
+        self._lines.append(record_line(name, hashlib.sha256(data).digest(), len(data)))
+
+    def carry(self, source: BinaryIO, member: zipfile.ZipInfo, name: str, record: str) -> None:
+        """Copy a member in its compressed form.
+
+        Args:
+            source: the other wheel, open for reading.
+            member: the member, from that wheel's directory.
+            name: its name here.
+            record: its digest and size as the other wheel's RECORD has them, `sha256=…,123`; empty for a folder.
+        """
+        offset = _data_offset(source, member)
+        info = zipfile.ZipInfo(name, member.date_time)
+        info.compress_type, info.external_attr = member.compress_type, member.external_attr
+        info.create_system, info.CRC = member.create_system, member.CRC
+        info.compress_size, info.file_size = member.compress_size, member.file_size
+        # Sizes stand in the local header, not behind the data: uv reads wheels as a stream.
+        info.flag_bits = member.flag_bits & ~_DATA_DESCRIPTOR
+        out = self._zip.fp
+        if out is None:
+            raise WheelError("the wheel is closed already")
+        out.seek(self._zip.start_dir)
+        info.header_offset = out.tell()
+        out.write(info.FileHeader(zip64=False))
+        source.seek(offset)
+        left = member.compress_size
+        while left and (block := source.read(min(_BLOCK, left))):
+            out.write(block)
+            left -= len(block)
+        if left:
+            raise WheelError(f"{member.filename}: {left} bytes missing", cause="the official wheel is cut off")
+        self._zip.start_dir = out.tell()
+        self._zip.filelist.append(info)
+        self._zip.NameToInfo[name] = info
+        if record:
+            self._lines.append(f'"{name}",{record}' if "," in name else f"{name},{record}")
+
+
+def check_archive(path: Path) -> int:
+    """Read a wheel the way a streaming installer does, header after header, and compare with its directory.
+
+    Args:
+        path: the wheel.
+
+    Returns:
+        The number of members.
+
+    Raises:
+        WheelError: dead entries, gaps, a header that disagrees with the directory, or a member not in RECORD.
+    """
+    with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
+        members = sorted(archive.infolist(), key=lambda item: item.header_offset)
+        place = 0
+        for item in members:
+            if item.header_offset != place:
+                raise WheelError(f"{path.name}: dead bytes before {item.filename}")
+            start = _data_offset(stream, item)
+            place = start + item.compress_size
+        if place != archive.start_dir:
+            raise WheelError(f"{path.name}: dead bytes before the directory")
+        record = next(item.filename for item in members if item.filename.endswith(".dist-info/RECORD"))
+        listed = {line.rsplit(",", 2)[0].strip('"') for line in archive.read(record).decode().splitlines() if line}
+        missing = {item.filename for item in members if not item.is_dir()} ^ listed
+        if missing:
+            raise WheelError(f"{path.name}: RECORD and members differ: {', '.join(sorted(missing)[:10])}")
+    return len(members)

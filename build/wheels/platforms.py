@@ -1,0 +1,45 @@
+"""The platform tag a library really needs, by auditwheel's policies."""
+
+from __future__ import annotations
+
+import platform
+from collections import defaultdict
+from pathlib import Path
+
+from auditwheel.architecture import Architecture
+from auditwheel.elfutils import elf_find_versioned_symbols
+from auditwheel.libc import Libc
+from auditwheel.policy import WheelPolicies
+from elftools.elf.elffile import ELFFile
+
+#: Libraries whose symbol versions the policies speak of; CUDA's come with their own wheels.
+_SYSTEM = ("libc.so", "libm.so", "libstdc++.so", "libgcc_s.so", "libpthread.so", "libdl.so", "librt.so")
+
+
+def symbol_versions(library: Path) -> dict[str, set[str]]:
+    """Return the versions a library asks of the system's libraries, e.g. `{"GLIBC": {"2.34"}}`-like, per library."""
+    versions: dict[str, set[str]] = defaultdict(set)
+    with library.open("rb") as stream:
+        for name, version in elf_find_versioned_symbols(ELFFile(stream)):
+            if name.startswith(_SYSTEM):
+                versions[name].add(version)
+    return dict(versions)
+
+
+def platform_tag(library: Path) -> str:
+    """Return the most compatible tag that `library` may bear, e.g. `manylinux_2_34_x86_64`."""
+    policies = WheelPolicies(libc=Libc.GLIBC, arch=Architecture(platform.machine()))
+    return str(policies.versioned_symbols_policy(symbol_versions(library)).name)
+
+
+def newer(first: str, second: str) -> str:
+    """Return the tag of the two that asks for the newer system; unversioned `linux_*` counts as oldest."""
+    legacy = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+
+    def glibc(tag: str) -> tuple[int, int]:
+        parts = tag.split("_")
+        if tag.startswith("manylinux_"):
+            return int(parts[1]), int(parts[2])
+        return legacy.get(parts[0], (0, 0))
+
+    return max(first, second, key=glibc)
