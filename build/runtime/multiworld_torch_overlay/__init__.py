@@ -22,7 +22,7 @@ class _Finder:
         """Load the overlay when `name` is `torch._C`; always leave the search to the other finders."""
         global _state
         if name == "torch._C":
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
             from ._load import load
 
             _state = load(next(iter(path or ()), ""))  # type: ignore[call-overload]
@@ -36,4 +36,4 @@ def state() -> str:
 def install() -> None:
     """Put the finder in place, once; called by the `.pth` file."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Finder())

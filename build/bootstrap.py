@@ -1,0 +1,72 @@
+"""Run the noxfile on a machine without nox: standard library only, an environment of its own in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def _requirements(noxfile: Path) -> list[str]:
+    """Return the dependencies of the noxfile's PEP 723 header."""
+    line = re.search(r"^# dependencies = \[(.*)\]$", noxfile.read_text(encoding="utf-8"), re.M)
+    return re.findall(r'"([^"]+)"', line.group(1)) if line else ["nox"]
+
+
+def _cache() -> Path:
+    """Return the project's cache folder as `build.paths` does, which needs packages that are not there yet."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("MULTIWORLD_CACHE") or Path(base, "multiworld"))
+
+
+def _make(folder: Path, requirements: list[str]) -> None:
+    """Create the environment beside its place and move it there when it is whole.
+
+    Scripts of an environment name its path, so it is filled in place of a marker: `ready` is written last.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    print(f":: preparing nox in {folder}", flush=True)  # noqa: T201
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, *requirements], check=True)
+    handle, name = tempfile.mkstemp(dir=folder)
+    os.close(handle)
+    Path(name).rename(folder / "ready")
+
+
+def run_again_with_nox(here: Path) -> int:
+    """Run `noxfile.py` with this process's arguments in an environment that has nox.
+
+    Args:
+        here: the repository.
+
+    Returns:
+        nox's exit status; 5 when the environment could not be made.
+    """
+    requirements = _requirements(here / "noxfile.py")
+    key = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:16]
+    folder = _cache() / "nox" / key
+    try:
+        if not (folder / "ready").exists():
+            _make(folder, requirements)
+    except (OSError, subprocess.CalledProcessError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        print(  # noqa: T201
+            f"error: no environment for nox could be made: {error}\n"
+            "cause:\n  Python without venv and pip, no network to the package index, or no room in the cache folder\n"
+            "to do:\n  install them (`apt-get install python3-venv`), or install nox yourself and run `nox`",
+            file=sys.stderr,
+        )
+        return 5
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    command = [folder / "bin" / "python", "-m", "nox", "-f", here / "noxfile.py", *sys.argv[1:]]
+    try:
+        return subprocess.run(command, env={**os.environ, "PATH": path}, check=False).returncode
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,46 @@
+"""`build RELEASE`: the main job."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from build import paths
+from build.console import console, step
+from build.pipeline import Request, build_release
+from build.record import BuildRecord
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("build")(build)
+
+
+def _summary(made: BuildRecord, folder: Path) -> Table:
+    """Return what was built and what was proven."""
+    table = Table(title=f"{made.provenance.version}: proven about the overlay", show_lines=False)
+    table.add_column("check")
+    table.add_column("found")
+    for check in made.provenance.checks:
+        table.add_row(("[green]ok[/] " if check.passed else "[red]no[/] ") + check.name, check.detail[:160])
+    for item in (made.patched, made.overlay):
+        table.add_row(f"{item.size / 1e6:.1f} MB", str(folder / item.name))
+    return table
+
+
+def build(
+    release: Annotated[str, typer.Argument(help="the PyTorch release, e.g. 2.6.0")],
+    source: Annotated[str | None, typer.Option(help="checkout (PATH or PATH@REV), tarball or folder")] = None,
+    python: Annotated[str, typer.Option(help="CPython version of the patched wheel")] = "",
+    dist: Annotated[Path, typer.Option(help="folder for the results")] = paths.DIST,
+) -> None:
+    """Build the patched wheel and the overlay wheel of RELEASE into dist/RELEASE."""
+    python = python or ".".join(platform.python_version_tuple()[:2])
+    request = Request(release, python, Path(source) if source else None, dist.absolute())
+    made = build_release(request)
+    console.print(_summary(made, request.folder))
+    step(f"record: {request.folder / 'build.json'}, log: {request.folder / 'build.log'}")

@@ -1,0 +1,172 @@
+"""The main job: from a release to patched wheels. Every stage is a module of its own; here they follow each other."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from build import official, paths, record, releases, sources
+from build.console import console, log_to_file, note, step
+from build.errors import EnvironmentUnfitError
+from build.overlay import toolchain
+from build.overlay.build import build_overlay
+from build.overlay.model import Check, Inputs, Object, Overlay
+from build.overlay.objects import sha256
+from build.releases import Release
+from build.series import manifest as manifests
+from build.series.apply import AppliedTree, apply_series
+from build.series.model import PatchFile
+from build.series.release import patches_of
+from build.series.show import verdict_table
+from build.sources import Proof, SourceTree
+from build.wheels import overlay as overlay_wheel
+from build.wheels import patched as patched_wheel
+from build.wheels.platforms import platform_tag
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to build.
+
+    Attributes:
+        release: the PyTorch release, e.g. `2.6.0`.
+        python: CPython version of the patched wheel, default this interpreter's.
+        source: where the source tree is, default: found.
+        dist: folder that gets a folder per release.
+    """
+
+    release: str
+    python: str = ".".join(platform.python_version_tuple()[:2])
+    source: Path | None = None
+    dist: Path = paths.DIST
+
+    @property
+    def folder(self) -> Path:
+        """Where the results go."""
+        return self.dist / self.release
+
+
+def _safe_headers(release: Release) -> dict[str, str]:
+    """Return the header changes that the series' manifests declare safe, with the reasons."""
+    found: dict[str, str] = {}
+    for name in release.series:
+        manifest = manifests.load(manifests.folder(name))
+        for patch_id in manifest.release[release.version].patches:
+            found |= {change.path: change.reason for change in manifest.entry(patch_id).header_changes}
+    return found
+
+
+def _apply(tree: SourceTree, patches: tuple[PatchFile, ...]) -> AppliedTree:
+    """Apply the series in a checkout that later builds use again."""
+    target = paths.cache("applied") / tree.release.version
+    step(f"applying {len(patches)} patches")
+    with paths.locked(target, f"the checkout of {tree.release.version}"):
+        applied = apply_series(tree.repo, tree.base, patches, target)
+    console.print(verdict_table(applied.verdicts, f"{tree.release.version}: hunks"))
+    return applied
+
+
+def _included(objects: tuple[Object, ...]) -> frozenset[str]:
+    """Return the headers of the wheel that the units included."""
+    return frozenset(name[6:] for item in objects for name in item.includes if name.startswith("wheel:"))
+
+
+def _check_source(tree: SourceTree, include: Path, objects: tuple[Object, ...]) -> Check:
+    """Compare headers: all of them, unless the tree is known by the files that matter alone."""
+    only = None if tree.proof in (Proof.COMMIT, Proof.DIGEST) else _included(objects)
+    found = sources.check_headers(tree, include, only)
+    detail = f"{tree.proof.value} ({tree.identity}); {found.equal} shared headers equal"
+    if found.differing:
+        detail += f", {len(found.differing)} that no unit includes differ"
+    return Check("the source tree is the release", True, detail)
+
+
+def _inputs(request: Request, release: Release, applied: AppliedTree, tree: SourceTree, wheel: Path) -> Inputs:
+    """Collect what the overlay is made from."""
+    return Inputs(
+        release=release,
+        tree=applied.checkout,
+        tree_identity=tree.identity,
+        changed=tuple(change.path for change in applied.changed),
+        wheel=official.unpack(wheel),
+        wheel_sha256=release.wheel.sha256[request.python],
+        headers=official.fetch_headers(release),
+        safe_headers=_safe_headers(release),
+        toolchain=toolchain.find(release.min_gcc),
+    )
+
+
+def _assemble(
+    request: Request, release: Release, wheel: Path, overlay: Overlay, proven: record.Provenance
+) -> list[Path]:
+    """Write both wheels, or keep those that an equal build has left."""
+    last = record.read(request.folder)
+    if last is not None and last.provenance == proven and last.official.sha256 == release.wheel.sha256[request.python]:
+        kept = [request.folder / last.patched.name, request.folder / last.overlay.name]
+        digests = [last.patched.sha256, last.overlay.sha256]
+        if all(path.is_file() for path in kept) and [sha256(path) for path in kept] == digests:
+            note("wheels unchanged, kept")
+            return kept
+    if not patched_wheel.enough_disk(wheel, request.folder):
+        raise EnvironmentUnfitError(
+            f"{request.folder} has no room for the patched wheel",
+            cause=f"{shutil.disk_usage(request.folder).free >> 20} MiB free",
+            remedy=f"free {patched_wheel.disk_needed(wheel) >> 20} MiB, or move the folder to another disk",
+        )
+    step("assembling the wheels")
+    embedded = record.encode(proven)
+    tag = proven.platform
+    return [
+        patched_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder),
+        overlay_wheel.assemble(release, overlay, tag, embedded, request.folder),
+    ]
+
+
+def _make(request: Request, release: Release) -> record.BuildRecord:
+    """Run all stages; the folder is locked."""
+    patches = patches_of(release.version, release.series)
+    tree = sources.acquire(release, request.source)
+    wheel = official.fetch_wheel(release, request.python)
+    applied = _apply(tree, patches)
+    inputs = _inputs(request, release, applied, tree, wheel)
+    if tree.proof in (Proof.COMMIT, Proof.DIGEST):
+        _check_source(tree, inputs.include, ())
+    overlay = build_overlay(inputs, request.folder)
+    checks = (_check_source(tree, inputs.include, overlay.objects), *overlay.checks)
+    tag = platform_tag(overlay.path)
+    checks = (*checks, Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies"))
+    proven = record.provenance(release, tree, patches, overlay, checks, inputs.toolchain.identity, tag)
+    wheels = _assemble(request, release, wheel, overlay, proven)
+    return record.BuildRecord(
+        provenance=proven,
+        python=request.python,
+        official=record.Artifact(wheel.name, release.wheel.sha256[request.python], wheel.stat().st_size),
+        patched=record.artifact(wheels[0]),
+        overlay=record.artifact(wheels[1]),
+        verdicts=applied.verdicts,
+        replaced=overlay.replaced,
+        passed_over=tuple(f"{item.origin}: {item.reason}" for item in tree.passed_over),
+    )
+
+
+def build_release(request: Request) -> record.BuildRecord:
+    """Build the patched wheel and the overlay wheel of a release.
+
+    Args:
+        request: what to build and where to put it.
+
+    Returns:
+        The record, also written to `build.json` beside the wheels.
+
+    Raises:
+        ToolError: what is wrong, why, and what to do; nothing half-written is left.
+    """
+    release = releases.get(request.release)
+    request.folder.mkdir(parents=True, exist_ok=True)
+    log_to_file(request.folder / "build.log")
+    with paths.locked(request.folder / "build", f"the build of {release.version}"):
+        made = _make(request, release)
+        record.write(made, request.folder)
+    return made

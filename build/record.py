@@ -1,0 +1,164 @@
+"""`build.json`: what a build was made from, how, and what was proven. No time, no path of the machine in it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from build.overlay.model import Check, Overlay
+from build.overlay.objects import sha256
+from build.paths import written_beside
+from build.releases import Release
+from build.series.model import PatchFile
+from build.series.verdicts import HunkVerdict
+from build.sources import SourceTree
+
+#: Raised when a field of the record changes its meaning.
+SCHEMA = 1
+NAME = "build.json"
+
+
+class Patch(msgspec.Struct, frozen=True):
+    """One patch that was applied."""
+
+    name: str
+    subject: str
+    sha256: str
+
+
+class UnitRecord(msgspec.Struct, frozen=True):
+    """One translation unit of the overlay."""
+
+    unit: str
+    why: str
+    object_sha256: str
+
+
+class Provenance(msgspec.Struct, frozen=True):
+    """What decides the overlay's bytes; embedded in each wheel as `multiworld.json`.
+
+    Attributes:
+        schema: version of this form.
+        release: PyTorch release.
+        version: version of the wheels.
+        commit: the release's commit.
+        source: where the sources came from and how that is known to be the release.
+        libtorch_cuda_build_id: GNU build id of the library the overlay was made for.
+        series: names of the series.
+        patches: the patches in order.
+        headers: header packages, `name==version`.
+        compiler: the compiler's own name for itself.
+        flags: the compile line, less what is a path.
+        units: the overlay's units.
+        overlay_sha256: digest of the shared library.
+        overlay_build_id: its GNU build id.
+        platform: platform tag that it needs.
+        checks: what was proven when it was built.
+    """
+
+    schema: int
+    release: str
+    version: str
+    commit: str
+    source: str
+    libtorch_cuda_build_id: str
+    series: tuple[str, ...]
+    patches: tuple[Patch, ...]
+    headers: tuple[str, ...]
+    compiler: str
+    flags: tuple[str, ...]
+    units: tuple[UnitRecord, ...]
+    overlay_sha256: str
+    overlay_build_id: str
+    platform: str
+    checks: tuple[Check, ...]
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """A file, by name and content."""
+
+    name: str
+    sha256: str
+    size: int
+
+
+class BuildRecord(msgspec.Struct, frozen=True):
+    """The whole of `build.json`.
+
+    Attributes:
+        provenance: as embedded in the wheels.
+        python: CPython version of the patched wheel.
+        official: the official wheel.
+        patched: the patched wheel.
+        overlay: the overlay wheel, one for all Python versions.
+        verdicts: what happened to each hunk.
+        replaced: exported stock symbols that the overlay takes over, mangled.
+        passed_over: origins of sources that did not serve, with the reason.
+    """
+
+    provenance: Provenance
+    python: str
+    official: Artifact
+    patched: Artifact
+    overlay: Artifact
+    verdicts: tuple[HunkVerdict, ...]
+    replaced: tuple[str, ...]
+    passed_over: tuple[str, ...]
+
+
+def artifact(path: Path) -> Artifact:
+    """Return name, digest and size of a file."""
+    return Artifact(path.name, sha256(path), path.stat().st_size)
+
+
+def provenance(
+    release: Release,
+    tree: SourceTree,
+    patches: tuple[PatchFile, ...],
+    overlay: Overlay,
+    checks: tuple[Check, ...],
+    compiler: str,
+    platform: str,
+) -> Provenance:
+    """Collect what decides the overlay's bytes."""
+    return Provenance(
+        schema=SCHEMA,
+        release=release.version,
+        version=release.patched_version,
+        commit=release.commit,
+        source=f"{tree.kind.value}: {tree.identity}; {tree.proof.value}",
+        libtorch_cuda_build_id=overlay.made_for,
+        series=release.series,
+        patches=tuple(Patch(p.name, p.subject, hashlib.sha256(p.data).hexdigest()) for p in patches),
+        headers=tuple(f"{item.name}=={item.version}" for item in release.header_packages),
+        compiler=compiler,
+        flags=overlay.flags,
+        units=tuple(UnitRecord(item.unit, item.why, item.sha256) for item in overlay.objects),
+        overlay_sha256=overlay.sha256,
+        overlay_build_id=overlay.build_id,
+        platform=platform,
+        checks=checks,
+    )
+
+
+def encode(record: Provenance | BuildRecord) -> bytes:
+    """Return a record as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def write(record: BuildRecord, folder: Path) -> Path:
+    """Write `build.json` into `folder`."""
+    path = folder / NAME
+    with written_beside(path) as part:
+        part.write_bytes(encode(record))
+    return path
+
+
+def read(folder: Path) -> BuildRecord | None:
+    """Return the record of an earlier build in `folder`, None when there is none that can be read."""
+    try:
+        return msgspec.json.decode((folder / NAME).read_bytes(), type=BuildRecord)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,141 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["nox>=2025.5.1,<2027", "uv>=0.9,<1"]
+# ///
+"""The sessions: arguments in, one call into `build`, result out.
+
+Run as `nox -s NAME` or, without nox, as `python3 noxfile.py -s NAME`; `-l` lists them. What follows `--` goes to the
+session. Sessions install what they need into environments of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+try:
+    import nox
+except ModuleNotFoundError:
+    sys.path.insert(0, str(HERE))
+    from build.bootstrap import run_again_with_nox
+
+    sys.exit(run_again_with_nox(HERE))
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.sessions = ["lint", "tests"]
+nox.options.error_on_missing_interpreters = False
+
+PROJECT = nox.project.load_toml(HERE / "pyproject.toml")
+RELEASES = list(tomllib.loads((HERE / "build" / "releases.toml").read_text(encoding="utf-8"))["release"])
+# The release that `tests` runs the package on: the newest with wheels for every supported Python, and small where an
+# index offers a CPU build of it.
+TORCH = "2.13.0"
+
+
+def _group(*names: str) -> list[str]:
+    """Return the requirements of dependency groups of pyproject.toml."""
+    return [item for name in names for item in nox.project.dependency_groups(PROJECT, name)]
+
+
+def _tool(session: nox.Session, *arguments: str) -> None:
+    """Run one command of the tooling in the session's environment."""
+    session.install(*_group("tooling", "test", "nox"))
+    session.run("python", "-m", "build", *arguments, env={"PYTHONPATH": str(HERE)})
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff, strict mypy, and the checks of every patch series."""
+    session.install(*_group("lint", "tooling", "test", "nox"), "prometheus-client", "numpy")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+    session.run("python", "-m", "build", "lint-patches", env={"PYTHONPATH": str(HERE)})
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Tests of the tooling and of multiworld on a torch from the index: `-- --torch 2.6.0`, then pytest's arguments."""
+    arguments = list(session.posargs)
+    torch = TORCH
+    if "--torch" in arguments:
+        place = arguments.index("--torch")
+        torch = arguments[place + 1]
+        del arguments[place : place + 2]
+    session.install(*_group("tooling", "test", "nox"))
+    # pip, not uv: it knows the find-links folders a machine may be configured with.
+    session.install("pip")
+    numpy = "numpy<2" if torch < "2.3" else "numpy"
+    session.run("python", "-m", "pip", "install", "-q", f"torch=={torch}", numpy, silent=True)
+    session.install("-e", ".[cli,metrics]")
+    env = {"PYTHONPATH": str(HERE)}
+    paths = [item for item in ("tests/build", "tests/multiworld") if (HERE / item).is_dir()]
+    session.run("python", "-m", "pytest", *(arguments or paths), env=env)
+
+
+@nox.session
+def releases(session: nox.Session) -> None:
+    """Table of the known releases: what each needs, what is built, what is proven."""
+    _tool(session, "releases", *session.posargs)
+
+
+@nox.session(name="lint-patches")
+def lint_patches(session: nox.Session) -> None:
+    """Check every series: manifest, headers, paths; and, where sources are at hand, zero fuzz and same bytes."""
+    _tool(session, "lint-patches", *session.posargs)
+
+
+@nox.session
+def patches(session: nox.Session) -> None:
+    """Overview of patches and releases, on the terminal and as an HTML page."""
+    _tool(session, "patches", *session.posargs)
+
+
+@nox.session(name="regenerate-patch")
+def regenerate_patch(session: nox.Session) -> None:
+    """Port a series to a release, hunk by hunk: `-- RELEASE`, or `-- --patches DIR --from-tree A --to-tree B --out DIR`."""
+    _tool(session, "regenerate-patch", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure the figures the project promises: `-- [overlay|import|porting|…]`."""
+    _tool(session, "bench", *session.posargs)
+
+
+def _release_sessions(release: str) -> None:
+    """Define apply-, build- and test- of one release."""
+
+    @nox.session(name=f"apply-{release}")
+    def apply(session: nox.Session) -> None:
+        """Checkout of the release with its series applied, and a verdict per hunk: `-- [--source PATH] [--into DIR]`."""
+        _tool(session, "apply", release, *session.posargs)
+
+    @nox.session(name=f"build-{release}")
+    def build(session: nox.Session) -> None:
+        """Patched wheel and overlay wheel in dist/, then their tests: `-- [--source PATH] [--python 3.11] [--no-test]`."""
+        arguments = [item for item in session.posargs if item != "--no-test"]
+        _tool(session, "build", release, *arguments)
+        if "--no-test" not in session.posargs:
+            kept = [arguments[i + 1] for i, item in enumerate(arguments[:-1]) if item == "--python"]
+            session.notify(f"test-{release}", ["--python", kept[0]] if kept else [])
+
+    @nox.session(name=f"test-{release}")
+    def test(session: nox.Session) -> None:
+        """Install both wheel forms into fresh environments and run probes, smoke tests and multiworld's tests."""
+        _tool(session, "test", release, *session.posargs)
+
+
+for _release in RELEASES:
+    _release_sessions(_release)
+
+
+if __name__ == "__main__":
+    nox.main()
