@@ -1,0 +1,100 @@
+"""Many fault domains in one process: worlds that break, and come back, one by one.
+
+    from multiworld import MultiWorld
+
+    async with MultiWorld() as mw:
+        w = await mw.join("pipeline-1", rank, 2, store="tcp://127.0.0.1:29500")
+        await w.send(tensor, dst=1)
+
+Importing the package loads no torch and changes nothing in the process; names are loaded when they are first used.
+Programs written for pymultiworld 0.2.3 find their modules here: ``multiworld.manager``, ``multiworld.communicator``,
+``multiworld.watchdog`` and the older ``multiworld.world_manager``, ``multiworld.world_communicator``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from multiworld.config import FileStorePath, Heartbeat, TcpStoreAddress, WorldConfig, WorldState
+from multiworld.errors import (
+    BackendUnavailable,
+    BrokenWorldException,
+    InvalidArgument,
+    MultiWorldError,
+    ObjectRefused,
+    OpTimeout,
+    PeerLost,
+    RendezvousError,
+    StaleGeneration,
+    TensorMismatch,
+    WorldClosed,
+    WrongContext,
+)
+from multiworld.events import (
+    Event,
+    OwnStall,
+    PeerLeft,
+    PeerRecovered,
+    PeerSuspected,
+    WorldBroken,
+    WorldJoined,
+    WorldLeft,
+)
+from multiworld.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from multiworld.group import Group as Group
+    from multiworld.multi import MultiWorld as MultiWorld
+    from multiworld.ops.p2p import P2P as P2P
+    from multiworld.world import World as World
+
+_LAZY = {
+    "MultiWorld": "multiworld.multi",
+    "World": "multiworld.world",
+    "Group": "multiworld.group",
+    "P2P": "multiworld.ops.p2p",
+}
+
+__all__ = [
+    "P2P",
+    "BackendUnavailable",
+    "BrokenWorldException",
+    "Event",
+    "FileStorePath",
+    "Group",
+    "Heartbeat",
+    "InvalidArgument",
+    "MultiWorld",
+    "MultiWorldError",
+    "ObjectRefused",
+    "OpTimeout",
+    "OwnStall",
+    "PeerLeft",
+    "PeerLost",
+    "PeerRecovered",
+    "PeerSuspected",
+    "RendezvousError",
+    "StaleGeneration",
+    "TcpStoreAddress",
+    "TensorMismatch",
+    "World",
+    "WorldBroken",
+    "WorldClosed",
+    "WorldConfig",
+    "WorldJoined",
+    "WorldLeft",
+    "WorldState",
+    "WrongContext",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - PEP 562: any of the names above
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

@@ -1,0 +1,103 @@
+"""Settings of worlds, as frozen data; no torch here."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+DEFAULT_OP_TIMEOUT = 300.0
+DEFAULT_JOIN_TIMEOUT = 30.0
+
+
+class WorldState(enum.Enum):
+    """Where a world is in its life."""
+
+    JOINING = "joining"
+    ACTIVE = "active"
+    BROKEN = "broken"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """How a world notices that a peer is silent. All in seconds.
+
+    A peer answers pings from a native thread of its process, so that a held GIL or a long model load is no silence; a
+    stopped, frozen or cut-off process is. The end of a connection is noticed at once, whatever is set here.
+
+    Args:
+        interval: time between pings to each peer process.
+        suspect_after: silence after which ``PeerSuspected`` is published.
+        lost_after: silence after which the peer is lost and the world breaks.
+    """
+
+    interval: float = 0.2
+    suspect_after: float = 0.45
+    lost_after: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 0 < self.interval < self.suspect_after <= self.lost_after:
+            raise ValueError(
+                f"Heartbeat needs 0 < interval < suspect_after <= lost_after, not {self.interval}, {self.suspect_after}, {self.lost_after}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TcpStoreAddress:
+    """A TCP store at ``host:port``.
+
+    Args:
+        host: address to connect to, and to bind to where it is hosted here (never every interface).
+        port: TCP port; 0 only for ``MultiWorld.serve_store``, which returns the address with the real one.
+        hosted: True to host it in this process, False to connect only, None (default): rank 0 hosts it.
+    """
+
+    host: str
+    port: int
+    hosted: bool | None = None
+
+    def __str__(self) -> str:
+        return f"tcp://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class FileStorePath:
+    """A store in a file that every member can write to.
+
+    Args:
+        path: the file; it is made if missing and left there.
+    """
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"file://{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorldConfig:
+    """Everything about one membership of one world that is known before it is joined.
+
+    Args:
+        name: the world's name, the same on every member.
+        rank: ours, from 0 to ``size`` - 1.
+        size: number of members.
+        backend: ``"gloo"`` or ``"nccl"``.
+        device: torch device in text, such as ``"cpu"`` or ``"cuda:0"``.
+        address: local address to bind to and to be reached at; None: derived from the store's.
+        op_timeout: seconds an operation may take unless it says otherwise.
+        join_timeout: seconds that joining may take.
+        heartbeat: how silence is noticed.
+        max_message_bytes: largest message of unknown size (``recv_tensor``, objects) that is accepted, in bytes.
+    """
+
+    name: str
+    rank: int
+    size: int
+    backend: str = "gloo"
+    device: str = "cpu"
+    address: str | None = None
+    op_timeout: float = DEFAULT_OP_TIMEOUT
+    join_timeout: float = DEFAULT_JOIN_TIMEOUT
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    max_message_bytes: int = 1 << 34

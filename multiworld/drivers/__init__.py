@@ -1,0 +1,1 @@
+"""What carries collectives: one driver per backend, all behind one small interface."""

@@ -1,0 +1,210 @@
+"""Every exception of the package: what happened, the likely cause, what to do.
+
+``MultiWorldError`` is the base. ``BrokenWorldException`` and its subclasses are about a world and its peers;
+``InvalidArgument`` and ``WrongContext`` are about the call itself and leave every world as it was.
+
+All of them are picklable and carry ``world``, ``generation``, ``rank`` and ``operation``, so that a handler (or another
+process) can decide without parsing text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class MultiWorldError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+        world: name of the world; None where no world is concerned.
+        what: what happened, one sentence.
+        cause: the likely cause; falls back to the class's own text.
+        remedy: what to do about it; falls back to the class's own text.
+        generation: generation of the world, from 1; None before there is one.
+        rank: our rank in that world; None before there is one.
+        operation: the operation that raised, such as ``"recv"``; None outside of one.
+    """
+
+    likely_cause: ClassVar[str] = ""
+    what_to_do: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        world: str | None = None,
+        what: str = "",
+        *,
+        cause: str | None = None,
+        remedy: str | None = None,
+        generation: int | None = None,
+        rank: int | None = None,
+        operation: str | None = None,
+    ) -> None:
+        super().__init__(world, what)
+        self.world = world
+        self.what = what
+        self.cause = self.likely_cause if cause is None else cause
+        self.remedy = self.what_to_do if remedy is None else remedy
+        self.generation = generation
+        self.rank = rank
+        self.operation = operation
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _rebuild, (type(self), dict(self.__dict__))
+
+    def with_context(self, **fields: Any) -> MultiWorldError:
+        """A copy with some fields replaced, such as ``operation`` of the waiter that it is raised in."""
+        return _rebuild(type(self), {**self.__dict__, **fields})
+
+    @property
+    def where(self) -> str:
+        """World, generation, rank and operation in words, as far as known."""
+        parts = [f"world {self.world!r}" if self.world is not None else ""]
+        parts.append(f"generation {self.generation}" if self.generation is not None else "")
+        parts.append(f"rank {self.rank}" if self.rank is not None else "")
+        parts.append(f"in {self.operation}" if self.operation is not None else "")
+        return ", ".join(part for part in parts if part)
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        lines = [head]
+        if self.cause:
+            lines.append(f"  likely cause: {self.cause}")
+        if self.remedy:
+            lines.append(f"  what to do: {self.remedy}")
+        return "\n".join(lines)
+
+
+def _rebuild(kind: type[MultiWorldError], state: Mapping[str, Any]) -> MultiWorldError:
+    """Make an error of ``kind`` again from its attributes; what pickle calls."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, state.get("world"), state.get("what"))
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidArgument(MultiWorldError, ValueError):
+    """An argument cannot be right: rank out of range, list of the wrong length, tensor not contiguous or on the wrong device.
+
+    Nothing was sent and the world is as it was.
+    """
+
+    what_to_do = "correct the call; nothing was sent and the world goes on"
+
+
+class WrongContext(MultiWorldError, RuntimeError):
+    """The call came from where it cannot work: another event loop, a forked child, a closed ``MultiWorld``."""
+
+    likely_cause = "the object was made in another event loop or process"
+    what_to_do = "make a MultiWorld where it is used; event loops and forked children cannot share one"
+
+
+class BackendUnavailable(MultiWorldError, RuntimeError):
+    """The backend asked for is unknown or cannot work here, such as NCCL without CUDA."""
+
+    what_to_do = "choose backend='gloo', or install a torch with the backend and its devices"
+
+
+class ObjectRefused(MultiWorldError):
+    """A received object names a class or function that the caller did not allow to be loaded."""
+
+    likely_cause = "the peer sent a type that is not in the allow-list"
+    what_to_do = "pass allow=[...] with the types you expect, and only if you trust the peer"
+
+
+class BrokenWorldException(MultiWorldError):
+    """A world cannot do what was asked; other worlds are untouched.
+
+    The first two arguments, the world's name and a message, are those of pymultiworld 0.2.3.
+    """
+
+    likely_cause = "a member of the world failed"
+    what_to_do = "go on with the other worlds; call rejoin() to bring this one back under a new generation"
+
+
+class PeerLost(BrokenWorldException):
+    """A peer died, hung or was cut off.
+
+    Attributes:
+        ranks: the ranks that were lost, ascending.
+        how: how it was noticed: ``"eof"`` (its sockets closed), ``"silence"`` (no sign of life within
+            ``Heartbeat.lost_after``), ``"left"`` (it left the world), ``"reported"`` (another member told us).
+    """
+
+    likely_cause = "the process died, was stopped, or the network between the hosts is cut"
+
+    def __init__(self, world: str | None = None, what: str = "", *, ranks: tuple[int, ...] = (), how: str = "", **fields: Any) -> None:
+        super().__init__(world, what, **fields)
+        self.ranks = ranks
+        self.how = how
+
+
+class OpTimeout(BrokenWorldException, TimeoutError):
+    """An operation was not done by its deadline, and the world was broken because of it.
+
+    Attributes:
+        timeout: the deadline that passed, in seconds.
+    """
+
+    likely_cause = "a peer is alive but does not take part: it is slow, deadlocked, or calls another operation"
+    what_to_do = "raise timeout= or op_timeout=, or look at what the peer does; to wait for a while only, cancel the await"
+
+    def __init__(self, world: str | None = None, what: str = "", *, timeout: float = 0.0, **fields: Any) -> None:
+        super().__init__(world, what, **fields)
+        self.timeout = timeout
+
+
+class TensorMismatch(BrokenWorldException):
+    """The members disagree about an operation: its kind, length, dtype, root or reduction.
+
+    Noticed before any payload moved and raised on every member concerned; the world stays usable.
+
+    Attributes:
+        ours: what this rank asked for, in words.
+        theirs: what the others asked for, by rank.
+    """
+
+    likely_cause = "the two sides were called with tensors of different length or dtype, or with different operations"
+    what_to_do = "make both sides agree; the world is still usable; send_tensor/recv_tensor carry shape and dtype"
+
+    def __init__(
+        self,
+        world: str | None = None,
+        what: str = "",
+        *,
+        ours: str = "",
+        theirs: Mapping[int, str] | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(world, what, **fields)
+        self.ours = ours
+        self.theirs = dict(theirs or {})
+
+
+class StaleGeneration(BrokenWorldException):
+    """The world has gone on without this rank under a newer generation.
+
+    Attributes:
+        current: the generation that the world is in by now.
+    """
+
+    likely_cause = "this process was frozen or cut off, and the others have replaced it"
+    what_to_do = "join again as a new member, or leave"
+
+    def __init__(self, world: str | None = None, what: str = "", *, current: int | None = None, **fields: Any) -> None:
+        super().__init__(world, what, **fields)
+        self.current = current
+
+
+class RendezvousError(BrokenWorldException):
+    """The members could not find each other: duplicate rank, other size, other name, store not reachable, deadline passed."""
+
+    likely_cause = "another process holds this rank, a member did not come, or the store cannot be reached"
+    what_to_do = "check name, rank, size and store on every member"
+
+
+class WorldClosed(BrokenWorldException):
+    """The world was left, aborted here, or its ``MultiWorld`` was closed."""
+
+    likely_cause = "leave(), abort() or close() was called on this side"
+    what_to_do = "join again"

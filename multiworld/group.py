@@ -1,0 +1,38 @@
+"""A group of members of one world: all operations, awaitable, and their synchronous twins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from multiworld.ops.async_collectives import AsyncCollectives
+from multiworld.ops.async_p2p import AsyncPointToPoint
+from multiworld.ops.sync_collectives import SyncCollectives
+from multiworld.ops.sync_p2p import SyncPointToPoint
+
+if TYPE_CHECKING:
+    from multiworld.world import World
+
+
+class SyncGroup(SyncPointToPoint, SyncCollectives):
+    """Every operation of a group, waiting in the calling thread: ``w.sync.all_reduce(t)`` for ``await w.all_reduce(t)``."""
+
+
+class Group(AsyncPointToPoint, AsyncCollectives):
+    """Some or all members of a world. Made by ``World.group``; a ``World`` is the group of all its members.
+
+    It lives and breaks with its world, and works again after the world's ``rejoin()``.
+    """
+
+    def __init__(self, world: World, ranks: tuple[int, ...], gid: int) -> None:
+        self._world = world
+        self.ranks = ranks
+        self.gid = gid
+        self._sync_group = SyncGroup(self)
+
+    @property
+    def sync(self) -> SyncGroup:
+        """The synchronous twins of all operations."""
+        return self._sync_group
+
+    def __repr__(self) -> str:
+        return f"Group(world={self._world.name!r}, ranks={self.ranks})"

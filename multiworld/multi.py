@@ -1,0 +1,272 @@
+"""``MultiWorld``: all worlds of a process, the one way in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+
+from multiworld.config import (
+    DEFAULT_JOIN_TIMEOUT,
+    DEFAULT_OP_TIMEOUT,
+    FileStorePath,
+    Heartbeat,
+    TcpStoreAddress,
+    WorldConfig,
+)
+from multiworld.errors import InvalidArgument, WrongContext
+from multiworld.events import Event, EventBus
+from multiworld.net.hub import Hub
+from multiworld.rendezvous.joining import assemble
+from multiworld.rendezvous.settings import checked_config
+from multiworld.rendezvous.stores import StoreBook, StoreLike
+from multiworld.threads import run_in_thread
+from multiworld.world import World
+
+if TYPE_CHECKING:
+    from multiworld.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What ``join`` uses where it is not told otherwise; fields as in ``WorldConfig``."""
+
+    address: str | None
+    op_timeout: float
+    heartbeat: Heartbeat
+
+
+class SyncMultiWorld:
+    """Synchronous twins of ``join`` and ``close``: ``mw.sync.join(...)``."""
+
+    def __init__(self, owner: MultiWorld) -> None:
+        self._owner = owner
+
+    def join(
+        self,
+        name: str,
+        rank: int | None = None,
+        size: int | None = None,
+        *,
+        store: StoreLike = "env://",
+        backend: str = "gloo",
+        device: torch.device | str | None = None,
+        op_timeout: float | None = None,
+        heartbeat: Heartbeat | None = None,
+        join_timeout: float = DEFAULT_JOIN_TIMEOUT,
+        address: str | None = None,
+        resize: bool = False,
+    ) -> World:
+        """``join``, waiting in this thread; the world may later be awaited on from one event loop, the first that does."""
+        defaults = self._owner.defaults
+        config = checked_config(
+            name, rank, size, backend, device, address or defaults.address,
+            defaults.op_timeout if op_timeout is None else op_timeout, join_timeout, heartbeat or defaults.heartbeat,
+        )  # fmt: skip
+        return self._owner.admit(config, store, resize, None)
+
+    def close(self) -> None:
+        """``close``, waiting in this thread."""
+        self._owner.shut()
+
+
+class MultiWorld:
+    """The worlds of this process.
+
+    Args:
+        address: local address that peers reach us at; None: derived from each world's store.
+        op_timeout: default deadline of operations, in seconds.
+        heartbeat: default of how silence is noticed.
+
+    Use it as ``async with`` or ``with``; leaving the block leaves every world in good order. One process may have several.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        op_timeout: float = DEFAULT_OP_TIMEOUT,
+        heartbeat: Heartbeat | None = None,
+    ) -> None:
+        self.defaults = Defaults(address, op_timeout, heartbeat or Heartbeat())
+        self._bus = EventBus()
+        self._lock = threading.Lock()
+        self._worlds: dict[str, World] = {}
+        self._joining: set[str] = set()
+        self._stores = StoreBook()
+        self._hub = Hub.acquire()
+        self._closed = False
+        self._pid = os.getpid()
+        self._sync = SyncMultiWorld(self)
+
+    @property
+    def sync(self) -> SyncMultiWorld:
+        """The synchronous twins of ``join`` and ``close``."""
+        return self._sync
+
+    @property
+    def worlds(self) -> Mapping[str, World]:
+        """The worlds joined and not left yet, by name; broken ones included."""
+        return MappingProxyType(self._worlds)
+
+    def __getitem__(self, name: str) -> World:
+        """The world of that name; ``InvalidArgument`` if there is none."""
+        try:
+            return self._worlds[name]
+        except KeyError:
+            known = ", ".join(map(repr, self._worlds)) or "none"
+            raise InvalidArgument(name, "no such world here", cause=f"joined are: {known}", remedy="join it first") from None
+
+    async def join(
+        self,
+        name: str,
+        rank: int | None = None,
+        size: int | None = None,
+        *,
+        store: StoreLike = "env://",
+        backend: str = "gloo",
+        device: torch.device | str | None = None,
+        op_timeout: float | None = None,
+        heartbeat: Heartbeat | None = None,
+        join_timeout: float = DEFAULT_JOIN_TIMEOUT,
+        address: str | None = None,
+        resize: bool = False,
+    ) -> World:
+        """Join the world ``name`` and return when all its members have met.
+
+        Args:
+            name: the same on every member; one store may serve many worlds.
+            rank: ours, 0 to ``size`` - 1; None reads ``RANK``, as ``torchrun`` sets it.
+            size: number of members; None reads ``WORLD_SIZE``.
+            store: ``"tcp://host:port"`` (rank 0 hosts it, bound to that address only), ``"file:///path"``, ``"env://"``
+                (``MASTER_ADDR`` and ``MASTER_PORT``), a ``TcpStoreAddress`` or ``FileStorePath``, or any
+                ``torch.distributed.Store``.
+            backend: ``"gloo"`` or ``"nccl"``.
+            device: device of the tensors; None is the CPU for Gloo, the current CUDA device for NCCL.
+            op_timeout: seconds each operation may take; None is the default of this ``MultiWorld``.
+            heartbeat: how silence is noticed; None is the default of this ``MultiWorld``.
+            join_timeout: seconds until ``RendezvousError``.
+            address: local address that peers reach us at; None: derived from the store's.
+            resize: True to wait until the members of an existing world of another size rejoin with ours.
+
+        Raises:
+            RendezvousError: duplicate rank, other size, members that did not come, store not reachable.
+            InvalidArgument: arguments that cannot be right, or a world of this name joined here already.
+            BackendUnavailable: unknown backend, or NCCL without CUDA.
+        """
+        defaults = self.defaults
+        config = checked_config(
+            name, rank, size, backend, device, address or defaults.address,
+            defaults.op_timeout if op_timeout is None else op_timeout, join_timeout, heartbeat or defaults.heartbeat,
+        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        return await run_in_thread(self.admit, config, store, resize, loop, name=f"mw-join-{name}")
+
+    def serve_store(self, host: str = "127.0.0.1", port: int = 0) -> TcpStoreAddress:
+        """Host a store for any number of worlds, bound to ``host`` only.
+
+        Args:
+            host: local address.
+            port: TCP port; 0 takes a free one.
+
+        Returns:
+            Its address with the real port, to be given to ``join`` here and on other members. It lives until ``close``.
+        """
+        return self._stores.serve(host, port)
+
+    def events(self) -> AsyncIterator[Event]:
+        """What happens to the worlds from this call on, for the running event loop."""
+        return self._bus.stream()
+
+    def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
+        """Call ``callback`` for each event, in the thread where it happens; returns what ends it."""
+        return self._bus.subscribe(callback)
+
+    async def close(self) -> None:
+        """Leave every world in good order and free everything; nothing is left behind, and the process goes on."""
+        await run_in_thread(self.shut, name="mw-close")
+
+    async def __aenter__(self) -> MultiWorld:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __enter__(self) -> MultiWorld:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shut()
+
+    def admit(
+        self, config: WorldConfig, store: StoreLike, resize: bool, loop: asyncio.AbstractEventLoop | None
+    ) -> World:
+        """Join in this thread; for the package's own use."""
+        self._reserve(config)
+        try:
+            source = self._stores.source(store, config)
+            session = assemble(self._hub, self._bus, config, source, loop=loop, resize=resize)
+            world = World(self, config, session, source, loop)
+            with self._lock:
+                self._worlds[config.name] = world
+            if self._closed:
+                world.sync.leave()
+            return world
+        finally:
+            with self._lock:
+                self._joining.discard(config.name)
+
+    def assemble(self, config: WorldConfig, world: World, loop: asyncio.AbstractEventLoop | None) -> Session:
+        """Assemble ``world`` again after its last generation; for the package's own use."""
+        self._check_usable(config.name)
+        return assemble(
+            self._hub, self._bus, config, world.source, loop=loop, resize=True, after=world.generation
+        )
+
+    def forget(self, world: World) -> None:
+        """Drop a world that was left; for the package's own use."""
+        with self._lock:
+            if self._worlds.get(world.name) is world:
+                del self._worlds[world.name]
+
+    def shut(self) -> None:
+        """Close in this thread; for the package's own use."""
+        with self._lock:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+            worlds = list(self._worlds.values())
+        for world in worlds:
+            world.sync.leave()
+        self._stores.close()
+        self._hub.release()
+
+    def _reserve(self, config: WorldConfig) -> None:
+        self._check_usable(config.name)
+        with self._lock:
+            if config.name in self._worlds or config.name in self._joining:
+                raise InvalidArgument(
+                    config.name,
+                    "this world is joined here already",
+                    cause="join was called twice with one name",
+                    remedy="use rejoin() to bring it back, or leave() it first",
+                    rank=config.rank,
+                    operation="join",
+                )
+            self._joining.add(config.name)
+
+    def _check_usable(self, name: str) -> None:
+        if os.getpid() != self._pid:
+            raise WrongContext(name, "MultiWorld used in a forked child of the process that made it")
+        if self._closed:
+            raise WrongContext(name, "MultiWorld is closed", cause="close() was called, or its block was left")

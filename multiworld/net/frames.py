@@ -1,0 +1,65 @@
+"""The frames that travel on a lane: a fixed header, then a payload of a length it says."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Final
+
+import torch
+
+#: kind, dtype code, flags, sequence number, key (group and tag), payload bytes; little-endian, 24 bytes
+HEADER: Final = struct.Struct("<BBHIQQ")
+pack: Final = HEADER.pack
+unpack_from: Final = HEADER.unpack_from
+HEADER_BYTES: Final = HEADER.size
+
+
+class Kind(enum.IntEnum):
+    """What a frame says."""
+
+    POST = 1  # a receive is posted: seq, key, dtype, flags = mode, nbytes = length (fixed) or limit (self-describing)
+    DATA = 2  # the payload for the post of that seq
+    REJECT = 3  # the send matched with the post of that seq differs: dtype, flags = mode, nbytes are the sender's
+    CANCEL = 4  # withdraw the post of that seq
+    CANCELLED = 5  # the post of that seq is withdrawn; no payload will come for it
+    ANY = 6  # a receive from any source is posted: seq names it
+    OFFER = 7  # there is a send for the any-source receive of that seq
+    ANY_DONE = 8  # the any-source receive of that seq needs no offers any more
+    SIGNATURE = 9  # what the sender calls as its collective number seq of the group; flags = bytes of signature
+    VALUE = 10  # a key and its value for the set-up of a backend; flags = bytes of key
+    BYE = 11  # the sender leaves in good order; nothing follows
+
+
+#: kinds whose ``nbytes`` follow the header; in others it is only said
+WITH_PAYLOAD: Final = frozenset({Kind.DATA, Kind.SIGNATURE, Kind.VALUE})
+
+
+class Mode(enum.IntEnum):
+    """How the length of a message is agreed on."""
+
+    FIXED = 0  # both sides name dtype and length, which must be equal
+    TENSOR = 1  # the payload ends with its shape
+    OBJECT = 2  # the payload is a pickle
+
+
+# The place in this tuple is the code on the wire: append only.
+_NAMES: Final = (
+    "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+    "complex32", "complex64", "complex128", "bool", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64",
+    "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
+)  # fmt: skip
+DTYPES: Final[dict[int, torch.dtype]] = {
+    code: getattr(torch, name) for code, name in enumerate(_NAMES) if hasattr(torch, name)
+}
+CODES: Final[dict[torch.dtype, int]] = {dtype: code for code, dtype in DTYPES.items()}
+
+
+def dtype_name(code: int) -> str:
+    """Name of the dtype with that code, for messages."""
+    return _NAMES[code] if code < len(_NAMES) else f"dtype #{code}"
+
+
+def message_key(gid: int, tag: int) -> int:
+    """One number for group and tag; messages match within it, in order."""
+    return gid << 32 | tag

@@ -1,0 +1,198 @@
+"""A lane: the one data connection to one peer of one world, read and written without blocking.
+
+Whoever has time moves it: the world's event loop when the socket is ready, or a thread that waits for an operation. All
+methods are called under the session's lock. Payloads go from and to the tensors' own memory, without a copy.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from multiworld.net.frames import HEADER_BYTES, WITH_PAYLOAD, pack, unpack_from
+
+if TYPE_CHECKING:
+    from multiworld.ops.operation import Operation
+
+STAGING_BYTES = 16 * 1024
+# Many small reads in one go are fine; a large payload gives way to others in the event loop after this much.
+TURN_BYTES = 8 << 20
+Done = Callable[[], None]
+
+
+class LaneOwner(Protocol):
+    """What a lane needs of its session."""
+
+    def on_frame(
+        self, lane: Lane, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int
+    ) -> tuple[memoryview | None, Done | None]:
+        """Handle a header; where its payload belongs and what to do when it is there. None: the payload is dropped."""
+
+    def on_lane_end(self, lane: Lane, error: OSError | None) -> None:
+        """The peer closed the connection, or it failed."""
+
+    def on_backlog(self, lane: Lane) -> None:
+        """Something could not be written at once: somebody must watch for the socket to be writable."""
+
+
+class Lane:
+    """The connection to ``peer``.
+
+    Attributes:
+        backlog: what is still to be written, each with the operation that is complete when it is out.
+        ended: nothing can be read or written any more.
+    """
+
+    __slots__ = ("_body", "_fill", "_on_body", "_owner", "_skip", "_staging", "_view", "backlog", "ended", "fd", "peer", "sock")
+
+    def __init__(self, sock: socket.socket, peer: int, owner: LaneOwner) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.peer = peer
+        self.ended = False
+        self.backlog: deque[tuple[memoryview, Operation | None]] = deque()
+        self._owner = owner
+        self._staging = bytearray(STAGING_BYTES)
+        self._view = memoryview(self._staging)
+        self._fill = 0  # bytes in the staging area that belong to an incomplete header
+        self._body: memoryview | None = None  # what is missing of the payload under way
+        self._on_body: Done | None = None
+        self._skip = 0  # bytes of an unwanted payload still to come
+
+    def put(
+        self,
+        kind: int,
+        dtype: int = 0,
+        flags: int = 0,
+        seq: int = 0,
+        key: int = 0,
+        payload: tuple[Any, ...] = (),
+        nbytes: int = 0,
+        operation: Operation | None = None,
+    ) -> None:
+        """Write one frame, or what the socket takes of it, the rest later. ``operation`` is complete when all is out."""
+        if self.ended:
+            return
+        header = pack(kind, dtype, flags, seq, key, nbytes)
+        parts = (header, *payload) if payload else (header,)
+        sent = 0
+        if not self.backlog:
+            try:
+                sent = self.sock.sendmsg(parts) if payload else self.sock.send(header)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                self._end(error)
+                return
+            if sent == HEADER_BYTES + (nbytes if payload else 0):
+                if operation is not None:
+                    operation.complete()
+                return
+        self._enqueue(parts, sent, operation)
+
+    def _enqueue(self, parts: tuple[Any, ...], sent: int, operation: Operation | None) -> None:
+        views = []
+        for part in parts:
+            view = memoryview(part).cast("B")
+            if sent < len(view):
+                views.append(view[sent:])
+            sent = max(0, sent - len(view))
+        self.backlog.extend((view, operation if view is views[-1] else None) for view in views)
+        self._owner.on_backlog(self)
+
+    def flush(self) -> None:
+        """Write what the socket takes of the backlog."""
+        while self.backlog and not self.ended:
+            view, operation = self.backlog[0]
+            try:
+                sent = self.sock.send(view)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._end(error)
+                return
+            if sent < len(view):
+                self.backlog[0] = (view[sent:], operation)
+                return
+            self.backlog.popleft()
+            if operation is not None:
+                operation.complete()
+
+    def pump(self) -> None:
+        """Read and handle what is there."""
+        budget = TURN_BYTES
+        while budget > 0 and not self.ended:
+            target = self._body if self._body is not None else self._view[self._fill :]
+            try:
+                got = self.sock.recv_into(target)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._end(error)
+                return
+            if got == 0:
+                self._end(None)
+                return
+            full = got == len(target)
+            budget -= got
+            if self._body is not None:
+                self._advance_body(got)
+            else:
+                self._parse(self._fill + got)
+            if not full:  # the socket was empty: a further read would only say so
+                return
+
+    def _advance_body(self, got: int) -> None:
+        body = self._body
+        assert body is not None  # noqa: S101 - for the type checker; the caller has looked
+        if got < len(body):
+            self._body = body[got:]
+            return
+        self._body = None
+        on_body, self._on_body = self._on_body, None
+        if on_body is not None:
+            on_body()
+
+    def _parse(self, end: int) -> None:
+        at = 0
+        view = self._view
+        while not self.ended:
+            if self._skip:
+                step = min(self._skip, end - at)
+                self._skip -= step
+                at += step
+            if end - at < HEADER_BYTES:
+                break
+            kind, dtype, flags, seq, key, nbytes = unpack_from(view, at)
+            at += HEADER_BYTES
+            at += self._open(view[at:end], kind, dtype, flags, seq, key, nbytes)
+            if self._body is not None:
+                break
+        if at < end and self._body is None:
+            view[: end - at] = bytes(view[at:end])
+            self._fill = end - at
+        else:
+            self._fill = 0
+
+    def _open(self, rest: memoryview, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int) -> int:
+        """Handle a header and as much of its payload as lies in ``rest``; how much that was."""
+        target, on_done = self._owner.on_frame(self, kind, dtype, flags, seq, key, nbytes)
+        if target is None:
+            self._skip = nbytes if kind in WITH_PAYLOAD else 0
+            return 0
+        here = min(nbytes, len(rest))
+        target[:here] = rest[:here]
+        if here < nbytes:
+            self._body, self._on_body = target[here:], on_done
+        elif on_done is not None:
+            on_done()
+        return here
+
+    def _end(self, error: OSError | None) -> None:
+        if not self.ended:
+            self.ended = True
+            self.backlog.clear()
+            self._owner.on_lane_end(self, error)

@@ -1,0 +1,1 @@
+"""The operations of a world: point to point, collectives, objects."""

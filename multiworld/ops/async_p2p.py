@@ -1,0 +1,119 @@
+"""Point-to-point operations of a group, to be awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multiworld.ops import p2p
+from multiworld.ops.base import GroupBase
+
+if TYPE_CHECKING:
+    from multiworld.ops.p2p import P2P
+
+
+class AsyncPointToPoint(GroupBase):
+    """Send and receive. Every operation starts when it is awaited, in the order of the awaits, per peer and tag.
+
+    A send waits until its receive is posted and both agree on length and dtype; no payload moves before that. Cancelling an
+    await never breaks the world and loses no message: an operation that the peer has not matched yet is withdrawn, and a
+    message that is already on its way stays for the next receive. A passed ``timeout`` breaks the world (``OpTimeout``).
+    """
+
+    async def send(self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """Send ``tensor`` to rank ``dst``.
+
+        Args:
+            tensor: contiguous tensor on the world's device or the CPU; not to be changed before this returns.
+            dst: rank in this group.
+            tag: tells messages between the same two ranks apart; from 0 to 2**31 - 1.
+            timeout: seconds; None is the world's ``op_timeout``.
+
+        Raises:
+            TensorMismatch: the receiver posted another length or dtype; the world stays usable.
+            PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
+            InvalidArgument: wrong rank, layout or device.
+        """
+        await self._run(timeout, p2p.send, tensor, dst, tag)
+
+    async def recv(
+        self, tensor: torch.Tensor, src: int | None = None, *, tag: int = 0, timeout: float | None = None
+    ) -> int:
+        """Receive into ``tensor`` from rank ``src``, or from whoever sends first if None.
+
+        Args:
+            tensor: contiguous tensor of exactly the length and dtype that is sent.
+            src: rank in this group; None for any.
+            tag: as in ``send``.
+            timeout: seconds; None is the world's ``op_timeout``.
+
+        Returns:
+            The rank that it came from.
+
+        Raises:
+            TensorMismatch: the sender has another length or dtype; ``tensor`` is untouched, the world stays usable.
+            PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
+        """
+        source: int = await self._run(timeout, p2p.recv, tensor, src, tag)
+        return source
+
+    async def send_tensor(
+        self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None
+    ) -> None:
+        """Send ``tensor`` with its shape and dtype, for ``recv_tensor`` on the other side. Arguments as in ``send``."""
+        await self._run(timeout, p2p.send_tensor, tensor, dst, tag)
+
+    async def recv_tensor(
+        self,
+        src: int,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        device: torch.device | str | None = None,
+    ) -> torch.Tensor:
+        """Receive a tensor whose shape and dtype the sender says.
+
+        Args:
+            src: rank in this group.
+            tag: as in ``send``.
+            timeout: seconds; None is the world's ``op_timeout``.
+            device: where the tensor is wanted; None is the world's device.
+
+        Returns:
+            A new tensor. Lengths above the world's ``max_message_bytes`` are refused with ``TensorMismatch``.
+        """
+        tensor: torch.Tensor = await self._run(timeout, p2p.recv_tensor, src, tag)
+        return tensor.to(self.device if device is None else device)
+
+    async def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:  # noqa: ANN401
+        """Send any picklable object, for ``recv_object`` on the other side. Arguments as in ``send``."""
+        await self._run(timeout, p2p.send_object, obj, dst, tag)
+
+    async def recv_object(
+        self, src: int, *, allow: Sequence[type | str] = (), tag: int = 0, timeout: float | None = None
+    ) -> Any:  # noqa: ANN401
+        """Receive an object.
+
+        Args:
+            src: rank in this group.
+            allow: classes and functions that may be loaded, as objects or ``"module.qualname"``; containers, numbers,
+                text and bytes always may, tensors too. Anything else raises ``ObjectRefused`` and is not loaded.
+            tag: as in ``send``.
+            timeout: seconds; None is the world's ``op_timeout``.
+        """
+        return await self._run(timeout, p2p.recv_object, src, tag, allow)
+
+    async def batch_p2p(self, operations: Sequence[P2P], *, timeout: float | None = None) -> list[int | None]:
+        """Start all ``operations`` at once and wait for all.
+
+        Args:
+            operations: ``P2P("send" | "recv", tensor, peer, tag)``; arguments are checked before any is started.
+            timeout: seconds for all together; None is the world's ``op_timeout``.
+
+        Returns:
+            For each receive its source rank, for each send None, in the order given.
+        """
+        results: list[int | None] = await self._run(timeout, p2p.batch, operations)
+        return results

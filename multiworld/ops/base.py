@@ -1,0 +1,72 @@
+"""How an operation is run for a group: started under the session, then awaited or waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multiworld.ops.operation import wait_async, wait_sync
+from multiworld.profiling import profiled
+
+if TYPE_CHECKING:
+    from multiworld.ops.operation import Operation
+    from multiworld.world import World
+
+Starter = Callable[..., "Operation"]
+
+
+class GroupBase:
+    """Members of a world, by rank, and the way to run operations among them.
+
+    Attributes:
+        ranks: world ranks of the members; a rank in this group is a place in this tuple.
+        gid: number that tells the messages of this group from those of others; 0 is the whole world.
+    """
+
+    _world: World
+    ranks: tuple[int, ...]
+    gid: int
+
+    @property
+    def rank(self) -> int:
+        """Our rank in this group."""
+        return self.ranks.index(self._world.world_rank)
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the world was joined with."""
+        return self._world.torch_device
+
+    async def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:  # noqa: ANN401
+        session = self._world.enter_async()
+        if profiled():
+            return await session.profiled_async(self, timeout, starter, *args)
+        operation = starter(session, self, *args)
+        if not operation.done:
+            await wait_async(operation, timeout)
+        return operation.result()
+
+
+class SyncBase:
+    """The same for a thread that waits itself."""
+
+    _group: GroupBase
+
+    def __init__(self, group: GroupBase) -> None:
+        self._group = group
+
+    def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:  # noqa: ANN401
+        session = self._group._world.enter_sync()
+        if profiled():
+            return session.profiled_sync(self._group, timeout, starter, *args)
+        operation = starter(session, self._group, *args)
+        if not operation.done:
+            wait_sync(operation, timeout)
+        return operation.result()

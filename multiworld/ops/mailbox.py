@@ -1,0 +1,280 @@
+"""Messages with one peer: receives are posted to the sender, who sends only what fits exactly.
+
+The receiver says what it waits for (POST); the sender, who knows what it has, compares and either sends the payload (DATA)
+or says what it has instead (REJECT). So a wrong length or dtype is known to both before a payload moves, nothing arrives
+that has no place, and in the common case, the receive being posted first, no time is spent on it. All methods are called
+under the session's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from multiworld.errors import TensorMismatch
+from multiworld.net.frames import Kind, Mode, dtype_name
+from multiworld.ops.memory import bytes_of
+from multiworld.ops.operation import Operation
+
+if TYPE_CHECKING:
+    from multiworld.net.lane import Done, Lane
+    from multiworld.session import Session
+
+Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED) or limit in bytes
+
+
+def describe(mode: int, dtype: int, nbytes: int) -> str:
+    """A signature in words."""
+    if mode == Mode.FIXED:
+        return f"{nbytes} bytes of {dtype_name(dtype)}"
+    return "a tensor with its shape" if mode == Mode.TENSOR else "an object"
+
+
+class SendOperation(Operation):
+    """A send: what it has, and whether it can still be withdrawn."""
+
+    __slots__ = ("box", "dtype", "key", "matched", "mode", "nbytes", "offered", "payload")
+
+    def __init__(
+        self, session: Session, name: str, box: Mailbox, key: int, signature: Signature, payload: tuple[Any, ...], keep: Any  # noqa: ANN401
+    ) -> None:
+        super().__init__(session, name, keep)
+        self.box = box
+        self.key = key
+        self.mode, self.dtype, self.nbytes = signature
+        self.payload = payload
+        self.matched = False
+        self.offered = -1
+
+    def withdraw(self) -> None:
+        """Nothing was sent if it was not matched; else it goes on in the background."""
+        self.withdrawn = True
+        if not self.matched and self.offered < 0:
+            self.box.sends[self.key].remove(self)
+            self.session.operations.discard(self)
+
+    def waiting_for(self) -> str:
+        state = "to take the payload" if self.matched else "to post the receive"
+        return f"rank {self.box.lane.peer} {state}"
+
+
+class ReceiveOperation(Operation):
+    """A receive: what it expects, and where the payload goes."""
+
+    __slots__ = ("arriving", "box", "buffer", "dtype", "key", "mode", "nbytes", "seq", "view")
+
+    def __init__(self, session: Session, name: str, box: Mailbox, key: int, signature: Signature, view: memoryview | None, keep: Any) -> None:  # noqa: ANN401
+        super().__init__(session, name, keep)
+        self.box = box
+        self.key = key
+        self.mode, self.dtype, self.nbytes = signature
+        self.view = view
+        self.buffer: Any = None  # of a self-describing message
+        self.seq = -1
+        self.arriving = False
+
+    @property
+    def signature(self) -> Signature:
+        """What was posted."""
+        return self.mode, self.dtype, self.nbytes
+
+    def withdraw(self) -> None:
+        """The post stays open for the next receive that fits it; a message under way is kept for that one."""
+        self.withdrawn = True
+        self.box.orphan(self)
+
+    def waiting_for(self) -> str:
+        return f"rank {self.box.lane.peer} to send"
+
+
+class Mailbox:
+    """All messages with one peer, by key."""
+
+    def __init__(self, session: Session, lane: Lane) -> None:
+        self.session = session
+        self.lane = lane
+        self.sends: dict[int, deque[SendOperation]] = {}
+        self.posts: dict[int, deque[tuple[int, int, int, int]]] = {}  # seq, mode, dtype, nbytes
+        self.wanted: dict[int, ReceiveOperation] = {}  # ours, by seq
+        self.any_posts: dict[int, deque[int]] = {}  # the peer's, by key
+        self.kept: dict[int, deque[ReceiveOperation]] = {}  # arrived for a withdrawn receive
+        self.orphans: dict[int, deque[ReceiveOperation]] = {}  # withdrawn, post still open
+        self.blocked: dict[int, deque[ReceiveOperation]] = {}  # wait until orphans that do not fit are settled
+        self._seq = 0
+
+    # ours
+
+    def send(self, operation: SendOperation) -> None:
+        """Queue a send and match it if its receive is posted."""
+        self.sends.setdefault(operation.key, deque()).append(operation)
+        self._match(operation.key)
+
+    def receive(self, operation: ReceiveOperation) -> None:
+        """Take a message that was kept, adopt an open post, or post the receive."""
+        key = operation.key
+        if self.kept.get(key):
+            self._take_kept(operation, self.kept[key].popleft())
+            return
+        orphans = self.orphans.get(key)
+        if orphans:
+            if orphans[0].signature == operation.signature:
+                self._adopt(operation, orphans.popleft())
+                return
+            for orphan in orphans:
+                self.lane.put(Kind.CANCEL, seq=orphan.seq, key=key)
+            self.blocked.setdefault(key, deque()).append(operation)
+            return
+        self._post(operation)
+
+    def orphan(self, operation: ReceiveOperation) -> None:
+        """Nobody waits for this receive any more."""
+        self.session.operations.discard(operation)
+        blocked = self.blocked.get(operation.key)
+        if blocked and operation in blocked:
+            blocked.remove(operation)
+        elif operation.seq in self.wanted and not operation.arriving:
+            if operation.view is not None:  # the tensor is the caller's again: what comes goes to memory of our own
+                operation.view = memoryview(bytearray(operation.nbytes))
+                operation.keep = None
+            self.orphans.setdefault(operation.key, deque()).append(operation)
+
+    # the peer's
+
+    def on_post(self, dtype: int, flags: int, seq: int, key: int, nbytes: int) -> None:
+        """The peer waits for a message."""
+        self.posts.setdefault(key, deque()).append((seq, flags, dtype, nbytes))
+        if self.sends.get(key):
+            self._match(key)
+
+    def on_data(self, dtype: int, seq: int, nbytes: int) -> tuple[memoryview | None, Done | None]:
+        """A payload begins."""
+        operation = self.wanted.pop(seq, None)
+        if operation is None or (operation.mode == Mode.FIXED and operation.nbytes != nbytes):
+            self.session.protocol_error(self.lane, f"payload of {nbytes} bytes that was not asked for")
+            return None, None
+        operation.arriving = True
+        operation.dtype = dtype
+        if operation.view is None:
+            operation.buffer = self.session.new_buffer(nbytes)
+            operation.view = bytes_of(operation.buffer)
+        return operation.view, lambda: self._arrived(operation)
+
+    def on_reject(self, dtype: int, flags: int, seq: int, nbytes: int) -> None:
+        """The peer has something else than what we wait for."""
+        operation = self.wanted.pop(seq, None)
+        if operation is None:
+            return
+        self._forget_orphan(operation)
+        ours = describe(*operation.signature)
+        operation.fail(self._mismatch(f"expects {ours}, rank {self.lane.peer} sends {describe(flags, dtype, nbytes)}", ours, describe(flags, dtype, nbytes)))
+
+    def on_cancel(self, seq: int, key: int) -> None:
+        """The peer withdraws a post; too late if the payload is on its way."""
+        posts = self.posts.get(key, ())
+        for post in posts:
+            if post[0] == seq:
+                self.posts[key].remove(post)
+                self.lane.put(Kind.CANCELLED, seq=seq, key=key)
+                return
+
+    def on_cancelled(self, seq: int) -> None:
+        """A post of ours is withdrawn."""
+        operation = self.wanted.pop(seq, None)
+        if operation is not None:
+            self._forget_orphan(operation)
+
+    def on_any(self, seq: int, key: int) -> None:
+        """The peer waits for a message from anybody."""
+        self.any_posts.setdefault(key, deque()).append(seq)
+        self._match(key)
+
+    def on_any_done(self, seq: int, key: int) -> None:
+        """The peer's receive from any source has its message."""
+        any_posts = self.any_posts.get(key)
+        if any_posts and seq in any_posts:
+            any_posts.remove(seq)
+        for operation in self.sends.get(key, ()):
+            if operation.offered == seq:
+                operation.offered = -1
+        self._match(key)
+
+    # inside
+
+    def _match(self, key: int) -> None:
+        sends, posts = self.sends.get(key), self.posts.get(key)
+        while sends and posts:
+            self._answer(sends.popleft(), *posts.popleft())
+        any_posts = self.any_posts.get(key)
+        if sends and any_posts and sends[0].offered < 0:
+            sends[0].offered = any_posts[0]
+            self.lane.put(Kind.OFFER, seq=any_posts[0], key=key)
+
+    def _answer(self, operation: SendOperation, seq: int, mode: int, dtype: int, nbytes: int) -> None:
+        if operation.mode == mode and (
+            (operation.dtype == dtype and operation.nbytes == nbytes) if mode == Mode.FIXED else operation.nbytes <= nbytes
+        ):
+            operation.matched = True
+            self.lane.put(
+                Kind.DATA, operation.dtype, mode, seq, operation.key, operation.payload, operation.nbytes, operation
+            )
+            return
+        self.lane.put(Kind.REJECT, operation.dtype, operation.mode, seq, operation.key, nbytes=operation.nbytes)
+        ours, theirs = describe(operation.mode, operation.dtype, operation.nbytes), describe(mode, dtype, nbytes)
+        if operation.mode == mode != Mode.FIXED:
+            ours, theirs = f"{operation.nbytes} bytes", f"at most {nbytes} bytes"
+        operation.fail(self._mismatch(f"sends {ours}, rank {self.lane.peer} expects {theirs}", ours, theirs))
+
+    def _mismatch(self, what: str, ours: str, theirs: str) -> TensorMismatch:
+        session = self.session
+        return TensorMismatch(
+            session.name, f"rank {session.rank} {what}", ours=ours, theirs={self.lane.peer: theirs},
+            generation=session.generation, rank=session.rank,
+        )  # fmt: skip
+
+    def _post(self, operation: ReceiveOperation) -> None:
+        self._seq = operation.seq = (self._seq + 1) & 0xFFFFFFFF
+        self.wanted[operation.seq] = operation
+        self.lane.put(Kind.POST, operation.dtype, operation.mode, operation.seq, operation.key, nbytes=operation.nbytes)
+
+    def _arrived(self, operation: ReceiveOperation) -> None:
+        operation.arriving = False
+        if not operation.withdrawn:
+            operation.complete(self.lane.peer)
+            return
+        self._forget_orphan(operation, settle=False)
+        self._keep_message(operation)
+
+    def _keep_message(self, operation: ReceiveOperation) -> None:
+        if operation.buffer is None and operation.view is not None:
+            operation.view = memoryview(bytes(operation.view))  # a copy: the tensor is the caller's again
+            operation.keep = None
+        self.kept.setdefault(operation.key, deque()).append(operation)
+        self._unblock(operation.key)
+        self.session.offer_kept(self, operation.key)
+
+    def _take_kept(self, operation: ReceiveOperation, message: ReceiveOperation) -> None:
+        fits = operation.signature == message.signature or (operation.mode == message.mode != Mode.FIXED)
+        if not fits:
+            ours, theirs = describe(*operation.signature), describe(*message.signature)
+            operation.fail(self._mismatch(f"expects {ours}, rank {self.lane.peer} sent {theirs}", ours, theirs))
+            return
+        if operation.view is not None and message.view is not None:
+            operation.view[:] = message.view
+        operation.buffer, operation.dtype = message.buffer, message.dtype
+        operation.complete(self.lane.peer)
+
+    def _adopt(self, operation: ReceiveOperation, orphan: ReceiveOperation) -> None:
+        operation.seq = orphan.seq
+        self.wanted[operation.seq] = operation
+
+    def _forget_orphan(self, operation: ReceiveOperation, settle: bool = True) -> None:
+        orphans = self.orphans.get(operation.key)
+        if orphans and operation in orphans:
+            orphans.remove(operation)
+            if settle:
+                self._unblock(operation.key)
+
+    def _unblock(self, key: int) -> None:
+        blocked = self.blocked.get(key)
+        while blocked and (self.kept.get(key) or not self.orphans.get(key)):
+            self.receive(blocked.popleft())

@@ -1,0 +1,122 @@
+"""One operation in flight, and the two ways to wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from multiworld.errors import MultiWorldError
+
+if TYPE_CHECKING:
+    from multiworld.session import Session
+
+
+class Operation:
+    """An operation from its start to its outcome. Completed at most once, under the session's lock.
+
+    Attributes:
+        name: of the operation, for messages.
+        session: what it runs in.
+        done: whether the outcome is there.
+        deadline: monotonic time after which the session breaks; infinite until somebody waits.
+        withdrawn: nobody waits for it any more.
+        keep: what must stay alive until it is done, such as tensors.
+    """
+
+    __slots__ = ("_error", "_future", "_value", "_wake", "deadline", "done", "keep", "name", "session", "timeout", "withdrawn")
+
+    def __init__(self, session: Session, name: str, keep: Any = None) -> None:  # noqa: ANN401
+        self.session = session
+        self.name = name
+        self.done = False
+        self.withdrawn = False
+        self.deadline = float("inf")
+        self.timeout = 0.0
+        self.keep = keep
+        self._value: Any = None
+        self._error: MultiWorldError | None = None
+        self._future: asyncio.Future[None] | None = None
+        self._wake = -1
+
+    def complete(self, value: Any = None) -> None:  # noqa: ANN401
+        """Record success and wake whoever waits."""
+        if not self.done:
+            self._value = value
+            self._settle()
+
+    def fail(self, error: MultiWorldError) -> None:
+        """Record the failure and wake whoever waits."""
+        if not self.done:
+            self._error = error
+            self._settle()
+
+    def result(self) -> Any:  # noqa: ANN401
+        """The value of a done operation; raises its error, with this operation's name in it."""
+        if self._error is not None:
+            raise self._error.with_context(operation=self.name)
+        return self._value
+
+    def withdraw(self) -> None:
+        """Nobody waits any more; what that means is the kind's to say. By default it goes on in the background."""
+        self.withdrawn = True
+
+    def waiting_for(self) -> str:
+        """Whom or what it waits for, for the message of a timeout."""
+        return ""
+
+    def _settle(self) -> None:
+        self.done = True
+        self.session.operations.discard(self)
+        if self._future is not None:
+            self.session.resolve(self._future)
+        elif self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def set_deadline(self, timeout: float | None) -> None:
+        """Start the clock: ``timeout`` seconds from now, None for the world's."""
+        self.timeout = self.session.op_timeout if timeout is None else timeout
+        self.deadline = time.monotonic() + self.timeout
+
+    def attach(self, future: asyncio.Future[None] | None, wake: int) -> bool:
+        """Register who is to be woken; False if it is done already. Under the session's lock."""
+        if self.done:
+            return False
+        self._future, self._wake = future, wake
+        return True
+
+
+async def wait_async(operation: Operation, timeout: float | None) -> None:
+    """Await the outcome in the session's event loop; a cancelled await withdraws the operation."""
+    session = operation.session
+    operation.set_deadline(timeout)
+    future = asyncio.get_running_loop().create_future()
+    with session.lock:
+        if not operation.attach(future, -1):
+            return
+    try:
+        await future
+    except asyncio.CancelledError:
+        with session.lock:
+            operation.attach(None, -1)
+            operation.withdraw()
+        raise
+
+
+def wait_sync(operation: Operation, timeout: float | None) -> None:
+    """Wait in this thread, moving the session's data meanwhile; an interrupt withdraws the operation."""
+    session = operation.session
+    operation.set_deadline(timeout)
+    with session.drivers_seat() as seat:
+        with session.lock:
+            if not operation.attach(None, seat.wake):
+                return
+        try:
+            while not operation.done:
+                seat.turn()
+        except BaseException:
+            with session.lock:
+                operation.attach(None, -1)
+                operation.withdraw()
+            raise

@@ -1,0 +1,39 @@
+"""Blocking work beside an event loop: one named daemon thread per piece, never an executor whose exit blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def run_in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``function(*args)`` in a daemon thread and await its result. ``name=`` names the thread and is not passed on.
+
+    A cancelled await returns at once; the thread ends when the function does.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    name = str(kwargs.pop("name", "mw-worker"))
+
+    def settle(setter: Callable[[], None]) -> None:
+        if not future.done():
+            setter()
+
+    def work() -> None:
+        try:
+            value = function(*args, **kwargs)
+            outcome: Callable[[], None] = lambda: future.set_result(value)  # noqa: E731
+        except BaseException as error:  # noqa: BLE001 - handed to whoever awaits
+            failure = error
+            outcome = lambda: future.set_exception(failure)  # noqa: E731
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return await future

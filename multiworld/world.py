@@ -1,0 +1,211 @@
+"""A world: one fault domain, its life from join to leave, and back by rejoin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multiworld.config import WorldConfig, WorldState
+from multiworld.errors import BrokenWorldException, InvalidArgument, WorldClosed, WrongContext
+from multiworld.group import Group, SyncGroup
+from multiworld.threads import run_in_thread
+
+if TYPE_CHECKING:
+    from multiworld.multi import MultiWorld
+    from multiworld.rendezvous.stores import StoreSource
+    from multiworld.session import Session
+
+
+class SyncWorld(SyncGroup):
+    """Synchronous twins of a world's operations and of its life cycle."""
+
+    _group: World
+
+    def leave(self) -> None:
+        """``leave`` of the world, waiting in this thread."""
+        self._group._leave()
+
+    def rejoin(
+        self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None
+    ) -> World:
+        """``rejoin`` of the world, waiting in this thread."""
+        self._group._rejoin(rank, size, timeout, None)
+        return self._group
+
+
+class World(Group):
+    """One fault domain: members, a generation, a state. Made by ``MultiWorld.join``.
+
+    When a member is lost, every waiting operation here raises the same first cause and other worlds go on. The object
+    survives its generations: after ``rejoin()`` it is the same world under a higher generation.
+    """
+
+    def __init__(
+        self,
+        owner: MultiWorld,
+        config: WorldConfig,
+        session: Session,
+        source: StoreSource,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self._owner = owner
+        self._config = config
+        self._live = session
+        self._loop = loop
+        self.source = source
+        self._pid = os.getpid()
+        self.torch_device = torch.device(config.device)
+        super().__init__(self, tuple(range(config.size)), 0)
+        self._sync_world = SyncWorld(self)
+
+    @property
+    def sync(self) -> SyncWorld:
+        """The synchronous twins of all operations, ``leave`` and ``rejoin``."""
+        return self._sync_world
+
+    @property
+    def name(self) -> str:
+        """The world's name."""
+        return self._config.name
+
+    @property
+    def world_rank(self) -> int:
+        """Our rank in the world."""
+        return self._config.rank
+
+    @property
+    def config(self) -> WorldConfig:
+        """What it was joined with."""
+        return self._config
+
+    @property
+    def generation(self) -> int:
+        """How often this world was assembled, from 1; all members of one assembly have the same."""
+        return self._live.generation
+
+    @property
+    def state(self) -> WorldState:
+        """Where it is in its life."""
+        return self._live.state
+
+    @property
+    def failure(self) -> BrokenWorldException | None:
+        """The first cause, if the world is broken or closed."""
+        return self._live.failure
+
+    @property
+    def departed(self) -> frozenset[int]:
+        """Ranks that left in good order."""
+        return self._live.departed
+
+    def group(self, ranks: Sequence[int], label: str = "") -> Group:
+        """Some members as a group of their own; needs no communication.
+
+        Args:
+            ranks: world ranks, ours among them, without doubles; the order gives the ranks in the group.
+            label: tells groups of the same ranks apart.
+
+        Raises:
+            InvalidArgument: a rank out of range, twice, or ours missing.
+        """
+        members = tuple(ranks)
+        inside = all(isinstance(r, int) and 0 <= r < self.size for r in members)
+        if not inside or len(set(members)) != len(members) or self.world_rank not in members:
+            raise InvalidArgument(
+                self.name,
+                f"a group of ranks {list(members)} cannot be made by rank {self.world_rank} of {self.size}",
+                cause="a rank is out of range or named twice, or our own is missing",
+                rank=self.world_rank,
+                operation="group",
+            )
+        gid = zlib.crc32(repr((members, label)).encode()) or 1
+        return Group(self, members, gid)
+
+    async def leave(self) -> None:
+        """Leave in good order: what was sent arrives, then the peers see ``PeerLeft``. Pending operations raise ``WorldClosed``."""
+        await run_in_thread(self._leave, name=f"mw-leave-{self.name}")
+
+    def abort(self, reason: str) -> None:
+        """Break the world now, here and on every member; returns at once.
+
+        Args:
+            reason: one sentence; the members' ``PeerLost`` carries it.
+        """
+        self._live.abort(reason)
+
+    async def rejoin(
+        self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None
+    ) -> World:
+        """Assemble the world again under a new generation; every member, or its replacement by ``join``, does the same.
+
+        Args:
+            rank: our new rank; None keeps it.
+            size: the new number of members; None keeps it.
+            timeout: seconds; None is ``join_timeout``.
+
+        Returns:
+            This world, active again. A world that is not broken yet is left first.
+
+        Raises:
+            StaleGeneration: the others have gone on without us.
+            RendezvousError: they did not come, or disagree.
+        """
+        loop = asyncio.get_running_loop()
+        await run_in_thread(self._rejoin, rank, size, timeout, loop, name=f"mw-rejoin-{self.name}")
+        return self
+
+    def enter_async(self) -> Session:
+        """The live session for an operation of the running loop, or a typed error; for the package's own use."""
+        session = self.enter_sync()
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._bind(loop, session)
+        return session
+
+    def enter_sync(self) -> Session:
+        """The live session for an operation of the calling thread, or a typed error; for the package's own use."""
+        if os.getpid() != self._pid:
+            raise WrongContext(self.name, "used in a forked child of the process that joined", rank=self.world_rank)
+        session = self._live
+        if session.failure is not None:
+            raise session.failure.with_context()
+        return session
+
+    def _bind(self, loop: asyncio.AbstractEventLoop, session: Session) -> None:
+        if self._loop is not None:
+            raise WrongContext(self.name, "used in another event loop than the one that joined", rank=self.world_rank)
+        self._loop = loop
+        session.attach_loop(loop)
+
+    def _leave(self) -> None:
+        self._live.leave()
+        self._owner.forget(self)
+
+    def _rejoin(
+        self,
+        rank: int | None,
+        size: int | None,
+        timeout: float | None,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        wanted: dict[str, Any] = {"rank": rank, "size": size, "join_timeout": timeout}
+        config = replace(self._config, **{k: v for k, v in wanted.items() if v is not None})
+        if self._live.failure is None:
+            self._live.leave()
+        session = self._owner.assemble(config, self, loop if loop is not None else self._loop)
+        self._config, self._live = config, session
+        self.ranks = tuple(range(config.size))
+
+    def closed_error(self) -> WorldClosed:
+        """What operations raise after the world was left."""
+        return WorldClosed(self.name, "the world was left", generation=self.generation, rank=self.world_rank)
+
+    def __repr__(self) -> str:
+        place = f"rank={self.world_rank}, size={self.size}, generation={self.generation}"
+        return f"World({self.name!r}, {place}, state={self.state.value})"
