@@ -46,14 +46,14 @@ def _group(*names: str) -> list[str]:
 
 def _tool(session: nox.Session, *arguments: str) -> None:
     """Run one command of the tooling in the session's environment."""
-    session.install(*_group("tooling", "test", "nox"))
+    session.install(*_group("tooling", "test"))
     session.run("python", "-m", "build", *arguments, env={"PYTHONPATH": str(HERE)})
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, strict mypy, and the checks of every patch series."""
-    session.install(*_group("lint", "tooling", "test", "nox"), "prometheus-client", "numpy")
+    session.install(*_group("lint", "tooling", "test"), "prometheus-client", "numpy")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -69,7 +69,7 @@ def tests(session: nox.Session) -> None:
         place = arguments.index("--torch")
         torch = arguments[place + 1]
         del arguments[place : place + 2]
-    session.install(*_group("tooling", "test", "nox"))
+    session.install(*_group("tooling", "test"))
     # pip, not uv: it knows the find-links folders a machine may be configured with.
     session.install("pip")
     numpy = "numpy<2" if torch < "2.3" else "numpy"
@@ -100,7 +100,7 @@ def patches(session: nox.Session) -> None:
 
 @nox.session(name="regenerate-patch")
 def regenerate_patch(session: nox.Session) -> None:
-    """Port a series to a release, hunk by hunk: `-- RELEASE`, or `-- --patches DIR --from-tree A --to-tree B --out DIR`."""
+    """Port a series, hunk by hunk: `-- RELEASE`, or `-- --patches DIR --from-tree A --to-tree B --out DIR`."""
     _tool(session, "regenerate-patch", *session.posargs)
 
 
@@ -115,12 +115,12 @@ def _release_sessions(release: str) -> None:
 
     @nox.session(name=f"apply-{release}")
     def apply(session: nox.Session) -> None:
-        """Checkout of the release with its series applied, and a verdict per hunk: `-- [--source PATH] [--into DIR]`."""
+        """Checkout with the series applied, and a verdict per hunk: `-- [--source PATH] [--into DIR]`."""
         _tool(session, "apply", release, *session.posargs)
 
     @nox.session(name=f"build-{release}")
     def build(session: nox.Session) -> None:
-        """Patched wheel and overlay wheel in dist/, then their tests: `-- [--source PATH] [--python 3.11] [--no-test]`."""
+        """Patched wheel and overlay wheel, then their tests: `-- [--source PATH] [--python 3.11] [--no-test]`."""
         arguments = [item for item in session.posargs if item != "--no-test"]
         _tool(session, "build", release, *arguments)
         if "--no-test" not in session.posargs:

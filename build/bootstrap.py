@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 
@@ -25,19 +25,13 @@ def _cache() -> Path:
 
 
 def _make(folder: Path, requirements: list[str]) -> None:
-    """Create the environment beside its place and move it there when it is whole.
-
-    Scripts of an environment name its path, so it is filled in place of a marker: `ready` is written last.
-    """
+    """Create the environment in place, since its scripts name its path; `ready` is written last."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     print(f":: preparing nox in {folder}", flush=True)  # noqa: T201
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip: list[str | Path] = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, *requirements], check=True)
-    handle, name = tempfile.mkstemp(dir=folder)
-    os.close(handle)
-    Path(name).rename(folder / "ready")
+    (folder / "ready").touch()
 
 
 def run_again_with_nox(here: Path) -> int:
@@ -52,9 +46,12 @@ def run_again_with_nox(here: Path) -> int:
     requirements = _requirements(here / "noxfile.py")
     key = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:16]
     folder = _cache() / "nox" / key
+    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if not (folder / "ready").exists():
-            _make(folder, requirements)
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "ready").exists():
+                _make(folder, requirements)
     except (OSError, subprocess.CalledProcessError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         print(  # noqa: T201
@@ -65,7 +62,7 @@ def run_again_with_nox(here: Path) -> int:
         )
         return 5
     path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-    command = [folder / "bin" / "python", "-m", "nox", "-f", here / "noxfile.py", *sys.argv[1:]]
+    command: list[str | Path] = [folder / "bin" / "python", "-m", "nox", "-f", here / "noxfile.py", *sys.argv[1:]]
     try:
         return subprocess.run(command, env={**os.environ, "PATH": path}, check=False).returncode
     except KeyboardInterrupt:
