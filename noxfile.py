@@ -124,8 +124,7 @@ def _release_sessions(release: str) -> None:
         arguments = [item for item in session.posargs if item != "--no-test"]
         _tool(session, "build", release, *arguments)
         if "--no-test" not in session.posargs:
-            kept = [arguments[i + 1] for i, item in enumerate(arguments[:-1]) if item == "--python"]
-            session.notify(f"test-{release}", ["--python", kept[0]] if kept else [])
+            session.notify(f"test-{release}", [])
 
     @nox.session(name=f"test-{release}")
     def test(session: nox.Session) -> None:

@@ -80,6 +80,32 @@ def run(
     return Completed(argv, process.returncode, out, err)
 
 
+def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], timeout: float) -> int:
+    """Run `command` with its output on the terminal.
+
+    Args:
+        command: program and arguments.
+        cwd: working folder.
+        env: variables set on top of this process's.
+        timeout: seconds until the whole process group is killed.
+
+    Returns:
+        Its exit status.
+
+    Raises:
+        subprocess.TimeoutExpired: `timeout` passed.
+    """
+    argv = [str(part) for part in command]
+    log.debug("$ %s", shlex.join(argv))
+    with subprocess.Popen(argv, cwd=cwd, env={**os.environ, **env}, start_new_session=True) as process:
+        _live.add(process)
+        try:
+            return process.wait(timeout)
+        finally:
+            _kill(process)
+            _live.discard(process)
+
+
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End a command and everything it started; one that has ended already is fine."""
     with contextlib.suppress(ProcessLookupError):

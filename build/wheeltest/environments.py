@@ -1,0 +1,70 @@
+"""Fresh environments with torch in one of its forms, made by uv so that they cost seconds and no disk."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+
+import uv
+
+from build.console import step
+from build.errors import EnvironmentUnfitError
+from build.paths import cache
+from build.process import run
+
+
+class Form(Enum):
+    """How torch is installed."""
+
+    STOCK = "stock"
+    PATCHED = "patched"
+    OVERLAY = "overlay"
+
+
+def _uv(*arguments: str | Path) -> None:
+    """Run uv.
+
+    Raises:
+        EnvironmentUnfitError: it failed.
+    """
+    done = run([uv.find_uv_bin(), *arguments], timeout=1800)
+    if done.returncode:
+        raise EnvironmentUnfitError(
+            "an environment for the tests could not be made",
+            cause=done.tail,
+            remedy="check network and disk; uv's settings (UV_INDEX_URL, UV_CACHE_DIR) apply",
+        )
+
+
+def install(python: Path, *requirements: str | Path) -> None:
+    """Install into the environment of `python`."""
+    _uv("pip", "install", "--quiet", "--python", python, *requirements)
+
+
+@contextmanager
+def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
+    """Make an environment, yield its interpreter, and remove it.
+
+    Args:
+        form: named in the folder, for people who look.
+        python: CPython version, e.g. `3.11`.
+        wheels: what to install; dependencies come from the index.
+
+    Raises:
+        EnvironmentUnfitError: no such Python on this machine, or an installation failed.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"{form.value}-", dir=cache("environments")))
+    try:
+        step(f"environment {form.value}: {', '.join(path.name for path in wheels)}")
+        wanted = sys.executable if python == ".".join(map(str, sys.version_info[:2])) else python
+        _uv("venv", "--quiet", "--no-python-downloads", "--python", wanted, folder / "venv")
+        interpreter = folder / "venv" / "bin" / "python"
+        install(interpreter, *wheels, "numpy" if python != "3.8" else "numpy<2")
+        yield interpreter
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
