@@ -76,7 +76,8 @@ class OfficialWheel(Frozen, frozen=True):
         cxx11_abi: `torch._C._GLIBCXX_USE_CXX11_ABI`.
         nccl: version of NCCL it was built with and requires.
         cuda: `torch.version.cuda`.
-        libtorch_cuda_build_id: GNU build id of `torch/lib/libtorch_cuda.so`, the same for every Python.
+        libtorch_cuda_build_ids: GNU build id of `torch/lib/libtorch_cuda.so` per CPython version: measured,
+            the library is built anew for each.
         sha256: digest of the wheel file per CPython version.
     """
 
@@ -86,8 +87,13 @@ class OfficialWheel(Frozen, frozen=True):
     cxx11_abi: bool
     nccl: str
     cuda: str
-    libtorch_cuda_build_id: str
+    libtorch_cuda_build_ids: dict[str, str]
     sha256: dict[str, str]
+
+    @property
+    def libtorch_cuda_build_id(self) -> str:
+        """The build id of the wheel for Python 3.11; other Pythons have others."""
+        return self.libtorch_cuda_build_ids["3.11"]
 
 
 class Release(Frozen, frozen=True):
@@ -140,16 +146,14 @@ def _problems(release: Release) -> list[str]:
     found = []
     if not _SHA1.fullmatch(release.commit):
         found.append(f"commit {release.commit!r} is no 40-digit commit id")
-    if not _SHA1.fullmatch(release.wheel.libtorch_cuda_build_id):
-        found.append(f"build id {release.wheel.libtorch_cuda_build_id!r} is no 40-digit GNU build id")
+    ids = release.wheel.libtorch_cuda_build_ids
+    found += [f"build id {value!r} is no 40-digit GNU build id" for value in ids.values() if not _SHA1.fullmatch(value)]
     digests = [*release.wheel.sha256.values(), *([release.debian.orig_sha256] if release.debian else [])]
     digests += [package.headers_sha256 for package in release.header_packages if package.headers_sha256]
-    found += [
-        f"{path}: {blob!r} is no blob id" for path, blob in release.blobs.items() if not _SHA1.fullmatch(blob)
-    ]
+    found += [f"{path}: {blob!r} is no blob id" for path, blob in release.blobs.items() if not _SHA1.fullmatch(blob)]
     found += [f"digest {value!r} is no SHA-256" for value in digests if not _SHA256.fullmatch(value)]
-    strangers = sorted(set(release.wheel.sha256) - set(release.wheel.pythons))
-    found += [f"a wheel digest for Python {python}, which `pythons` does not list" for python in strangers]
+    strangers = sorted((set(release.wheel.sha256) | set(ids)) - set(release.wheel.pythons))
+    found += [f"a digest or build id for Python {python}, which `pythons` does not list" for python in strangers]
     return found
 
 
@@ -170,9 +174,7 @@ def parse(text: bytes, origin: str) -> dict[str, Release]:
         data = msgspec.toml.decode(text, type=_File)
         ordered = sorted(data.release, key=Version)
     except (msgspec.DecodeError, InvalidVersion) as error:
-        raise ReleaseDataError(
-            f"{origin} is not valid: {error}", remedy="correct the entry it names"
-        ) from None
+        raise ReleaseDataError(f"{origin} is not valid: {error}", remedy="correct the entry it names") from None
     for key in ordered:
         problems = _problems(data.release[key])
         if data.release[key].version != key:

@@ -19,27 +19,49 @@ class RangeUnsupportedError(SourceError):
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on a server, read by range requests; wrap it in `io.BufferedReader` for few, large requests."""
+    """A file on a server, read by range: one open request goes on for as long as reading is sequential."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._position = 0
-        self.transferred = 0
-        response = self._get("bytes=0-0")
+        self._open: httpx.Response | None = None
+        self._blocks: Iterator[bytes] = iter(())
+        self._ahead = b""
+        response = self._request("bytes=0-0")
+        response.close()
         self.size = int(response.headers["content-range"].rpartition("/")[2])
 
-    def _get(self, byte_range: str) -> httpx.Response:
-        return retried(self.url, lambda: self._request(byte_range))
-
     def _request(self, byte_range: str) -> httpx.Response:
+        """Return an open response; a server without ranges is refused before it sends the whole file."""
         headers = {"Range": byte_range, "Accept-Encoding": "identity"}
-        # Streamed, so that a server without ranges does not send its 770 MB before it is refused.
-        with client().stream("GET", self.url, headers=headers) as response:
-            if response.status_code != httpx.codes.PARTIAL_CONTENT:
-                raise RangeUnsupportedError(f"{shown(self.url)} answers a range request with {response.status_code}")
-            response.read()
-        self.transferred += len(response.content)
+        request = client().build_request("GET", self.url, headers=headers)
+        response = client().send(request, stream=True)
+        if response.status_code != httpx.codes.PARTIAL_CONTENT:
+            response.close()
+            raise RangeUnsupportedError(f"{shown(self.url)} answers a range request with {response.status_code}")
         return response
+
+    def _drop(self) -> None:
+        """End the open request."""
+        if self._open is not None:
+            self._open.close()
+        self._open, self._blocks, self._ahead = None, iter(()), b""
+
+    def _next(self) -> bytes:
+        """Return the next bytes at the position, from the open request or a new one."""
+        try:
+            if self._open is None:
+                self._open = self._request(f"bytes={self._position}-")
+                self._blocks = self._open.iter_raw(CHUNK)
+            return next(self._blocks, b"")
+        except httpx.TransportError:
+            self._drop()  # the next attempt asks from where this one broke off
+            raise
+
+    def close(self) -> None:
+        """End the open request too."""
+        self._drop()
+        super().close()
 
     def readable(self) -> bool:
         """Return True."""
@@ -56,18 +78,23 @@ class RemoteFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to `offset` from the start, here or the end."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
+        target = max(0, origin + offset)
+        if target != self._position:
+            self._drop()
+        self._position = target
+        return target
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill `buffer` with one request."""
-        end = min(self._position + len(buffer), self.size)
-        if end <= self._position:
+        """Fill `buffer` with what comes next."""
+        if self._position >= self.size:
             return 0
-        data = self._get(f"bytes={self._position}-{end - 1}").content
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
+        if not self._ahead:
+            self._ahead = retried(self.url, self._next)
+        taken = min(len(buffer), len(self._ahead))
+        buffer[:taken] = self._ahead[:taken]
+        self._ahead = self._ahead[taken:]
+        self._position += taken
+        return taken
 
 
 @contextmanager

@@ -37,19 +37,23 @@ def _verification() -> ssl.SSLContext:
     return context
 
 
+def _credentials() -> httpx.Auth | None:
+    """Return `~/.netrc` as a source of credentials; those of a URL itself come first."""
+    try:
+        return httpx.NetRCAuth()
+    except (FileNotFoundError, netrc.NetrcParseError):
+        return None
+
+
 @cache
 def client() -> httpx.Client:
     """Return the one HTTP client: proxies of the environment or of pip, its certificates, `~/.netrc`."""
-    try:
-        auth = httpx.NetRCAuth()
-    except (FileNotFoundError, netrc.NetrcParseError):
-        auth = None
     return httpx.Client(
         timeout=TIMEOUT,
         follow_redirects=True,
         verify=_verification(),
         proxy=setting("proxy"),
-        auth=auth,
+        auth=_credentials(),
         limits=httpx.Limits(max_connections=8),
     )
 

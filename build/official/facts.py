@@ -1,0 +1,206 @@
+"""Facts of an official wheel, read from the wheel itself: remotely, member by member, without its 770 MB."""
+
+from __future__ import annotations
+
+import re
+import struct
+import zipfile
+from dataclasses import dataclass
+from email.parser import BytesParser
+from typing import IO, BinaryIO
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from build.console import step
+from build.errors import SourceError, WheelError
+from build.official.index import IndexFile, files
+from build.official.remote import opened
+
+_CUDA_LIBRARY = "torch/lib/libtorch_cuda.so"
+_MACHINE = {"platform_system": "Linux", "platform_machine": "x86_64", "sys_platform": "linux"}
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WheelFacts:
+    """What an official wheel says of itself.
+
+    Attributes:
+        version: of PyTorch.
+        commit: `torch.version.git_version`.
+        local: label of `torch.__version__` after the `+`, e.g. `cu124`; empty for a CPU build.
+        cuda: `torch.version.cuda`, empty for a CPU build.
+        cxx11_abi: whether `std::string` in its symbols is the C++11 one.
+        nccl: version of NCCL it requires, empty when none.
+        pythons: CPython versions with an x86_64 Linux wheel, oldest first.
+        sha256: digest of each of these wheels, from the index.
+        libtorch_cuda_build_id: GNU build id of libtorch_cuda.so; empty when it was not read.
+        requires: pinned distributions that the wheel needs on x86_64 Linux, `name` to `version`.
+    """
+
+    version: str
+    commit: str
+    local: str
+    cuda: str
+    cxx11_abi: bool
+    nccl: str
+    pythons: tuple[str, ...]
+    sha256: dict[str, str]
+    libtorch_cuda_build_id: str
+    requires: dict[str, str]
+
+
+def versions() -> tuple[str, ...]:
+    """Return the PyTorch releases the index has a wheel of for x86_64 Linux, oldest first."""
+    found = {file.version for file in files("torch") if file.version and "x86_64" in file.name}
+    return tuple(sorted((item for item in found if not Version(item).local), key=Version))
+
+
+def _python(name: str) -> str | None:
+    """Return the CPython version of a plain (not free-threaded) x86_64 Linux wheel's file name."""
+    match = re.search(r"-cp(\d)(\d+)-cp\1\2m?-.*linux.*_x86_64\.whl$", name)
+    return f"{match[1]}.{match[2]}" if match else None
+
+
+def published(version: str) -> dict[str, IndexFile]:
+    """Return the official wheels of one version by CPython version, oldest first.
+
+    Raises:
+        SourceError: the index has none; the versions it has are listed.
+    """
+    found: dict[str, IndexFile] = {}
+    for file in files("torch"):
+        python = _python(file.name)
+        if file.version == version and python and file.sha256:
+            found.setdefault(python, file)
+    if not found:
+        raise SourceError(
+            f"the index has no x86_64 Linux wheel of torch {version}",
+            cause="it has " + ", ".join(versions()),
+        )
+    return {key: found[key] for key in sorted(found, key=Version)}
+
+
+def _assigned(text: str, name: str) -> str:
+    match = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]*)['\"]", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _requires(metadata: bytes) -> dict[str, str]:
+    """Return the exact pins of `Requires-Dist` that hold on x86_64 Linux, extras left out."""
+    pins = {}
+    for line in BytesParser().parsebytes(metadata).get_all("Requires-Dist", []):
+        need = Requirement(line)
+        exact = [item.version for item in need.specifier if item.operator == "=="]
+        if exact and (need.marker is None or need.marker.evaluate({**_MACHINE, "extra": ""})):
+            pins[need.name] = exact[0]
+    return pins
+
+
+def _cxx11_abi(archive: zipfile.ZipFile) -> bool:
+    """Return the ABI from libc10's own symbols: the constructors of c10::Error take a `std::string`."""
+    names = re.findall(rb"_ZN3c105ErrorC[12][\w]+", archive.read("torch/lib/libc10.so"))
+    if not names:
+        raise WheelError("libc10.so has no constructor of c10::Error: the ABI cannot be told")
+    return any(b"__cxx11" in name for name in names)
+
+
+def _notes(header: bytes) -> list[tuple[int, int]]:
+    """Return offset and size of the note segments from the start of a 64-bit little-endian ELF file."""
+    (table,) = struct.unpack_from("<Q", header, 32)
+    size, count = struct.unpack_from("<HH", header, 54)
+    found = []
+    for index in range(count):
+        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", header, table + index * size)
+        if kind == 4:  # PT_NOTE
+            found.append((offset, length))
+    return found
+
+
+def _build_id(note: bytes) -> str:
+    """Return the build id of a note segment, empty when it holds another note (ELF gABI, "Note Section")."""
+    while len(note) >= 16:
+        name_size, size, kind = struct.unpack_from("<III", note)
+        start = 12 + (name_size + 3) // 4 * 4
+        if kind == 3 and note[12:16] == b"GNU\0":  # NT_GNU_BUILD_ID
+            return note[start : start + size].hex()
+        note = note[start + (size + 3) // 4 * 4 :]
+    return ""
+
+
+def read_build_id(stream: IO[bytes]) -> str:
+    """Return the GNU build id of a shared library that is read once, from front to back.
+
+    patchelf has moved the note of the official libraries behind their code: most of the file goes by.
+
+    Args:
+        stream: a binary stream at its start.
+
+    Raises:
+        WheelError: there is none.
+    """
+    head = stream.read(_BLOCK)
+    position = len(head)
+    for offset, length in sorted(_notes(head)):
+        if offset + length <= len(head):
+            note = head[offset : offset + length]
+        else:
+            while position < offset:
+                position += len(stream.read(min(_BLOCK, offset - position))) or offset
+            note = stream.read(length)
+            position += len(note)
+        if found := _build_id(note):
+            return found
+    raise WheelError("the library has no GNU build id")
+
+
+def _read(stream: BinaryIO, version: str, *, build_id: bool) -> WheelFacts:
+    with zipfile.ZipFile(stream) as archive:
+        info = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        requires = _requires(archive.read(info))
+        text = archive.read("torch/version.py").decode()
+        abi = _cxx11_abi(archive)
+        identity = ""
+        if build_id and _CUDA_LIBRARY in archive.namelist():
+            with archive.open(_CUDA_LIBRARY) as library:
+                identity = read_build_id(library)
+    nccl = next((pin for name, pin in requires.items() if name.startswith("nvidia-nccl-")), "")
+    _, _, local = _assigned(text, "__version__").partition("+")
+    commit, cuda = _assigned(text, "git_version"), _assigned(text, "cuda")
+    return WheelFacts(version, commit, local, cuda, abi, nccl, (), {}, identity, requires)
+
+
+def read_facts(version: str, *, build_id: bool = True) -> WheelFacts:
+    """Read the facts of a release's official wheels.
+
+    Args:
+        version: e.g. `2.6.0`.
+        build_id: read the build id of libtorch_cuda.so as well. It lies near the library's end, so that its
+            compressed form (half of the wheel) is streamed through; nothing is stored.
+
+    Returns:
+        The facts; all wheels of a release share all but their digests.
+
+    Raises:
+        SourceError: the index has no such release, or its server no range requests.
+        EnvironmentUnfitError: no network.
+        WheelError: not a PyTorch wheel as known.
+    """
+    offered = published(version)
+    file = list(offered.values())[-1]
+    step(f"reading the facts of {file.name}")
+    with opened(file.url, 4 * _BLOCK) as stream:
+        facts = _read(stream, version, build_id=build_id)
+    return WheelFacts(
+        version=version,
+        commit=facts.commit,
+        local=facts.local,
+        cuda=facts.cuda,
+        cxx11_abi=facts.cxx11_abi,
+        nccl=facts.nccl,
+        pythons=tuple(offered),
+        sha256={python: item.sha256 for python, item in offered.items()},
+        libtorch_cuda_build_id=facts.libtorch_cuda_build_id,
+        requires=facts.requires,
+    )
