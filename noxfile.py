@@ -72,12 +72,13 @@ def tests(session: nox.Session) -> None:
     session.install(*_group("tooling", "test"))
     # pip, not uv: it knows the find-links folders a machine may be configured with.
     session.install("pip")
-    numpy = "numpy<2" if torch < "2.3" else "numpy"
-    session.run("python", "-m", "pip", "install", "-q", f"torch=={torch}", numpy, silent=True)
+    before_numpy_2 = tuple(int(part) for part in torch.split(".")[:2]) < (2, 3)
+    session.run("python", "-m", "pip", "install", "-q", f"torch=={torch}", "numpy<2" if before_numpy_2 else "numpy")
     session.install("-e", ".[cli,metrics]")
     env = {"PYTHONPATH": str(HERE)}
     paths = [item for item in ("tests/build", "tests/multiworld") if (HERE / item).is_dir()]
-    session.run("python", "-m", "pytest", *(arguments or paths), env=env)
+    junit = f"--junitxml={HERE / 'dist' / f'tests-{torch}.xml'}"
+    session.run("python", "-m", "pytest", junit, *(arguments or paths), env=env)
 
 
 @nox.session
