@@ -91,6 +91,7 @@ def _inputs(request: Request, release: Release, applied: AppliedTree, tree: Sour
         tree_identity=tree.identity,
         changed=tuple(change.path for change in applied.changed),
         wheel=official.unpack(wheel),
+        python=request.python,
         wheel_sha256=release.wheel.sha256[request.python],
         headers=official.fetch_headers(release),
         safe_headers=_safe_headers(release),

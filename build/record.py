@@ -45,7 +45,7 @@ class Provenance(msgspec.Struct, frozen=True):
         version: version of the wheels.
         commit: the release's commit.
         source: where the sources came from and how that is known to be the release.
-        libtorch_cuda_build_id: GNU build id of the library the overlay was made for.
+        libtorch_cuda_build_ids: GNU build ids of the library the overlay is for, by Python version.
         series: names of the series.
         patches: the patches in order.
         headers: header packages, `name==version`.
@@ -63,7 +63,7 @@ class Provenance(msgspec.Struct, frozen=True):
     version: str
     commit: str
     source: str
-    libtorch_cuda_build_id: str
+    libtorch_cuda_build_ids: dict[str, str]
     series: tuple[str, ...]
     patches: tuple[Patch, ...]
     headers: tuple[str, ...]
@@ -129,7 +129,7 @@ def provenance(
         version=release.patched_version,
         commit=release.commit,
         source=f"{tree.kind.value}: {tree.identity}; {tree.proof.value}",
-        libtorch_cuda_build_id=overlay.made_for,
+        libtorch_cuda_build_ids=overlay.made_for,
         series=release.series,
         patches=tuple(Patch(p.name, p.subject, hashlib.sha256(p.data).hexdigest()) for p in patches),
         headers=tuple(f"{item.name}=={item.version}" for item in release.header_packages),

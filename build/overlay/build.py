@@ -77,7 +77,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
         soname=SONAME,
         sha256=sha256(path),
         build_id=build_id(path),
-        made_for=inputs.release.wheel.libtorch_cuda_build_id,
+        made_for=inputs.release.wheel.libtorch_cuda_build_ids,
         objects=objects,
         replaced=tuple(sorted(checks.replaced_symbols(inputs, path))),
         flags=code_flags(inputs.release),

@@ -77,7 +77,10 @@ def check_complete(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Ch
 
 def check_made_for(inputs: Inputs) -> Check:
     """The unpacked wheel is the one the release pins."""
-    have, want = build_id(inputs.lib / "libtorch_cuda.so"), inputs.release.wheel.libtorch_cuda_build_id
+    have, want = (
+        build_id(inputs.lib / "libtorch_cuda.so"),
+        inputs.release.wheel.libtorch_cuda_build_ids.get(inputs.python, "none"),
+    )
     return Check(
         "libtorch_cuda.so is the pinned build",
         have == want,

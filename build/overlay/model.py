@@ -19,6 +19,7 @@ class Inputs:
         tree_identity: what identifies it: base commit or source digest.
         changed: paths that the series changes, relative to `tree`.
         wheel: folder of the unpacked official wheel; holds `torch/include` and `torch/lib`.
+        python: CPython version of that wheel.
         wheel_sha256: digest of that wheel's file.
         headers: include folders beyond wheel and tree, in order.
         safe_headers: changed headers that the series' manifest declares safe for an overlay, with the reason.
@@ -30,6 +31,7 @@ class Inputs:
     tree_identity: str
     changed: tuple[str, ...]
     wheel: Path
+    python: str
     wheel_sha256: str
     headers: tuple[Path, ...]
     safe_headers: dict[str, str]
@@ -85,7 +87,8 @@ class Overlay:
         soname: its file name and DT_SONAME.
         sha256: digest of the file.
         build_id: its own GNU build id.
-        made_for: GNU build id of the libtorch_cuda.so it was made for.
+        made_for: GNU build ids of the libtorch_cuda.so it is for, by Python version: the official wheels of one release
+            are compiled from one source with one toolchain, once per Python version.
         objects: the units in it.
         replaced: exported stock symbols that it defines, mangled, sorted.
         flags: the compile line without machine-specific paths.
@@ -96,7 +99,7 @@ class Overlay:
     soname: str
     sha256: str
     build_id: str
-    made_for: str
+    made_for: dict[str, str]
     objects: tuple[Object, ...]
     replaced: tuple[str, ...]
     flags: tuple[str, ...]

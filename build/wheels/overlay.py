@@ -32,11 +32,11 @@ def _metadata(release: Release) -> bytes:
 
 
 def _facts(release: Release, overlay: Overlay) -> bytes:
-    """Return what the loader needs to know: for which build it was made."""
+    """Return what the loader needs to know: for which builds it was made."""
     facts = {
         "soname": overlay.soname,
         "made_for": f"{release.version}+{release.wheel.local}",
-        "build_id": overlay.made_for,
+        "build_ids": sorted(set(overlay.made_for.values())),
         "version": release.patched_version,
     }
     return (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode()

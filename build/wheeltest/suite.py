@@ -34,7 +34,7 @@ class Plan:
 def _pytest(python: Path, arguments: list[str], env: dict[str, str], junit: Path) -> int:
     """Run pytest with its output on the terminal, and return its exit status."""
     junit.unlink(missing_ok=True)
-    command = [python, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={junit}", *arguments]
+    command: list[str | Path] = [python, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={junit}", *arguments]
     return run_shown(command, cwd=REPO, env=env, timeout=3600)
 
 

@@ -61,8 +61,9 @@ def test_another_build_is_left_alone_with_a_warning_naming_both(subject: Subject
     copy = tmp_path / PACKAGE
     shutil.copytree(_package(subject), copy)
     facts = json.loads((copy / "overlay.json").read_text(encoding="utf-8"))
-    ours, other = facts["build_id"], "0" * 40
-    (copy / "overlay.json").write_text(json.dumps(facts | {"build_id": other, "made_for": "9.9.9+cu999"}))
+    other = "0" * 40
+    (ours,) = {subject.record.provenance.libtorch_cuda_build_ids[subject.record.python]} & set(facts["build_ids"])
+    (copy / "overlay.json").write_text(json.dumps(facts | {"build_ids": [other], "made_for": "9.9.9+cu999"}))
     # The environment's own copy comes first through its .pth file: this run must import the changed one.
     code = f"import sys; [sys.modules.pop(m) for m in list(sys.modules) if m.startswith('{PACKAGE}')]\n"
     code += f"sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__ != '{PACKAGE}']\n"

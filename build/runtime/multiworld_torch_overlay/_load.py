@@ -8,6 +8,7 @@ import os
 import struct
 import warnings
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 _PT_NOTE = 4
@@ -56,7 +57,7 @@ def _mapped(name: str) -> bool:
     return f"/{name}\n" in maps
 
 
-def _refusal(torch_dir: Path, facts: dict[str, str]) -> tuple[str, bool]:
+def _refusal(torch_dir: Path, facts: dict[str, Any]) -> tuple[str, bool]:
     """Return why the overlay must not be loaded, empty if it may be, and whether that deserves a warning."""
     library = torch_dir / "lib" / "libtorch_cuda.so"
     if os.environ.get("MULTIWORLD_TORCH_OVERLAY", "1") == "0":
@@ -66,8 +67,8 @@ def _refusal(torch_dir: Path, facts: dict[str, str]) -> tuple[str, bool]:
     if not library.exists():
         return f"it was made for torch {facts['made_for']}, but the torch in {torch_dir} has no CUDA", True
     have = build_id(library)
-    if have != facts["build_id"]:
-        wanted = f"torch {facts['made_for']}, whose libtorch_cuda.so has build id {facts['build_id']}"
+    if have not in facts["build_ids"]:
+        wanted = f"torch {facts['made_for']}, whose libtorch_cuda.so has build id {' or '.join(facts['build_ids'])}"
         return f"it was made for {wanted}; {library} has build id {have or '(none)'}", True
     if torch_dir.resolve() != HERE.parent / "torch":
         return f"torch lies in {torch_dir}, the overlay in {HERE}: install both into the same environment", True
@@ -85,7 +86,7 @@ def load(torch_dir: str) -> str:
     Returns:
         `loaded`, or `not loaded: ` and the reason.
     """
-    facts: dict[str, str] = json.loads((HERE / "overlay.json").read_text(encoding="utf-8"))
+    facts: dict[str, Any] = json.loads((HERE / "overlay.json").read_text(encoding="utf-8"))
     reason, loud = _refusal(Path(torch_dir), facts)
     if not reason:
         try:
