@@ -2,7 +2,7 @@
 
 from build.sources.acquire import acquire
 from build.sources.tree import Need, PassedOver, Proof, SourceKind, SourceTree
-from build.sources.verify import HeaderComparison, check_headers
+from build.sources.verify import HeaderComparison, check_belongs, check_headers
 
 __all__ = [
     "HeaderComparison",
@@ -12,5 +12,6 @@ __all__ = [
     "SourceKind",
     "SourceTree",
     "acquire",
+    "check_belongs",
     "check_headers",
 ]

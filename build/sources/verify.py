@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import DigestMismatchError
-from build.sources.tree import SourceTree
+from build.sources.tree import Proof, SourceTree
 
 #: Where a folder of the wheel's `torch/include` lies in the source tree; others have the same name in both.
 _MOVED = {"ATen": "aten/src/ATen", "TH": "aten/src/TH", "THC": "aten/src/THC"}
@@ -49,6 +49,11 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def _headers(include_dir: Path) -> list[str]:
+    files = (path for path in include_dir.rglob("*") if path.suffix in _HEADERS and path.is_file())
+    return sorted(path.relative_to(include_dir).as_posix() for path in files)
+
+
 def _compare(include_dir: Path, repo: Path) -> tuple[int, list[str], list[HeaderDifference]]:
     equal, generated, differing = 0, [], []
     headers = sorted(path.relative_to(include_dir).as_posix() for path in include_dir.rglob("*") if path.is_file())
@@ -81,9 +86,7 @@ def check_headers(tree: SourceTree, include_dir: Path, only: frozenset[str] | No
     Args:
         tree: the source, unpatched.
         include_dir: the wheel's `torch/include`.
-        only: headers that decide, relative to `include_dir`: those that the recompiled units include, as the
-            compiler lists them. Default: all. With the wheel's folder first on the include path, others cannot
-            reach the result, so a tree known by its patched files alone (`Proof.BLOBS`) may differ in them.
+        only: headers that decide, relative to `include_dir`; default: all.
 
     Returns:
         The counts; headers outside `only` that differ are listed in it.
@@ -102,3 +105,39 @@ def check_headers(tree: SourceTree, include_dir: Path, only: frozenset[str] | No
         )
     rest = tuple(item for item in differing if item not in decisive)
     return HeaderComparison(equal, tuple(generated), rest)
+
+
+def _check_pinned(tree: SourceTree, read: frozenset[str]) -> None:
+    """Refuse files of the tree that went into the result although nothing says that they are the release's."""
+    strangers = sorted(read - set(tree.release.blobs))
+    if strangers:
+        raise DigestMismatchError(
+            f"{len(strangers)} files of the tree were compiled, but nothing pins them:\n" + "\n".join(strangers),
+            cause=f"the tree is known by {len(tree.release.blobs)} files only ({tree.identity})",
+            remedy=f"use the source of {tree.release.tag} itself, or pin their blob ids in build/releases.toml",
+        )
+
+
+def check_belongs(tree: SourceTree, include_dir: Path, read: frozenset[str]) -> HeaderComparison:
+    """Check that tree and wheel belong together, as strictly as the tree's proof demands.
+
+    The wheel's headers come first on the include path, and its digest is pinned: a header that the compiler took
+    from the wheel is the release's, whatever the tree's copy says. So a tree that is known by its patched files
+    alone (`Proof.BLOBS`) may differ elsewhere, but everything that the compiler read *from the tree* must be
+    pinned or equal to the wheel's copy. For any other proof all shared headers must be equal.
+
+    Args:
+        tree: the source, unpatched.
+        include_dir: the wheel's `torch/include`.
+        read: files of the tree that the compiler read, relative to the tree's top: units and headers, as its
+            dependency output lists them.
+
+    Raises:
+        DigestMismatchError: they do not belong together.
+    """
+    if tree.proof is not Proof.BLOBS:
+        return check_headers(tree, include_dir)
+    shared = frozenset(name for name in _headers(include_dir) if tree_path(name) in read)
+    found = check_headers(tree, include_dir, shared)
+    _check_pinned(tree, read - {tree_path(name) for name in shared})
+    return found
