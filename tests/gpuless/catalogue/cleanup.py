@@ -1,0 +1,131 @@
+"""`cleanup-only`: in mode 2 nothing that befalls one world's watchdog may end or stall the process.
+
+An all-reduce is pending on one world when that world breaks. Afterwards the process lives, the broken world
+is aborted in time, its next operation raises, and the other world's operations are launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.gpuless.catalogue.measured import DEAD, OK, measured
+from tests.gpuless.model import Outcome, Patch, Probe
+
+FAIL, HANG = 1, 2  # the actions of native/control.h
+ASYNC_ERROR = ["ncclCommGetAsyncError", FAIL, 6]
+TERMINATING = "terminate called|Terminating the process|NCCL monitor thread timeout"
+
+
+def pending(
+    name: str,
+    title: str,
+    stock: Mapping[str, Outcome],
+    inject: list[list[object]],
+    environment: Mapping[str, str] | None = None,
+    **args: object,
+) -> Probe:
+    """Return a probe of an operation that is pending when its world breaks."""
+    return Probe(
+        id=name,
+        patch=Patch.CLEANUP_ONLY,
+        title=title,
+        program="pending",
+        args={"inject": inject, **args},
+        environment=environment or {},
+        fires=(str(inject[-1][0]),),
+        stock=stock,
+        evidence=TERMINATING,
+        timeout=60,
+    )
+
+
+_DUMP = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+
+PROBES: tuple[Probe, ...] = (
+    pending("pending-async-error", "NCCL reports ncclRemoteError; the watchdog aborts", measured(), [ASYNC_ERROR]),
+    pending(
+        "pending-async-error-first",
+        "the same on the first process group of the process",
+        measured(),
+        [ASYNC_ERROR],
+        broken="first",
+    ),
+    pending(
+        "pending-dump-first",
+        "the same on the first process group, flight recorder dumps on, heartbeat timeout 3 s",
+        measured(),
+        [ASYNC_ERROR],
+        _DUMP,
+        broken="first",
+        window=9,
+        within=5,
+    ),
+    pending(
+        "pending-dump-second",
+        "the same on another process group, dumps on, heartbeat timeout 3 s",
+        measured(),
+        [ASYNC_ERROR],
+        _DUMP,
+        window=9,
+        within=5,
+    ),
+    pending(
+        "pending-dump-patient",
+        "dumps on, heartbeat timeout 600 s: the abort does not wait for dumps",
+        measured(),
+        [ASYNC_ERROR],
+        _DUMP | {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"},
+        window=1,
+        within=5,
+    ),
+    pending(
+        "event-query-illegal-address",
+        "cudaEventQuery fails on the watchdog thread with cudaErrorIllegalAddress",
+        measured(),
+        [["cudaEventQuery", FAIL, 700]],
+        until="cudaEventQuery",
+    ),
+    pending(
+        "event-query-launch-failure",
+        "cudaEventQuery fails on the watchdog thread with cudaErrorLaunchFailure",
+        measured(),
+        [["cudaEventQuery", FAIL, 719]],
+        until="cudaEventQuery",
+    ),
+    pending(
+        "event-query-no-rethrow",
+        "the same with TORCH_NCCL_RETHROW_CUDA_ERRORS=0",
+        measured(),
+        [["cudaEventQuery", FAIL, 700]],
+        {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"},
+        until="cudaEventQuery",
+    ),
+    pending(
+        "abort-fails",
+        "ncclCommAbort fails while the watchdog cleans up",
+        measured(),
+        [ASYNC_ERROR, ["ncclCommAbort", FAIL, 2]],
+        until="ncclCommAbort",
+        aborts=False,
+    ),
+    pending(
+        "abort-hangs",
+        "ncclCommAbort hangs while the watchdog cleans up; heartbeat timeout 3 s",
+        measured(),
+        [ASYNC_ERROR, ["ncclCommAbort", HANG, 0]],
+        until="ncclCommAbort",
+        aborts=False,
+        raises=False,
+        window=9,
+    ),
+    pending(
+        "watchdog-hangs",
+        "a CUDA call hangs the watchdog; heartbeat timeout 3 s",
+        measured(),
+        [["cudaEventQuery", HANG, 0]],
+        until="cudaEventQuery",
+        aborts=False,
+        raises=False,
+        window=9,
+    ),
+)

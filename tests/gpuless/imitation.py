@@ -1,0 +1,127 @@
+"""Building the native imitation for one installed torch, once, in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.errors import EnvironmentUnfitError
+from build.paths import cache, locked
+from tests.gpuless import stubs, symbols
+from tests.gpuless.subject import Subject
+
+SOURCES = Path(__file__).resolve().parent / "native"
+_FLAGS = ("-shared", "-fPIC", "-O1", "-g", "-std=gnu11")
+_TIMEOUT = 120  # seconds for one compiler run
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """The built libraries of the imitation.
+
+    Args:
+        imitation: CUDA runtime, NCCL and the control block.
+        rest: stubs of what is not imitated.
+        driver: the driver's stubs, named `libcuda.so.1`.
+    """
+
+    imitation: Path
+    rest: Path
+    driver: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The dynamic loader's variables that put the imitation before the real libraries."""
+        return {
+            "LD_PRELOAD": f"{self.imitation} {self.rest}",
+            "LD_LIBRARY_PATH": str(self.driver.parent),
+        }
+
+
+def built(subject: Subject) -> Native:
+    """Return the imitation for this torch, built now unless it is in the cache.
+
+    Raises:
+        EnvironmentUnfitError: no C compiler, or it failed.
+    """
+    compiler = _compiler()
+    key = _digest(subject, compiler)
+    folder = cache("gpuless") / key[:32]
+    if not folder.is_dir():
+        with locked(folder, "the imitation of CUDA and NCCL"):
+            if not folder.is_dir():
+                _build(subject, compiler, folder)
+    return Native(folder / "libgpuless.so", folder / "libgpuless_rest.so", folder / "libcuda.so.1")
+
+
+def _compiler() -> list[str]:
+    asked = shlex.split(os.environ.get("CC", ""))
+    for candidate in [asked] if asked else [["cc"], ["gcc"], ["clang"]]:
+        if shutil.which(candidate[0]):
+            return candidate
+    raise EnvironmentUnfitError(
+        f"no C compiler found ({' '.join(asked) or 'cc, gcc, clang'})",
+        cause="the probes build an imitation of the CUDA runtime and NCCL for the installed torch",
+        remedy="install gcc or clang, or name one in the variable CC",
+    )
+
+
+def _digest(subject: Subject, compiler: list[str]) -> str:
+    """Return a digest of all that decides the built files."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=_TIMEOUT, check=False)
+    digest = hashlib.sha256(version.stdout + repr((compiler, _FLAGS, subject.nccl_version)).encode())
+    for source in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
+        digest.update(str(source.relative_to(SOURCES)).encode() + b"\0" + source.read_bytes())
+    digest.update(Path(stubs.__file__).read_bytes() + Path(symbols.__file__).read_bytes())
+    for header in ("cuda_runtime_api.h", "driver_types.h"):
+        digest.update((subject.cuda_headers / header).read_bytes())
+    for library in (*subject.torch_libraries, subject.cudart, subject.nccl):
+        # NVIDIA's libraries carry no build id; their size and version stand in the packages' names.
+        digest.update((symbols.build_id(library) or f"{library.name} {library.stat().st_size}").encode())
+    return digest.hexdigest()
+
+
+def _build(subject: Subject, compiler: list[str], folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
+    try:
+        _compile_all(subject, compiler, part)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:
+    imitation = part / "libgpuless.so"
+    includes = [f"-I{SOURCES}", f"-I{SOURCES / 'shim'}", f"-I{subject.cuda_headers}"]
+    define = f"-DFAKE_NCCL_VERSION={subject.nccl_version}"
+    sources = [str(p) for p in sorted(SOURCES.glob("*.c"))]
+    _run([*compiler, *_FLAGS, define, *includes, *sources, "-o", str(imitation), "-lpthread", "-ldl"])
+    generated = {
+        "libgpuless_rest.so": stubs.missing_source(subject, imitation),
+        "libcuda.so.1": stubs.driver_source(subject),
+    }
+    for name, text in generated.items():
+        source = part / f"{name.partition('.')[0]}.c"
+        source.write_text(text, encoding="utf-8")
+        # The names shadow compiler built-ins and headers of none; their arguments do not matter.
+        _run([*compiler, *_FLAGS, "-w", str(source), f"-Wl,-soname,{name}", "-o", str(part / name)])
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentUnfitError(f"the C compiler could not be run: {shlex.join(command)}", cause=str(error)) from None
+    if done.returncode:
+        raise EnvironmentUnfitError(
+            f"the imitation of CUDA and NCCL does not compile: {shlex.join(command)}",
+            cause=done.stderr[-2000:],
+            remedy="a newer C compiler, or report the CUDA version with this output",
+        )

@@ -1,0 +1,123 @@
+"""The data of the probes: what each shows, what is expected of it, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+
+class Form(Enum):
+    """Which wheel is probed."""
+
+    STOCK = "stock"
+    PATCHED = "patched"
+
+
+class Patch(Enum):
+    """The patch of the `nccl` series that a probe is about, or why it belongs to none."""
+
+    REMOTE_ERROR = "remote-error"
+    GROUP_GUARD = "group-guard"
+    GROUP_LEAK = "group-leak"
+    CLEANUP_ONLY = "cleanup-only"
+    UNCHANGED = "unchanged"  # other modes: stock and patched must behave the same
+    BASELINE = "baseline"  # sound before and after: shows that harness and wheel work
+
+
+class Outcome(Enum):
+    """What a probe's process did. All but `OK` are faults, each one of its own kind."""
+
+    OK = "ok"  # the caller got its error, the process and the other world went on
+    TERMINATED = "terminated"  # a PyTorch thread ended the process (SIGABRT)
+    GROUP_LEAKED = "group leaked"  # NCCL's thread-local group stayed open
+    NOT_LAUNCHED = "not launched"  # another world's operation never reached its stream
+    UNCONVERTIBLE = "unconvertible"  # the error itself could not be converted
+    WRONG_EXCEPTION = "wrong exception"  # an exception, but not DistBackendError
+    NO_EXCEPTION = "no exception"  # the failure went by unseen
+    NOT_ABORTED = "not aborted"  # alive, but the broken world's communicator was left as it was
+    STALLED = "stalled"  # nothing came within the deadline
+    WRONG_RECORD = "wrong record"  # the flight recorder does not show what was run
+    CRASHED = "crashed"  # any other signal
+    NOT_INJECTED = "not injected"  # the harness: no injection fired, so nothing was shown
+    BROKEN = "broken"  # the harness or the probe program itself failed
+
+
+class Verdict(Enum):
+    """Expected against got."""
+
+    AS_EXPECTED = "as expected"
+    MISMATCH = "MISMATCH"
+    NOT_MEASURED = "not measured"  # nobody has recorded what stock does on this release
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One small program that shows one defect.
+
+    Args:
+        id: its name, unique.
+        patch: the patch whose defect it shows.
+        title: what it does, one line.
+        program: the module in `tests/gpuless/probes` that runs in the probed interpreter.
+        args: the program's arguments, plain values.
+        environment: set for its process, on top of the harness's own.
+        fires: injection sites of which at least one must have been hit.
+        since, before: the releases it is for, `since <= release < before` (major, minor).
+        stock: outcome measured on stock, per release. A release that is not here was not measured.
+        evidence: what must be in the output where stock ends the process (a regular expression), so that
+            it ended of the right thing; the other outcomes say it themselves.
+        patched: outcome expected of a patched wheel; None: the same as stock.
+        timeout: hard deadline of the process, in seconds.
+    """
+
+    id: str
+    patch: Patch
+    title: str
+    program: str
+    args: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    fires: tuple[str, ...] = ()
+    since: tuple[int, int] = (2, 2)
+    before: tuple[int, int] = (99, 0)
+    stock: Mapping[str, Outcome] = field(default_factory=lambda: MappingProxyType({}))
+    evidence: str = ""
+    patched: Outcome | None = Outcome.OK
+    timeout: float = 60.0
+
+    def covers(self, release: str) -> bool:
+        """Say whether the probe is for this release, e.g. "2.6.0"."""
+        major, minor = (int(part) for part in release.split(".")[:2])
+        return self.since <= (major, minor) < self.before
+
+    def expected(self, form: Form, release: str) -> Outcome | None:
+        """Return the outcome expected of this form of a release, None where it was not measured."""
+        if form is Form.PATCHED and self.patched is not None:
+            return self.patched
+        return self.stock.get(release)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What one probe did on one interpreter.
+
+    Args:
+        probe: the probe.
+        release: the probed torch, e.g. "2.6.0".
+        form: the form it was judged as.
+        got: its outcome.
+        verdict: expected against got.
+        seconds: wall time of the process.
+        detail: what the program observed (exception, group depth, counters), or the end of its output.
+        output: the end of the process's standard error.
+    """
+
+    probe: Probe
+    release: str
+    form: Form
+    got: Outcome
+    verdict: Verdict
+    seconds: float
+    detail: Mapping[str, object]
+    output: str

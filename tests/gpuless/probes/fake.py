@@ -1,0 +1,94 @@
+"""The probe's hand on the imitation it runs on: inject failures, read counters.
+
+Runs in the probed interpreter: the standard library only. The sites and what each action means are in
+`native/control.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+
+FAIL, HANG, HOLD = 1, 2, 3
+ANY = -1
+
+REMOTE_ERROR = 6  # ncclRemoteError, what NCCL >= 2.13 reports for a dead peer
+ILLEGAL_ADDRESS = 700  # cudaErrorIllegalAddress
+LAUNCH_FAILURE = 719  # cudaErrorLaunchFailure, "unspecified launch failure"
+
+#: The calls that carry data; which of them an operation uses differs between releases.
+DATA_CALLS = (
+    "ncclAllReduce", "ncclBroadcast", "ncclBcast", "ncclReduce", "ncclAllGather", "ncclReduceScatter",
+    "ncclAlltoAll", "ncclGather", "ncclScatter", "ncclSend", "ncclRecv",
+)  # fmt: skip
+
+# Preloaded already; by its path the loader returns the same library.
+_library = ctypes.CDLL(os.environ["LD_PRELOAD"].split()[0])
+
+
+def inject(site: str, action: int, code: int = 0, comm: int = ANY, after: int = 0, times: int = 0) -> None:
+    """Set what a call does.
+
+    Args:
+        site: the call's name, e.g. "ncclAllReduce".
+        action: FAIL (return `code`), HANG (block the calling thread) or HOLD (take the operation, never finish it).
+        code: the error code of FAIL.
+        comm: only calls on this communicator, counted from 0 in order of creation.
+        after: matching calls to let pass first.
+        times: matching calls to hit after that; 0 means all.
+    """
+    if _library.gpuless_inject(site.encode(), action, code, comm, after, times) != 0:
+        raise ValueError(f"no injection site {site}")
+
+
+def lift(*sites: str) -> None:
+    """Take the injections of these sites back."""
+    for site in sites:
+        inject(site, 0)
+
+
+def calls(site: str) -> int:
+    """Return how often a site was called."""
+    return int(_library.gpuless_counter(site.encode(), 0))
+
+
+def fired(site: str) -> int:
+    """Return how often a site's injection was hit."""
+    return int(_library.gpuless_counter(site.encode(), 1))
+
+
+def hanging(site: str) -> int:
+    """Return how many threads hang in a site now."""
+    return int(_library.gpuless_counter(site.encode(), 2))
+
+
+def launched() -> int:
+    """Return how many NCCL operations reached a stream."""
+    return int(_library.gpuless_total(0))
+
+
+def depth() -> int:
+    """Return how many NCCL groups this thread has open."""
+    return int(_library.gpuless_group_depth())
+
+
+def comms() -> int:
+    """Return how many communicators were made."""
+    return int(_library.gpuless_comm_count())
+
+
+def is_aborted(comm: int) -> bool:
+    """Say whether a communicator was aborted."""
+    return int(_library.gpuless_comm_state(comm)) == 1
+
+
+def await_true(what: Callable[[], bool], seconds: float) -> float | None:
+    """Wait until `what` holds; return the seconds it took, None when it did not within `seconds`."""
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+        if what():
+            return round(time.monotonic() - start, 2)
+        time.sleep(0.02)
+    return None

@@ -1,0 +1,103 @@
+"""Worlds of two ranks of which only rank 0 exists: each a real ProcessGroupNCCL on its own communicators."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+
+import fake
+import torch
+import torch.distributed as dist
+
+DEVICE = torch.device("cuda:0")
+# Worlds outlive the program: what their destructors do is a matter of the probes about them alone.
+_KEPT: list[World] = []
+TIMEOUT = datetime.timedelta(seconds=120)
+
+
+def tensor(*values: float) -> torch.Tensor:
+    """Return a tensor on the imitated device; made on the CPU and copied, since kernels do not run."""
+    return torch.tensor(values, dtype=torch.float32).to(DEVICE)
+
+
+class World:
+    """A process group with its own store, and the communicators made for it."""
+
+    def __init__(self, backend: str = "classic", timeout: datetime.timedelta = TIMEOUT) -> None:
+        self.store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+        self.group = _backend(backend, dist.PrefixStore("world", self.store), timeout)
+        self.comms: set[int] = set()
+        _KEPT.append(self)
+
+    def run(self, operation: str) -> object:
+        """Run one operation, wait for it as far as the caller would, and return its work object."""
+        before = fake.comms()
+        try:
+            work = OPERATIONS[operation](self.group)
+            if hasattr(work, "wait"):
+                work.wait()
+        finally:
+            self.comms.update(range(before, fake.comms()))
+        return work
+
+    def start(self, operation: str) -> object:
+        """Run one operation without waiting for it."""
+        return OPERATIONS[operation](self.group)
+
+    def is_aborted(self) -> bool:
+        """Say whether all communicators of this world were aborted."""
+        return bool(self.comms) and all(map(fake.is_aborted, self.comms))
+
+
+def _backend(kind: str, store: object, timeout: datetime.timedelta) -> object:
+    if kind == "classic":
+        return dist.ProcessGroupNCCL(store, 0, 2, timeout)
+    from torch._C._distributed_c10d import ProcessGroupNCCL2
+
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupNCCL2(store, 0, 2, options, DEVICE)
+
+
+def _group(backend: object) -> object:
+    """Wrap a backend the way torch.distributed does, for operations that only the wrapper has."""
+    store = dist.PrefixStore("group", dist.HashStore())
+    try:
+        group = dist.ProcessGroup(store, 0, 2)
+    except TypeError:  # up to 2.4 with the options of the group
+        group = dist.ProcessGroup(store, 0, 2, dist.ProcessGroup.Options("nccl"))
+    if hasattr(group, "_set_default_backend"):
+        group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+    group._register_backend(DEVICE, dist.ProcessGroup.BackendType.NCCL, backend)
+    return group
+
+
+def _coalescing_manager(backend: object) -> object:
+    backend._start_coalescing()
+    backend.allreduce([tensor(1)])
+    return backend._end_coalescing()
+
+
+OPERATIONS: dict[str, Callable[[object], object]] = {
+    "all_reduce": lambda g: g.allreduce([tensor(1, 2)]),
+    "all_gather": lambda g: g.allgather([[tensor(0), tensor(0)]], [tensor(1)]),
+    "broadcast": lambda g: g.broadcast([tensor(1, 2)], dist.BroadcastOptions()),
+    "reduce": lambda g: g.reduce([tensor(1, 2)], dist.ReduceOptions()),
+    "reduce_scatter": lambda g: g.reduce_scatter([tensor(0)], [[tensor(1), tensor(2)]]),
+    "all_reduce_coalesced": lambda g: g.allreduce_coalesced([tensor(1), tensor(2)]),
+    "all_gather_into_tensor_coalesced": lambda g: _group(g).allgather_into_tensor_coalesced(
+        [tensor(0, 0), tensor(0, 0)], [tensor(1), tensor(2)]
+    ),
+    "reduce_scatter_tensor_coalesced": lambda g: _group(g).reduce_scatter_tensor_coalesced(
+        [tensor(0), tensor(0)], [tensor(1, 2), tensor(3, 4)]
+    ),
+    "coalescing_manager": _coalescing_manager,
+    "send": lambda g: g.send([tensor(1)], 1, 0),
+    "recv": lambda g: g.recv([tensor(0)], 1, 0),
+    "gather": lambda g: g.gather([[tensor(0), tensor(0)]], [tensor(1)], dist.GatherOptions()),
+    "scatter": lambda g: g.scatter([tensor(0)], [[tensor(1), tensor(2)]], dist.ScatterOptions()),
+    "all_to_all": lambda g: g.alltoall([tensor(0), tensor(0)], [tensor(1), tensor(2)]),
+    "all_to_all_single": lambda g: g.alltoall_base(tensor(0, 0), tensor(1, 2), [], []),
+    "all_to_all_single_uneven": lambda g: g.alltoall_base(tensor(0, 0, 0), tensor(1, 2, 3), [1, 2], [2, 1]),
+    "barrier": lambda g: g.barrier(),
+}

@@ -1,0 +1,58 @@
+"""`python -m tests.gpuless.run --python PATH [--expect stock|patched] [--only ID ...] [--json OUT]`.
+
+Probes the torch of another interpreter, prints expected against got, and exits with 1 on any mismatch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from build.errors import ToolError
+from tests.gpuless.catalogue import PROBES
+from tests.gpuless.model import Form, ProbeResult, Verdict
+from tests.gpuless.report import as_json, table
+from tests.gpuless.runner import run_probes
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpuless.run", description=__doc__)
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="the probed interpreter")
+    parser.add_argument("--expect", choices=[f.value for f in Form], default=Form.STOCK.value)
+    parser.add_argument(
+        "--only", action="append", metavar="ID", choices=[p.id for p in PROBES], help="repeatable"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there as well")
+    parser.add_argument("--jobs", type=int, default=2, help="probes at once; default 2")
+    parser.add_argument("--list", action="store_true", help="list the probes and leave")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the probes; return the exit status."""
+    options, console = _arguments(argv), Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    if options.list:
+        for probe in PROBES:
+            console.print(f"{probe.id:36} {probe.patch.value:13} {probe.title}", soft_wrap=True)
+        return 0
+
+    def show(result: ProbeResult) -> None:
+        console.print(f"{result.probe.id}: {result.got.value} ({result.verdict.value})", soft_wrap=True)
+
+    try:
+        results = run_probes(options.python, Form(options.expect), options.only, show, options.jobs)
+    except ToolError as error:
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        return error.exit_code
+    if options.json:
+        options.json.write_text(as_json(results), encoding="utf-8")
+    release = results[0].release if results else "none"
+    console.print(table(results, f"torch {release}, judged as {options.expect}"))
+    return int(not results or any(r.verdict is Verdict.MISMATCH for r in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The probed interpreter: which torch it has, where its libraries and CUDA headers lie."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.errors import EnvironmentUnfitError
+
+# Runs in the probed interpreter; reads torch/version.py alone, since importing torch takes seconds.
+_ASK = """
+import importlib.util, json, pathlib, runpy
+torch = importlib.util.find_spec("torch")
+nvidia = importlib.util.find_spec("nvidia")
+root = pathlib.Path(torch.origin).parent if torch and torch.origin else None
+version = runpy.run_path(str(root / "version.py")) if root else {}
+print(json.dumps({
+    "root": str(root) if root else "",
+    "version": str(version.get("__version__", "")),
+    "cuda": version.get("cuda") or "",
+    "nvidia": [str(p) for p in (nvidia.submodule_search_locations if nvidia else [])],
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An interpreter whose torch is probed.
+
+    Args:
+        python: the interpreter.
+        version: torch's full version, e.g. "2.6.0+cu124".
+        torch: the installed package's folder.
+        cuda_headers: the folder of `cuda_runtime_api.h`.
+        cudart: the CUDA runtime that torch is linked against.
+        nccl: the NCCL library.
+        nccl_version: its version as NCCL counts, e.g. 22105.
+    """
+
+    python: Path
+    version: str
+    torch: Path
+    cuda_headers: Path
+    cudart: Path
+    nccl: Path
+    nccl_version: int
+
+    @property
+    def release(self) -> str:
+        """The release without its local part, e.g. "2.6.0"."""
+        return self.version.partition("+")[0]
+
+    @property
+    def torch_libraries(self) -> tuple[Path, ...]:
+        """The CUDA libraries of torch, whose symbols the imitation has to serve."""
+        lib = self.torch / "lib"
+        return tuple(lib / name for name in ("libc10_cuda.so", "libtorch_cuda.so"))
+
+
+def examine(python: Path) -> Subject:
+    """Find out what there is to probe, without importing torch.
+
+    Args:
+        python: an interpreter with an official CUDA build of torch and its nvidia packages.
+
+    Raises:
+        EnvironmentUnfitError: no torch, a build without CUDA, or parts of the nvidia packages missing.
+    """
+    facts = _ask(python)
+    if not facts["root"]:
+        raise EnvironmentUnfitError(
+            f"{python} has no torch",
+            cause="the interpreter of another environment was given",
+            remedy="give the interpreter of an environment with a CUDA build of torch (--python)",
+        )
+    if not facts["cuda"]:
+        raise EnvironmentUnfitError(
+            f"torch {facts['version']} of {python} is a build without CUDA: it has no ProcessGroupNCCL",
+            remedy="install the CUDA build of that release",
+        )
+    roots = [Path(p) for p in facts["nvidia"]]
+    headers = _one(roots, "*/include/cuda_runtime_api.h").parent
+    nccl_header = _one(roots, "nccl/include/nccl.h")
+    return Subject(
+        python=python,
+        version=facts["version"],
+        torch=Path(facts["root"]),
+        cuda_headers=headers,
+        cudart=_one(roots, "*/lib/libcudart.so.*"),
+        nccl=_one(roots, "nccl/lib/libnccl.so.2"),
+        nccl_version=_nccl_version(nccl_header),
+    )
+
+
+def _ask(python: Path) -> dict[str, str]:
+    try:
+        done = subprocess.run([python, "-I", "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EnvironmentUnfitError(
+            f"{python} cannot be asked for its torch",
+            cause=str(getattr(error, "stderr", "") or error).strip(),
+            remedy="give the path of a working Python interpreter",
+        ) from None
+    answer: dict[str, str] = json.loads(done.stdout)
+    return answer
+
+
+def _one(roots: list[Path], pattern: str) -> Path:
+    for root in roots:
+        for found in sorted(root.glob(pattern)):
+            return found
+    raise EnvironmentUnfitError(
+        f"no {pattern} below {', '.join(map(str, roots)) or 'any nvidia package'}",
+        cause="the nvidia packages that the torch wheel requires are not installed in full",
+        remedy="install torch with its dependencies",
+    )
+
+
+def _nccl_version(header: Path) -> int:
+    text = header.read_text(encoding="utf-8", errors="replace")
+    major, minor, patch = (
+        int(m.group(1)) if (m := re.search(rf"#define NCCL_{name}\s+(\d+)", text)) else 0
+        for name in ("MAJOR", "MINOR", "PATCH")
+    )
+    return major * 10000 + minor * 100 + patch  # NCCL_VERSION, from 2.9 on
