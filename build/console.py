@@ -9,9 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-console = Console(stderr=False, highlight=False, soft_wrap=True)
+#: Columns when the output goes to a file or a CI log; tables have paths in them.
+_WIDTH = None if sys.stdout.isatty() else 140
+
+console = Console(stderr=False, highlight=False, soft_wrap=True, width=_WIDTH)
 err_console = Console(stderr=True, highlight=False, soft_wrap=True)
 log = logging.getLogger("build")
+log.addHandler(logging.NullHandler())  # or `logging` would print errors by itself, a second time
 
 
 def log_to_file(path: Path) -> None:

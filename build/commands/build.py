@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command("build")(build)
 
 
-def _summary(made: BuildRecord, folder: Path) -> Table:
+def _summary(made: BuildRecord) -> Table:
     """Return what was built and what was proven."""
     table = Table(title=f"{made.provenance.version}: proven about the overlay", show_lines=False)
     table.add_column("check")
@@ -28,7 +28,7 @@ def _summary(made: BuildRecord, folder: Path) -> Table:
     for check in made.provenance.checks:
         table.add_row(("[green]ok[/] " if check.passed else "[red]no[/] ") + check.name, check.detail[:160])
     for item in (made.patched, made.overlay):
-        table.add_row(f"{item.size / 1e6:.1f} MB", str(folder / item.name))
+        table.add_row(f"{item.size / 1e6:.1f} MB", item.name)
     return table
 
 
@@ -42,5 +42,5 @@ def build(
     python = python or ".".join(platform.python_version_tuple()[:2])
     request = Request(release, python, Path(source) if source else None, dist.absolute())
     made = build_release(request)
-    console.print(_summary(made, request.folder))
+    console.print(_summary(made))
     step(f"record: {request.folder / 'build.json'}, log: {request.folder / 'build.log'}")

@@ -89,11 +89,13 @@ def compile_closure(inputs: Inputs, patched: Iterable[str]) -> tuple[Object, ...
     """
     units = dict.fromkeys(patched, "changed by the series")
     units |= {unit.path: unit.reason for unit in inputs.release.extra_units if unit.path not in units}
+    done: dict[str, Object] = {}
     while True:
-        objects = compile_units(inputs, units)
-        needs = hidden_needs(inputs, [item.path for item in objects])
+        missing = {unit: why for unit, why in units.items() if unit not in done}
+        done |= {item.unit: item for item in compile_units(inputs, missing)}
+        needs = hidden_needs(inputs, [item.path for item in done.values()])
         if not needs:
-            return objects
+            return tuple(done[unit] for unit in units)
         spelt = demangle(needs)
         symbol = min(needs)
         unit = _unit_for(inputs, symbol, spelt[symbol], units)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build import official, paths, record, releases
-from build.console import console, step
+from build.console import console, log_to_file, step
 from build.errors import ProbeError, UsageError
 from build.paths import REPO
 from build.process import run_shown
@@ -90,6 +90,7 @@ def prove_release(release: str, dist: Path, *, multiworld: bool) -> TestRecord:
         ProbeError: a test failed.
     """
     folder = dist / releases.get(release).version
+    log_to_file(folder / "test.log")
     made = record.read(folder)
     if made is None or not all((folder / item.name).is_file() for item in (made.patched, made.overlay)):
         raise UsageError(f"{folder} holds no wheels to test", remedy=f"nox -s build-{release}")
