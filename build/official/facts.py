@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-import struct
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.parser import BytesParser
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from build.console import step
 from build.errors import SourceError, WheelError
+from build.official.buildid import read_build_id
 from build.official.index import IndexFile, files
 from build.official.remote import opened
 
 _CUDA_LIBRARY = "torch/lib/libtorch_cuda.so"
 _MACHINE = {"platform_system": "Linux", "platform_machine": "x86_64", "sys_platform": "linux"}
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,13 @@ class WheelFacts:
         commit: `torch.version.git_version`.
         local: label of `torch.__version__` after the `+`, e.g. `cu124`; empty for a CPU build.
         cuda: `torch.version.cuda`, empty for a CPU build.
+        cxx_standard: C++ standard its headers need.
         cxx11_abi: whether `std::string` in its symbols is the C++11 one.
         nccl: version of NCCL it requires, empty when none.
         pythons: CPython versions with an x86_64 Linux wheel, oldest first.
         sha256: digest of each of these wheels, from the index.
-        libtorch_cuda_build_id: GNU build id of libtorch_cuda.so; empty when it was not read.
+        libtorch_cuda_build_ids: GNU build id of libtorch_cuda.so by CPython version, since each wheel has a
+            build of its own; empty when they were not read.
         requires: pinned distributions that the wheel needs on x86_64 Linux, `name` to `version`.
     """
 
@@ -43,11 +44,12 @@ class WheelFacts:
     commit: str
     local: str
     cuda: str
+    cxx_standard: int
     cxx11_abi: bool
     nccl: str
     pythons: tuple[str, ...]
     sha256: dict[str, str]
-    libtorch_cuda_build_id: str
+    libtorch_cuda_build_ids: dict[str, str]
     requires: dict[str, str]
 
 
@@ -106,81 +108,44 @@ def _cxx11_abi(archive: zipfile.ZipFile) -> bool:
     return any(b"__cxx11" in name for name in names)
 
 
-def _notes(header: bytes) -> list[tuple[int, int]]:
-    """Return offset and size of the note segments from the start of a 64-bit little-endian ELF file."""
-    (table,) = struct.unpack_from("<Q", header, 32)
-    size, count = struct.unpack_from("<HH", header, 54)
-    found = []
-    for index in range(count):
-        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", header, table + index * size)
-        if kind == 4:  # PT_NOTE
-            found.append((offset, length))
-    return found
+def _cxx_standard(archive: zipfile.ZipFile) -> int:
+    """Return the C++ standard that the wheel's CMake configuration asks of its users."""
+    text = archive.read("torch/share/cmake/Torch/TorchConfig.cmake")
+    found = re.search(rb"CXX_STANDARD (\d+)|cxx_std_(\d+)", text)
+    if found is None:
+        raise WheelError("TorchConfig.cmake names no C++ standard")
+    return int(found[1] or found[2])
 
 
-def _build_id(note: bytes) -> str:
-    """Return the build id of a note segment, empty when it holds another note (ELF gABI, "Note Section")."""
-    while len(note) >= 16:
-        name_size, size, kind = struct.unpack_from("<III", note)
-        start = 12 + (name_size + 3) // 4 * 4
-        if kind == 3 and note[12:16] == b"GNU\0":  # NT_GNU_BUILD_ID
-            return note[start : start + size].hex()
-        note = note[start + (size + 3) // 4 * 4 :]
-    return ""
-
-
-def read_build_id(stream: IO[bytes]) -> str:
-    """Return the GNU build id of a shared library that is read once, from front to back.
-
-    patchelf has moved the note of the official libraries behind their code: most of the file goes by.
-
-    Args:
-        stream: a binary stream at its start.
-
-    Raises:
-        WheelError: there is none.
-    """
-    head = stream.read(_BLOCK)
-    position = len(head)
-    for offset, length in sorted(_notes(head)):
-        if offset + length <= len(head):
-            note = head[offset : offset + length]
-        else:
-            while position < offset:
-                position += len(stream.read(min(_BLOCK, offset - position))) or offset
-            note = stream.read(length)
-            position += len(note)
-        if found := _build_id(note):
-            return found
-    raise WheelError("the library has no GNU build id")
-
-
-def _read(stream: BinaryIO, version: str, *, build_id: bool) -> WheelFacts:
+def _read(stream: BinaryIO, version: str) -> WheelFacts:
     with zipfile.ZipFile(stream) as archive:
         info = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         requires = _requires(archive.read(info))
         text = archive.read("torch/version.py").decode()
-        abi = _cxx11_abi(archive)
-        identity = ""
-        if build_id and _CUDA_LIBRARY in archive.namelist():
-            with archive.open(_CUDA_LIBRARY) as library:
-                identity = read_build_id(library)
-    nccl = next((pin for name, pin in requires.items() if name.startswith("nvidia-nccl-")), "")
+        standard, abi = _cxx_standard(archive), _cxx11_abi(archive)
+nccl = next((pin for name, pin in requires.items() if name.startswith("nvidia-nccl-")), "")
     _, _, local = _assigned(text, "__version__").partition("+")
     commit, cuda = _assigned(text, "git_version"), _assigned(text, "cuda")
-    return WheelFacts(version, commit, local, cuda, abi, nccl, (), {}, identity, requires)
+    return WheelFacts(version, commit, local, cuda, standard, abi, nccl, (), {}, {}, requires)
 
 
-def read_facts(version: str, *, build_id: bool = True) -> WheelFacts:
+def _remote_build_id(file: IndexFile) -> str:
+    """Return the build id of a remote wheel's libtorch_cuda.so, empty for a wheel without one."""
+    step(f"reading the build id in {file.name}")
+    with opened(file.url) as stream, zipfile.ZipFile(stream) as archive:
+        if _CUDA_LIBRARY not in archive.namelist():
+            return ""
+        with archive.open(_CUDA_LIBRARY) as library:
+            return read_build_id(library)
+
+
+def read_facts(version: str, *, build_ids: bool = True) -> WheelFacts:
     """Read the facts of a release's official wheels.
 
     Args:
         version: e.g. `2.6.0`.
-        build_id: read the build id of libtorch_cuda.so as well. It lies near the library's end, so that its
-            compressed form (half of the wheel) is streamed through; nothing is stored.
-
-    Returns:
-        The facts; all wheels of a release share all but their digests.
+        build_ids: read the build ids of libtorch_cuda.so as well. They lie near the library's end, so that its
+            compressed form, half of each wheel, is streamed through; nothing is stored.
 
     Raises:
         SourceError: the index has no such release, or its server no range requests.
@@ -188,19 +153,10 @@ def read_facts(version: str, *, build_id: bool = True) -> WheelFacts:
         WheelError: not a PyTorch wheel as known.
     """
     offered = published(version)
-    file = list(offered.values())[-1]
-    step(f"reading the facts of {file.name}")
-    with opened(file.url, 4 * _BLOCK) as stream:
-        facts = _read(stream, version, build_id=build_id)
-    return WheelFacts(
-        version=version,
-        commit=facts.commit,
-        local=facts.local,
-        cuda=facts.cuda,
-        cxx11_abi=facts.cxx11_abi,
-        nccl=facts.nccl,
-        pythons=tuple(offered),
-        sha256={python: item.sha256 for python, item in offered.items()},
-        libtorch_cuda_build_id=facts.libtorch_cuda_build_id,
-        requires=facts.requires,
-    )
+    newest = list(offered.values())[-1]
+    step(f"reading the facts of {newest.name}")
+    with opened(newest.url) as stream:
+        facts = _read(stream, version)
+    identities = {python: _remote_build_id(file) for python, file in offered.items()} if build_ids else {}
+    digests = {python: item.sha256 for python, item in offered.items()}
+    return replace(facts, pythons=tuple(offered), sha256=digests, libtorch_cuda_build_ids=identities)

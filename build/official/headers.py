@@ -95,6 +95,16 @@ def _fill(package: HeaderPackage, python: str, part: Path) -> None:
         raise SourceError(f"{package.name} {package.version} has no include folder")
 
 
+def _place(package: HeaderPackage) -> Path:
+    return cache("headers") / f"{package.name}-{package.version}-{package.headers_sha256[:16] or 'unpinned'}"
+
+
+def cached_package(package: HeaderPackage) -> Path | None:
+    """Return the folder of a header package if an earlier run has fetched it."""
+    place = _place(package)
+    return place if place.is_dir() else None
+
+
 def fetch_package(package: HeaderPackage, python: str = "3.11") -> Path:
     """Return the folder with the headers of one package, fetched once.
 
@@ -107,8 +117,7 @@ def fetch_package(package: HeaderPackage, python: str = "3.11") -> Path:
         SourceError: no such wheel, or one without headers.
         EnvironmentUnfitError: no network.
     """
-    key = package.headers_sha256[:16] or "unpinned"
-    final = cache("headers") / f"{package.name}-{package.version}-{key}"
+    final = _place(package)
     if final.is_dir():
         return final
     with locked(final, f"the headers of {package.name}"):

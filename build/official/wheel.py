@@ -38,6 +38,16 @@ def pinned_digest(release: Release, python: str) -> str:
         ) from None
 
 
+def _folder(pinned: str) -> Path:
+    return cache("wheels", pinned[:16])
+
+
+def cached_wheel(release: Release, python: str) -> Path | None:
+    """Return the official wheel if an earlier run has fetched it."""
+    pinned = release.wheel.sha256.get(python)
+    return next(_folder(pinned).glob("*.whl"), None) if pinned else None
+
+
 def _choose(release: Release, python: str, pinned: str) -> IndexFile:
     """Return the file that is the pinned one; others of the same name are passed over.
 
@@ -75,9 +85,10 @@ def fetch_wheel(release: Release, python: str) -> Path:
         SourceError: the index does not have it.
     """
     pinned = pinned_digest(release, python)
-    folder = cache("wheels", pinned[:16])
+    folder = _folder(pinned)
     with locked(folder / "wheel", f"the download of torch {release.version} for Python {python}"):
-        for ready in folder.glob("*.whl"):
+        ready = cached_wheel(release, python)
+        if ready is not None:
             return ready
         file = _choose(release, python, pinned)
         step(f"fetching {file.name}")

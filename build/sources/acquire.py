@@ -28,7 +28,7 @@ def _tree(release: Release, repo: Path, kind: SourceKind, passed_over: tuple[Pas
     return SourceTree(release, repo, base, kind, identity, Proof.DIGEST, passed_over)
 
 
-def _from_cache(release: Release, need: Need) -> SourceTree | None:
+def cached_tree(release: Release, need: Need) -> SourceTree | None:
     """Return a tree of an earlier run, so that no network is asked again."""
     passed_over: list[PassedOver] = []
     for kind, (place, _) in ORIGINS.items():
@@ -67,7 +67,7 @@ def acquire(release: Release, source: Path | None = None, *, need: Need = Need.O
         tree = acquire_local(release, source, need)
         step(f"source: {tree.kind.value} {source} ({tree.identity}; {tree.proof.value})")
         return tree
-    ready = _from_cache(release, need)
+    ready = cached_tree(release, need)
     if ready is not None:
         step(f"source: {ready.kind.value}, cached ({ready.identity}; {ready.proof.value})")
         return ready

@@ -56,8 +56,7 @@ def _headers(include_dir: Path) -> list[str]:
 
 def _compare(include_dir: Path, repo: Path) -> tuple[int, list[str], list[HeaderDifference]]:
     equal, generated, differing = 0, [], []
-    headers = sorted(path.relative_to(include_dir).as_posix() for path in include_dir.rglob("*") if path.is_file())
-    for header in (name for name in headers if name.endswith(_HEADERS)):
+    for header in _headers(include_dir):
         ours, theirs = repo / tree_path(header), include_dir / header
         if not ours.is_file():
             generated.append(header)

@@ -1,0 +1,105 @@
+"""`releases`: what each known release needs, what is built of it, and what is proven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+import typer
+from rich.table import Table
+
+from build import paths
+from build.console import console, note
+from build.releases import Release, load
+
+T = TypeVar("T")
+
+
+class _Artifact(msgspec.Struct):
+    name: str
+    sha256: str
+
+
+class _Provenance(msgspec.Struct):
+    version: str
+
+
+class _Build(msgspec.Struct):
+    """The part of `build.json` that the table shows; other fields may come and go."""
+
+    provenance: _Provenance
+    python: str
+    patched: _Artifact
+
+
+class _Tests(msgspec.Struct):
+    """The part of `tests.json` that the table shows."""
+
+    proven: bool
+    patched_sha256: str
+
+
+def _read(path: Path, form: type[T]) -> T | None:
+    """Return a report, None when there is none or it is from another time."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=form)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def built(folder: Path) -> str:
+    """Return what is built in a release's folder of results, in words."""
+    record = _read(folder / "build.json", _Build)
+    if record is None:
+        return "no"
+    if not (folder / record.patched.name).is_file():
+        return "wheel removed"
+    return f"{record.provenance.version}, Python {record.python}"
+
+
+def proven(folder: Path) -> str:
+    """Return what the tests of the wheels that are there said, in words."""
+    tests, record = _read(folder / "tests.json", _Tests), _read(folder / "build.json", _Build)
+    if tests is None:
+        return "not tested"
+    if record is None or tests.patched_sha256 != record.patched.sha256:
+        return "an older build"
+    return "yes" if tests.proven else "no: tests failed"
+
+
+def sources(release: Release) -> str:
+    """Return where a release's source can come from."""
+    debian = f", Debian {release.debian.suite}" if release.debian else ""
+    return f"git {release.tag}{debian}, --source"
+
+
+def table(releases: list[Release], dist: Path) -> Table:
+    """Return the table of releases."""
+    shown = Table(title="PyTorch releases", caption="CUDA, NCCL and C++ ABI are those of the official wheel")
+    columns = ("release", "CUDA", "NCCL", "ABI", "g++", "Python", "sources", "series", "built", "proven")
+    for column in columns:
+        shown.add_column(column, overflow="fold")
+    for release in releases:
+        wheel, folder = release.wheel, dist / release.version
+        needs = (wheel.cuda, wheel.nccl, str(int(wheel.cxx11_abi)), f">= {release.min_gcc}")
+        pythons = f"{wheel.pythons[0]} - {wheel.pythons[-1]}"
+        state = (", ".join(release.series) or "none yet", built(folder), proven(folder))
+        shown.add_row(release.version, *needs, pythons, sources(release), *state)
+    return shown
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("releases")(show)
+
+
+def show(
+    dist: Annotated[Path, typer.Option(help="folder with the results of `build` and `test`")] = paths.DIST,
+) -> None:
+    """Print what each release needs, what is built and what is proven."""
+    releases = list(load().values())
+    console.print(table(releases, dist))
+    for release in releases:
+        if release.notes:
+            note(f"{release.version}: {release.notes}")

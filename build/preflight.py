@@ -1,0 +1,138 @@
+"""What the work needs of this machine, checked before any of it starts; all that is wrong is said at once."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+
+from build.errors import EnvironmentUnfitError
+from build.official.headers import cached_package
+from build.official.pipconf import index_urls, local_path
+from build.official.transfer import client, shown
+from build.official.wheel import cached_wheel, pinned_digest
+from build.overlay import toolchain
+from build.paths import cache
+from build.releases import Release
+from build.sources import Need
+from build.sources.acquire import cached_tree
+
+_MIB = 1 << 20
+#: Measured on 2.6.0, rounded up: the official wheel, what is unpacked of it, the source with its repository and
+#: the checkout it is patched in, the results.
+DISK = {"wheel": 900 * _MIB, "unpacked": 1800 * _MIB, "source": 400 * _MIB, "results": 900 * _MIB}
+DISK_FULL_BUILD = 60_000 * _MIB
+_PROBE_TIMEOUT = 10.0
+
+
+def _platform() -> Iterator[str]:
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in ("x86_64", "AMD64"):
+        yield f"this is {sys.platform} on {machine}: official CUDA wheels are patched for Linux on x86_64 only"
+
+
+def _python(release: Release, python: str) -> Iterator[str]:
+    try:
+        pinned_digest(release, python)
+    except EnvironmentUnfitError as error:
+        yield f"{error.what} ({error.cause})"
+
+
+def _programs(release: Release, need: Need) -> Iterator[str]:
+    names = ["git"] if need is Need.OVERLAY else ["git", "cmake", "ninja", "nvcc"]
+    for name in names:
+        if shutil.which(name) is None:
+            yield f"{name} is not on PATH: install it"
+    try:
+        toolchain.find(release.min_gcc)
+    except EnvironmentUnfitError as error:
+        yield f"{error.what}: {error.remedy}"
+
+
+def _room(folder: Path, needed: int) -> Iterator[str]:
+    """Complain when the file system that holds `folder` has less than `needed` bytes."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        yield f"{there} has {free // _MIB} MiB free, {needed // _MIB} MiB are needed"
+
+
+def _disk(release: Release, python: str, dist: Path, need: Need, *, local: bool) -> Iterator[str]:
+    """Sum up what is not cached yet, per file system."""
+    if need is Need.FULL:
+        yield from _room(cache(), DISK_FULL_BUILD)
+        return
+    wheel = cached_wheel(release, python) is not None
+    fetched = 0 if wheel else DISK["wheel"] + DISK["unpacked"]
+    if local or cached_tree(release, need) is None:
+        fetched += DISK["source"]
+    dist.mkdir(parents=True, exist_ok=True)
+    if dist.stat().st_dev == cache().stat().st_dev:
+        yield from _room(dist, fetched + DISK["results"])
+        return
+    yield from _room(cache(), fetched)
+    yield from _room(dist, DISK["results"])
+
+
+def _to_fetch(release: Release, python: str) -> list[str]:
+    """Return what has to come from the index."""
+    missing = [] if cached_wheel(release, python) else [f"torch {release.wheel.version}"]
+    return missing + [package.name for package in release.header_packages if cached_package(package) is None]
+
+
+def _network(release: Release, python: str) -> Iterator[str]:
+    """Ask the index for a sign of life, only if something has to be fetched from it."""
+    missing = _to_fetch(release, python)
+    if not missing or python not in release.wheel.sha256:
+        return
+    remote = next((url for url in index_urls() if local_path(url) is None), None)
+    if remote is None:
+        return
+    try:
+        client().head(remote + "/", timeout=_PROBE_TIMEOUT)
+    except httpx.TransportError as error:
+        yield f"{shown(remote)} cannot be reached ({error}), and {', '.join(missing)} must be fetched"
+
+
+def check(
+    release: Release,
+    python: str,
+    dist: Path,
+    *,
+    source: Path | None = None,
+    need: Need = Need.OVERLAY,
+) -> None:
+    """Check that this machine can do the work.
+
+    Args:
+        release: what is built.
+        python: CPython version of the patched wheel, e.g. `3.11`.
+        dist: where the results go; made if missing.
+        source: what the user named with `--source`.
+        need: an overlay or a full build.
+
+    Raises:
+        EnvironmentUnfitError: it cannot; every problem is listed.
+    """
+    tests: tuple[Callable[[], Iterator[str]], ...] = (
+        _platform,
+        lambda: _python(release, python),
+        lambda: _programs(release, need),
+        lambda: _disk(release, python, dist, need, local=source is not None),
+        lambda: _network(release, python),
+    )
+    problems = [problem for test in tests for problem in test()]
+    if source is not None and not source.exists() and "@" not in str(source):
+        problems.append(f"--source {source}: no such file or folder")
+    if problems:
+        raise EnvironmentUnfitError(
+            f"this machine cannot build PyTorch {release.version}: {len(problems)} problem(s)",
+            cause="\n".join(problems),
+            remedy="mend these and run again; nothing was started",
+        )
