@@ -1,0 +1,136 @@
+"""Faults that are proven: each method returns when the fault can be seen from outside, and says how it was seen."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiworld.chaos.cast import Actor
+
+_PROOF_SECONDS = 5.0
+_PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A fault that has happened.
+
+    Attributes:
+        fault: which one.
+        target: whom it hit.
+        at: monotonic time just before it was done.
+        proof: what was seen.
+    """
+
+    fault: str
+    target: str
+    at: float
+    proof: str
+
+
+class NotFiredError(AssertionError):
+    """A fault that was meant to happen did not."""
+
+
+def thread_states(pid: int) -> dict[int, str]:
+    """State letter of each thread of ``pid``, as the kernel tells: R, S, D, T (stopped), t (traced), Z."""
+    states = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            states[int(task.name)] = (task / "stat").read_text().rpartition(")")[2].split()[0]
+    return states
+
+
+def proven(seen: Callable[[], str | None], what: str) -> str:
+    """Wait until ``seen`` returns a proof; ``NotFiredError`` if it does not within five seconds."""
+    deadline = time.monotonic() + _PROOF_SECONDS
+    while (proof := seen()) is None:
+        if time.monotonic() > deadline:
+            raise NotFiredError(f"{what} was not seen within {_PROOF_SECONDS} s")
+        time.sleep(0.001)  # the kernel offers no event for this
+    return proof
+
+
+class Injector:
+    """Makes faults and keeps the list of those that were proven.
+
+    Attributes:
+        fired: all of them, in order.
+    """
+
+    def __init__(self) -> None:
+        self.fired: list[Fired] = []
+
+    def record(self, fault: str, target: str, at: float, proof: str) -> Fired:
+        """Add a fault that was proven elsewhere."""
+        fired = Fired(fault, target, at, proof)
+        self.fired.append(fired)
+        return fired
+
+    def kill(self, actor: Actor, number: int = signal.SIGKILL) -> Fired:
+        """Kill ``actor`` with a signal; it is reaped when this returns."""
+        at = time.monotonic()
+        os.kill(actor.pid, number)
+        code = actor.exit_code()
+        if code != -number:
+            raise NotFiredError(f"{actor.name} ended with {code}, not by signal {number}")
+        return self.record("kill", actor.name, at, f"pid {actor.pid} reaped with {code}")
+
+    def died(self, actor: Actor, fault: str, at: float, code: int) -> Fired:
+        """Record that ``actor`` ended by itself with ``code``, as it was told to."""
+        got = actor.exit_code()
+        if got != code:
+            raise NotFiredError(f"{actor.name} ended with {got}, not {code}")
+        return self.record(fault, actor.name, at, f"pid {actor.pid} reaped with {got}")
+
+    def freeze(self, actor: Actor) -> Fired:
+        """Stop all threads of ``actor`` (SIGSTOP)."""
+        at = time.monotonic()
+        os.kill(actor.pid, signal.SIGSTOP)
+        proof = proven(lambda: _all_in(actor.pid, "T"), f"the stop of {actor.name}")
+        return self.record("freeze", actor.name, at, proof)
+
+    def thaw(self, actor: Actor) -> Fired:
+        """Let a stopped ``actor`` go on (SIGCONT)."""
+        at = time.monotonic()
+        os.kill(actor.pid, signal.SIGCONT)
+        proof = proven(lambda: None if "T" in thread_states(actor.pid).values() else "no thread stopped", "the thaw")
+        return self.record("thaw", actor.name, at, proof)
+
+    @contextlib.contextmanager
+    def thread_frozen(self, actor: Actor, tid: int) -> Iterator[Fired]:
+        """Stop one thread of ``actor``, by its kernel id, as a debugger does; it goes on at the end of the block."""
+        at = time.monotonic()
+        _ptrace(_PTRACE_SEIZE, tid)
+        try:
+            _ptrace(_PTRACE_INTERRUPT, tid)
+            proof = proven(lambda: _traced(actor.pid, tid), f"the stop of thread {tid}")
+            yield self.record("freeze thread", f"{actor.name}/{tid}", at, proof)
+        finally:
+            _ptrace(_PTRACE_DETACH, tid)
+
+
+def _all_in(pid: int, letter: str) -> str | None:
+    states = set(thread_states(pid).values())
+    return f"all threads of {pid} in state {letter}" if states == {letter} else None
+
+
+def _traced(pid: int, tid: int) -> str | None:
+    states = thread_states(pid)
+    others = {state for task, state in states.items() if task != tid}
+    return f"thread {tid} in state t, others {sorted(others)}" if states.get(tid) == "t" and "t" not in others else None
+
+
+def _ptrace(request: int, tid: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    libc.ptrace.restype = ctypes.c_long
+    if libc.ptrace(request, tid, None, None) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), f"ptrace of thread {tid}")

@@ -1,0 +1,97 @@
+"""A process that has loaded torch and forks actors on request, so that a fresh worker costs milliseconds, not seconds.
+
+Started by ``Cast`` as ``python -m multiworld.chaos.zygote FD``. It has one thread and no state but its children. It
+ends when its conductor does, and its children end with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET = 0x40000000
+
+
+def enter_network(name: str) -> None:
+    """Move this thread into the network namespace ``name``, as made by ``ip netns add``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", name).open("rb") as handle:
+        if libc.setns(handle.fileno(), _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), name)
+
+
+def _become_actor(parent: int, control: socket.socket, request: dict[str, Any]) -> None:
+    control.close()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.environ.update(request["env"])
+    if request["network"]:
+        enter_network(request["network"])
+
+
+def _spawn(control: socket.socket, request: dict[str, Any], channel: int) -> int | None:
+    """Fork; the child's channel in the child, None in the parent."""
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _become_actor(parent, control, request)
+        return channel
+    os.close(channel)
+    control.send(json.dumps({"pid": child}).encode())
+    return None
+
+
+def _status(pid: int) -> int | None:
+    """Reap ``pid`` if it has ended: its exit code, negative for a signal."""
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+def serve(control: socket.socket) -> tuple[int, str] | None:
+    """Answer requests until the conductor is gone (None), or until we are a new actor (its channel and name)."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, 65536, 1)
+        if not data:
+            return None
+        request = json.loads(data)
+        if request["do"] == "status":
+            control.send(json.dumps({"status": _status(request["pid"])}).encode())
+            continue
+        channel = _spawn(control, request, descriptors[0])
+        if channel is not None:
+            return channel, request["name"]
+
+
+def main() -> None:
+    """Load everything, then serve."""
+    import torch.distributed  # noqa: F401 - loaded for the children
+
+    import multiworld.multi  # noqa: F401
+    from multiworld.chaos import actor
+
+    if threading.active_count() > 1 or len(list(Path("/proc/self/task").iterdir())) > 1:
+        sys.exit("a zygote must have one thread: something that was imported has started another")
+    gc.freeze()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.send(b"{}")
+    role = serve(control)
+    if role is not None:
+        actor.main(*role)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Arguments of the command line; each command is one call into the module that does the work."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from multiworld.errors import MultiWorldError
+
+app = typer.Typer(
+    name="multiworld",
+    help="Many fault domains in one process: look, measure, break on purpose.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def _guarded(work: Callable[[], Any]) -> Any:  # noqa: ANN401
+    """Run ``work``; a mistake of the user's gives a message and exit code 2, not a traceback."""
+    try:
+        return work()
+    except (MultiWorldError, ValueError, OSError) as error:
+        errors.print(f"[bold red]multiworld:[/] {error}")
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        errors.print("multiworld: interrupted")
+        raise typer.Exit(130) from None
+
+
+def _progress(text: str) -> None:
+    errors.print(f"[cyan]::[/] {text}")
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(data, indent=2) + "\n")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check this installation: torch, backends, sockets, limits, and a world of two that breaks and comes back."""
+    from multiworld.cli.doctor import Verdict, examine
+    from multiworld.cli.tables import doctor_table
+
+    checks = _guarded(examine)
+    if as_json:
+        _print_json({"checks": [check.as_json() for check in checks]})
+    else:
+        console.print(doctor_table(checks))
+    raise typer.Exit(1 if any(check.verdict is Verdict.FAIL for check in checks) else 0)
+
+
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions: about a minute.")] = False,
+    only: Annotated[str, typer.Option(help="Comma-separated parts: ratios, detection, idle, isolation, rejoin.")] = "",
+    rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds per size and operation.")] = 15,
+    pymultiworld: Annotated[
+        Path | None, typer.Option(help="Python interpreter that has pymultiworld 0.2.3, to compare with.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot to this file (.png, .svg, .pdf).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure worlds against plain torch.distributed, interleaved, and judge by the figures that are promised."""
+    from multiworld.bench.run import BenchOptions, run
+    from multiworld.cli.tables import bench_tables
+
+    options = BenchOptions(
+        quick=quick, parts=tuple(filter(None, only.split(","))), rounds=rounds, pymultiworld=pymultiworld
+    )
+    report = _guarded(lambda: run(options, _progress))
+    if plot is not None:
+        from multiworld.bench.plot import draw
+
+        _guarded(lambda: draw(report, plot))
+    if as_json:
+        _print_json(report.as_json())
+    else:
+        for table in bench_tables(report):
+            console.print(table)
+    raise typer.Exit(0 if report.good else 1)
+
+
+@app.command()
+def chaos(
+    seed: Annotated[int, typer.Option(help="The same seed gives the same faults.")] = 1,
+    minutes: Annotated[float, typer.Option(min=0.05, help="How long faults go on.")] = 2.0,
+    workers: Annotated[int, typer.Option(min=3, max=64, help="Worker processes.")] = 5,
+    worlds: Annotated[int, typer.Option(min=2, max=256, help="Worlds among them.")] = 6,
+    show_plan: Annotated[bool, typer.Option("--plan", help="Print the plan and exit.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Break workers by a seeded plan and report what was noticed, when, by whom, and what it cost the others."""
+    from multiworld.chaos.plan import draw_plan
+    from multiworld.chaos.run import play
+    from multiworld.cli.tables import chaos_tables, plan_table
+
+    plan = _guarded(lambda: draw_plan(seed, minutes * 60, workers, worlds))
+    if show_plan:
+        _print_json(plan.as_json()) if as_json else console.print(plan_table(plan))
+        raise typer.Exit(0)
+    report = _guarded(lambda: play(plan, _progress))
+    if as_json:
+        _print_json(report.as_json())
+    else:
+        for table in chaos_tables(report):
+            console.print(table)
+    raise typer.Exit(0 if report.good else 1)

@@ -1,0 +1,203 @@
+"""``multiworld doctor``: is everything there that worlds need, and does a world really work here?"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import platform
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from multiworld.errors import BrokenWorldException
+from multiworld.multi import MultiWorld
+from multiworld.version import VERSION
+
+_FEW_DESCRIPTORS = 4096
+_TRIAL_SECONDS = 20.0
+
+
+class Verdict(enum.Enum):
+    """Of one check."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at.
+
+    Attributes:
+        name: what.
+        verdict: whether worlds work with it.
+        found: what was found.
+        remedy: what to do; empty if nothing.
+    """
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """For ``--json``."""
+        return {**asdict(self), "verdict": self.verdict.value}
+
+
+def examine() -> list[Check]:
+    """Look at everything; a check that fails in an unexpected way is a failed check, not a traceback."""
+    looks: tuple[Callable[[], Check], ...] = (
+        _versions, _torch, _patched, _gloo, _nccl, _loopback, _own_name, _descriptors, _own_sockets, _trial,
+    )  # fmt: skip
+    return [_looked(look) for look in looks]
+
+
+def _looked(look: Callable[[], Check]) -> Check:
+    try:
+        return look()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what was found
+        return Check(look.__name__.strip("_"), Verdict.FAIL, f"{type(error).__name__}: {error}", "see the message")
+
+
+def _versions() -> Check:
+    old = sys.version_info < (3, 10)
+    found = f"multiworld {VERSION}, Python {platform.python_version()}, {platform.platform()}"
+    return Check(
+        "versions", Verdict.FAIL if old else Verdict.OK, found, "Python 3.10 or newer is needed" if old else ""
+    )
+
+
+def _torch() -> Check:
+    found = f"{torch.__version__}, commit {torch.version.git_version[:12]}, CUDA {torch.version.cuda or 'none'}"
+    if not dist.is_available():
+        return Check(
+            "torch", Verdict.FAIL, f"{found}, without torch.distributed", "install a torch with distributed support"
+        )
+    return Check("torch", Verdict.OK, found)
+
+
+def _patched() -> Check:
+    if ".mw" in torch.__version__:
+        return Check("NCCL patches", Verdict.OK, "the patched wheel is installed")
+    overlays = [
+        d.name
+        for d in metadata.distributions()
+        if (d.name or "").replace("-", "_").startswith("multiworld_torch_overlay")
+    ]
+    if overlays:
+        return Check("NCCL patches", Verdict.OK, f"the overlay wheel {overlays[0]} is installed")
+    return Check(
+        "NCCL patches", Verdict.NOTE, "none: stock torch", "nothing for Gloo; faults of NCCL need the patched wheel"
+    )
+
+
+def _gloo() -> Check:
+    there = dist.is_gloo_available() if hasattr(dist, "is_gloo_available") else hasattr(dist, "ProcessGroupGloo")
+    return Check(
+        "gloo",
+        Verdict.OK if there else Verdict.FAIL,
+        "available" if there else "missing",
+        "" if there else "install a torch with Gloo",
+    )
+
+
+def _nccl() -> Check:
+    if not dist.is_nccl_available():
+        return Check("nccl", Verdict.NOTE, "not in this torch", "nothing, if you have no GPUs")
+    version = ".".join(map(str, torch.cuda.nccl.version()))
+    if not torch.cuda.is_available():
+        return Check("nccl", Verdict.NOTE, f"{version}, but no usable CUDA device", "nothing, if you have no GPUs")
+    return Check("nccl", Verdict.OK, f"{version}, {torch.cuda.device_count()} device(s)")
+
+
+def _loopback() -> Check:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=2):
+        return Check("loopback", Verdict.OK, "TCP on 127.0.0.1 works")
+
+
+def _own_name() -> Check:
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return Check(
+            "host name", Verdict.NOTE, f"{name} has no address", "name addresses, not hosts, in store= and address="
+        )
+    local = address.startswith("127.")
+    remedy = "between hosts, give address= : peers elsewhere cannot reach a loopback address" if local else ""
+    return Check("host name", Verdict.NOTE if local else Verdict.OK, f"{name} is {address}", remedy)
+
+
+def _descriptors() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft < _FEW_DESCRIPTORS
+    remedy = (
+        f"ulimit -n {hard if hard > 0 else 65536}: each member of a world takes two descriptors, Gloo's groups more"
+    )
+    return Check(
+        "descriptors",
+        Verdict.NOTE if few else Verdict.OK,
+        f"limit {soft}, {len(list(Path('/proc/self/fd').iterdir()))} in use",
+        remedy if few else "",
+    )
+
+
+def _own_sockets() -> Check:
+    with socket.socket() as probe:
+        target = str(Path(f"/proc/self/fd/{probe.fileno()}").readlink())
+    seen = target.startswith("socket:")
+    return Check(
+        "/proc",
+        Verdict.OK if seen else Verdict.FAIL,
+        "our sockets can be seen" if seen else target,
+        "" if seen else "mount /proc",
+    )
+
+
+def _trial() -> Check:
+    started = time.monotonic()
+    found = asyncio.run(asyncio.wait_for(_two_in_one(), _TRIAL_SECONDS))
+    return Check("a world of two", Verdict.OK, f"{found}; {time.monotonic() - started:.2f} s in all")
+
+
+async def _two_in_one() -> str:
+    """Join, send, break, rejoin and send again, with both members in this process."""
+    async with MultiWorld() as left, MultiWorld() as right:
+        store = left.serve_store()
+        pair = await asyncio.gather(*(mw.join("doctor", rank, 2, store=store) for rank, mw in enumerate((left, right))))
+        await _exchange(*pair)
+        pair[0].abort("doctor breaks it on purpose")
+        noticed = await _break_seconds(pair[1])
+        await asyncio.gather(*(world.rejoin() for world in pair))
+        await _exchange(*pair)
+        again = f"rejoined as generation {pair[0].generation}"
+        return f"joined, exchanged, broken (noticed in {noticed * 1e3:.1f} ms), {again}"
+
+
+async def _exchange(a: Any, b: Any) -> None:  # noqa: ANN401
+    got = torch.zeros(4)
+    await asyncio.gather(a.send(torch.arange(4.0), 1), b.recv(got, 0))
+    sums = [torch.ones(100_000), torch.ones(100_000)]
+    await asyncio.gather(a.all_reduce(sums[0]), b.all_reduce(sums[1]))
+    if got.tolist() != [0.0, 1.0, 2.0, 3.0] or not all(bool((s == 2).all()) for s in sums):
+        raise RuntimeError("a world of two delivered wrong data")
+
+
+async def _break_seconds(world: Any) -> float:  # noqa: ANN401
+    started = time.monotonic()
+    try:
+        await world.recv(torch.zeros(1), 0, timeout=5.0)
+    except BrokenWorldException:
+        return time.monotonic() - started
+    raise RuntimeError("a broken world went on")

@@ -1,0 +1,98 @@
+"""Reports as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from multiworld.bench.report import BenchReport
+    from multiworld.chaos.plan import Plan
+    from multiworld.chaos.report import ChaosReport
+    from multiworld.cli.doctor import Check
+
+_COLOURS = {"ok": "green", "note": "yellow", "fail": "bold red", "missed": "bold red", "not measured": "dim"}
+
+
+def verdict_text(verdict: str) -> Text:
+    """A verdict in its colour."""
+    return Text(verdict, style=_COLOURS.get(verdict, ""))
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def doctor_table(checks: Sequence[Check]) -> Table:
+    """What ``doctor`` found."""
+    table = _table("multiworld doctor", "check", "verdict", "found", "what to do")
+    for check in checks:
+        table.add_row(check.name, verdict_text(check.verdict.value), Text(check.found), Text(check.remedy))
+    return table
+
+
+def bench_tables(report: BenchReport) -> Iterator[Table]:
+    """Measurements, then the figures promised with their verdicts."""
+    if report.comparisons:
+        table = _table(
+            "worlds against plain torch.distributed, interleaved",
+            "operation",
+            "bytes",
+            "plain p50",
+            "world p50",
+            "plain p99",
+            "world p99",
+            "time ratio [95 % interval]",
+        )
+        for row in report.comparisons:
+            times = [f"{value * 1e6:,.0f} us" for value in (row.plain.p50, row.world.p50, row.plain.p99, row.world.p99)]
+            table.add_row(row.operation, f"{row.nbytes:,}", *times, row.ratio.text)
+        yield table
+    table = _table("figures", "figure", "wanted", "measured", "verdict")
+    for figure in report.figures:
+        table.add_row(figure.name, figure.wanted, Text(figure.measured), verdict_text(figure.verdict.value))
+    yield table
+    yield _facts(report.facts)
+
+
+def _facts(facts: dict[str, str]) -> Table:
+    table = _table("measured on", "what", "value")
+    for name, value in facts.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def plan_table(plan: Plan) -> Table:
+    """The faults to come."""
+    table = _table(f"plan of seed {plan.seed}", "at", "fault", "worker", "world", "detail")
+    for fault in plan.faults:
+        table.add_row(f"{fault.at:6.1f} s", fault.kind.value, str(fault.worker), fault.world or "", fault.detail)
+    return table
+
+
+def chaos_tables(report: ChaosReport) -> Iterator[Table]:
+    """What happened, then what it cost, then the promises."""
+    table = _table(
+        f"faults of seed {report.plan.seed}",
+        "at",
+        "fault",
+        "worker",
+        "proof",
+        "noticed by",
+        "first",
+        "last",
+        "all back",
+    )
+    for story in report.stories:
+        table.add_row(*story.cells())
+    yield table
+    table = _table("promises of the fault model", "promise", "verdict", "what was seen")
+    for promise in report.promises:
+        table.add_row(promise.name, verdict_text("ok" if promise.kept else "fail"), Text(promise.seen))
+    yield table
