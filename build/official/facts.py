@@ -123,7 +123,7 @@ def _read(stream: BinaryIO, version: str) -> WheelFacts:
         requires = _requires(archive.read(info))
         text = archive.read("torch/version.py").decode()
         standard, abi = _cxx_standard(archive), _cxx11_abi(archive)
-nccl = next((pin for name, pin in requires.items() if name.startswith("nvidia-nccl-")), "")
+    nccl = next((pin for name, pin in requires.items() if name.startswith("nvidia-nccl-")), "")
     _, _, local = _assigned(text, "__version__").partition("+")
     commit, cuda = _assigned(text, "git_version"), _assigned(text, "cuda")
     return WheelFacts(version, commit, local, cuda, standard, abi, nccl, (), {}, {}, requires)
