@@ -1,0 +1,101 @@
+"""Which line of a file became which line of another, as far as two of git's diff algorithms agree."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.porting.lines import norm
+from build.series.git import Git
+
+_HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Two files, line by line.
+
+    Attributes:
+        base: lines of the old file; `ours` those of the new one.
+        to: for each old line the index of the new line it became, -1 for none or where algorithms disagree.
+        back: the inverse.
+        base_norm: the old lines normalised (`build.porting.lines.norm`); `ours_norm` the new ones.
+    """
+
+    base: Sequence[bytes]
+    ours: Sequence[bytes]
+    to: Sequence[int]
+    back: Sequence[int]
+    base_norm: Sequence[bytes]
+    ours_norm: Sequence[bytes]
+
+    def before(self, at: int) -> tuple[int, int]:
+        """Return the nearest old line before `at` that has a counterpart, and that; (-1, -1) is the start."""
+        for index in range(at - 1, -1, -1):
+            if self.to[index] >= 0:
+                return index, self.to[index]
+        return -1, -1
+
+    def after(self, at: int) -> tuple[int, int]:
+        """Return the nearest old line from `at` on that has a counterpart, and that; the ends if none."""
+        for index in range(at, len(self.base)):
+            if self.to[index] >= 0:
+                return index, self.to[index]
+        return len(self.base), len(self.ours)
+
+
+def align(base: Sequence[bytes], ours: Sequence[bytes]) -> Alignment:
+    """Align two files.
+
+    Blanks at line starts and ends do not count, so that re-indented code aligns. Histogram and minimal Myers
+    differ exactly where an alignment is a matter of taste (repeated blocks, lone brackets); only what they
+    agree on is used.
+    """
+    base_norm, ours_norm = [norm(line) for line in base], [norm(line) for line in ours]
+    if base_norm == ours_norm:
+        identity = list(range(len(base)))
+        return Alignment(base, ours, identity, identity, base_norm, ours_norm)
+    first, second = (_map(base_norm, ours_norm, name) for name in ("histogram", "minimal"))
+    to = [a if a == b else -1 for a, b in zip(first, second, strict=True)]
+    return from_map(base, ours, to, base_norm, ours_norm)
+
+
+def from_map(
+    base: Sequence[bytes],
+    ours: Sequence[bytes],
+    to: list[int],
+    base_norm: Sequence[bytes],
+    ours_norm: Sequence[bytes],
+) -> Alignment:
+    """Return an alignment with the given map."""
+    back = [-1] * len(ours)
+    for index, target in enumerate(to):
+        if target >= 0:
+            back[target] = index
+    return Alignment(base, ours, to, back, base_norm, ours_norm)
+
+
+def _map(base: Sequence[bytes], ours: Sequence[bytes], algorithm: str) -> list[int]:
+    """Return the map of one of git's algorithms."""
+    with tempfile.TemporaryDirectory(prefix="multiworld-align-") as folder:
+        for name, lines in (("a", base), ("b", ours)):
+            Path(folder, name).write_bytes(b"".join(line + b"\n" for line in lines))
+        done = Git(Path(folder)).call(
+            "diff", "--no-index", "--text", "--unified=0", f"--diff-algorithm={algorithm}", "--no-color", "a", "b"
+        )
+    to: list[int] = []
+    shift = 0
+    for match in _HUNK.finditer(done.stdout):
+        old, new = int(match[1]), int(match[3])
+        old_count = 1 if match[2] is None else int(match[2])
+        new_count = 1 if match[4] is None else int(match[4])
+        start = old - 1 if old_count else old
+        shift = (new - 1 if new_count else new) - start
+        to += [index + shift for index in range(len(to), start)]
+        to += [-1] * old_count
+        shift += new_count - old_count
+    # Equal lines between two differences keep the distance that the difference before them left.
+    return to + [index + shift for index in range(len(to), len(base))]

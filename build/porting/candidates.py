@@ -1,0 +1,87 @@
+"""Is the place where a group went the only one it could have gone to?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from build.porting.alignment import Alignment
+from build.porting.groups import Placed
+from build.porting.lines import distinctive, headings, norm, occurrences, similarity, weight
+
+#: Lines around a hunk that are compared to tell one place from another.
+REACH = 12
+
+
+def rivals(alignment: Alignment, placed: Placed, at: int) -> list[int]:
+    """Return the other places (new lines, from 0) that a hunk's old side fits as well as the one at `at`.
+
+    A place that another, equal part of the old file became is no rival: that part went there.
+    """
+    old = list(alignment.base_norm[placed.start : placed.end])
+    if not any(old):
+        return []
+    size = len(old)
+    others = [p for p in occurrences(alignment.ours_norm, old) if p != at]
+    return [p for p in others if not _taken(alignment, p, size, placed.start)]
+
+
+def _taken(alignment: Alignment, at: int, size: int, start: int) -> bool:
+    """Whether new lines `at..at+size` are what an equal block elsewhere in the old file became."""
+    origin = alignment.back[at]
+    return origin >= 0 and origin != start and all(alignment.back[at + n] == origin + n for n in range(size))
+
+
+def lost_twins(alignment: Alignment, placed: Placed) -> list[int]:
+    """Return equal blocks of the old file that went nowhere: any of them may be the one that survived."""
+    old = list(alignment.base_norm[placed.start : placed.end])
+    if not any(old):
+        return []
+    return [
+        at
+        for at in occurrences(alignment.base_norm, old)
+        if at != placed.start and any(alignment.to[at + n] < 0 for n in range(len(old)))
+    ]
+
+
+def same_home(alignment: Alignment, old_at: int, new_at: int) -> bool:
+    """Tell whether two places stand in the same function, or in one that was merely renamed."""
+    old, new = headings(alignment.base, old_at), headings(alignment.ours, new_at)
+    if old[-1:] == new[-1:]:
+        return True
+    if not old or not new:
+        return not old and not new
+    survives = old[-1] in alignment.ours_norm
+    return not survives and new[-1] not in alignment.base_norm and similarity([old[-1]], [new[-1]]) >= 0.5
+
+
+def only_home(alignment: Alignment, old_at: int, new_at: int, others: Sequence[int]) -> bool:
+    """Tell whether `new_at`, and none of `others`, stands where `old_at` stood: same enclosing lines."""
+    chain = headings(alignment.base, old_at)
+    if not chain or headings(alignment.ours, new_at) != chain:
+        return False
+    if occurrences(alignment.base_norm, chain[-1:]) != occurrences_of_one(alignment.base_norm, chain[-1]):
+        return False
+    return all(headings(alignment.ours, other)[-1:] != chain[-1:] for other in others)
+
+
+def occurrences_of_one(lines: Sequence[bytes], text: bytes) -> list[int]:
+    """Return the first place of `text` as a list of one, empty if it is nowhere."""
+    return [lines.index(text)] if text in lines else []
+
+
+def support(alignment: Alignment, start: int, end: int) -> float:
+    """Return the share of distinctive lines near `start..end` of the old file that the new file still has."""
+    near = [*range(max(0, start - REACH), start), *range(end, min(len(alignment.base), end + REACH))]
+    known = [n for n in near if distinctive(alignment.base[n])]
+    if not known:
+        return 1.0 if all(alignment.to[n] >= 0 for n in near) else 0.0
+    # A line that is kept, but far from its neighbours, is no support: it moved, or it is another one.
+    images = sorted(alignment.to[n] for n in known if alignment.to[n] >= 0)
+    middle = images[len(images) // 2] if images else 0
+    close = [image for image in images if abs(image - middle) <= 4 * REACH]
+    return len(close) / len(known)
+
+
+def telling(lines: Sequence[bytes]) -> bool:
+    """Tell whether lines say enough about themselves to be recognised anywhere."""
+    return weight(lines) >= 2 or sum(len(norm(line)) for line in lines) >= 60

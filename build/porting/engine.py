@@ -1,0 +1,169 @@
+"""Port a series from one tree to another: every patch is tried, none stops the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+
+from build.porting.fileport import port_change
+from build.porting.markers import Labels
+from build.porting.moves import Finder
+from build.porting.result import ChangePort, Context
+from build.porting.trees import FileState, Layer, Tree
+from build.series.fields import diffstat
+from build.series.model import PatchFile
+from build.series.verdicts import HunkVerdict, Method, Verdict
+
+
+class PatchState(Enum):
+    """What became of a whole patch."""
+
+    PORTED = "ported"
+    UNNEEDED = "already upstream"
+    NEEDS_HUMAN = "needs a human"
+
+
+@dataclass(frozen=True, slots=True)
+class PatchPort:
+    """A patch, ported.
+
+    Attributes:
+        patch: the patch as it was.
+        state: see `PatchState`.
+        verdicts: one per hunk.
+        files: what it makes of the new tree's files (None: removed).
+        marked: files for a person to edit, if it needs one.
+        identical: the files it touches are the same in both trees, so its bytes can stay.
+        notes: what else a person should know.
+    """
+
+    patch: PatchFile
+    state: PatchState
+    verdicts: tuple[HunkVerdict, ...]
+    files: Mapping[str, FileState | None] = field(default_factory=dict)
+    marked: Mapping[str, FileState | None] = field(default_factory=dict)
+    identical: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What a person made of a patch that needed one: the new tree's files after it."""
+
+    files: Mapping[str, FileState | None]
+
+
+def port_series(
+    patches: Sequence[PatchFile],
+    old: Tree,
+    new: Tree,
+    resolved: Mapping[str, Resolution] | None = None,
+) -> tuple[PatchPort, ...]:
+    """Port every patch.
+
+    Args:
+        patches: in order, made for `old`.
+        old: the tree they apply to.
+        new: the tree they are wanted for.
+        resolved: patches decided by a person, by file name.
+
+    Returns:
+        One result per patch, in order. A later patch is ported on top of what the earlier ones made of the new
+        tree, even where one of them needs a human.
+    """
+    before, after = Layer(old), Layer(new)
+    finder = Finder(old, after)
+    results = []
+    for patch in patches:
+        labels = Labels(new.label.encode(), old.label.encode(), patch.name.encode())
+        ctx = Context(patch.name, before, after, finder, labels, patch.crlf, partial(gone_since, new))
+        decided = (resolved or {}).get(patch.name)
+        result = _port_patch(ctx, patch, decided)
+        for path, state in result.files.items():
+            after.put(path, state)
+        results.append(result)
+    return tuple(results)
+
+
+def _port_patch(ctx: Context, patch: PatchFile, decided: Resolution | None) -> PatchPort:
+    """Port one patch, leaving the old tree's layer as the next patch finds it."""
+    start = dict(ctx.new.changed)
+    identical = all(ctx.old.get(path) == ctx.new.get(path) for path in patch.paths)
+    ports: list[ChangePort] = []
+    for change in patch.changes:
+        port = port_change(ctx, change)
+        ports.append(port)
+        for path, state in port.old.items():
+            ctx.old.put(path, state)
+        for path, state in port.new.items():
+            ctx.new.put(path, state)
+    verdicts = tuple(verdict for port in ports for verdict in port.verdicts)
+    files = {path: state for port in ports for path, state in port.new.items()}
+    marked = {path: state for port in ports for path, state in port.marked.items()}
+    ctx.new.changed.clear()
+    ctx.new.changed.update(start)
+    if decided is not None:
+        return _decided(ctx, patch, verdicts, decided)
+    outcome = _state(verdicts, files, ctx.new)
+    return PatchPort(
+        patch,
+        outcome,
+        verdicts,
+        files,
+        marked if outcome is PatchState.NEEDS_HUMAN else {},
+        identical and all(item.verdict is Verdict.CLEAN for item in verdicts),
+        _notes(patch),
+    )
+
+
+def _state(verdicts: Sequence[HunkVerdict], files: Mapping[str, FileState | None], new: Layer) -> PatchState:
+    """Return what became of a patch; an empty one is ported as it is."""
+    if any(item.verdict.needs_human for item in verdicts):
+        return PatchState.NEEDS_HUMAN
+    changes = any(new.get(path) != state for path, state in files.items())
+    return PatchState.PORTED if changes or not verdicts else PatchState.UNNEEDED
+
+
+def _decided(ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], decided: Resolution) -> PatchPort:
+    """Return a patch as a person decided it; what was a conflict says so."""
+    final = tuple(
+        replace(
+            item,
+            verdict=Verdict.DRIFTED,
+            method=Method.HUMAN,
+            evidence=f"was a {item.verdict.value} ({item.evidence}); decided by hand",
+        )
+        if item.verdict.needs_human
+        else item
+        for item in verdicts
+    )
+    state = PatchState.PORTED
+    if all(ctx.new.get(path) == content for path, content in decided.files.items()):
+        state = PatchState.UNNEEDED
+    return PatchPort(patch, state, final, decided.files, notes=_notes(patch))
+
+
+def _notes(patch: PatchFile) -> tuple[str, ...]:
+    """Return what is odd about a patch: a diffstat that its hunks do not bear out hints at a cut."""
+    stat = diffstat(patch.header)
+    if stat is None or any(change.binary is not None for change in patch.changes):
+        return ()
+    hunks = [hunk for change in patch.changes for hunk in change.hunks]
+    counted = (
+        len(patch.changes),
+        sum(len(hunk.added) for hunk in hunks),
+        sum(len(hunk.removed) for hunk in hunks),
+    )
+    if stat == counted:
+        return ()
+    return (f"its diffstat says {stat} (files, insertions, deletions), its hunks are {counted}: cut off or edited?",)
+
+
+def gone_since(tree: Tree, path: str) -> str:
+    """Say when a path disappeared from a tree; empty where the repository's history does not reach."""
+    form = "--format=%h of %cs, %s"
+    done = tree.git.call("log", "-1", "--no-renames", "--diff-filter=D", form, tree.commit, "--", path)
+    text = done.stdout.decode("utf-8", "replace").strip()
+    return f", since {text}" if done.returncode == 0 and text else ""

@@ -1,0 +1,81 @@
+"""The smallest parts of a hunk: each run of removed and added lines, at its place in the old file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from build.series.model import Hunk
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Replace lines `start..end` of the old file (from 0, end excluded) by `added`."""
+
+    start: int
+    end: int
+    added: tuple[bytes, ...]
+
+    def removed(self, base: Sequence[bytes]) -> list[bytes]:
+        """Return the lines it takes away."""
+        return list(base[self.start : self.end])
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A hunk where it stands in the old file: its whole old side is lines `start..end`."""
+
+    hunk: Hunk
+    number: int
+    start: int
+    end: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace lines `start..end` of the new file (from 0, end excluded) by `lines`."""
+
+    start: int
+    end: int
+    lines: tuple[bytes, ...]
+
+
+def split(hunk: Hunk, number: int, start: int) -> Placed:
+    """Split a hunk whose old side begins at line `start` of the old file."""
+    groups: list[Group] = []
+    at, first, added = start, start, list[bytes]()
+
+    def close() -> None:
+        if at > first or added:
+            groups.append(Group(first, at, tuple(added)))
+
+    for line in hunk.lines:
+        if line[:1] == b" ":
+            close()
+            at += 1
+            first, added = at, []
+        elif line[:1] == b"-":
+            at += 1
+        else:
+            added.append(line[1:])
+    close()
+    return Placed(hunk, number, start, start + len(hunk.old), tuple(groups))
+
+
+def apply_edits(lines: Sequence[bytes], edits: Sequence[Edit]) -> list[bytes]:
+    """Return `lines` with `edits` made.
+
+    Raises:
+        ValueError: two edits overlap, or insert at the same place.
+    """
+    result: list[bytes] = []
+    at, last = 0, -1
+    for edit in sorted(edits, key=lambda item: (item.start, item.end)):
+        if edit.start < at or (edit.start == last and edit.start == edit.end):
+            raise ValueError(edit)
+        result += [*lines[at : edit.start], *edit.lines]
+        at, last = edit.end, edit.start
+    result += lines[at:]
+    # Only the last line of a file may lack its end; one that no longer is the last gets it.
+    return [line if line.endswith(b"\n") or n == len(result) else line + b"\n" for n, line in enumerate(result, 1)]

@@ -1,0 +1,156 @@
+"""Port one hunk within one file: exact, offset, merge, moved code, upstream, in this order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from build.porting import upstream
+from build.porting.alignment import Alignment
+from build.porting.candidates import lost_twins, only_home, rivals, same_home, support, telling
+from build.porting.groups import Edit, Group, Placed
+from build.porting.lines import norm, occurrences
+from build.porting.placement import GroupResult, Outcome, added_elsewhere, place_group, stuck
+from build.series.verdicts import Method, Verdict
+
+#: Share of the distinctive lines near a hunk that must still be there for its place to count as the same place.
+SUPPORT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class HunkResult:
+    """Where a hunk went in the new file.
+
+    Attributes:
+        verdict, method, evidence: as in `HunkVerdict`.
+        at: first line (from 0) it touches there, -1 for none.
+        edits: what it does there; none for a hunk that is upstream or left to a human.
+        offset: lines between where the patch says and where it went.
+    """
+
+    verdict: Verdict
+    method: Method
+    evidence: str = ""
+    at: int = -1
+    edits: tuple[Edit, ...] = ()
+    offset: int = 0
+
+
+def human(evidence: str) -> HunkResult:
+    """Return the result of a hunk that only a person can place."""
+    return HunkResult(Verdict.CONFLICT, Method.HUMAN, evidence)
+
+
+def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
+    """Return where `placed`, a hunk of the old file, goes in the new one."""
+    at = _rigid(alignment, placed)
+    if at is not None:
+        return _unchanged(alignment, placed, at)
+    results = [_group(alignment, placed, group) for group in placed.groups]
+    return combine(placed, results, Method.MERGE)
+
+
+def _rigid(alignment: Alignment, placed: Placed) -> int | None:
+    """Return where the hunk's old side stands unchanged as a whole, by alignment; None if it does not."""
+    if placed.end == placed.start:
+        return None
+    at = alignment.to[placed.start]
+    size = placed.end - placed.start
+    if at < 0 or list(alignment.to[placed.start : placed.end]) != list(range(at, at + size)):
+        return None
+    same = list(alignment.base[placed.start : placed.end]) == list(alignment.ours[at : at + size])
+    return at if same else None
+
+
+def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
+    """Return the result of a hunk whose lines stand unchanged at `at`, if that is beyond doubt."""
+    trouble, note = doubts(alignment, placed, placed.start, at)
+    if trouble:
+        return human(trouble)
+    for group in placed.groups:
+        if elsewhere := added_elsewhere(alignment, group):
+            return human(f"the lines it adds stand already at line {elsewhere[0] + 1} of the new file")
+    offset = at - placed.hunk.first
+    shift = at - placed.start
+    edits = tuple(Edit(g.start + shift, g.end + shift, g.added) for g in placed.groups)
+    verdict, method = (Verdict.OFFSET, Method.OFFSET) if offset else (Verdict.CLEAN, Method.EXACT)
+    return HunkResult(verdict, method, note, at, edits, offset)
+
+
+def doubts(alignment: Alignment, placed: Placed, old_at: int, new_at: int) -> tuple[str, str]:
+    """Return why a place is not certain (empty if it is), and a note about how it was told from others."""
+    note = ""
+    others = rivals(alignment, placed, new_at)
+    if others:
+        lines = ", ".join(str(line + 1) for line in others[:4])
+        if not only_home(alignment, old_at, new_at, others):
+            return f"the same lines also stand at line {lines}: which of them is meant is not certain", ""
+        note = f"the same lines also stand at line {lines}; taken by the function they are in"
+    elif lost_twins(alignment, placed) and not only_home(alignment, old_at, new_at, []):
+        return "one of several equal blocks of the old file is gone; which one is not certain", ""
+    if not same_home(alignment, old_at, new_at):
+        return f"line {new_at + 1} has the same lines, but stands in another function", ""
+    return "", note
+
+
+def _group(alignment: Alignment, placed: Placed, group: Group) -> GroupResult:
+    """Place a group of a hunk whose surroundings changed, or find it upstream."""
+    trust = support(alignment, group.start, group.end)
+    result = place_group(alignment, group)
+    if result.outcome is Outcome.PLACED:
+        trouble, _ = doubts(alignment, placed, group.start, result.at)
+        if trouble:
+            return stuck(trouble)
+        if trust < SUPPORT:
+            return stuck("too little is left of the code around it")
+        return result
+    if trust < SUPPORT:
+        return result
+    found = upstream.look(alignment, group)
+    return result if found.outcome is Outcome.STUCK else found
+
+
+def combine(placed: Placed, results: list[GroupResult], method: Method) -> HunkResult:
+    """Return a hunk's result out of those of its groups."""
+    blocked = [item for item in results if item.outcome is Outcome.STUCK]
+    done = [item for item in results if item.outcome is Outcome.UPSTREAM]
+    notes = "; ".join(dict.fromkeys(item.evidence for item in (blocked or results) if item.evidence))
+    if blocked:
+        if done:
+            notes += f"; {len(done)} of its {len(results)} parts are upstream"
+        return human(notes)
+    if len(done) == len(results):
+        return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, notes, done[0].at)
+    edits = tuple(item.edit for item in results if item.edit is not None)
+    at = min(edit.start for edit in edits)
+    offset = at - (placed.groups[0].start + placed.hunk.first - placed.start)
+    partly = done or any(item.outcome is Outcome.PARTLY for item in results)
+    verdict = Verdict.PARTLY if partly else Verdict.DRIFTED
+    return HunkResult(verdict, method, notes, at, edits, offset)
+
+
+def context_changes(alignment: Alignment, placed: Placed) -> str:
+    """Say which lines of a hunk's context changed, for people."""
+    gone = [
+        norm(alignment.base[n])[:60].decode("utf-8", "replace")
+        for n in range(placed.start, placed.end)
+        if alignment.to[n] < 0 and alignment.base[n].strip()
+    ]
+    first, last = alignment.before(placed.start)[1], alignment.after(placed.end)[1]
+    new = [
+        norm(alignment.ours[n])[:60].decode("utf-8", "replace")
+        for n in range(first + 1, last)
+        if alignment.back[n] < 0 and alignment.ours[n].strip()
+    ]
+    parts = [f"changed: {gone[0]!r}"] if gone else []
+    parts += [f"new: {new[0]!r}"] if new else []
+    more = len(gone) + len(new) - len(parts)
+    return ", ".join(parts) + (f" and {more} more lines" if more > 0 else "")
+
+
+def stands_once(alignment: Alignment, placed: Placed) -> int | None:
+    """Return where the old side stands, re-indented or not, when that is one place in each file."""
+    old = list(alignment.base_norm[placed.start : placed.end])
+    places = occurrences(alignment.ours_norm, old)
+    if len(places) != 1 or len(occurrences(alignment.base_norm, old)) != 1 or not telling(old):
+        return None
+    return places[0]

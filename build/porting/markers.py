@@ -1,0 +1,76 @@
+"""A file with diff3 markers around exactly the hunks that a person has to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from build.porting.alignment import Alignment
+from build.porting.groups import Edit, Placed, apply_edits
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What stands behind the markers."""
+
+    ours: bytes
+    base: bytes
+    theirs: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Old lines `old` and the new lines `new` that a conflict is about (both from 0, end excluded)."""
+
+    old: tuple[int, int]
+    new: tuple[int, int]
+
+
+def region(alignment: Alignment, placed: Placed) -> Region:
+    """Return the smallest stretch around a hunk's changes whose ends both files share."""
+    first, last = placed.groups[0].start, placed.groups[-1].end
+    before, after = alignment.before(first), alignment.after(last)
+    if after[1] <= before[1]:
+        return Region((first, last), (before[1] + 1, before[1] + 1))
+    return Region((before[0] + 1, after[0]), (before[1] + 1, after[1]))
+
+
+def mark(alignment: Alignment, placed: Sequence[Placed], area: Region, labels: Labels) -> Edit:
+    """Return the edit that puts markers around `area`.
+
+    Args:
+        alignment: the two files.
+        placed: the hunks that conflict there.
+        area: see `region`.
+        labels: what the three sides are called.
+    """
+    old = list(alignment.base[area.old[0] : area.old[1]])
+    edits = [
+        Edit(g.start - area.old[0], g.end - area.old[0], g.added)
+        for item in placed
+        for g in item.groups
+        if area.old[0] <= g.start and g.end <= area.old[1]
+    ]
+    sides = [
+        (b"<<<<<<< " + labels.ours, alignment.ours[area.new[0] : area.new[1]]),
+        (b"||||||| " + labels.base, old),
+        (b"=======", apply_edits(old, edits)),
+    ]
+    lines: list[bytes] = []
+    for head, body in sides:
+        lines += [head + b"\n", *(line if line.endswith(b"\n") else line + b"\n" for line in body)]
+    return Edit(*area.new, (*lines, b">>>>>>> " + labels.theirs + b"\n"))
+
+
+def merged(areas: Sequence[tuple[Region, Placed]]) -> list[tuple[Region, list[Placed]]]:
+    """Join conflicts whose stretches touch, so that no line is marked twice."""
+    joined: list[tuple[Region, list[Placed]]] = []
+    for area, item in sorted(areas, key=lambda pair: (pair[0].new, pair[0].old)):
+        if joined and (area.new[0] <= joined[-1][0].new[1] or area.old[0] <= joined[-1][0].old[1]):
+            last, items = joined[-1]
+            old = (min(last.old[0], area.old[0]), max(last.old[1], area.old[1]))
+            new = (last.new[0], max(last.new[1], area.new[1]))
+            joined[-1] = (Region(old, new), [*items, item])
+        else:
+            joined.append((area, [item]))
+    return joined

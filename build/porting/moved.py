@@ -1,0 +1,158 @@
+"""Find code that moved within its file, or into another one, by what its lines say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from build.porting.alignment import Alignment, align
+from build.porting.candidates import REACH, telling
+from build.porting.groups import Edit, Group, Placed
+from build.porting.hunks import HunkResult, human, port_hunk, stands_once
+from build.porting.lines import distinctive
+from build.porting.placement import text
+from build.porting.reindent import UnevenError, fit
+from build.series.verdicts import Method, Verdict
+
+#: Code counts as moved when at most this share of its telling lines is still in the old place.
+STAYED = 0.34
+#: A place is taken for the new one from this share of telling lines on, if the second best has less than half.
+FOUND = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Lines `start..end` of the new file that the old one did not have there."""
+
+    start: int
+    end: int
+    score: float = 0.0
+
+
+def port_moved(alignment: Alignment, placed: Placed) -> HunkResult | None:
+    """Port a hunk whose code is gone from its place to where that code went.
+
+    Returns:
+        None when the code did not move, or not to one certain place.
+    """
+    if _stayed(alignment, placed):
+        return None
+    once = stands_once(alignment, placed)
+    if once is not None and _is_new(alignment, once, placed):
+        return _as_it_was(alignment, placed, once)
+    region = _best(alignment, placed)
+    return _within(alignment, placed, region) if region else None
+
+
+def _window(alignment: Alignment, placed: Placed) -> tuple[int, int]:
+    """Return the old lines around a hunk that are compared."""
+    return max(0, placed.start - REACH), min(len(alignment.base), placed.end + REACH)
+
+
+def _stayed(alignment: Alignment, placed: Placed) -> bool:
+    """Whether a good part of the hunk's lines is still where it was."""
+    known = [n for n in range(placed.start, placed.end) if distinctive(alignment.base[n])]
+    if not known:
+        return True
+    if sum(alignment.to[n] >= 0 for n in known) > STAYED * len(known):
+        return True
+    here = alignment.ours_norm[alignment.before(placed.start)[1] + 1 : alignment.after(placed.end)[1]]
+    return sum(alignment.base_norm[n] in here for n in known) > STAYED * len(known)
+
+
+def _is_new(alignment: Alignment, at: int, placed: Placed) -> bool:
+    """Whether no telling line at `at` is what another part of the old file became."""
+    for n in range(placed.end - placed.start):
+        origin = alignment.back[at + n]
+        if origin >= 0 and distinctive(alignment.ours[at + n]) and not placed.start <= origin < placed.end:
+            return False
+    return True
+
+
+def _as_it_was(alignment: Alignment, placed: Placed, at: int) -> HunkResult | None:
+    """Return the result of a hunk all of whose lines stand together at `at`, perhaps re-indented."""
+    shift = at - placed.start
+    edits, notes = [], []
+    for group in placed.groups:
+        span = (group.start + shift, group.end + shift)
+        try:
+            lines, note = fit(group.added, _pairs(alignment, placed, group, shift))
+        except UnevenError:
+            return None
+        edits.append(Edit(*span, tuple(lines)))
+        notes += [note] if note else []
+    same = list(alignment.base[placed.start : placed.end]) == list(alignment.ours[at : at + placed.end - placed.start])
+    evidence = "; ".join([_moved_to(at, alignment.ours), *dict.fromkeys(notes)])
+    verdict = Verdict.OFFSET if same else Verdict.DRIFTED
+    return HunkResult(verdict, Method.MOVED_CODE, evidence, at, tuple(edits), at - placed.hunk.first)
+
+
+def _pairs(alignment: Alignment, placed: Placed, group: Group, shift: int) -> list[tuple[bytes, bytes]]:
+    """Return the lines that decide the indentation: those replaced, else the hunk's next to them."""
+    span = range(group.start, group.end)
+    if not any(alignment.base[n].strip() for n in span):
+        span = range(max(placed.start, group.start - 1), min(placed.end, group.end + 1))
+    return [(alignment.base[n], alignment.ours[n + shift]) for n in span]
+
+
+def _moved_to(at: int, ours: Sequence[bytes]) -> str:
+    return f"moved to line {at + 1}, {text(ours[at])}"
+
+
+def regions(alignment: Alignment) -> list[Region]:
+    """Return the runs of new lines, two lines apart at most."""
+    found: list[Region] = []
+    for at, origin in enumerate(alignment.back):
+        if origin >= 0:
+            continue
+        if found and at - found[-1].end <= 2:
+            found[-1] = replace(found[-1], end=at + 1)
+        else:
+            found.append(Region(at, at + 1))
+    return [region for region in found if region.end - region.start >= 3]
+
+
+def _best(alignment: Alignment, placed: Placed) -> Region | None:
+    """Return the region that has most of the lines around the hunk, if no other has half as many."""
+    start, end = _window(alignment, placed)
+    lost = {alignment.base_norm[n] for n in range(start, end) if alignment.to[n] < 0 and distinctive(alignment.base[n])}
+    if len(lost) < 3:
+        return None
+    scored = []
+    for region in regions(alignment):
+        has = lost.intersection(alignment.ours_norm[region.start : region.end])
+        scored.append(replace(region, score=len(has) / len(lost)))
+    scored.sort(key=lambda item: -item.score)
+    if not scored or scored[0].score < FOUND:
+        return None
+    return None if len(scored) > 1 and scored[1].score > scored[0].score / 2 else scored[0]
+
+
+def _within(alignment: Alignment, placed: Placed, region: Region) -> HunkResult | None:
+    """Port the hunk between the lines around it and the region they moved to."""
+    start, end = _window(alignment, placed)
+    inner = align(alignment.base[start:end], alignment.ours[region.start : region.end])
+    groups = tuple(Group(g.start - start, g.end - start, g.added) for g in placed.groups)
+    moved = Placed(placed.hunk, placed.number, placed.start - start, placed.end - start, groups)
+    result = port_hunk(inner, moved)
+    if not result.edits and result.verdict is not Verdict.UPSTREAM:
+        return None
+    edits = tuple(Edit(e.start + region.start, e.end + region.start, e.lines) for e in result.edits)
+    at = result.at + region.start
+    if result.verdict is Verdict.CLEAN:
+        result = replace(result, verdict=Verdict.OFFSET)
+    method = result.method if result.verdict is Verdict.UPSTREAM else Method.MOVED_CODE
+    evidence = "; ".join(part for part in (_moved_to(at, alignment.ours), result.evidence) if part)
+    return replace(result, method=method, evidence=evidence, at=at, edits=edits, offset=at - placed.hunk.first)
+
+
+def port_without_base(ours: Alignment, hunk_old: Placed) -> HunkResult:
+    """Port a hunk that does not stand in the old file either: only its own lines can say where it goes."""
+    once = stands_once(ours, hunk_old)
+    if once is None or not telling(ours.base_norm[hunk_old.start : hunk_old.end]):
+        return human("does not apply to the old tree, and its lines do not stand once in the new one")
+    result = _as_it_was(ours, hunk_old, once)
+    if result is None:
+        return human("does not apply to the old tree")
+    note = f"does not apply to the old tree; {result.evidence}"
+    return replace(result, method=Method.OFFSET, evidence=note)

@@ -1,0 +1,98 @@
+"""Where a file, or a piece of one, went in the new tree."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from build.porting.lines import distinctive, norm
+from build.porting.trees import Layer, Tree
+
+#: Files of one kind may be renamed into each other.
+_KINDS = (
+    frozenset({".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".hh", ".inl", ".inc", ".mm", ".hip"}),
+    frozenset({".py", ".pyi"}),
+    frozenset({".cmake", ".txt"}),
+)
+#: Share of an old file's telling lines that a new one must have to be the same file.
+RENAMED = 0.5
+#: The same for a piece of a file, which is short and must be certain.
+SPLIT = 0.7
+#: How far the second best must be behind.
+MARGIN = 0.2
+
+
+@dataclass(slots=True)
+class Finder:
+    """Finds what moved between two trees; reads the candidates once."""
+
+    old: Tree
+    new: Layer
+    _contents: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    _shares: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def renamed(self, path: str, data: bytes) -> tuple[str, str] | None:
+        """Return the new path of a file that is gone, with the evidence; None if it is not certain."""
+        before = self.old.entries.get(path)
+        fresh = [name for name in self.new.tree.entries if name not in self.old.entries]
+        same = [name for name in fresh if before and self.new.tree.entries[name].blob == before.blob]
+        if len(same) == 1:
+            return same[0], "the same content under another name"
+        lines = {norm(line) for line in data.split(b"\n") if distinctive(line)}
+        found = _best(lines, self._read("fresh", [n for n in fresh if alike(path, n)]), RENAMED, path)
+        return (found[0], f"{found[1]:.0%} of its telling lines are in {found[0]}") if found else None
+
+    def piece(self, path: str, lines: Sequence[bytes]) -> tuple[str, str] | None:
+        """Return the one file that has a piece of `path` which is gone from there, with the evidence."""
+        wanted = {norm(line) for line in lines if distinctive(line)}
+        if len(wanted) < 3:
+            return None
+        old, new = self.old.entries, self.new.tree.entries
+        names = [
+            name
+            for name, entry in new.items()
+            if name != path and alike(path, name) and (name not in old or old[name].blob != entry.blob)
+        ]
+        found = _best(wanted, self._read("changed", names), SPLIT, path)
+        if found is None:
+            return None
+        if found[0] in old and _share(wanted, self.old.read_many([found[0]])[found[0]]) > SPLIT / 2:
+            return None  # the file had such lines before: a copy, not the piece that moved
+        return found[0], f"{found[1]:.0%} of the telling lines around it are in {found[0]}"
+
+    def _read(self, key: str, names: Sequence[str]) -> dict[str, bytes]:
+        """Return the candidates' contents, read once per kind of file."""
+        wanted = [name for name in names if name not in self._contents.setdefault(key, {})]
+        if wanted:
+            self._contents[key] |= self.new.tree.read_many(wanted)
+        return {name: self._contents[key][name] for name in names if name in self._contents[key]}
+
+
+def alike(a: str, b: str) -> bool:
+    """Tell whether two paths are of one kind of file."""
+    left, right = posixpath.splitext(a)[1], posixpath.splitext(b)[1]
+    return left == right or any(left in kind and right in kind for kind in _KINDS)
+
+
+def _share(lines: set[bytes], data: bytes) -> float:
+    """Return the share of `lines` that stand somewhere in `data`."""
+    return sum(line in data for line in lines) / len(lines) if lines else 0.0
+
+
+def _best(lines: set[bytes], files: dict[str, bytes], enough: float, path: str) -> tuple[str, float] | None:
+    """Return the file with the largest share of `lines`, if it is enough and ahead of the others."""
+    probe = sorted(lines, key=len, reverse=True)[:24]
+    likely = {name: data for name, data in files.items() if _share(set(probe), data) >= enough / 2}
+    scored = sorted(((_share(lines, data) + _bonus(path, name), name) for name, data in likely.items()), reverse=True)
+    if not scored or scored[0][0] < enough:
+        return None
+    if len(scored) > 1 and scored[0][0] - scored[1][0] < MARGIN:
+        return None
+    return scored[0][1], min(scored[0][0], 1.0)
+
+
+def _bonus(path: str, name: str) -> float:
+    """Prefer a file that kept its name, or at least its folder: by little, never enough to decide alone."""
+    same_name = posixpath.basename(path) == posixpath.basename(name)
+    return 0.05 * same_name + 0.02 * (posixpath.dirname(path) == posixpath.dirname(name))

@@ -1,0 +1,146 @@
+"""Where one group of a hunk goes in the new file, or why it goes nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from build.porting.alignment import Alignment
+from build.porting.candidates import telling
+from build.porting.groups import Edit, Group
+from build.porting.lines import norm, occurrences, similarity
+from build.porting.reindent import UnevenError, fit
+
+#: How much two versions of a changed line must share to count as one line that was edited.
+SAME_LINE = 0.5
+
+
+class Outcome(Enum):
+    """What became of a group."""
+
+    PLACED = "placed"
+    UPSTREAM = "upstream"
+    PARTLY = "partly upstream"
+    STUCK = "stuck"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """What became of a group.
+
+    Attributes:
+        outcome: see `Outcome`.
+        at: where in the new file (line from 0): of the edit, or of the change that stands there already.
+        edit: what to do there, None unless placed or partly upstream.
+        evidence: for people.
+    """
+
+    outcome: Outcome
+    at: int = -1
+    edit: Edit | None = None
+    evidence: str = ""
+
+
+def stuck(evidence: str) -> GroupResult:
+    """Return the result of a group that only a person can place."""
+    return GroupResult(Outcome.STUCK, evidence=evidence)
+
+
+def place_group(alignment: Alignment, group: Group) -> GroupResult:
+    """Place one group by what its own lines and its neighbours became; never by line numbers."""
+    span, why = _target(alignment, group)
+    if span is None:
+        return stuck(why)
+    if elsewhere := added_elsewhere(alignment, group):
+        return stuck(f"the lines it adds stand already at line {elsewhere[0] + 1}")
+    first, last = span
+    try:
+        lines, note = fit(group.added, _pairs(alignment, group, span))
+    except UnevenError:
+        return stuck("the lines around it were indented in different ways")
+    edit = Edit(first, last, tuple(lines))
+    return GroupResult(Outcome.PLACED, first, edit, "; ".join(part for part in (why, note) if part))
+
+
+def _target(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, str]:
+    """Return which new lines the group replaces, None with the reason when that is not certain."""
+    if group.end > group.start:
+        images = alignment.to[group.start : group.end]
+        if min(images) < 0:
+            return None, "the lines it replaces were changed or removed"
+        if list(images) != list(range(images[0], images[0] + len(images))):
+            return None, "other lines were put between the lines it replaces"
+        return (images[0], images[-1] + 1), ""
+    return _gap(alignment, group.start)
+
+
+def _gap(alignment: Alignment, at: int) -> tuple[tuple[int, int] | None, str]:
+    """Return where something between the old lines `at - 1` and `at` goes."""
+    size = len(alignment.base)
+    above = -1 if at == 0 else alignment.to[at - 1]
+    below = len(alignment.ours) if at == size else alignment.to[at]
+    known_above, known_below = at == 0 or above >= 0, at == size or below >= 0
+    if known_above and known_below:
+        if below == above + 1:
+            return (below, below), ""
+        return None, "other lines were put in the same place"
+    if known_above or known_below:
+        return _beside_edited(alignment, at, above if known_above else None)
+    return None, "the lines around it were changed or removed"
+
+
+def _beside_edited(alignment: Alignment, at: int, above: int | None) -> tuple[tuple[int, int] | None, str]:
+    """Return the place between a kept line and one that was edited; both runs must pair line by line."""
+    if above is not None:
+        old = range(at, alignment.after(at)[0])
+        new = range(above + 1, alignment.after(at)[1])
+        gap, edited = above + 1, (at, above + 1)
+    else:
+        first_old, first_new = alignment.before(at)
+        below = alignment.to[at]
+        old, new = range(first_old + 1, at), range(first_new + 1, below)
+        gap, edited = below, (at - 1, below - 1)
+    if len(old) != len(new) or not old:
+        return None, "the line next to it was removed, or others were added there"
+    was, now = alignment.base[edited[0]], alignment.ours[edited[1]]
+    if similarity([was], [now]) < SAME_LINE:
+        return None, "the line next to it was replaced"
+    return (gap, gap), f"next to it {text(was)} became {text(now)}"
+
+
+def text(line: bytes) -> str:
+    """Return a line as it is shown to people."""
+    return repr(norm(line)[:70].decode("utf-8", "replace"))
+
+
+def _pairs(alignment: Alignment, group: Group, span: tuple[int, int]) -> list[tuple[bytes, bytes]]:
+    """Return the old and new forms of the lines that decide the indentation: replaced ones, else neighbours."""
+    if group.end > group.start:
+        pairs = zip(alignment.base[group.start : group.end], alignment.ours[span[0] : span[1]], strict=True)
+        found = [pair for pair in pairs if pair[0].strip()]
+        if found:
+            return found
+    near = []
+    for step, limit in ((-1, -1), (1, len(alignment.base))):
+        index = group.start - 1 if step < 0 else group.end
+        while index != limit and (alignment.to[index] < 0 or not alignment.base[index].strip()):
+            index += step
+        if index != limit:
+            near.append((alignment.base[index], alignment.ours[alignment.to[index]]))
+    return near
+
+
+def added_elsewhere(alignment: Alignment, group: Group) -> list[int]:
+    """Return where the new file has all added lines together although the old one had them nowhere."""
+    lines = [norm(line) for line in group.added if line.strip()]
+    if not lines or not telling(group.added):
+        return []
+    found = _loosely(alignment.ours_norm, lines)
+    return found if len(found) > len(_loosely(alignment.base_norm, lines)) else []
+
+
+def _loosely(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]:
+    """Return where `needle` stands, blank lines not counted."""
+    kept = [(n, line) for n, line in enumerate(haystack) if line]
+    return [kept[at][0] for at in occurrences([line for _, line in kept], needle)]

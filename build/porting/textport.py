@@ -1,0 +1,136 @@
+"""Port all hunks of one text file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from build.porting import markers
+from build.porting.alignment import Alignment, align
+from build.porting.crosscheck import crosscheck
+from build.porting.groups import Edit, Placed, apply_edits, split
+from build.porting.hunks import HunkResult, context_changes, human, port_hunk
+from build.porting.moved import port_moved, port_without_base
+from build.series.inspect import locate
+from build.series.model import Hunk
+from build.series.place import Text
+from build.series.verdicts import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class TextPort:
+    """One file, ported.
+
+    Attributes:
+        old: the old file with all hunks that apply to it: the next patch's base.
+        new: the new file with every hunk that found its place.
+        marked: the same with diff3 markers around the others; equal to `new` if there are none.
+        hunks: one result per hunk.
+        lines: where each hunk stands in `new` (from 1, 0 for none).
+    """
+
+    old: bytes
+    new: bytes
+    marked: bytes
+    hunks: tuple[HunkResult, ...]
+    lines: tuple[int, ...]
+
+
+def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.Labels) -> TextPort:
+    """Port `hunks`, which are for the file `base`, to the file `ours`."""
+    old, new = Text(base), Text(ours)
+    alignment = align(old.lines, new.lines)
+    located = _locate(old, hunks)
+    results = [
+        _port(alignment, placed) if placed else _lone(new, hunk, number)
+        for number, (placed, hunk) in enumerate(zip(located, hunks, strict=True), 1)
+    ]
+    known = [placed for placed in located if placed]
+    results = crosscheck(alignment, located, _apart(results))
+    conflicts, results = _conflicts(alignment, located, results)
+    edits = [edit for result in results for edit in result.edits]
+    done = b"".join(apply_edits(new.lines, edits))
+    marks = [markers.mark(alignment, items, area, labels) for area, items in conflicts]
+    marked = b"".join(apply_edits(new.lines, [*edits, *marks]))
+    changed = [Edit(g.start, g.end, g.added) for item in known for g in item.groups]
+    patched = b"".join(apply_edits(old.lines, changed))
+    return TextPort(patched, done, marked, tuple(results), tuple(_line(result, edits) for result in results))
+
+
+def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
+    """Find every hunk in the file it is for."""
+    found: list[Placed | None] = []
+    floor = 0
+    for number, hunk in enumerate(hunks, 1):
+        at, _ = locate(old, hunk, floor)
+        found.append(None if at is None else split(hunk, number, at))
+        floor = floor if at is None else at + len(hunk.old)
+    return found
+
+
+def _port(alignment: Alignment, placed: Placed) -> HunkResult:
+    """Port one hunk where it stands, or where its code moved to."""
+    result = port_hunk(alignment, placed)
+    if result.verdict is Verdict.CONFLICT:
+        moved = port_moved(alignment, placed)
+        result = moved or result
+    if result.verdict in {Verdict.DRIFTED, Verdict.CONFLICT}:
+        changes = context_changes(alignment, placed)
+        result = replace(result, evidence="; ".join(part for part in (result.evidence, changes) if part))
+    return result
+
+
+def _lone(new: Text, hunk: Hunk, number: int) -> HunkResult:
+    """Port a hunk that the old file does not have."""
+    alone = align(hunk.old, new.lines)
+    return port_without_base(alone, split(hunk, number, 0))
+
+
+def _apart(results: list[HunkResult]) -> list[HunkResult]:
+    """Leave hunks to a human that would be put into each other's lines."""
+    taken: list[tuple[int, int, int]] = []
+    clash: set[int] = set()
+    for number, result in enumerate(results):
+        for edit in result.edits:
+            for start, end, other in taken:
+                touches = edit.start < end and start < edit.end
+                if other != number and (touches or edit.start == start):
+                    clash |= {number, other}
+            taken.append((edit.start, edit.end, number))
+    return [human("would overlap another hunk") if n in clash else r for n, r in enumerate(results)]
+
+
+def _conflicts(
+    alignment: Alignment, located: Sequence[Placed | None], results: list[HunkResult]
+) -> tuple[list[tuple[markers.Region, list[Placed]]], list[HunkResult]]:
+    """Return the stretches to mark; hunks placed inside one are left to the human as well."""
+    final = list(results)
+    while True:
+        areas = [
+            (markers.region(alignment, placed), placed)
+            for placed, result in zip(located, final, strict=True)
+            if placed and result.verdict is Verdict.CONFLICT
+        ]
+        joined = markers.merged(areas)
+        inside = [
+            number
+            for number, result in enumerate(final)
+            for edit in result.edits
+            for area, _ in joined
+            if edit.start <= area.new[1] and area.new[0] <= edit.end
+        ]
+        if not inside:
+            return joined, final
+        for number in inside:
+            if located[number] is None:
+                final[number] = human("stands inside the lines of a conflict")
+            else:
+                final[number] = human("stands inside the lines of a conflicting hunk")
+
+
+def _line(result: HunkResult, edits: Sequence[Edit]) -> int:
+    """Return where a hunk stands in the result, from 1."""
+    if result.at < 0:
+        return 0
+    shift = sum(len(edit.lines) - (edit.end - edit.start) for edit in edits if edit.start < result.at)
+    return result.at + shift + 1

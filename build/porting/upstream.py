@@ -1,0 +1,114 @@
+"""Recognise a change that the new file has already, whole or in part, although reformatted or among others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from build.porting.alignment import Alignment
+from build.porting.candidates import telling
+from build.porting.groups import Edit, Group
+from build.porting.lines import distinctive, norm, occurrences, tokens
+from build.porting.placement import GroupResult, Outcome, stuck
+
+
+def look(alignment: Alignment, group: Group) -> GroupResult:
+    """Return whether the new file has the change between the lines that both files share around it.
+
+    Returns:
+        A result with outcome UPSTREAM, PARTLY (with the edit that makes it whole), or STUCK.
+    """
+    before, after = alignment.before(group.start), alignment.after(group.end)
+    if after[1] <= before[1]:
+        return stuck("the lines around it were reordered")
+    old = alignment.base[before[0] + 1 : after[0]]
+    new = alignment.ours[before[1] + 1 : after[1]]
+    head = alignment.base[before[0] + 1 : group.start]
+    tail = alignment.base[group.end : after[0]]
+    wanted = tokens([*head, *group.added, *tail])
+    at = before[1] + 1
+    if tokens(new) == wanted != tokens(old) and not _moved(alignment, group):
+        return GroupResult(Outcome.UPSTREAM, at, evidence=_where(at, len(new), _same_lines(new, head, group, tail)))
+    found = _inside(new, group, alignment.base)
+    if found is not None:
+        return GroupResult(
+            Outcome.UPSTREAM, at + found, evidence=f"{_where(at + found, len(group.added), True)}, among other changes"
+        )
+    return _partly(alignment, group, (at, after[1]), head, tail)
+
+
+def _where(at: int, count: int, same: bool) -> str:
+    """Say where a change stands in the new file."""
+    lines = f"line {at + 1}" if count < 2 else f"lines {at + 1} to {at + count}"
+    return f"stands at {lines} of the new file" + ("" if same else ", formatted differently")
+
+
+def _same_lines(new: Sequence[bytes], head: Sequence[bytes], group: Group, tail: Sequence[bytes]) -> bool:
+    return [norm(line) for line in new] == [norm(line) for line in (*head, *group.added, *tail)]
+
+
+def _moved(alignment: Alignment, group: Group) -> bool:
+    """Whether lines that are gone from here were only moved: then removing them is still to be done."""
+    removed = [norm(line) for line in group.removed(alignment.base)]
+    if group.added or not telling(removed):
+        return False
+    return any(alignment.back[at] < 0 for at in occurrences(alignment.ours_norm, removed))
+
+
+def _inside(new: Sequence[bytes], group: Group, base: Sequence[bytes]) -> int | None:
+    """Return in which of `new` the added code begins, None unless it is there once and the removed code is not."""
+    added = tokens(group.added)
+    if not telling(group.added):
+        return None
+    flat: list[bytes] = []
+    owner: list[int] = []
+    for number, line in enumerate(new):
+        found = tokens([line])
+        flat += found
+        owner += [number] * len(found)
+    places = occurrences(flat, added)
+    if len(places) != 1:
+        return None
+    removed = tokens(group.removed(base))
+    rest = [*flat[: places[0]], b"\0", *flat[places[0] + len(added) :]]
+    if len(removed) >= 3 and occurrences(rest, removed):
+        return None
+    return owner[places[0]]
+
+
+def _partly(
+    alignment: Alignment,
+    group: Group,
+    span: tuple[int, int],
+    head: Sequence[bytes],
+    tail: Sequence[bytes],
+) -> GroupResult:
+    """Return the edit that completes a change of which the new file has some lines and nothing else."""
+    new = [norm(line) for line in alignment.ours[span[0] : span[1]]]
+    first, last = len(head), len(new) - len(tail)
+    if first > last or new[:first] != [norm(x) for x in head] or new[last:] != [norm(x) for x in tail]:
+        return stuck("the lines it changes were changed")
+    middle = new[first:last]
+    added = [norm(line) for line in group.added]
+    removed = [norm(line) for line in group.removed(alignment.base)]
+    has = [line for line in middle if line in added and line not in removed]
+    if not any(map(distinctive, has)) or not _woven(middle, added, removed):
+        return stuck("the lines it changes were changed")
+    edit = Edit(span[0] + first, span[0] + last, group.added)
+    if list(edit.lines) == list(alignment.ours[edit.start : edit.end]):
+        return GroupResult(Outcome.UPSTREAM, edit.start, evidence=_where(edit.start, last - first, True))
+    note = f"{len(has)} of {len(added)} added lines stood at line {edit.start + 1} already"
+    return GroupResult(Outcome.PARTLY, edit.start, edit, note)
+
+
+def _woven(middle: Sequence[bytes], added: Sequence[bytes], removed: Sequence[bytes]) -> bool:
+    """Whether `middle` is made of lines of `added` and `removed` alone, each in its own order."""
+    left = {(0, 0)}
+    for line in middle:
+        reach: set[tuple[int, int]] = set()
+        for a, r in left:
+            reach |= {(n + 1, r) for n in range(a, len(added)) if added[n] == line}
+            reach |= {(a, n + 1) for n in range(r, len(removed)) if removed[n] == line}
+        left = reach
+        if not left:
+            return False
+    return True
