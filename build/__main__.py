@@ -2,6 +2,6 @@
 
 import sys
 
-from build.cli import main
+from build.cli import run
 
-sys.exit(main())
+sys.exit(run())

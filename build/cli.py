@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import pkgutil
+import signal
 import subprocess
 import sys
+from types import FrameType
 
 import typer
 
 import build.commands
 from build.console import err_console, log
-from build.errors import ToolError
+from build.errors import EnvironmentUnfitError, ToolError
 from build.process import kill_all
 
 EXIT_INTERRUPTED = 130
+#: What the machine, not the tooling, is to blame for.
+_MACHINE = {
+    errno.ENOSPC: "free disk space there, or name another folder",
+    errno.EDQUOT: "free disk space there, or name another folder",
+    errno.EACCES: "make it writable for you, or name another folder",
+    errno.EPERM: "make it writable for you, or name another folder",
+    errno.EROFS: "name a folder on a file system that can be written",
+}
+
+
+def _interrupted(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """Leave as after Ctrl-C, once: nox and CI systems send a second and third signal while the first is cleaned up."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _say(error: ToolError) -> int:
+    """Show an error and return its exit status."""
+    log.error("%s", error)
+    err_console.print(f"[bold red]error:[/] {type(error).__name__}", end=": ")
+    err_console.print(str(error), markup=False)
+    return error.exit_code
 
 
 def _app() -> typer.Typer:
@@ -37,10 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         status = _app()(argv, standalone_mode=False)
     except ToolError as error:
-        log.error("%s", error)
-        err_console.print(f"[bold red]error:[/] {type(error).__name__}", end=": ")
-        err_console.print(str(error), markup=False)
-        return error.exit_code
+        return _say(error)
     except typer.Exit as leaving:
         return leaving.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -48,10 +71,13 @@ def main(argv: list[str] | None = None) -> int:
         err_console.print("interrupted; nothing half-written is left, the next run goes on from here")
         return EXIT_INTERRUPTED
     except subprocess.TimeoutExpired as error:
-        err_console.print(
-            f"[bold red]error:[/] a command did not end in {error.timeout:.0f} s: {error.cmd[0]}"
-        )
+        err_console.print(f"[bold red]error:[/] a command did not end in {error.timeout:.0f} s: {error.cmd[0]}")
         return 1
+    except OSError as error:
+        if error.errno not in _MACHINE:
+            raise
+        where = f": {error.filename}" if error.filename else ""
+        return _say(EnvironmentUnfitError(f"{error.strerror}{where}", remedy=_MACHINE[error.errno]))
     except Exception as error:
         # Usage errors come from the argument parser and know how to show themselves.
         show = getattr(error, "show", None)
@@ -62,5 +88,12 @@ def main(argv: list[str] | None = None) -> int:
     return status if isinstance(status, int) else 0
 
 
+def run() -> int:
+    """Run the command of this process, with its signals handled."""
+    signal.signal(signal.SIGINT, _interrupted)
+    signal.signal(signal.SIGTERM, _interrupted)
+    return main()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -12,7 +12,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from build.console import step
-from build.errors import BusyError
+from build.errors import BusyError, UsageError
 
 REPO = Path(__file__).resolve().parent.parent
 PATCHES = REPO / "patches"
@@ -20,7 +20,17 @@ TESTS = REPO / "tests"
 DIST = REPO / "dist"
 
 #: Seconds a second run waits for the first before it gives up. A full build takes hours; an overlay minutes.
-LOCK_TIMEOUT = float(os.environ.get("MULTIWORLD_LOCK_TIMEOUT", "1800"))
+LOCK_TIMEOUT = 1800.0
+
+
+def _umask() -> int:
+    """Return this process's umask. Reading it sets it, which other threads would see: hence once, on import."""
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+_UMASK = _umask()
 
 
 def cache(*parts: str) -> Path:
@@ -31,24 +41,40 @@ def cache(*parts: str) -> Path:
     return path
 
 
+def lock_timeout() -> float:
+    """Return how many seconds to wait for a lock: `MULTIWORLD_LOCK_TIMEOUT`, else `LOCK_TIMEOUT`.
+
+    Raises:
+        UsageError: the variable is no number.
+    """
+    text = os.environ.get("MULTIWORLD_LOCK_TIMEOUT") or str(LOCK_TIMEOUT)
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        raise UsageError(
+            f"MULTIWORLD_LOCK_TIMEOUT={text} is no number of seconds", remedy="set it to e.g. 60, or unset it"
+        ) from None
+
+
 @contextmanager
 def locked(path: Path, purpose: str) -> Iterator[None]:
     """Hold an exclusive lock on `path` (a `.lock` file beside it), saying so when it has to wait.
 
     Raises:
-        BusyError: the lock was not free within `LOCK_TIMEOUT` seconds.
+        BusyError: the lock was not free within `lock_timeout()` seconds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.with_name(path.name + ".lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        step(f"another run holds {purpose}; waiting up to {LOCK_TIMEOUT:.0f} s for it")
+        wait = lock_timeout()
+        step(f"another run holds {purpose}; waiting up to {wait:.0f} s for it")
         try:
-            lock.acquire(timeout=LOCK_TIMEOUT)
+            lock.acquire(timeout=wait)
         except Timeout:
             raise BusyError(
-                f"{purpose} is still locked by another run after {LOCK_TIMEOUT:.0f} s",
+                f"{purpose} is still locked by another run after {wait:.0f} s",
                 cause=f"lock file {lock.lock_file}",
                 remedy="wait for that run, or end it; the lock goes with its process",
             ) from None
@@ -67,9 +93,7 @@ def written_beside(final: Path) -> Iterator[Path]:
     part = Path(name)
     try:
         yield part
-        umask = os.umask(0)
-        os.umask(umask)
-        part.chmod(0o666 & ~umask)
+        part.chmod(0o666 & ~_UMASK)
         part.replace(final)
     finally:
         part.unlink(missing_ok=True)

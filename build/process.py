@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.console import log
+from build.errors import EnvironmentUnfitError
 
 _live: set[subprocess.Popen[bytes]] = set()
+_GRACE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +55,12 @@ def run(
         The exit status with both outputs.
 
     Raises:
-        FileNotFoundError: the program does not exist.
+        EnvironmentUnfitError: the program does not exist or cannot be run.
         subprocess.TimeoutExpired: `timeout` passed.
     """
     argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
-    with subprocess.Popen(
-        argv,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
+    with _start(argv, cwd, env or {}, stdin) as process:
         _live.add(process)
         try:
             out, err = process.communicate(stdin, timeout)
@@ -78,6 +72,30 @@ def run(
             _live.discard(process)
     log.debug("-> %d\n%s", process.returncode, err.decode("utf-8", "replace"))
     return Completed(argv, process.returncode, out, err)
+
+
+def _start(
+    argv: tuple[str, ...], cwd: Path | None, env: Mapping[str, str], stdin: bytes | None
+) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own, so that it can be ended with all that it starts."""
+    try:
+        return subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env={**os.environ, **env},
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except (FileNotFoundError, PermissionError) as error:
+        if error.filename is not None and str(error.filename) == str(cwd):
+            raise
+        raise EnvironmentUnfitError(
+            f"{argv[0]} cannot be run: {error.strerror}",
+            cause="it is not installed, not on PATH, or not executable",
+            remedy=f"install {Path(argv[0]).name}",
+        ) from None
 
 
 def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], timeout: float) -> int:
@@ -101,9 +119,19 @@ def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str
         _live.add(process)
         try:
             return process.wait(timeout)
+        except KeyboardInterrupt:
+            _ask_to_end(process)
+            raise
         finally:
             _kill(process)
             _live.discard(process)
+
+
+def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
+    """Pass Ctrl-C on and give the command time to clean up: a test run has processes and folders of its own."""
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        process.send_signal(signal.SIGINT)
+        process.wait(_GRACE)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
