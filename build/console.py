@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 #: Columns when the output goes to a file or a CI log; tables have paths in them.
@@ -36,13 +37,13 @@ def log_to_file(path: Path) -> None:
 
 def step(message: str) -> None:
     """Print one line of progress and log it."""
-    console.print(f"[bold cyan]::[/] {message}")
+    console.print(f"[bold cyan]::[/] {escape(message)}")
     log.info("%s", message)
 
 
 def note(message: str) -> None:
     """Print a subordinate line (a reason, a detail) and log it."""
-    console.print(f"   [dim]{message}[/]")
+    console.print(f"   [dim]{escape(message)}[/]")
     log.info("  %s", message)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from build import paths
@@ -26,7 +27,7 @@ def _summary(made: BuildRecord) -> Table:
     table.add_column("check")
     table.add_column("found")
     for check in made.provenance.checks:
-        table.add_row(("[green]ok[/] " if check.passed else "[red]no[/] ") + check.name, check.detail[:160])
+        table.add_row(("[green]ok[/] " if check.passed else "[red]no[/] ") + check.name, escape(check.detail[:160]))
     for item in (made.patched, made.overlay):
         table.add_row(f"{item.size / 1e6:.1f} MB", item.name)
     return table
