@@ -51,7 +51,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
         CompileError: a unit does not compile or link.
         OverlayCheckError: a check failed; `target` holds no new library then.
     """
-    layout.check_paths(inputs.changed)
+    layout.check_paths(inputs.tree, inputs.changed)
     checks.require([checks.check_made_for(inputs)])
     patched = [path for path in inputs.changed if layout.is_unit(path)]
     step(f"compiling {len(patched)} patched units and what they need")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from build.errors import CompileError
@@ -15,6 +15,8 @@ from build.overlay.symbols import defined, demangle, undefined
 LIBRARIES = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
 #: Where host units of libtorch_cuda live.
 _SEARCH = ("torch/csrc", "aten/src/ATen", "c10")
+#: Units that are compiled in search of one hidden symbol before giving up.
+_MOST_TRIED = 6
 
 
 def hidden_needs(inputs: Inputs, objects: Iterable[Path]) -> frozenset[str]:
@@ -45,31 +47,44 @@ def _scoped_name(demangled: str) -> tuple[str, str]:
 
 
 def _definers(tree: Path, demangled: str) -> list[str]:
-    """Return the units whose text seems to define a symbol, by the way C++ writes an out-of-class definition."""
-    scope, name = _scoped_name(demangled)
-    qualified = rb"\b" + re.escape(scope).encode() + rb"(<[^<>]*>)?::\s*" + re.escape(name).encode() + rb"\b"
-    free = rb"^[\w:<>,&*\s]*\b" + re.escape(name).encode() + rb"\s*\("
-    member = re.compile(qualified + rb"\s*[({=]")
-    function = re.compile(free, re.M)
+    """Return the units whose text seems to define a symbol, likeliest first: with a body, qualified, by name."""
+    scope, name = (re.escape(part).encode() for part in _scoped_name(demangled))
+    unqualified = rb"^[\w:<>,&*~\s]*\b" + name + rb"\s*\("
+    body = re.compile(unqualified + rb"[^;{}]*\)[^;{}]*\{", re.M)
+    qualified = re.compile(rb"\b" + scope + rb"(<[^<>]*>)?::\s*" + name + rb"\b\s*[({=;]")
+    mention = re.compile(unqualified, re.M)
     units = [path for root in _SEARCH for path in sorted((tree / root).rglob("*.cpp"))]
-    texts = {path: path.read_bytes() for path in units if "test" not in path.parts}
-    found = [path for path, text in texts.items() if name.encode() in text and member.search(text)]
-    found = found or [path for path, text in texts.items() if name.encode() in text and function.search(text)]
-    return [str(path.relative_to(tree)) for path in found]
+    read = ((path, path.read_bytes()) for path in units if "test" not in path.parts)
+    texts = {str(path.relative_to(tree)): text for path, text in read if re.search(rb"\b" + name + rb"\b", text)}
+    ranks = {
+        path: tuple(pattern.search(text) is None for pattern in (body, qualified, mention))
+        for path, text in texts.items()
+    }
+    return [path for path in sorted(ranks, key=lambda path: (ranks[path], path)) if not all(ranks[path])][:_MOST_TRIED]
 
 
-def _unit_for(inputs: Inputs, symbol: str, demangled: str, have: Iterable[str]) -> str:
-    """Return the unit to add for one hidden symbol.
+def _definer(inputs: Inputs, symbol: str, demangled: str, have: Collection[str]) -> Object:
+    """Return the compiled unit that defines one hidden symbol: its text only suggests it, its object proves it.
 
     Raises:
-        CompileError: no unit of the tree seems to define it.
+        CompileError: no unit of the tree defines it; those that were tried are listed.
     """
-    candidates = [unit for unit in _definers(inputs.tree, demangled) if unit not in set(have)]
-    if candidates:
-        return candidates[0]
+    why = f"defines {demangled}, which stock does not export"
+    tried: list[str] = []
+    for unit in (unit for unit in _definers(inputs.tree, demangled) if unit not in have):
+        try:
+            (made,) = compile_units(inputs, {unit: why})
+        except CompileError as error:
+            tried.append(f"{unit} was tried and does not compile: {(error.cause.splitlines() or [''])[-1]}")
+            continue
+        if symbol in defined(made.path, dynamic=False):
+            return made
+        tried.append(f"{unit} was tried and does not define it")
     raise CompileError(
         f"the overlay needs {demangled}, which the official wheel keeps to itself",
-        cause=f"the symbol {symbol} is hidden in the wheel's libraries, and no unit of the tree seems to define it",
+        cause="\n".join(
+            [f"the symbol {symbol} is hidden in the wheel's libraries, and no unit of the tree defines it", *tried]
+        ),
         remedy="name the unit that defines it under `extra_units` of the release in build/releases.toml",
     )
 
@@ -89,14 +104,9 @@ def compile_closure(inputs: Inputs, patched: Iterable[str]) -> tuple[Object, ...
     """
     units = dict.fromkeys(patched, "changed by the series")
     units |= {unit.path: unit.reason for unit in inputs.release.extra_units if unit.path not in units}
-    done: dict[str, Object] = {}
-    while True:
-        missing = {unit: why for unit, why in units.items() if unit not in done}
-        done |= {item.unit: item for item in compile_units(inputs, missing)}
-        needs = hidden_needs(inputs, [item.path for item in done.values()])
-        if not needs:
-            return tuple(done[unit] for unit in units)
-        spelt = demangle(needs)
+    done = {item.unit: item for item in compile_units(inputs, units)}
+    while needs := hidden_needs(inputs, [item.path for item in done.values()]):
         symbol = min(needs)
-        unit = _unit_for(inputs, symbol, spelt[symbol], units)
-        units[unit] = f"defines {spelt[symbol]}, which stock does not export ({len(needs)} hidden symbols in all)"
+        found = _definer(inputs, symbol, demangle([symbol])[symbol], done)
+        done[found.unit] = found
+    return tuple(done.values())

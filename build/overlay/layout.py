@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from build.errors import NeedsFullBuildError
@@ -27,7 +27,7 @@ def is_unit(path: str) -> bool:
     return path.endswith((".cpp", ".cc")) and path.startswith(("torch/csrc/", "aten/src/", "c10/"))
 
 
-def _includers(tree: Path) -> dict[str, set[str]]:
+def includers(tree: Path) -> dict[str, set[str]]:
     """Return for each header, by file name, the files of the tree that include it.
 
     By file name and not by path: finding one includer too many asks for a reason, one too few breaks a layout.
@@ -41,26 +41,31 @@ def _includers(tree: Path) -> dict[str, set[str]]:
     return by_header
 
 
-def units_including(tree: Path, header: str) -> frozenset[str]:
-    """Return the units that include `header`, directly or through other headers."""
-    by_header = _includers(tree)
+def units_including(by_header: Mapping[str, set[str]], header: str) -> frozenset[str]:
+    """Return the units that include `header`, directly or through other headers.
+
+    Args:
+        by_header: what `includers` found.
+        header: its path.
+    """
     seen: set[str] = set()
     todo = [header]
     while todo:
-        for includer in by_header[todo.pop().rpartition("/")[2]] - seen:
+        for includer in by_header.get(todo.pop().rpartition("/")[2], set()) - seen:
             seen.add(includer)
             if is_header(includer):
                 todo.append(includer)
     return frozenset(item for item in seen if item.endswith(_UNITS) and not _OUTSIDE_WHEEL.search(item))
 
 
-def check_paths(changed: Iterable[str]) -> None:
-    """Refuse changes that no overlay can carry: device code, Python, build files.
+def check_paths(tree: Path, changed: Collection[str]) -> None:
+    """Refuse changes that no overlay can carry: device code, Python, build files, files that are gone.
 
     Raises:
         NeedsFullBuildError: naming each such path.
     """
     others = sorted(path for path in changed if not is_header(path) and not is_unit(path))
+    others += [f"{path} (removed)" for path in sorted(changed) if path not in others and not (tree / path).is_file()]
     if others:
         raise NeedsFullBuildError(
             f"the series changes what an overlay cannot replace: {', '.join(others)}",
@@ -85,8 +90,10 @@ def check_headers(tree: Path, changed: Iterable[str], units: Iterable[str], safe
         NeedsFullBuildError: naming the header and the outside units.
     """
     found = []
-    for header in sorted(path for path in changed if is_header(path)):
-        outside = sorted(units_including(tree, header) - set(units))
+    headers = sorted(path for path in changed if is_header(path))
+    by_header = includers(tree) if headers else {}
+    for header in headers:
+        outside = sorted(units_including(by_header, header) - set(units))
         if outside and header not in safe:
             some = ", ".join(outside[:12]) + (f" and {len(outside) - 12} more" if len(outside) > 12 else "")
             raise NeedsFullBuildError(

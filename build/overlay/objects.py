@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from build.console import note, progress
 from build.errors import CompileError
 from build.overlay.flags import code_flags, path_flags
+from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.paths import cache, written_beside
 from build.process import kill_all, run
@@ -64,10 +65,10 @@ def jobs() -> int:
 def _primary_key(inputs: Inputs, unit: str) -> str:
     """Digest what is known before compiling; the headers of the tree are checked against the stored entry."""
     parts = [_CACHE_FORMAT, unit, sha256(inputs.tree / unit), inputs.toolchain.identity, inputs.wheel_sha256]
-    parts += [
-        *code_flags(inputs.release),
-        *(f"{p.name}=={p.version}" for p in inputs.release.header_packages),
-    ]
+    parts += code_flags(inputs.release)
+    parts += [f"{p.name}=={p.version} {p.headers_sha256}" for p in inputs.release.header_packages]
+    # Names of the changed headers: they come before those of the wheel, whichever the unit included so far.
+    parts += sorted(name for name in inputs.changed if is_header(name))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -119,9 +120,9 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
         if done.returncode:
             raise CompileError(
                 f"{unit} does not compile",
-                cause=done.tail,
-                remedy="if a header is missing, add its package to the release in build/releases.toml; "
-                "the whole command is in the log",
+                cause=done.tail or f"{inputs.toolchain.cxx} ended with status {done.returncode} and said nothing",
+                remedy="if a header is missing, add its package to the release in build/releases.toml; if the compiler "
+                "was killed, memory ran out: 2 GB per job; the whole command is in the log",
             )
         includes = _includes(dep, inputs, overrides)
         tree_files = {name[5:]: sha256(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
@@ -141,7 +142,7 @@ def _one(inputs: Inputs, unit: str, overrides: Path, why: str) -> Object:
 def override_headers(inputs: Inputs, folder: Path) -> None:
     """Copy the headers the series changes into `folder`, which comes first on the include path."""
     for name in inputs.changed:
-        if name.endswith((".h", ".hpp", ".cuh")):
+        if is_header(name):
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(inputs.tree / name, target)
@@ -167,8 +168,9 @@ def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...
         override_headers(inputs, overrides)
         task = bar.add_task("compiling", total=len(units), unit="units")
         pool = ThreadPoolExecutor(jobs())
+        futures: list[Future[Object]] = []
         try:
-            futures = [pool.submit(_one, inputs, unit, overrides, units[unit]) for unit in order]
+            futures += [pool.submit(_one, inputs, unit, overrides, units[unit]) for unit in order]
             for future in as_completed(futures):
                 obj = future.result()
                 done[obj.unit] = obj
@@ -176,7 +178,9 @@ def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...
                 bar.advance(task)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            kill_all()
+            # Again and again: a thread may have been about to start its compiler.
+            while wait(futures, timeout=0.1).not_done:
+                kill_all()
             raise
         finally:
             pool.shutdown(wait=True)

@@ -36,6 +36,13 @@ def _candidate() -> Path | None:
     return next((Path(path) for path in found if path), None)
 
 
+def _ask(cxx: Path, option: str) -> str:
+    """Return the first line that the compiler prints, empty when it fails."""
+    done = run([cxx, option], timeout=30)
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    return lines[0].strip() if lines and not done.returncode else ""
+
+
 def find(min_gcc: int) -> Toolchain:
     """Find the C++ compiler.
 
@@ -53,14 +60,19 @@ def find(min_gcc: int) -> Toolchain:
             cause=f"CXX={os.environ.get('CXX', '(unset)')}; looked on PATH for g++, c++ and clang++",
             remedy="install one, e.g. `apt-get install g++`, or set CXX to its path",
         )
-    identity = run([cxx, "--version"], timeout=30).stdout.decode("utf-8", "replace").splitlines()[0]
+    identity, dump = _ask(cxx, "--version"), _ask(cxx, "-dumpversion")
+    major = re.match(r"\d+", dump)
+    if major is None:
+        raise EnvironmentUnfitError(
+            f"{cxx} is no working C++ compiler",
+            cause=f"`{cxx} -dumpversion` says {dump!r}, which is no version",
+            remedy="set CXX to one that works",
+        )
     is_clang = "clang" in identity
-    dump = run([cxx, "-dumpversion"], timeout=30).stdout.decode().strip()
-    major = int(re.match(r"\d+", dump).group() if re.match(r"\d+", dump) else 0)  # type: ignore[union-attr]
-    if not is_clang and major < min_gcc:
+    if not is_clang and int(major[0]) < min_gcc:
         raise EnvironmentUnfitError(
             f"{cxx} is version {dump}; this release needs g++ {min_gcc} or newer",
             cause="the release's headers use C++ that older compilers do not have",
             remedy=f"install g++-{min_gcc} or newer and set CXX to it",
         )
-    return Toolchain(cxx, identity, major, is_clang)
+    return Toolchain(cxx, identity, int(major[0]), is_clang)
