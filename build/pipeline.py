@@ -121,7 +121,7 @@ def _assemble(
     tag = proven.platform
     return [
         patched_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder),
-        overlay_wheel.assemble(release, overlay, tag, embedded, request.folder),
+        overlay_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder),
     ]
 
 
@@ -166,8 +166,8 @@ def build_release(request: Request) -> record.BuildRecord:
     """
     release = releases.get(request.release)
     request.folder.mkdir(parents=True, exist_ok=True)
-    log_to_file(request.folder / "build.log")
     with paths.locked(request.folder / "build", f"the build of {release.version}"):
+        log_to_file(request.folder / "build.log")  # not before: it replaces the log of the run that is waited for
         made = _make(request, release)
         record.write(made, request.folder)
     return made

@@ -54,6 +54,7 @@ class Provenance(msgspec.Struct, frozen=True):
         units: the overlay's units.
         overlay_sha256: digest of the shared library.
         overlay_build_id: its GNU build id.
+        assembly: digest of this project's code that goes into the wheels or writes them.
         platform: platform tag that it needs.
         checks: what was proven when it was built.
     """
@@ -72,6 +73,7 @@ class Provenance(msgspec.Struct, frozen=True):
     units: tuple[UnitRecord, ...]
     overlay_sha256: str
     overlay_build_id: str
+    assembly: str
     platform: str
     checks: tuple[Check, ...]
 
@@ -113,6 +115,15 @@ def artifact(path: Path) -> Artifact:
     return Artifact(path.name, sha256(path), path.stat().st_size)
 
 
+def _assembly() -> str:
+    """Digest the loader and the modules that write wheels: with others, wheels of an earlier build are stale."""
+    digest = hashlib.sha256()
+    for folder in ("runtime", "wheels"):
+        for path in sorted((Path(__file__).parent / folder).rglob("*.py")):
+            digest.update(f"{path.relative_to(Path(__file__).parent)}\0{sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
 def provenance(
     release: Release,
     tree: SourceTree,
@@ -138,6 +149,7 @@ def provenance(
         units=tuple(UnitRecord(item.unit, item.why, item.sha256) for item in overlay.objects),
         overlay_sha256=overlay.sha256,
         overlay_build_id=overlay.build_id,
+        assembly=_assembly(),
         platform=platform,
         checks=checks,
     )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import zipfile
 from pathlib import Path
 
+from build.errors import WheelError
 from build.overlay.model import Overlay
 from build.paths import REPO, written_beside
 from build.releases import Release
@@ -47,11 +50,27 @@ def wheel_name(release: Release, tag: str) -> str:
     return f"{_PACKAGE}-{release.patched_version}-py3-none-{tag}.whl"
 
 
-def assemble(release: Release, overlay: Overlay, tag: str, provenance: bytes, folder: Path) -> Path:
+def _licences(release: Release, official: Path) -> dict[str, bytes]:
+    """Return PyTorch's licence files, which go with its compiled code, by name.
+
+    Raises:
+        WheelError: the official wheel has none.
+    """
+    pattern = re.compile(rf"torch-{re.escape(release.wheel.version)}\.dist-info/(?:licenses/)?(LICENSE|NOTICE)")
+    with zipfile.ZipFile(official) as archive:
+        matches = [match for name in archive.namelist() if (match := pattern.fullmatch(name))]
+        found = {match[1]: archive.read(match[0]) for match in matches}
+    if "LICENSE" not in found:
+        raise WheelError(f"{official.name} has no LICENSE", cause="another wheel layout")
+    return found
+
+
+def assemble(release: Release, official: Path, overlay: Overlay, tag: str, provenance: bytes, folder: Path) -> Path:
     """Write the overlay wheel.
 
     Args:
         release: the release.
+        official: the official wheel, for PyTorch's licence.
         overlay: the overlay.
         tag: platform tag that the overlay needs.
         provenance: JSON about inputs and checks, kept in the wheel's dist-info.
@@ -61,7 +80,7 @@ def assemble(release: Release, overlay: Overlay, tag: str, provenance: bytes, fo
         The wheel.
 
     Raises:
-        WheelError: the result fails its own check.
+        WheelError: the official wheel has no licence, or the result fails its own check.
     """
     name = wheel_name(release, tag)
     info = f"{_PACKAGE}-{release.patched_version}.dist-info"
@@ -75,7 +94,9 @@ def assemble(release: Release, overlay: Overlay, tag: str, provenance: bytes, fo
             writer.add(f"{_PACKAGE}.pth", f"import {_PACKAGE}; {_PACKAGE}.install()\n".encode())
             writer.add(f"{info}/METADATA", _metadata(release))
             writer.add(f"{info}/WHEEL", wheel.encode())
-            writer.add(f"{info}/LICENSE", (REPO / "LICENSE").read_bytes())
+            writer.add(f"{info}/licenses/LICENSE", (REPO / "LICENSE").read_bytes())
+            for licence, text in sorted(_licences(release, official).items()):
+                writer.add(f"{info}/licenses/pytorch/{licence}", text)
             writer.add(f"{info}/multiworld.json", provenance)
         check_archive(part)
     return folder / name

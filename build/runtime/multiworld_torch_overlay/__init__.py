@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import sys
 
-_state = "not loaded: torch has not been imported"
+_state = _WAITING = "not loaded: torch has not been imported"
 
 
 class _Finder:
-    """Finds nothing, ever: it is told of each import, and acts on the first of `torch._C`."""
+    """Finds nothing, ever: it is told of each import, and acts on the first of `torch._C`.
+
+    It stays in `sys.meta_path`: that list is being walked while it acts, and taking it out would hide the next finder.
+    """
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
         """Load the overlay when `name` is `torch._C`; always leave the search to the other finders."""
         global _state
-        if name == "torch._C":
-            sys.meta_path.remove(self)
+        if name == "torch._C" and _state is _WAITING:
+            _state = "not loaded: loading it failed"
             from ._load import load
 
             _state = load(next(iter(path or ()), ""))  # type: ignore[call-overload]

@@ -77,6 +77,18 @@ def _refusal(torch_dir: Path, facts: dict[str, Any]) -> tuple[str, bool]:
     return "", False
 
 
+def _try(torch_dir: Path) -> tuple[str, bool]:
+    """Load the overlay if it may be; return what `_refusal` returns."""
+    facts: dict[str, Any] = json.loads((HERE / "overlay.json").read_text(encoding="utf-8"))
+    reason, loud = _refusal(torch_dir, facts)
+    if not reason:
+        try:
+            ctypes.CDLL(str(HERE / "lib" / facts["soname"]), mode=os.RTLD_LOCAL)
+        except OSError as error:
+            return f"the dynamic loader refused it: {error}", True
+    return reason, loud
+
+
 def load(torch_dir: str) -> str:
     """Load the overlay for the torch in `torch_dir`, or warn and leave torch as it is.
 
@@ -86,13 +98,10 @@ def load(torch_dir: str) -> str:
     Returns:
         `loaded`, or `not loaded: ` and the reason.
     """
-    facts: dict[str, Any] = json.loads((HERE / "overlay.json").read_text(encoding="utf-8"))
-    reason, loud = _refusal(Path(torch_dir), facts)
-    if not reason:
-        try:
-            ctypes.CDLL(str(HERE / "lib" / facts["soname"]), mode=os.RTLD_LOCAL | os.RTLD_LAZY)
-        except OSError as error:
-            reason, loud = f"the dynamic loader refused it: {error}", True
+    try:
+        reason, loud = _try(Path(torch_dir))
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        reason, loud = f"its own files or torch's cannot be read: {error!r}", True
     if loud:
         warnings.warn(f"multiworld's overlay is not active: {reason}. torch works as stock.", RuntimeWarning, 2)
     return f"not loaded: {reason}" if reason else "loaded"
