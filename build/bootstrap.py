@@ -41,19 +41,22 @@ def run_again_with_nox(here: Path) -> int:
         here: the repository.
 
     Returns:
-        nox's exit status; 5 when the environment could not be made.
+        5 when the environment could not be made or this Python is too old. Else it does not return: nox takes this
+        process over, so that Ctrl-C and other signals reach it as if it had been started by itself.
     """
+    if sys.version_info < (3, 10):  # noqa: UP036 - any Python may be asked to run the noxfile
+        print("error: Python 3.10 or newer is needed; run `python3.10 noxfile.py …` or newer", file=sys.stderr)  # noqa: T201
+        return 5
     requirements = _requirements(here / "noxfile.py")
     key = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:16]
     folder = _cache() / "nox" / key
-    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / "ready").exists():
                 _make(folder, requirements)
     except (OSError, subprocess.CalledProcessError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
         print(  # noqa: T201
             f"error: no environment for nox could be made: {error}\n"
             "cause:\n  Python without venv and pip, no network to the package index, or no room in the cache folder\n"
@@ -62,8 +65,6 @@ def run_again_with_nox(here: Path) -> int:
         )
         return 5
     path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-    command: list[str | Path] = [folder / "bin" / "python", "-m", "nox", "-f", here / "noxfile.py", *sys.argv[1:]]
-    try:
-        return subprocess.run(command, env={**os.environ, "PATH": path}, check=False).returncode
-    except KeyboardInterrupt:
-        return 130
+    command = [str(folder / "bin" / "python"), "-m", "nox", "-f", str(here / "noxfile.py"), *sys.argv[1:]]
+    sys.stdout.flush()
+    return os.execve(command[0], command, {**os.environ, "PATH": path})  # noqa: S606 - no shell is wanted

@@ -86,7 +86,7 @@ def prove_release(release: str, dist: Path, *, multiworld: bool) -> TestRecord:
         What was found; also in `tests.json` and as JUnit XML beside the wheels.
 
     Raises:
-        UsageError: nothing was built.
+        UsageError: nothing was built, or the wheels are not those of the record.
         ProbeError: a test failed.
     """
     folder = dist / releases.get(release).version
@@ -94,6 +94,13 @@ def prove_release(release: str, dist: Path, *, multiworld: bool) -> TestRecord:
     made = record.read(folder)
     if made is None or not all((folder / item.name).is_file() for item in (made.patched, made.overlay)):
         raise UsageError(f"{folder} holds no wheels to test", remedy=f"nox -s build-{release}")
+    for item in (made.patched, made.overlay):
+        if record.artifact(folder / item.name) != item:
+            raise UsageError(
+                f"{item.name} is not the wheel that {record.NAME} is about",
+                cause="it was replaced after the build",
+                remedy=f"nox -s build-{release}",
+            )
     plan = Plan(made, folder, multiworld and (paths.TESTS / "multiworld").is_dir())
     runs = tuple(item for form in Form for item in _test_form(plan, form))
     proven = all(item.green for item in runs)
