@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from build.console import step
@@ -14,7 +13,7 @@ from build.official.transfer import check_digest, shown
 from build.paths import cache
 from build.process import run
 from build.releases import DebianSource, Release
-from build.sources.importer import Entry, cache_path, cached_tree
+from build.sources.importer import Entries, cache_path, cached_tree
 from build.sources.readers import tarball
 from build.sources.tree import Need
 
@@ -137,7 +136,7 @@ def fetch(release: Release, need: Need) -> Path:
     if need is Need.FULL:
         raise NotDebianError("Debian's tarball lacks most of third_party, which a full build needs")
 
-    def entries() -> Iterator[Entry]:
+    def entries() -> Entries:
         with tempfile.TemporaryDirectory(prefix=".apt.", dir=cache("sources")) as folder:
             yield from tarball(_fetched(Path(folder), release, source), need)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, TypeAlias
 
 from build.errors import SourceError
 from build.paths import cache, locked
@@ -34,6 +35,10 @@ class Entry:
     path: str
     mode: str
     data: bytes
+
+
+#: A stream of files; closing it ends what it reads from (a process, an archive, a temporary folder).
+Entries: TypeAlias = Generator[Entry, None, None]
 
 
 def wanted(path: str, need: Need) -> bool:
@@ -86,12 +91,10 @@ def _stream(entries: Iterable[Entry], message: bytes, tag: str) -> Iterator[byte
 
 
 def _feed(pipe: IO[bytes], entries: Iterable[Entry], message: bytes, tag: str) -> None:
-    try:
+    with contextlib.suppress(BrokenPipeError):  # git says why on its error output
         for block in _stream(entries, message, tag):
             pipe.write(block)
         pipe.close()
-    except BrokenPipeError:
-        pass  # git says why on its error output
 
 
 def git(repo: Path, *arguments: str | Path, timeout: float = 600.0) -> bytes:
@@ -135,6 +138,8 @@ def fill(repo: Path, entries: Iterable[Entry], message: str, tag: str) -> None:
             complaint = process.stderr.read()
         except BaseException:
             process.kill()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()  # what is buffered has no reader any more
             raise
     if process.returncode:
         raise SourceError("git fast-import failed", cause=complaint.decode("utf-8", "replace")[-2000:])
@@ -152,7 +157,7 @@ def cache_path(release: Release, key: str, need: Need) -> Path:
     return cache("sources") / f"{release.version}-{identity[:16]}"
 
 
-def cached_tree(release: Release, key: str, need: Need, entries: Callable[[], Iterable[Entry]]) -> Path:
+def cached_tree(release: Release, key: str, need: Need, entries: Callable[[], Entries]) -> Path:
     """Return the cached repository for `key`, importing `entries` on the first call.
 
     Args:
@@ -171,8 +176,9 @@ def cached_tree(release: Release, key: str, need: Need, entries: Callable[[], It
         if not final.is_dir():
             part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
             try:
-                chosen = (entry for entry in entries() if wanted(entry.path, need))
-                fill(part, chosen, f"PyTorch {release.version}\n", release.tag)
+                with contextlib.closing(entries()) as stream:
+                    chosen = (entry for entry in stream if wanted(entry.path, need))
+                    fill(part, chosen, f"PyTorch {release.version}\n", release.tag)
                 part.chmod(0o755)
                 part.rename(final)
             finally:

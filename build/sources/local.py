@@ -13,7 +13,7 @@ from build.official.transfer import sha256_of
 from build.process import run
 from build.releases import Release
 from build.sources import readers
-from build.sources.importer import Entry, cached_tree, git
+from build.sources.importer import Entries, cached_tree, git
 from build.sources.tree import Need, Proof, SourceKind, SourceTree
 
 
@@ -24,7 +24,7 @@ class _Found:
     kind: SourceKind
     key: str
     shown: str
-    entries: Callable[[], Iterable[Entry]]
+    entries: Callable[[], Entries]
 
 
 def _split(source: Path) -> tuple[Path, str | None]:

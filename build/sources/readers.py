@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from build.errors import SourceError
-from build.sources.importer import Entry, check_inside, git, wanted
+from build.sources.importer import Entries, Entry, check_inside, git, wanted
 from build.sources.tree import Need
 
 
@@ -34,7 +34,7 @@ def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry | Non
     return None
 
 
-def tarball(path: Path, need: Need) -> Iterator[Entry]:
+def tarball(path: Path, need: Need) -> Entries:
     """Yield the files of a tarball with one top folder; all members are checked, wanted or not.
 
     Raises:
@@ -72,7 +72,7 @@ def folder_files(top: Path, need: Need) -> Iterator[tuple[str, os.stat_result]]:
                 yield prefix + name, os.lstat(os.path.join(folder, name))  # noqa: PTH118
 
 
-def folder(top: Path, need: Need) -> Iterator[Entry]:
+def folder(top: Path, need: Need) -> Entries:
     """Yield the files of a plain folder."""
     for path, status in folder_files(top, need):
         if stat.S_ISLNK(status.st_mode):
@@ -106,7 +106,7 @@ def _blob(requests: IO[bytes], answers: IO[bytes], blob: str) -> bytes | None:
     return data
 
 
-def repository(repo: Path, commit: str, need: Need) -> Iterator[Entry]:
+def repository(repo: Path, commit: str, need: Need) -> Entries:
     """Yield the files of one commit of a repository, bare or not, without touching it.
 
     Raises:

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from build.console import note, step
@@ -14,7 +13,7 @@ from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
 from build.paths import cache, locked
 from build.process import Completed, run
 from build.releases import Release
-from build.sources.importer import OVERLAY_PATHS, Entry, cache_path, cached_tree, git, init
+from build.sources.importer import OVERLAY_PATHS, Entries, cache_path, cached_tree, git, init
 from build.sources.readers import repository
 from build.sources.tree import Need
 
@@ -109,7 +108,7 @@ def _fetch_with_retry(release: Release, repo: Path, need: Need, attempts: int = 
     return _fetch_with_retry(release, repo, need, attempts - 1)
 
 
-def _entries(release: Release, need: Need) -> Iterator[Entry]:
+def _entries(release: Release, need: Need) -> Entries:
     with tempfile.TemporaryDirectory(prefix=".fetch.", dir=cache("sources")) as folder:
         repo = Path(folder)
         step(f"fetching PyTorch {release.tag} from {url()}: one commit, only the files an overlay needs")
@@ -154,7 +153,7 @@ def fetch(release: Release, need: Need) -> Path:
     if need is Need.FULL:
         return _full(release)
 
-    def entries() -> Iterator[Entry]:
+    def entries() -> Entries:
         check_commit(release, remote_commit(release), url())
         return _entries(release, need)
 
