@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from multiworld.ops import collectives, objects
+from multiworld.ops import collectives, exchanges, objects
 from multiworld.ops.base import GroupBase
 
 Tensors = Sequence[torch.Tensor]
@@ -82,7 +82,7 @@ class AsyncCollectives(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """Reduce each of the ``size`` tensors of ``input_list`` over all ranks; ours is in ``output``."""
-        await self._run(timeout, collectives.reduce_scatter, output, input_list, op)
+        await self._run(timeout, exchanges.reduce_scatter, output, input_list, op)
 
     async def reduce_scatter_tensor(
         self,
@@ -93,13 +93,13 @@ class AsyncCollectives(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """As ``reduce_scatter``, the inputs one after the other in ``tensor``."""
-        await self._run(timeout, collectives.reduce_scatter_tensor, output, tensor, op)
+        await self._run(timeout, exchanges.reduce_scatter_tensor, output, tensor, op)
 
     async def all_to_all(
         self, output_list: Tensors, input_list: Tensors, *, timeout: float | None = None
     ) -> None:
         """``input_list[r]`` to rank r, whose ``output_list`` gets it at our place; lengths may differ by pair."""
-        await self._run(timeout, collectives.all_to_all, output_list, input_list)
+        await self._run(timeout, exchanges.all_to_all, output_list, input_list)
 
     async def all_to_all_single(
         self,
@@ -112,7 +112,7 @@ class AsyncCollectives(GroupBase):
     ) -> None:
         """As ``all_to_all`` with one tensor each way, split along the first dimension; None splits evenly."""
         splits = output_split_sizes, input_split_sizes
-        await self._run(timeout, collectives.all_to_all_single, output, tensor, *splits)
+        await self._run(timeout, exchanges.all_to_all_single, output, tensor, *splits)
 
     async def barrier(self, *, timeout: float | None = None) -> None:
         """Return when every rank has called it."""

@@ -53,6 +53,9 @@ class SendOperation(Operation):
             self.box.sends[self.key].remove(self)
             self.session.operations.discard(self)
 
+    def needs(self, peer: int) -> bool:
+        return peer == self.box.lane.peer
+
     def waiting_for(self) -> str:
         state = "to take the payload" if self.matched else "to post the receive"
         return f"rank {self.box.lane.peer} {state}"
@@ -82,6 +85,9 @@ class ReceiveOperation(Operation):
         """The post stays open for the next receive that fits it; a message under way is kept for that one."""
         self.withdrawn = True
         self.box.orphan(self)
+
+    def needs(self, peer: int) -> bool:
+        return peer == self.box.lane.peer
 
     def waiting_for(self) -> str:
         return f"rank {self.box.lane.peer} to send"

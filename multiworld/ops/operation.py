@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import MultiWorldError
 
 if TYPE_CHECKING:
+    from multiworld.ops.batch import BatchOperation
     from multiworld.session import Session
 
 
@@ -23,9 +25,25 @@ class Operation:
         deadline: monotonic time after which the session breaks; infinite until somebody waits.
         withdrawn: nobody waits for it any more.
         keep: what must stay alive until it is done, such as tensors.
+        finish: makes the result of the value, in the thread that asked.
+        parent: the batch it is part of.
     """
 
-    __slots__ = ("_error", "_future", "_value", "_wake", "deadline", "done", "keep", "name", "session", "timeout", "withdrawn")
+    __slots__ = (
+        "_error",
+        "_future",
+        "_value",
+        "_wake",
+        "deadline",
+        "done",
+        "finish",
+        "keep",
+        "name",
+        "parent",
+        "session",
+        "timeout",
+        "withdrawn",
+    )
 
     def __init__(self, session: Session, name: str, keep: Any = None) -> None:  # noqa: ANN401
         self.session = session
@@ -35,6 +53,8 @@ class Operation:
         self.deadline = float("inf")
         self.timeout = 0.0
         self.keep = keep
+        self.finish: Callable[[Any], Any] | None = None
+        self.parent: BatchOperation | None = None
         self._value: Any = None
         self._error: MultiWorldError | None = None
         self._future: asyncio.Future[None] | None = None
@@ -56,11 +76,15 @@ class Operation:
         """The value of a done operation; raises its error, with this operation's name in it."""
         if self._error is not None:
             raise self._error.with_context(operation=self.name)
-        return self._value
+        return self._value if self.finish is None else self.finish(self._value)
 
     def withdraw(self) -> None:
         """Nobody waits any more; what that means is the kind's to say. By default it goes on in the background."""
         self.withdrawn = True
+
+    def needs(self, peer: int) -> bool:  # noqa: ARG002 - for the kinds that have peers
+        """Whether it cannot be done without ``peer``, a world rank, any more."""
+        return False
 
     def waiting_for(self) -> str:
         """Whom or what it waits for, for the message of a timeout."""
@@ -73,6 +97,8 @@ class Operation:
             self.session.resolve(self._future)
         elif self._wake >= 0:
             os.eventfd_write(self._wake, 1)
+        if self.parent is not None:
+            self.parent.part_done()
 
     def set_deadline(self, timeout: float | None) -> None:
         """Start the clock: ``timeout`` seconds from now, None for the world's."""

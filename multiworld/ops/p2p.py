@@ -11,6 +11,7 @@ import torch
 
 from multiworld.net.frames import DTYPES, Mode, message_key
 from multiworld.ops.any_source import AnyReceive
+from multiworld.ops.batch import BatchOperation
 from multiworld.ops.mailbox import ReceiveOperation, SendOperation
 from multiworld.ops.memory import bytes_of, check_rank, check_tensor, invalid
 from multiworld.ops.operation import Operation
@@ -158,3 +159,22 @@ def recv_object(session: Session, group: GroupBase, src: int, tag: int, allow: S
     operation = _start_receive(session, "recv_object", peer, key, signature, None, None)
     operation.finish = lambda _: loads(bytes_of(operation.buffer), allow, session)
     return operation
+
+
+def batch(session: Session, group: GroupBase, operations: Sequence[P2P]) -> Operation:
+    """Start ``Group.batch_p2p``: all arguments are checked first, so that either all operations are started or none."""
+    for entry in operations:
+        if not isinstance(entry, P2P) or entry.kind not in ("send", "recv"):
+            raise invalid(group, "batch_p2p", f"{entry!r} is no P2P('send' | 'recv', ...)", "pass P2P entries")
+        check_tensor(group, "batch_p2p", entry.tensor)
+        _peer_and_key(group, "batch_p2p", "peer", entry.peer, entry.tag)
+    whole = BatchOperation(session, len(operations))
+    with session.lock:
+        if session.admit(whole, ()):
+            whole.take([_start_entry(session, group, entry) for entry in operations])
+    return whole
+
+
+def _start_entry(session: Session, group: GroupBase, entry: P2P) -> Operation:
+    start = send if entry.kind == "send" else recv
+    return start(session, group, entry.tensor, entry.peer, entry.tag)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from multiworld.ops import collectives, objects
+from multiworld.ops import collectives, exchanges, objects
 from multiworld.ops.base import SyncBase
 
 Tensors = Sequence[torch.Tensor]
@@ -77,7 +77,7 @@ class SyncCollectives(SyncBase):
         timeout: float | None = None,
     ) -> None:
         """``reduce_scatter`` of the group, waiting in this thread."""
-        self._run(timeout, collectives.reduce_scatter, output, input_list, op)
+        self._run(timeout, exchanges.reduce_scatter, output, input_list, op)
 
     def reduce_scatter_tensor(
         self,
@@ -88,13 +88,13 @@ class SyncCollectives(SyncBase):
         timeout: float | None = None,
     ) -> None:
         """``reduce_scatter_tensor`` of the group, waiting in this thread."""
-        self._run(timeout, collectives.reduce_scatter_tensor, output, tensor, op)
+        self._run(timeout, exchanges.reduce_scatter_tensor, output, tensor, op)
 
     def all_to_all(
         self, output_list: Tensors, input_list: Tensors, *, timeout: float | None = None
     ) -> None:
         """``all_to_all`` of the group, waiting in this thread."""
-        self._run(timeout, collectives.all_to_all, output_list, input_list)
+        self._run(timeout, exchanges.all_to_all, output_list, input_list)
 
     def all_to_all_single(
         self,
@@ -107,7 +107,7 @@ class SyncCollectives(SyncBase):
     ) -> None:
         """``all_to_all_single`` of the group, waiting in this thread."""
         splits = output_split_sizes, input_split_sizes
-        self._run(timeout, collectives.all_to_all_single, output, tensor, *splits)
+        self._run(timeout, exchanges.all_to_all_single, output, tensor, *splits)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """``barrier`` of the group, waiting in this thread."""

@@ -1,0 +1,95 @@
+"""The end of a session: waiters first, then sockets, then threads and memory.
+
+``release`` runs under the session's lock and blocks on nothing: whoever waits has its exception when it returns. ``free``
+does what may take time in a thread of its own, with a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from multiworld.errors import BrokenWorldException
+
+if TYPE_CHECKING:
+    from multiworld.net.lane import Lane
+    from multiworld.session import Session
+
+logger = logging.getLogger(__name__)
+
+DRIVER_SECONDS = 10.0
+#: how long a leaving member waits for what it sent to be taken
+LINGER_SECONDS = 2.0
+
+
+def release(session: Session, error: BrokenWorldException, *, orderly: bool = False) -> None:
+    """Fail every operation with ``error`` and end the data connections; under the session's lock."""
+    for operation in tuple(session.operations):
+        operation.fail(error)
+    session.any_receives.clear()
+    for lane in session.lanes.values():
+        if not orderly:
+            lane.ended = True
+            lane.backlog.clear()
+            with contextlib.suppress(OSError):
+                lane.sock.shutdown(socket.SHUT_RDWR)
+    for slot in session.slots.values():
+        slot.stop()
+    session.hub.monitor.remove(session)
+    session.hub.off_tick(session.check_deadlines)
+    session.doorman.close()
+
+
+def free(session: Session, *, orderly: bool = False) -> None:
+    """Give back sockets, threads and backends; in the background, except for an orderly end, which the caller waits for."""
+    if orderly:
+        _free(session, orderly)
+        return
+    threading.Thread(target=_free, args=(session, orderly), name=f"mw-free-{session.name}", daemon=True).start()
+
+
+def _free(session: Session, orderly: bool) -> None:
+    if orderly:
+        _linger(session)
+    session.bridge.close()
+    session.control.close()
+    for slot in tuple(session.slots.values()):
+        try:
+            slot.free(DRIVER_SECONDS)
+        except Exception:
+            logger.exception("world %r: its backend could not be freed", session.name)
+    session.freed.set()
+
+
+def _linger(session: Session) -> None:
+    """Write what is left, say that nothing follows, and wait until the peers have taken it or a while has passed."""
+    until = time.monotonic() + LINGER_SECONDS
+    pending = list(session.lanes.values())
+    while pending and time.monotonic() < until:
+        pending = [lane for lane in pending if not _finished(session, lane)]
+        if pending:
+            time.sleep(0.001)
+
+
+def _finished(session: Session, lane: Lane) -> bool:
+    with session.lock:
+        if lane.backlog and not lane.ended:
+            lane.flush()
+        if lane.backlog and not lane.ended:
+            return False
+        with contextlib.suppress(OSError):
+            lane.sock.shutdown(socket.SHUT_WR)
+        return True
+
+
+def after_fork(session: Session) -> None:
+    """Close our copies in a forked child, so that the peers see the end of the parent when it comes."""
+    if session.pid != os.getpid():
+        for lane in session.lanes.values():
+            lane.sock.close()
+        session.control.drop()

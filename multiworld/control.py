@@ -1,0 +1,129 @@
+"""The control connections of a session: why a peer ends, told before its data connection does. In the hub's thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+from typing import TYPE_CHECKING, Any
+
+from multiworld.errors import BrokenWorldException, PeerLost
+
+if TYPE_CHECKING:
+    from multiworld.session import Session
+
+MAX_BYTES = 1 << 16
+#: how long the reason for the end of a data connection may take to arrive on the control connections
+EXPLANATION_SECONDS = 0.02
+
+
+class Control:
+    """One control connection per peer.
+
+    Args:
+        session: whose.
+        socks: the connections, by world rank.
+    """
+
+    def __init__(self, session: Session, socks: dict[int, socket.socket]) -> None:
+        self._session = session
+        self._socks = socks
+        self._said = dict.fromkeys(socks, b"")
+        for sock in socks.values():
+            sock.setblocking(False)
+        session.hub.call(self._watch_all)
+
+    def _watch_all(self) -> None:
+        for peer, sock in tuple(self._socks.items()):
+            self._session.hub.watch(sock, selectors.EVENT_READ, lambda _, peer=peer: self._read(peer))
+
+    def explain(self, peer: int, error: OSError | None) -> None:
+        """The data connection to ``peer`` ended: break the world with the reason, as far as one is told."""
+
+        def look() -> None:
+            for other in tuple(self._socks):
+                self._read(other)
+            self._session.hub.call_later(EXPLANATION_SECONDS, conclude)
+
+        def conclude() -> None:
+            if peer in self._session.leaving:
+                self._session.on_bye(peer)
+            else:
+                self._session.lost(peer, "eof", f"rank {peer} closed its connection" + (f": {error}" if error else ""))
+
+        self._session.hub.call(look)
+
+    def tell_break(self, error: BrokenWorldException) -> None:
+        """Tell everybody why the world broke here."""
+        ranks = list(error.ranks) if isinstance(error, PeerLost) else [self._session.rank]
+        self._tell({"say": "break", "ranks": ranks, "what": error.what, "kind": type(error).__name__})
+
+    def tell_bye(self) -> None:
+        """Tell everybody that we leave in good order."""
+        self._tell({"say": "bye"})
+
+    def close(self) -> None:
+        """Close the connections, after what was told. From any thread."""
+        self._session.hub.call(self._close_all)
+
+    def drop(self) -> None:
+        """Close our copies of the connections in a forked child; the parent's stay as they are."""
+        for sock in self._socks.values():
+            sock.close()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        for sock in tuple(self._socks.values()):
+            with contextlib.suppress(OSError):
+                sock.send(line)
+
+    def _close_all(self) -> None:
+        for sock in self._socks.values():
+            self._session.hub.unwatch(sock)
+            sock.close()
+        self._socks.clear()
+
+    def _read(self, peer: int) -> None:
+        sock = self._socks.get(peer)
+        if sock is None:
+            return
+        try:
+            data = sock.recv(MAX_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._said[peer] += data
+        *lines, self._said[peer] = self._said[peer].split(b"\n")
+        for line in lines:
+            self._handle(peer, json.loads(line))
+        if not data:
+            self._ended(peer, sock)
+
+    def _ended(self, peer: int, sock: socket.socket) -> None:
+        self._session.hub.unwatch(sock)
+        if self._socks.pop(peer, None) is not None:
+            sock.close()
+        if peer not in self._session.leaving and self._session.failure is None:
+            self._session.lost(peer, "eof", f"rank {peer} closed its connections without a word")
+
+    def _handle(self, peer: int, message: dict[str, Any]) -> None:
+        if message.get("say") == "bye":
+            # Its data connection says so too, after the last of its data; that one counts.
+            self._session.leaving.add(peer)
+            self._session.bridge.drain(peer)
+        elif message.get("say") == "break":
+            ranks = tuple(int(rank) for rank in message.get("ranks", (peer,)))
+            session = self._session
+            what = f"rank {peer} reports: {message.get('what')}"
+            cause = None
+            if session.rank in ranks:
+                cause = "this process was silent for the others: stopped, starved or cut off"
+            session.break_(
+                PeerLost(
+                    session.name, what, cause=cause, ranks=ranks, how="reported",
+                    generation=session.generation, rank=session.rank,
+                ),
+                tell=False,
+            )  # fmt: skip

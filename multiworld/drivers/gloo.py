@@ -1,0 +1,151 @@
+"""Gloo: an unregistered process group of its own per group of a world."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from multiworld.drivers import sockets
+from multiworld.drivers.base import Finished
+from multiworld.drivers.values import LaneStore
+
+logger = logging.getLogger(__name__)
+
+# Deadlines are the session's: a wait of Gloo's own that times out would close its connections behind our back. Finite, so
+# that the thread of a connect whose peer died before it dialled us, which nothing else ends, does end.
+_LONGEST = timedelta(days=1)
+_WORKERS = 2
+# Process groups whose threads did not end in time: dropping them would block in their destructor.
+_abandoned: list[Any] = []
+
+
+def _device(address: str) -> Any:  # noqa: ANN401
+    """A Gloo device bound to ``address``; connections made at once where newer releases would wait for the first use."""
+    create = dist.ProcessGroupGloo.create_device
+    try:
+        return create(hostname=address, lazy_init=False)
+    except TypeError:  # releases without the option connect at once
+        return create(hostname=address)
+
+
+def _options(address: str) -> Any:  # noqa: ANN401
+    kind = dist.ProcessGroupGloo
+    options = getattr(kind, "_Options", None) or kind.Options
+    made = options()
+    made._devices = [_device(address)]
+    made._timeout = _LONGEST
+    made._threads = _WORKERS
+    return made
+
+
+class GlooDriver:
+    """One ``ProcessGroupGloo``.
+
+    Args:
+        store: where the members' addresses are exchanged.
+        rank: ours in the group.
+        size: of the group.
+        address: local address to bind to.
+    """
+
+    name = "gloo"
+
+    def __init__(self, store: LaneStore, rank: int, size: int, address: str) -> None:
+        self._store = store
+        self._rank, self._size = rank, size
+        self._address = address
+        self._group: Any = None
+        self._under_way: dict[int, Any] = {}
+        self._idle = threading.Condition()
+        self._aborted = False
+
+    def open(self) -> None:
+        """Connect to all members."""
+        self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, _options(self._address))
+        if self._aborted:
+            raise ConnectionAbortedError("aborted while connecting")
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:  # noqa: ANN401
+        """Start a broadcast."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        return self._group.broadcast([tensor], options)
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:  # noqa: ANN401
+        """Start an all-reduce in place."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return self._group.allreduce([tensor], options)
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:  # noqa: ANN401
+        """Start a reduce in place."""
+        options = dist.ReduceOptions()
+        options.reduceOp, options.rootRank = op, root
+        return self._group.reduce([tensor], options)
+
+    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:  # noqa: ANN401
+        """Start an all-gather."""
+        return self._group.allgather([list(outputs)], [tensor])
+
+    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:  # noqa: ANN401
+        """Start a gather."""
+        options = dist.GatherOptions()
+        options.rootRank = root
+        return self._group.gather([list(outputs)] if outputs else [], [tensor], options)
+
+    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:  # noqa: ANN401
+        """Start a scatter."""
+        options = dist.ScatterOptions()
+        options.rootRank = root
+        return self._group.scatter([output], [list(tensors)] if tensors else [], options)
+
+    def all_to_all(
+        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
+    ) -> Any:  # noqa: ANN401
+        """Start an all-to-all."""
+        return self._group.alltoall_base(
+            output, tensor, list(output_splits), list(input_splits), dist.AllToAllOptions()
+        )
+
+    def watch(self, work: Any, finished: Finished) -> None:  # noqa: ANN401
+        """Report the end of ``work``; nothing polls and no thread waits for it."""
+        with self._idle:
+            self._under_way[id(work)] = work
+
+        def done(future: Any) -> None:  # noqa: ANN401
+            error: BaseException | None = None
+            try:
+                future.value()
+            except Exception as failure:  # noqa: BLE001 - whatever the backend raises is the outcome
+                error = failure
+            finished(error)
+            with self._idle:
+                self._under_way.pop(id(work), None)
+                self._idle.notify_all()
+
+        work.get_future().add_done_callback(done)
+
+    def abort(self) -> None:
+        """Release every waiter by shutting down the sockets of this process group, and no other."""
+        self._aborted = True
+        self._store.stop()
+        count = sockets.shut_down(self._store.own, self._store.others)
+        logger.debug("gloo: %d sockets shut down", count)
+
+    def close(self, deadline: float) -> None:
+        """Drop the process group once nothing is under way."""
+        self._store.stop()
+        until = time.monotonic() + deadline
+        with self._idle:
+            idle = self._idle.wait_for(lambda: not self._under_way, max(0.0, until - time.monotonic()))
+        if not idle:
+            logger.warning("gloo: operations did not end in %.1f s; their process group is left alone", deadline)
+            _abandoned.append((self._group, self._store))
+        self._group = None

@@ -1,0 +1,134 @@
+"""A group's place for a backend: opened by the first collective that needs one, used in order, freed with the session."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from multiworld.drivers.values import LaneStore
+from multiworld.errors import InvalidArgument, PeerLost
+from multiworld.net.frames import Kind
+
+if TYPE_CHECKING:
+    from multiworld.drivers.base import Driver
+    from multiworld.net.lane import Done
+    from multiworld.ops.agreement import CollectiveOperation
+    from multiworld.session import Session
+
+logger = logging.getLogger(__name__)
+
+#: how long the control connections have to name the peer, when the backend says only that something failed
+VERDICT_SECONDS = 0.25
+
+
+def make_driver(session: Session, ranks: tuple[int, ...], store: LaneStore) -> Driver:
+    """The backend that the world was joined with, for a group of ``ranks``."""
+    place = ranks.index(session.rank)
+    if session.config.backend == "nccl":
+        nccl = importlib.import_module("multiworld.drivers.nccl")
+        driver: Driver = nccl.NcclDriver(store, place, len(ranks), session.config.device)
+        return driver
+    gloo = importlib.import_module("multiworld.drivers.gloo")
+    made: Driver = gloo.GlooDriver(store, place, len(ranks), session.address)
+    return made
+
+
+class DriverSlot:
+    """The backend of one group of one session. All methods but ``free`` are called under the session's lock."""
+
+    def __init__(self, session: Session, gid: int) -> None:
+        self.ranks: tuple[int, ...] = ()
+        self._session = session
+        self._gid = gid
+        self._store = LaneStore(self._broadcast, session.config.join_timeout)
+        self._driver: Driver | None = None
+        self._opener: threading.Thread | None = None
+        self._ready = False
+        self._waiting: list[CollectiveOperation] = []
+
+    def launch(self, operation: CollectiveOperation) -> None:
+        """Start ``operation``, after those before it."""
+        if self._ready:
+            self._start(operation)
+            return
+        self._waiting.append(operation)
+        if self._opener is None:
+            self._driver = make_driver(self._session, self.ranks, self._store)
+            name = f"mw-open-{self._session.name}"
+            self._opener = threading.Thread(target=self._open, args=(self._driver,), name=name, daemon=True)
+            self._opener.start()
+
+    def expect(self, split: int, nbytes: int) -> tuple[memoryview, Done]:
+        """A member's value for the set-up arrives: where to put it."""
+        memory = memoryview(bytearray(nbytes))
+        return memory, lambda: self._store.receive(bytes(memory[:split]).decode(), bytes(memory[split:]))
+
+    def stop(self) -> None:
+        """Release whoever waits for or in the backend."""
+        self._store.stop()
+        if self._driver is not None:
+            threading.Thread(target=self._driver.abort, name=f"mw-abort-{self._session.name}", daemon=True).start()
+
+    def free(self, deadline: float) -> None:
+        """Free the backend; blocks for at most about ``deadline`` seconds."""
+        if self._opener is not None:
+            self._opener.join(deadline)
+        if self._driver is not None:
+            self._driver.abort()
+            self._driver.close(deadline)
+
+    def _broadcast(self, key: str, value: bytes) -> None:
+        name = key.encode()
+        with self._session.lock:
+            for rank in self.ranks:
+                if rank != self._session.rank:
+                    self._session.lanes[rank].put(
+                        Kind.VALUE, flags=len(name), key=self._gid, payload=(name, value), nbytes=len(name) + len(value)
+                    )
+
+    def _open(self, driver: Driver) -> None:
+        try:
+            driver.open()
+        except Exception as error:  # noqa: BLE001 - of torch's many types
+            self._failed(error)
+            return
+        with self._session.lock:
+            self._ready = True
+            waiting, self._waiting = self._waiting, []
+            for operation in waiting:
+                self._start(operation)
+
+    def _start(self, operation: CollectiveOperation) -> None:
+        driver, launch = self._driver, operation.plan.launch
+        if driver is None or launch is None or self._session.failure is not None:
+            return
+        try:
+            work = launch(driver)
+        except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+            operation.fail(self._refused(operation, error))
+            return
+        driver.watch(work, lambda error: self._finished(operation, error))
+
+    def _finished(self, operation: CollectiveOperation, error: BaseException | None) -> None:
+        if error is not None:
+            self._failed(error)
+            return
+        with self._session.lock:
+            after = operation.plan.after
+            operation.complete(None if after is None else after())
+
+    def _failed(self, error: BaseException) -> None:
+        """The backend failed: a peer is gone, most likely, and the control connections will say which in a moment."""
+        session = self._session
+        if session.failure is not None:
+            return
+        what = f"the {session.config.backend} backend failed: {error}"
+        lost = PeerLost(session.name, what, how="backend", generation=session.generation, rank=session.rank)
+        session.hub.call_later(VERDICT_SECONDS, lambda: session.break_(lost))
+
+    def _refused(self, operation: CollectiveOperation, error: Exception) -> InvalidArgument:
+        session = self._session
+        where: dict[str, Any] = {"generation": session.generation, "rank": session.rank, "operation": operation.name}
+        return InvalidArgument(session.name, f"the backend refuses: {error}", cause="it cannot do this for this dtype or reduction", **where)

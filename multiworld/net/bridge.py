@@ -1,0 +1,208 @@
+"""Who moves the lanes: the event loop of the world, or a thread that waits for an operation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import threading
+from typing import TYPE_CHECKING
+
+from multiworld.net.lane import Lane
+
+if TYPE_CHECKING:
+    from multiworld.session import Session
+
+_local = threading.local()
+#: a wait looks around this often, in milliseconds, should a wake-up get lost in a signal handler
+LOOK_AROUND_MS = 1000
+
+
+class _Wake:
+    """An eventfd of one thread, which others wake it with."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+
+def _thread_wake() -> int:
+    wake = getattr(_local, "wake", None)
+    if wake is None or _local.pid != os.getpid():
+        wake = _local.wake = _Wake()
+        _local.pid = os.getpid()
+    fd: int = wake.fd
+    return fd
+
+
+class Seat:
+    """A thread that waits: it polls the lanes of the session and moves what is ready."""
+
+    def __init__(self, session: Session, wake: int) -> None:
+        self.wake = wake
+        self._session = session
+        self._lanes = {lane.fd: lane for lane in session.lanes.values()}
+        self._poll = select.poll()
+        self._poll.register(wake, select.POLLIN)
+        self._writing: set[int] = set()
+        for fd in self._lanes:
+            self._poll.register(fd, select.POLLIN)
+
+    def turn(self) -> None:
+        """Wait until something is ready, and move it."""
+        self._update()
+        for fd, events in self._poll.poll(LOOK_AROUND_MS):
+            lane = self._lanes.get(fd)
+            if lane is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self.wake)
+            else:
+                self._move(lane, events)
+
+    def _move(self, lane: Lane, events: int) -> None:
+        with self._session.lock:
+            if lane.ended:
+                self._forget(lane)
+                return
+            if events & select.POLLOUT:
+                lane.flush()
+            if events & ~select.POLLOUT:
+                lane.pump()
+
+    def _update(self) -> None:
+        """Watch for writability where something is left to write."""
+        wanted = {fd for fd, lane in self._lanes.items() if lane.backlog}
+        if wanted != self._writing:
+            for fd in wanted ^ self._writing:
+                self._poll.modify(fd, select.POLLIN | (select.POLLOUT if fd in wanted else 0))
+            self._writing = wanted
+
+    def _forget(self, lane: Lane) -> None:
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(lane.fd)
+        self._lanes.pop(lane.fd, None)
+        self._writing.discard(lane.fd)
+
+
+class LoopBridge:
+    """The session's ties to an event loop and to waiting threads."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = -1
+        self._seats: dict[int, Seat] = {}
+        self._closed = False
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let ``loop`` move the lanes from now on. From any thread."""
+        self._loop = loop
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is loop:
+            self._register()
+        else:
+            loop.call_soon_threadsafe(self._register)
+
+    def resolve(self, future: asyncio.Future[None]) -> None:
+        """Wake whoever awaits ``future``."""
+        if threading.get_ident() == self._loop_thread:
+            _settle(future)
+        elif self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
+                self._loop.call_soon_threadsafe(_settle, future)
+
+    def seat(self) -> Seat:
+        """The calling thread's seat, made at its first wait."""
+        ident = threading.get_ident()
+        wake = _thread_wake()
+        seat = self._seats.get(ident)
+        if seat is None or seat.wake != wake:
+            seat = self._seats[ident] = Seat(self._session, wake)
+        return seat
+
+    def want_write(self, lane: Lane) -> None:
+        """Something is left to be written on ``lane``."""
+        if threading.get_ident() == self._loop_thread and self._loop is not None:
+            self._loop.add_writer(lane.fd, self._writable, lane)
+        elif self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._watch_writable, lane)
+        for seat in tuple(self._seats.values()):
+            with contextlib.suppress(OSError):
+                os.eventfd_write(seat.wake, 1)
+
+    def drain(self, peer: int) -> None:
+        """Read what ``peer`` sent before it left."""
+        with self._session.lock:
+            lane = self._session.lanes[peer]
+            if not lane.ended:
+                lane.pump()
+
+    def lane_closed(self, lane: Lane) -> None:
+        """``lane`` has ended: nobody needs to watch it."""
+        self._in_loop(lambda: self._unregister(lane))
+
+    def close(self) -> None:
+        """Let go of the loop and of the sockets. From any thread."""
+        self._closed = True
+        self._seats.clear()
+
+        def let_go() -> None:
+            for lane in self._session.lanes.values():
+                self._unregister(lane)
+                lane.sock.close()
+
+        if not self._in_loop(let_go):
+            for lane in self._session.lanes.values():
+                lane.sock.close()
+
+    def _in_loop(self, function: object) -> bool:
+        if self._loop is None or self._loop.is_closed():
+            return False
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)  # type: ignore[arg-type]
+            return True
+        return False
+
+    def _register(self) -> None:
+        self._loop_thread = threading.get_ident()
+        assert self._loop is not None  # noqa: S101 - for the type checker; attach has set it
+        with self._session.lock:
+            for lane in self._session.lanes.values():
+                if not lane.ended and lane.sock.fileno() >= 0:
+                    self._loop.add_reader(lane.fd, self._readable, lane)
+                    self._watch_writable(lane)
+
+    def _unregister(self, lane: Lane) -> None:
+        if self._loop is not None and lane.sock.fileno() >= 0 and not self._loop.is_closed():
+            self._loop.remove_reader(lane.fd)
+            self._loop.remove_writer(lane.fd)
+
+    def _watch_writable(self, lane: Lane) -> None:
+        if self._loop is not None and lane.backlog and not lane.ended and lane.sock.fileno() >= 0:
+            self._loop.add_writer(lane.fd, self._writable, lane)
+
+    def _readable(self, lane: Lane) -> None:
+        with self._session.lock:
+            if lane.ended:
+                self._unregister(lane)
+            else:
+                lane.pump()
+
+    def _writable(self, lane: Lane) -> None:
+        with self._session.lock:
+            lane.flush()
+            if not lane.backlog and self._loop is not None and lane.sock.fileno() >= 0:
+                self._loop.remove_writer(lane.fd)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

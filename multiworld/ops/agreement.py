@@ -1,0 +1,115 @@
+"""Collectives are agreed on first: everybody tells everybody what it calls, and all compare.
+
+Small payloads travel with that; then the exchange is the whole collective. For larger ones the backend is called once all
+agree, so it never sees lengths that differ. If anything differs, every member sees the same signatures and raises
+``TensorMismatch``, and the backend is not called at all. All methods are called under the session's lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from multiworld.errors import TensorMismatch
+from multiworld.net.frames import Kind
+from multiworld.ops.operation import Operation
+from multiworld.ops.plan import Bytes, Plan, describe, disagreement
+
+if TYPE_CHECKING:
+    from multiworld.net.lane import Done
+    from multiworld.session import Session
+
+
+class CollectiveOperation(Operation):
+    """A collective of a group, from its signature to its end."""
+
+    __slots__ = ("gid", "heard", "plan", "ranks", "running", "seq")
+
+    def __init__(self, session: Session, gid: int, ranks: tuple[int, ...], plan: Plan) -> None:
+        super().__init__(session, plan.name, plan.keep)
+        self.gid = gid
+        self.ranks = ranks
+        self.plan = plan
+        self.seq = -1
+        self.heard: dict[int, tuple[bytes, memoryview]] = {}
+        self.running = False
+        self.finish = plan.finish
+
+    def needs(self, peer: int) -> bool:
+        return peer in self.ranks and peer not in self.heard and peer != self.session.rank
+
+    def missing(self) -> tuple[int, ...]:
+        """World ranks that have not called it yet."""
+        return tuple(rank for rank in self.ranks if self.needs(rank))
+
+    def waiting_for(self) -> str:
+        missing = self.missing()
+        return f"ranks {list(missing)} to call it" if missing else "the backend to finish"
+
+
+class Agreement:
+    """The collectives of one group, in order."""
+
+    def __init__(self, session: Session, gid: int) -> None:
+        self.session = session
+        self.gid = gid
+        self._next = 0
+        self._ours: dict[int, CollectiveOperation] = {}
+        self._early: dict[int, dict[int, tuple[bytes, memoryview]]] = {}
+
+    def start(self, operation: CollectiveOperation) -> None:
+        """Tell the others what we call, and go on if all have told us."""
+        seq = operation.seq = self._next
+        self._next += 1
+        operation.heard = self._early.pop(seq, operation.heard)
+        self._ours[seq] = operation
+        packed = operation.plan.wire_signature()
+        for place, peer in enumerate(operation.ranks):
+            if peer != self.session.rank:
+                self._tell(peer, seq, packed, operation.plan.outgoing(place))
+        self._check(operation)
+
+    def expect(self, peer: int, seq: int, split: int, nbytes: int) -> tuple[memoryview, Done]:
+        """A peer's signature arrives: where to put it."""
+        memory = memoryview(bytearray(nbytes))
+        return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
+
+    def _tell(self, peer: int, seq: int, packed: bytes, data: Bytes | None) -> None:
+        # A copy of small data: the tensor may be overwritten by the result before the socket has taken all.
+        parts: tuple[Any, ...] = (packed,) if data is None else (packed, bytes(data))
+        nbytes = sum(map(len, parts))
+        self.session.lanes[peer].put(
+            Kind.SIGNATURE, flags=len(packed), seq=seq, key=self.gid, payload=parts, nbytes=nbytes
+        )
+
+    def _heard(self, peer: int, seq: int, packed: bytes, data: memoryview) -> None:
+        operation = self._ours.get(seq)
+        if operation is None:
+            self._early.setdefault(seq, {})[peer] = packed, data
+            return
+        operation.heard[peer] = packed, data
+        self._check(operation)
+
+    def _check(self, operation: CollectiveOperation) -> None:
+        if len(operation.heard) < len(operation.ranks) - 1:
+            return
+        del self._ours[operation.seq]
+        own = operation.plan.wire_signature()
+        signatures = [operation.heard[r][0] if r != self.session.rank else own for r in operation.ranks]
+        if disagreement(signatures):
+            operation.fail(self._mismatch(operation, signatures))
+        elif operation.plan.launch is None:
+            parts = [operation.heard[r][1] if r != self.session.rank else None for r in operation.ranks]
+            operation.complete(operation.plan.absorb(parts))
+        else:
+            operation.running = True
+            self.session.launch(operation)
+
+    def _mismatch(self, operation: CollectiveOperation, signatures: list[bytes]) -> TensorMismatch:
+        session = self.session
+        said = dict(zip(operation.ranks, map(describe, signatures), strict=True))
+        ours = said.pop(session.rank)
+        others = "; ".join(f"rank {rank} calls {text}" for rank, text in said.items())
+        return TensorMismatch(
+            session.name, f"rank {session.rank} calls {ours}; {others}", ours=ours, theirs=said,
+            generation=session.generation, rank=session.rank,
+        )  # fmt: skip

@@ -1,0 +1,92 @@
+"""A receive from whoever sends first: asked of everybody, taken from the first who offers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from multiworld.errors import MultiWorldError
+from multiworld.net.frames import Kind
+from multiworld.ops.mailbox import Mailbox, ReceiveOperation, Signature
+from multiworld.ops.operation import Operation
+
+if TYPE_CHECKING:
+    from multiworld.session import Session
+
+
+class AnyReceive(Operation):
+    """It asks all peers (ANY), turns into an ordinary receive from the first that offers, and tells all when it is served."""
+
+    __slots__ = ("chosen", "key", "peers", "seq", "signature", "view")
+
+    def __init__(
+        self, session: Session, key: int, signature: Signature, view: memoryview, keep: Any, peers: tuple[int, ...]  # noqa: ANN401
+    ) -> None:
+        super().__init__(session, "recv", keep)
+        self.key = key
+        self.signature = signature
+        self.view = view
+        self.peers = peers
+        self.seq = -1
+        self.chosen: _Chosen | None = None
+
+    def start(self) -> None:
+        """Take a message that lies ready, or ask everybody."""
+        self.session.any_receives.append(self)
+        for peer in self.peers:
+            if self.take_kept(self.session.mailbox(peer)):
+                return
+        self.seq = self.session.next_any()
+        for peer in self.peers:
+            self.session.lanes[peer].put(Kind.ANY, seq=self.seq, key=self.key)
+
+    def take_kept(self, box: Mailbox) -> bool:
+        """Receive from ``box`` if a message of ours lies there."""
+        if self.chosen is None and box.kept.get(self.key):
+            self.choose(box)
+        return self.chosen is not None
+
+    def choose(self, box: Mailbox) -> None:
+        """Receive from this peer, and from no other."""
+        self.chosen = _Chosen(self, box)
+        self._close()
+        box.receive(self.chosen)
+
+    def withdraw(self) -> None:
+        self.withdrawn = True
+        self.session.operations.discard(self)
+        if self.chosen is None:
+            self._close()
+        else:
+            self.chosen.withdraw()
+
+    def needs(self, peer: int) -> bool:
+        if self.chosen is not None:
+            return self.chosen.needs(peer)
+        return all(p in self.session.departed for p in self.peers)
+
+    def waiting_for(self) -> str:
+        return f"one of the ranks {list(self.peers)} to send"
+
+    def _close(self) -> None:
+        self.session.any_receives.remove(self)
+        if self.seq >= 0:
+            for peer in self.peers:
+                self.session.lanes[peer].put(Kind.ANY_DONE, seq=self.seq, key=self.key)
+
+
+class _Chosen(ReceiveOperation):
+    """The ordinary receive that an any-source receive has turned into."""
+
+    __slots__ = ("parent",)
+
+    def __init__(self, parent: AnyReceive, box: Mailbox) -> None:
+        super().__init__(parent.session, "recv", box, parent.key, parent.signature, parent.view, parent.keep)
+        self.parent = parent
+
+    def complete(self, value: Any = None) -> None:  # noqa: ANN401
+        super().complete(value)
+        self.parent.complete(value)
+
+    def fail(self, error: MultiWorldError) -> None:
+        super().fail(error)
+        self.parent.fail(error)

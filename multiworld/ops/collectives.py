@@ -1,0 +1,233 @@
+"""Starters of collectives: arguments checked, a plan made, agreement begun.
+
+Each plan has two ways: small payloads travel with the signatures (``outgoing``, ``absorb``), larger ones through the
+backend (``launch``, ``after``). Data that is only moved is handled as bytes, so every dtype can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multiworld.net.frames import CODES
+from multiworld.ops.agreement import CollectiveOperation
+from multiworld.ops.memory import bytes_of, check_rank, check_tensor, invalid
+from multiworld.ops.plan import INLINE_BYTES, Bytes, Collective, Parts, Plan, signature
+from multiworld.ops.reduction import Reduction
+from multiworld.ops.shelf import Shelf
+
+if TYPE_CHECKING:
+    from multiworld.ops.base import GroupBase
+    from multiworld.ops.operation import Operation
+    from multiworld.session import Session
+
+Tensors = Sequence[torch.Tensor]
+
+
+def start(session: Session, group: GroupBase, plan: Plan) -> Operation:
+    """Begin the collective that ``plan`` says."""
+    operation = CollectiveOperation(session, group.gid, group.ranks, plan)
+    session.start_collective(operation)
+    return operation
+
+
+def _nothing(_: int) -> None:
+    return None
+
+
+def small(session: Session, nbytes: int) -> bool:
+    """Whether pieces of that length travel with the signatures."""
+    return nbytes <= INLINE_BYTES and session.config.backend != "nccl"
+
+
+def as_list(group: GroupBase, operation: str, what: str, tensors: Tensors | None, like: torch.Tensor) -> Tensors:
+    """Check a list of one tensor per rank, each of the length and dtype of ``like``."""
+    if tensors is None or len(tensors) != group.size:
+        given = "no list" if tensors is None else f"{len(tensors)} tensors"
+        raise invalid(group, operation, f"{what} has {given}, the group {group.size} members", "pass one tensor per rank")
+    for place, tensor in enumerate(tensors):
+        check_tensor(group, operation, tensor)
+        if tensor.dtype != like.dtype or tensor.numel() != like.numel():
+            raise invalid(
+                group,
+                operation,
+                f"{what}[{place}] has {tensor.numel()} of {tensor.dtype}, the tensor {like.numel()} of {like.dtype}",
+                "make them alike",
+            )
+    return tensors
+
+
+def _only_at(group: GroupBase, operation: str, what: str, root: int, tensors: Tensors | None) -> None:
+    if tensors and group.rank != root:
+        raise invalid(group, operation, f"{what} given at rank {group.rank}", f"pass it at rank {root} only")
+
+
+def barrier(session: Session, group: GroupBase, name: str = "barrier") -> Operation:
+    """Start ``Group.barrier``: the agreement is all there is to it."""
+    return start(session, group, Plan(name, signature(Collective.BARRIER), _nothing, lambda _: None))
+
+
+def broadcast(session: Session, group: GroupBase, tensor: torch.Tensor, src: int) -> Operation:
+    """Start ``Group.broadcast``."""
+    code = check_tensor(group, "broadcast", tensor)
+    check_rank(group, "broadcast", "src", src)
+    shelf, ours = Shelf(session), group.rank == src
+    flat = shelf.both(tensor) if not ours else shelf.source(tensor)
+    inline = small(session, flat.nbytes)
+
+    def absorb(parts: Parts) -> None:
+        if not ours:
+            bytes_of(flat)[:] = part(parts, src)
+
+    plan = Plan(
+        "broadcast", signature(Collective.BROADCAST, flat.nbytes, code, src, inline=inline),
+        lambda _: bytes_of(flat) if ours and inline else None, absorb,
+        None if inline else lambda driver: driver.broadcast(shelf.raw(flat), src),
+        finish=shelf.finish, keep=shelf,
+    )  # fmt: skip
+    return start(session, group, plan)
+
+
+def all_reduce(session: Session, group: GroupBase, tensor: torch.Tensor, op: Any) -> Operation:  # noqa: ANN401
+    """Start ``Group.all_reduce``."""
+    return _reduce_to(session, group, "all_reduce", Collective.ALL_REDUCE, tensor, op, None)
+
+
+def reduce(session: Session, group: GroupBase, tensor: torch.Tensor, dst: int, op: Any) -> Operation:  # noqa: ANN401
+    """Start ``Group.reduce``."""
+    check_rank(group, "reduce", "dst", dst)
+    return _reduce_to(session, group, "reduce", Collective.REDUCE, tensor, op, dst)
+
+
+def _reduce_to(
+    session: Session, group: GroupBase, name: str, kind: Collective, tensor: torch.Tensor, op: Any, dst: int | None  # noqa: ANN401
+) -> Operation:
+    code = check_tensor(group, name, tensor)
+    reduction = Reduction(group, name, op, tensor.dtype)
+    shelf, ours = Shelf(session), dst is None or group.rank == dst
+    flat = shelf.both(tensor)
+    inline = small(session, flat.nbytes)
+
+    def outgoing(place: int) -> Bytes | None:
+        return bytes_of(flat) if inline and dst in (None, place) else None
+
+    def absorb(parts: Parts) -> None:
+        if ours and flat.numel():
+            flat.copy_(reduction.apply(tensors_of(parts, flat)))
+
+    def launch(driver: Any) -> Any:  # noqa: ANN401
+        if dst is None:
+            return driver.all_reduce(flat, reduction.backend_op)
+        return driver.reduce(flat, dst, reduction.backend_op)
+
+    plan = Plan(
+        name, signature(kind, flat.nbytes, code, -1 if dst is None else dst, reduction.code, inline),
+        outgoing, absorb, None if inline else launch,
+        (lambda: reduction.complete(flat, group.size)) if ours else None, shelf.finish, shelf,
+    )  # fmt: skip
+    return start(session, group, plan)
+
+
+def all_gather(session: Session, group: GroupBase, tensors: Tensors, tensor: torch.Tensor) -> Operation:
+    """Start ``Group.all_gather``."""
+    check_tensor(group, "all_gather", tensor)
+    return _all_gather(session, group, "all_gather", as_list(group, "all_gather", "tensors", tensors, tensor), tensor)
+
+
+def all_gather_into_tensor(session: Session, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
+    """Start ``Group.all_gather_into_tensor``."""
+    name = "all_gather_into_tensor"
+    check_tensor(group, name, tensor)
+    return _all_gather(session, group, name, pieces(group, name, "output", output, tensor), tensor)
+
+
+def _all_gather(session: Session, group: GroupBase, name: str, outputs: Tensors, tensor: torch.Tensor) -> Operation:
+    shelf, me = Shelf(session), group.rank
+    flat, flats = shelf.source(tensor), [shelf.target(output) for output in outputs]
+    inline = small(session, flat.nbytes)
+
+    def absorb(parts: Parts) -> None:
+        for place, target in enumerate(flats):
+            bytes_of(target)[:] = bytes_of(flat) if place == me else part(parts, place)
+
+    plan = Plan(
+        name, signature(Collective.ALL_GATHER, flat.nbytes, CODES[tensor.dtype], inline=inline),
+        lambda _: bytes_of(flat) if inline else None, absorb,
+        None if inline else lambda driver: driver.all_gather(shelf.raws(flats), shelf.raw(flat)),
+        finish=shelf.finish, keep=shelf,
+    )  # fmt: skip
+    return start(session, group, plan)
+
+
+def gather(session: Session, group: GroupBase, tensor: torch.Tensor, gather_list: Tensors | None, dst: int) -> Operation:
+    """Start ``Group.gather``."""
+    code = check_tensor(group, "gather", tensor)
+    check_rank(group, "gather", "dst", dst)
+    _only_at(group, "gather", "gather_list", dst, gather_list)
+    shelf, me = Shelf(session), group.rank
+    outputs = as_list(group, "gather", "gather_list", gather_list, tensor) if me == dst else ()
+    flat, flats = shelf.source(tensor), [shelf.target(output) for output in outputs]
+    inline = small(session, flat.nbytes)
+
+    def absorb(parts: Parts) -> None:
+        for place, target in enumerate(flats):
+            bytes_of(target)[:] = bytes_of(flat) if place == me else part(parts, place)
+
+    plan = Plan(
+        "gather", signature(Collective.GATHER, flat.nbytes, code, dst, inline=inline),
+        lambda place: bytes_of(flat) if inline and place == dst else None, absorb,
+        None if inline else lambda driver: driver.gather(shelf.raws(flats), shelf.raw(flat), dst),
+        finish=shelf.finish, keep=shelf,
+    )  # fmt: skip
+    return start(session, group, plan)
+
+
+def scatter(session: Session, group: GroupBase, tensor: torch.Tensor, scatter_list: Tensors | None, src: int) -> Operation:
+    """Start ``Group.scatter``."""
+    code = check_tensor(group, "scatter", tensor)
+    check_rank(group, "scatter", "src", src)
+    _only_at(group, "scatter", "scatter_list", src, scatter_list)
+    shelf, me = Shelf(session), group.rank
+    inputs = as_list(group, "scatter", "scatter_list", scatter_list, tensor) if me == src else ()
+    flat, flats = shelf.target(tensor), [shelf.source(one) for one in inputs]
+    inline = small(session, flat.nbytes)
+
+    def absorb(parts: Parts) -> None:
+        bytes_of(flat)[:] = bytes_of(flats[me]) if me == src else part(parts, src)
+
+    plan = Plan(
+        "scatter", signature(Collective.SCATTER, flat.nbytes, code, src, inline=inline),
+        lambda place: bytes_of(flats[place]) if inline and me == src else None, absorb,
+        None if inline else lambda driver: driver.scatter(shelf.raw(flat), shelf.raws(flats), src),
+        finish=shelf.finish, keep=shelf,
+    )  # fmt: skip
+    return start(session, group, plan)
+
+
+def pieces(group: GroupBase, operation: str, what: str, whole: torch.Tensor, piece: torch.Tensor) -> Tensors:
+    """``whole`` as one flat piece per rank, each of the length and dtype of ``piece``."""
+    check_tensor(group, operation, whole)
+    if whole.numel() != piece.numel() * group.size or whole.dtype != piece.dtype:
+        raise invalid(
+            group,
+            operation,
+            f"{what} has {whole.numel()} of {whole.dtype}, not {group.size} times {piece.numel()} of {piece.dtype}",
+            "make the one as long as all pieces together",
+        )
+    return list(whole.reshape(-1).chunk(group.size)) if whole.numel() else [whole.reshape(-1)] * group.size
+
+
+def part(parts: Parts, place: int) -> memoryview:
+    """What rank ``place`` sent with its signature."""
+    found = parts[place]
+    if found is None:
+        raise LookupError(f"no payload of rank {place}")
+    return found
+
+
+def tensors_of(parts: Parts, own: torch.Tensor) -> list[torch.Tensor]:
+    """What every rank contributed, by rank, the first as a copy that may be overwritten."""
+    found = [own if part is None else torch.frombuffer(part, dtype=own.dtype) for part in parts]
+    return [found[0].clone(), *found[1:]]

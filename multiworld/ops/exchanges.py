@@ -1,0 +1,168 @@
+"""Starters of collectives in which every pair of ranks has something of its own to exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multiworld.net.frames import CODES
+from multiworld.ops.collectives import Tensors, as_list, part, pieces, small, start, tensors_of
+from multiworld.ops.memory import bytes_of, check_tensor, invalid
+from multiworld.ops.plan import Collective, Parts, Plan, signature
+from multiworld.ops.reduction import Reduction
+from multiworld.ops.shelf import Shelf
+
+if TYPE_CHECKING:
+    from multiworld.ops.base import GroupBase
+    from multiworld.ops.operation import Operation
+    from multiworld.session import Session
+
+
+def reduce_scatter(session: Session, group: GroupBase, output: torch.Tensor, input_list: Tensors, op: Any) -> Operation:  # noqa: ANN401
+    """Start ``Group.reduce_scatter``."""
+    check_tensor(group, "reduce_scatter", output)
+    inputs = as_list(group, "reduce_scatter", "input_list", input_list, output)
+    return _reduce_scatter(session, group, "reduce_scatter", output, inputs, op)
+
+
+def reduce_scatter_tensor(session: Session, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor, op: Any) -> Operation:  # noqa: ANN401
+    """Start ``Group.reduce_scatter_tensor``."""
+    name = "reduce_scatter_tensor"
+    check_tensor(group, name, output)
+    return _reduce_scatter(session, group, name, output, pieces(group, name, "tensor", tensor, output), op)
+
+
+def _reduce_scatter(
+    session: Session, group: GroupBase, name: str, output: torch.Tensor, inputs: Tensors, op: Any  # noqa: ANN401
+) -> Operation:
+    reduction = Reduction(group, name, op, output.dtype)
+    shelf, me, size = Shelf(session), group.rank, group.size
+    target, flats = shelf.target(output), [shelf.source(one) for one in inputs]
+    inline = small(session, target.nbytes)
+
+    def reduced(parts: list[torch.Tensor]) -> None:
+        if target.numel():
+            target.copy_(reduction.apply(parts))
+
+    if inline:
+        plan = Plan(
+            name, _sign(Collective.REDUCE_SCATTER, target, reduction.code, True),
+            lambda place: bytes_of(flats[place]), lambda parts: reduced(tensors_of(parts, flats[me])),
+            finish=shelf.finish, keep=shelf,
+        )  # fmt: skip
+        return start(session, group, plan)
+    sent = shelf.keep(torch.cat(flats))
+    got = shelf.keep(torch.empty_like(sent))
+    splits = [target.nbytes] * size
+    plan = Plan(
+        name, _sign(Collective.REDUCE_SCATTER, target, reduction.code, False), lambda _: None, lambda _: None,
+        lambda driver: driver.all_to_all(shelf.raw(got), shelf.raw(sent), splits, splits),
+        lambda: reduced(list(got.chunk(size))), shelf.finish, shelf,
+    )  # fmt: skip
+    return start(session, group, plan)
+
+
+def _sign(kind: Collective, tensor: torch.Tensor, reduction: int, inline: bool) -> bytes:
+    return signature(kind, tensor.nbytes, CODES[tensor.dtype], -1, reduction, inline)
+
+
+def all_to_all(session: Session, group: GroupBase, output_list: Tensors, input_list: Tensors) -> Operation:
+    """Start ``Group.all_to_all``; lengths may differ by pair, and both sides of a pair are compared."""
+    name = "all_to_all"
+    for what, tensors in (("output_list", output_list), ("input_list", input_list)):
+        _check_row(group, name, what, tensors, input_list)
+    shelf = Shelf(session)
+    sources, targets = [shelf.source(one) for one in input_list], [shelf.target(one) for one in output_list]
+    sent = shelf.keep(torch.cat(sources))
+    got = shelf.keep(torch.empty(sum(t.numel() for t in targets), dtype=sent.dtype, device=sent.device))
+
+    def hand_out() -> None:
+        for target, piece in zip(targets, got.split([t.numel() for t in targets]), strict=True):
+            target.copy_(piece)
+
+    splits = [s.nbytes for s in sources], [t.nbytes for t in targets]
+    return _uneven(session, group, name, shelf, got, sent, splits, hand_out)
+
+
+def all_to_all_single(
+    session: Session,
+    group: GroupBase,
+    output: torch.Tensor,
+    tensor: torch.Tensor,
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+) -> Operation:
+    """Start ``Group.all_to_all_single``."""
+    name = "all_to_all_single"
+    check_tensor(group, name, output)
+    check_tensor(group, name, tensor)
+    if output.dtype != tensor.dtype:
+        raise invalid(group, name, f"output is {output.dtype}, tensor {tensor.dtype}", "make them alike")
+    to = _splits(group, name, "input_split_sizes", tensor, input_split_sizes)
+    of = _splits(group, name, "output_split_sizes", output, output_split_sizes)
+    shelf = Shelf(session)
+    sent, got = shelf.source(tensor), shelf.target(output)
+    even = output_split_sizes is None and input_split_sizes is None
+    if even and to == of and small(session, to[0]):
+        return _even_small(session, group, name, shelf, got, sent, to[0])
+    return _uneven(session, group, name, shelf, got, sent, (to, of), lambda: None)
+
+
+def _even_small(
+    session: Session, group: GroupBase, name: str, shelf: Shelf, got: torch.Tensor, sent: torch.Tensor, step: int
+) -> Operation:
+    def piece(of: torch.Tensor, place: int) -> memoryview:
+        return bytes_of(of)[place * step : (place + 1) * step]
+
+    def absorb(parts: Parts) -> None:
+        for place in range(group.size):
+            piece(got, place)[:] = piece(sent, place) if place == group.rank else part(parts, place)
+
+    packed = signature(Collective.ALL_TO_ALL, step, CODES[sent.dtype])
+    return start(session, group, Plan(name, packed, lambda place: piece(sent, place), absorb, finish=shelf.finish, keep=shelf))
+
+
+def _uneven(
+    session: Session,
+    group: GroupBase,
+    name: str,
+    shelf: Shelf,
+    got: torch.Tensor,
+    sent: torch.Tensor,
+    splits: tuple[list[int], list[int]],
+    after: Any,  # noqa: ANN401
+) -> Operation:
+    packed = signature(Collective.ALL_TO_ALL, 0, CODES[sent.dtype], inline=False)
+    if group.size == 1:
+        got.copy_(sent)
+    plan = Plan(
+        name, packed, lambda _: None, lambda _: after(),
+        None if group.size == 1 else lambda driver: driver.all_to_all(shelf.raw(got), shelf.raw(sent), splits[1], splits[0]),
+        after, shelf.finish, shelf, splits,
+    )  # fmt: skip
+    return start(session, group, plan)
+
+
+def _check_row(group: GroupBase, name: str, what: str, tensors: Tensors, inputs: Tensors) -> None:
+    if len(tensors) != group.size:
+        raise invalid(group, name, f"{what} has {len(tensors)} tensors, the group {group.size} members", "pass one tensor per rank")
+    for place, tensor in enumerate(tensors):
+        check_tensor(group, name, tensor)
+        if tensor.dtype != inputs[0].dtype:
+            raise invalid(group, name, f"{what}[{place}] is {tensor.dtype}, the first input {inputs[0].dtype}", "make them alike")
+
+
+def _splits(group: GroupBase, name: str, what: str, tensor: torch.Tensor, sizes: Sequence[int] | None) -> list[int]:
+    """Bytes per rank, from sizes along the first dimension."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if sizes is None:
+        if rows % group.size:
+            raise invalid(group, name, f"{rows} rows cannot be split evenly among {group.size}", f"pass {what}")
+        sizes = [rows // group.size] * group.size
+    if len(sizes) != group.size or sum(sizes) != rows or min(sizes) < 0:
+        raise invalid(group, name, f"{what} is {list(sizes)} for {rows} rows and {group.size} members", "make it add up")
+    per_row = tensor.nbytes // rows if rows else 0
+    return [size * per_row for size in sizes]
+

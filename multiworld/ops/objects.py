@@ -1,0 +1,85 @@
+"""Starters of collectives of objects: pickles that travel with the signatures, loaded only as far as the receiver allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from multiworld.ops.collectives import part, start
+from multiworld.ops.memory import check_rank, invalid
+from multiworld.ops.pickling import dumps, loads
+from multiworld.ops.plan import Bytes, Collective, Parts, Plan, signature
+
+if TYPE_CHECKING:
+    from multiworld.ops.base import GroupBase
+    from multiworld.ops.operation import Operation
+    from multiworld.session import Session
+
+Allow = Sequence[type | str]
+
+
+def _start(
+    session: Session,
+    group: GroupBase,
+    name: str,
+    kind: Collective,
+    root: int,
+    outgoing: Callable[[int], Bytes | None],
+    result: Callable[[Parts], Any],
+) -> Operation:
+    plan = Plan(name, signature(kind, root=root), outgoing, lambda parts: parts, finish=result)
+    return start(session, group, plan)
+
+
+def broadcast_object(session: Session, group: GroupBase, obj: Any, src: int, allow: Allow) -> Operation:  # noqa: ANN401
+    """Start ``Group.broadcast_object``."""
+    check_rank(group, "broadcast_object", "src", src)
+    ours = group.rank == src
+    data = dumps(obj) if ours else None
+
+    def result(parts: Parts) -> Any:  # noqa: ANN401
+        return obj if ours else loads(part(parts, src), allow, session)
+
+    return _start(session, group, "broadcast_object", Collective.BROADCAST_OBJECT, src, lambda _: data, result)
+
+
+def all_gather_object(session: Session, group: GroupBase, obj: Any, allow: Allow) -> Operation:  # noqa: ANN401
+    """Start ``Group.all_gather_object``."""
+    data = dumps(obj)
+
+    def result(parts: Parts) -> list[Any]:
+        return [obj if one is None else loads(one, allow, session) for one in parts]
+
+    return _start(session, group, "all_gather_object", Collective.ALL_GATHER_OBJECT, -1, lambda _: data, result)
+
+
+def gather_object(session: Session, group: GroupBase, obj: Any, dst: int, allow: Allow) -> Operation:  # noqa: ANN401
+    """Start ``Group.gather_object``."""
+    check_rank(group, "gather_object", "dst", dst)
+    data = dumps(obj)
+
+    def result(parts: Parts) -> list[Any] | None:
+        if group.rank != dst:
+            return None
+        return [obj if one is None else loads(one, allow, session) for one in parts]
+
+    return _start(
+        session, group, "gather_object", Collective.GATHER_OBJECT, dst, lambda place: data if place == dst else None, result
+    )
+
+
+def scatter_object(session: Session, group: GroupBase, objs: Sequence[Any] | None, src: int, allow: Allow) -> Operation:
+    """Start ``Group.scatter_object``."""
+    check_rank(group, "scatter_object", "src", src)
+    ours = group.rank == src
+    if ours and (objs is None or len(objs) != group.size):
+        given = "nothing" if objs is None else f"{len(objs)} objects"
+        raise invalid(group, "scatter_object", f"objs has {given}, the group {group.size} members", "pass one object per rank")
+    data = [dumps(one) for one in objs] if ours and objs is not None else []
+
+    def result(parts: Parts) -> Any:  # noqa: ANN401
+        return objs[src] if ours and objs is not None else loads(part(parts, src), allow, session)
+
+    return _start(
+        session, group, "scatter_object", Collective.SCATTER_OBJECT, src, lambda place: data[place] if ours else None, result
+    )

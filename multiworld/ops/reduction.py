@@ -1,0 +1,72 @@
+"""Reductions that are done here, for small tensors: in rank order on every member, so that all get the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce as fold
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.distributed import ReduceOp
+
+from multiworld.ops.memory import invalid
+
+if TYPE_CHECKING:
+    from multiworld.ops.base import GroupBase
+
+_Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_COMBINE: Final[dict[str, _Combine]] = {
+    "SUM": torch.Tensor.add_,
+    "AVG": torch.Tensor.add_,
+    "PRODUCT": torch.Tensor.mul_,
+    "MIN": lambda a, b: torch.minimum(a, b, out=a),
+    "MAX": lambda a, b: torch.maximum(a, b, out=a),
+    "BAND": torch.Tensor.bitwise_and_,
+    "BOR": torch.Tensor.bitwise_or_,
+    "BXOR": torch.Tensor.bitwise_xor_,
+}
+_CODES: Final = {name: code for code, name in enumerate(_COMBINE)}
+_BITWISE: Final = frozenset({"BAND", "BOR", "BXOR"})
+
+
+class Reduction:
+    """A checked reduction.
+
+    Args:
+        group: for messages.
+        operation: for messages.
+        op: a ``torch.distributed.ReduceOp``.
+        dtype: of the tensors.
+
+    Raises:
+        InvalidArgument: the reduction is unknown, or not one for this dtype.
+    """
+
+    def __init__(self, group: GroupBase, operation: str, op: Any, dtype: torch.dtype) -> None:  # noqa: ANN401
+        name = _name(op)
+        if name is None:
+            raise invalid(group, operation, f"reduction {op!r} is not known here", f"use one of {', '.join(_COMBINE)}")
+        exact = not (dtype.is_floating_point or dtype.is_complex)
+        if (name in _BITWISE and not exact) or (name == "AVG" and exact):
+            raise invalid(group, operation, f"{name} of {dtype} is not defined", "convert the tensor, or use another reduction")
+        self.name = name
+        self.code = _CODES[name]
+        #: what the backend is asked for: it has no average on every release
+        self.backend_op = ReduceOp.SUM if name == "AVG" else getattr(ReduceOp, name)
+
+    def apply(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Reduce flat tensors in order, into the first."""
+        result = fold(_COMBINE[self.name], tensors)
+        return self.complete(result, len(tensors))
+
+    def complete(self, result: torch.Tensor, count: int) -> torch.Tensor:
+        """The last step, after ``count`` tensors were combined."""
+        return result.div_(count) if self.name == "AVG" else result
+
+
+def _name(op: Any) -> str | None:  # noqa: ANN401
+    for name in _COMBINE:
+        if op == getattr(ReduceOp, name, None):
+            return name
+    return None

@@ -1,0 +1,254 @@
+"""Joining: claim a rank, wait for the others, connect, and be in, all under one generation or not at all.
+
+A generation is claimed rank by rank and complete when all have met; it never gets another member after that. Whoever finds
+that an assembly cannot be completed, because a claimant is dead or the world has to come back, opens the next one with a
+compare-and-set, and everybody still waiting moves there. Two halves of a split world cannot both complete one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from multiworld.config import WorldConfig
+from multiworld.errors import RendezvousError, StaleGeneration
+from multiworld.events import EventBus, WorldJoined
+from multiworld.rendezvous.ledger import Claim, Ledger
+from multiworld.rendezvous.wiring import Doorman, WiringFailed, Wires, alive, wire
+from multiworld.session import Session
+
+if TYPE_CHECKING:
+    from multiworld.net.hub import Hub
+    from multiworld.rendezvous.stores import StoreSource
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
+ALIVE_CHECK_SECONDS = 1.0
+
+
+class _Moved(Exception):
+    """This generation will not be completed; look at the newest one."""
+
+
+def assemble(
+    hub: Hub,
+    bus: EventBus,
+    config: WorldConfig,
+    source: StoreSource,
+    *,
+    loop: asyncio.AbstractEventLoop | None,
+    resize: bool = False,
+    after: int = 0,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Session:
+    """Meet the other members; blocks.
+
+    Args:
+        hub: of the process.
+        bus: where events go.
+        config: the membership.
+        source: the store.
+        loop: event loop whose operations the world will serve; None for threads only.
+        resize: whether to wait when the world exists with another size.
+        after: our last generation; the new one is higher.
+        cancelled: asked now and then; True gives up.
+
+    Raises:
+        RendezvousError: see ``MultiWorld.join``.
+        StaleGeneration: the world has gone on without us after ``after``.
+    """
+    started = time.monotonic()
+    attempt = Assembly(hub, config, source, resize, after, cancelled)
+    generation, wires, doorman, claims = attempt.run()
+    session = Session(hub, bus, config, generation, wires, doorman, claims, source.address)
+    if loop is not None:
+        session.attach_loop(loop)
+    bus.publish(
+        WorldJoined(
+            world=config.name, generation=generation, rank=config.rank, size=config.size, seconds=time.monotonic() - started
+        )
+    )
+    return session
+
+
+class Assembly:
+    """One call of ``join`` or ``rejoin``, over as many generations as it takes."""
+
+    def __init__(
+        self, hub: Hub, config: WorldConfig, source: StoreSource, resize: bool, after: int, cancelled: Callable[[], bool]
+    ) -> None:
+        self._config = config
+        self._after = after
+        self._resize = resize
+        self._cancelled = cancelled
+        self._deadline = time.monotonic() + config.join_timeout
+        self._endpoint = hub.endpoint(source.address)
+        self._ledger = self._open_ledger(source)
+        self._why = "no other member has come"
+
+    def run(self) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
+        """The generation we are in, its connections, who answers for it, and everybody's claims."""
+        while True:
+            self._check_time()
+            generation = self._newest()
+            if generation is None:
+                self._pause(LONGEST_PAUSE)
+                continue
+            try:
+                return self._enter(generation)
+            except _Moved:
+                continue
+
+    def _open_ledger(self, source: StoreSource) -> Ledger:
+        try:
+            return Ledger(source.open(self._config.join_timeout), self._config.name)
+        except Exception as error:  # torch raises other types on every release
+            self._fail(f"the store {source.where} cannot be reached: {error}", "nobody hosts it, or the way there is cut", error)
+
+    def _newest(self) -> int | None:
+        """The generation to enter, opened if that is for us to do; None to wait."""
+        newest = self._ledger.generation()
+        if newest <= self._after:
+            return self._ledger.advance(newest, self._after + 1)
+        if not self._ledger.sealed(newest):
+            return newest
+        return self._after_sealed(newest)
+
+    def _after_sealed(self, sealed: int) -> int | None:
+        config = self._config
+        size = self._ledger.size(sealed)
+        if size is not None and size != config.size and not self._resize:
+            self._refuse_size(sealed, size)
+        if size is not None and config.rank >= size:
+            self._why = f"the members of generation {sealed} have not rejoined with size {config.size}"
+            return None
+        holder = self._ledger.claimed(sealed, config.rank)
+        if holder is not None and alive(config.name, sealed, config.rank, holder):
+            if self._after:
+                raise StaleGeneration(
+                    config.name, f"the world is in generation {sealed} without this process", current=sealed,
+                    generation=self._after, rank=config.rank, operation="rejoin",
+                )  # fmt: skip
+            if not self._resize:
+                self._refuse_duplicate(sealed, holder)
+            self._why = f"the members of generation {sealed} have not rejoined"
+            return None
+        return self._ledger.advance(sealed)
+
+    def _enter(self, generation: int) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
+        config = self._config
+        size = self._ledger.agree_size(generation, config.size)
+        if size != config.size:
+            self._refuse_size(generation, size)
+        incarnation = secrets.token_hex(8)
+        doorman = Doorman(self._endpoint, config.name, generation, config.rank, incarnation)
+        try:
+            self._claim(generation, incarnation)
+            claims = self._await_claims(generation)
+            wires = self._wire(generation, claims, doorman)
+        except BaseException:
+            doorman.close()
+            raise
+        self._clean_up(generation)
+        return generation, wires, doorman, claims
+
+    def _claim(self, generation: int, incarnation: str) -> None:
+        config, endpoint = self._config, self._endpoint
+        ours = Claim(
+            incarnation, endpoint.address, endpoint.port, endpoint.pulse.port, os.getpid(), config.backend
+        )
+        holder = self._ledger.claim(generation, config.rank, ours)
+        if holder.incarnation == incarnation:
+            return
+        if alive(config.name, generation, config.rank, holder):
+            self._refuse_duplicate(generation, holder)
+        self._move_on(generation)
+
+    def _await_claims(self, generation: int) -> dict[int, Claim]:
+        config = self._config
+        claims: dict[int, Claim] = {}
+        pause, next_check = FIRST_PAUSE, time.monotonic() + ALIVE_CHECK_SECONDS
+        while True:
+            for rank in range(config.size):
+                claim = claims.get(rank) or self._ledger.claimed(generation, rank)
+                if claim is not None:
+                    claims[rank] = claim
+            if self._ledger.generation() != generation:
+                raise _Moved
+            if len(claims) == config.size:
+                self._check_backends(claims)
+                return claims
+            self._why = f"rank {', '.join(str(r) for r in range(config.size) if r not in claims)} has not come"
+            self._check_time()
+            if time.monotonic() > next_check:
+                self._check_alive(generation, claims)
+                next_check = time.monotonic() + ALIVE_CHECK_SECONDS
+            self._pause(pause)
+            pause = min(pause * 1.5, LONGEST_PAUSE)
+
+    def _check_alive(self, generation: int, claims: dict[int, Claim]) -> None:
+        for rank, claim in claims.items():
+            if rank != self._config.rank and not alive(self._config.name, generation, rank, claim):
+                self._move_on(generation)
+
+    def _wire(self, generation: int, claims: dict[int, Claim], doorman: Doorman) -> Wires:
+        config = self._config
+        try:
+            return wire(config.name, generation, config.rank, claims, doorman, self._deadline, self._cancelled)
+        except WiringFailed as failed:
+            self._why = f"rank {failed.peer} came but could not be connected to: {failed.why}"
+            self._check_time()
+            self._move_on(generation)
+
+    def _clean_up(self, generation: int) -> None:
+        """Seal it and delete what is left of the one before; a store that fails now does not matter any more."""
+        try:
+            if self._config.rank == 0:
+                self._ledger.seal(generation)
+            if generation > 1:
+                self._ledger.forget(generation - 1, (self._config.rank,), whole=self._config.rank == 0)
+        except Exception as error:  # noqa: BLE001 - of the store's many types
+            self._why = str(error)
+
+    def _move_on(self, generation: int) -> NoReturn:
+        if self._ledger.advance(generation) == generation + 1:
+            self._ledger.forget(generation, range(self._config.size), whole=True)
+        raise _Moved
+
+    def _check_backends(self, claims: dict[int, Claim]) -> None:
+        others = {claim.backend for claim in claims.values()} - {self._config.backend}
+        if others:
+            self._fail(
+                f"other members joined with backend {', '.join(sorted(others))}, this one with {self._config.backend}",
+                "backend= differs between the members",
+            )
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def _check_time(self) -> None:
+        if self._cancelled():
+            self._fail("joining was cancelled", "the await was cancelled or the MultiWorld closed")
+        if time.monotonic() > self._deadline:
+            self._fail(f"not assembled within {self._config.join_timeout} s: {self._why}", "a member did not start, or joined under another name, size or store")
+
+    def _refuse_size(self, generation: int, size: int) -> NoReturn:
+        self._fail(
+            f"the world has size {size} in generation {generation}, not {self._config.size}",
+            "size= differs between the members; with resize=True join waits until the members rejoin with the new size",
+        )
+
+    def _refuse_duplicate(self, generation: int, holder: Claim) -> NoReturn:
+        self._fail(
+            f"rank {self._config.rank} is taken in generation {generation} by process {holder.pid} at {holder.address}, which is alive",
+            "two processes were started with one rank, or the world is complete already",
+        )
+
+    def _fail(self, what: str, cause: str, error: BaseException | None = None) -> NoReturn:
+        raise RendezvousError(
+            self._config.name, what, cause=cause, generation=self._after or None, rank=self._config.rank,
+            operation="rejoin" if self._after else "join",
+        ) from error  # fmt: skip

@@ -1,0 +1,86 @@
+"""The arguments of ``join``, checked before anything is opened."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+
+import torch
+import torch.distributed as dist
+
+from multiworld.config import Heartbeat, WorldConfig
+from multiworld.errors import BackendUnavailable, InvalidArgument
+
+BACKENDS = ("gloo", "nccl")
+MAX_SIZE = 4096
+
+
+def checked_config(
+    name: str,
+    rank: int | None,
+    size: int | None,
+    backend: str,
+    device: torch.device | str | None,
+    address: str | None,
+    op_timeout: float,
+    join_timeout: float,
+    heartbeat: Heartbeat,
+) -> WorldConfig:
+    """All settings of a membership, or a typed error that says which is wrong.
+
+    Raises:
+        InvalidArgument: name, rank, size or a timeout cannot be right.
+        BackendUnavailable: the backend is unknown, or cannot work here.
+    """
+    if not isinstance(name, str) or not name or "\n" in name:
+        raise _invalid(name, None, f"{name!r} is no name for a world", "pass a non-empty string in one line")
+    rank = _from_environment(name, "RANK", "rank") if rank is None else rank
+    size = _from_environment(name, "WORLD_SIZE", "size") if size is None else size
+    if not isinstance(size, int) or not 1 <= size <= MAX_SIZE:
+        raise _invalid(name, rank, f"size {size!r} is not in 1..{MAX_SIZE}", "pass the number of members")
+    if not isinstance(rank, int) or not 0 <= rank < size:
+        raise _invalid(name, rank, f"rank {rank!r} is not in 0..{size - 1}", "pass our place among the members, from 0")
+    for what, value in (("op_timeout", op_timeout), ("join_timeout", join_timeout)):
+        if not value > 0 or math.isnan(value):
+            raise _invalid(name, rank, f"{what} is {value!r}", "pass seconds above 0; math.inf waits for ever")
+    place = _checked_device(name, rank, backend, device)
+    return WorldConfig(
+        name=name, rank=rank, size=size, backend=backend, device=place, address=address,
+        op_timeout=op_timeout, join_timeout=join_timeout, heartbeat=heartbeat,
+    )  # fmt: skip
+
+
+def _from_environment(name: str, variable: str, what: str) -> int:
+    try:
+        return int(os.environ[variable])
+    except (KeyError, ValueError):
+        raise _invalid(name, None, f"no {what} given, and {variable} is not set to a number", f"pass {what}=, or launch with torchrun") from None
+
+
+def _checked_device(name: str, rank: int, backend: str, device: torch.device | str | None) -> str:
+    if backend not in BACKENDS:
+        raise BackendUnavailable(
+            name, f"unknown backend {backend!r}", cause=f"known are {', '.join(BACKENDS)}", rank=rank, operation="join"
+        )
+    if backend == "gloo":
+        _require(name, rank, "gloo", dist.is_available() and hasattr(dist, "ProcessGroupGloo"), "this torch is built without Gloo")
+        return str(torch.device("cpu" if device is None else device))
+    nccl = importlib.import_module("multiworld.drivers.nccl")
+    why = nccl.unavailable()
+    _require(name, rank, "nccl", why is None, why or "")
+    chosen = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
+    if chosen.type != "cuda":
+        raise _invalid(name, rank, f"device {chosen} with backend 'nccl'", "pass a CUDA device, or backend='gloo'")
+    return str(chosen)
+
+
+def _require(name: str, rank: int, backend: str, there: bool, cause: str) -> None:
+    if not there:
+        raise BackendUnavailable(
+            name, f"backend {backend!r} cannot be used here", cause=cause, rank=rank, operation="join"
+        )
+
+
+def _invalid(name: str, rank: int | None, what: str, remedy: str) -> InvalidArgument:
+    return InvalidArgument(name, what, remedy=remedy, rank=rank if isinstance(rank, int) else None, operation="join")

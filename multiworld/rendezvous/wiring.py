@@ -1,0 +1,204 @@
+"""The connections between the members of one generation: two to each peer, one for data, one for control.
+
+The higher rank dials the lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the
+reason. When a member has all its connections it says so on each, and is in when everybody has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from multiworld.rendezvous.ledger import Claim
+
+if TYPE_CHECKING:
+    from multiworld.net.endpoint import Endpoint, Taker
+
+ROLES = ("lane", "control")
+READY = b"R"
+
+
+class WiringFailed(Exception):
+    """A peer could not be reached, refused us, or went away meanwhile; ``peer`` is its rank."""
+
+    def __init__(self, peer: int, why: str) -> None:
+        super().__init__(f"rank {peer}: {why}")
+        self.peer = peer
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """The connections, by world rank."""
+
+    lanes: dict[int, socket.socket]
+    controls: dict[int, socket.socket]
+
+    def close(self) -> None:
+        """Close all."""
+        for sock in (*self.lanes.values(), *self.controls.values()):
+            sock.close()
+
+
+class Doorman:
+    """Answers visitors for one world and generation: peers that dial us, and probes that ask whether we live."""
+
+    def __init__(self, endpoint: Endpoint, world: str, generation: int, rank: int, incarnation: str) -> None:
+        self.arrived: queue.SimpleQueue[tuple[int, str, socket.socket]] = queue.SimpleQueue()
+        self._endpoint = endpoint
+        self._where = world, generation
+        self._me = rank, incarnation
+        endpoint.expect(world, generation, self._answer)
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._endpoint.forget(*self._where)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.arrived.get_nowait()[2].close()
+
+    def _answer(self, hello: dict[str, Any]) -> tuple[dict[str, Any], Taker | None]:
+        if (hello.get("to"), hello.get("incarnation")) != self._me:
+            return {"ok": False, "why": "this process is not that member"}, None
+        role, peer = hello.get("role"), hello.get("from")
+        if role not in ROLES or not isinstance(peer, int):
+            return {"ok": role == "probe"}, None
+        return {"ok": True}, lambda sock: self.arrived.put((peer, role, sock))
+
+
+def dial(claim: Claim, hello: Mapping[str, Any], timeout: float) -> socket.socket:
+    """Connect to a member and say hello; the connection, once it has said yes.
+
+    Raises:
+        OSError: not reachable, or no answer within ``timeout`` seconds.
+        PermissionError: it said no; the text is its reason.
+    """
+    sock = socket.create_connection((claim.address, claim.port), timeout=timeout)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(json.dumps(dict(hello)).encode() + b"\n")
+        reply = json.loads(_line(sock))
+        if not reply.get("ok"):
+            raise PermissionError(reply.get("why", "refused"))
+    except ValueError as error:
+        sock.close()
+        raise ConnectionAbortedError("answered with something else than a reply") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def alive(world: str, generation: int, rank: int, claim: Claim, timeout: float = 1.0) -> bool:
+    """Whether the process that made ``claim`` is still a member, or on the way to be one."""
+    hello = {"world": world, "generation": generation, "role": "probe", "to": rank, "incarnation": claim.incarnation}
+    try:
+        dial(claim, hello, timeout).close()
+    except OSError:
+        return False
+    return True
+
+
+def wire(
+    world: str,
+    generation: int,
+    rank: int,
+    claims: Mapping[int, Claim],
+    doorman: Doorman,
+    deadline: float,
+    cancelled: Callable[[], bool],
+) -> Wires:
+    """Make all connections of ``rank``.
+
+    Args:
+        world: its name.
+        generation: its generation.
+        rank: ours.
+        claims: of all members, by rank.
+        doorman: who answers those that dial us.
+        deadline: monotonic time.
+        cancelled: asked now and then; True gives up.
+
+    Raises:
+        WiringFailed: with the rank of the peer that is missing.
+    """
+    wires = Wires({}, {})
+    try:
+        for peer in range(rank):
+            for role in ROLES:
+                hello = {
+                    "world": world, "generation": generation, "role": role,
+                    "from": rank, "to": peer, "incarnation": claims[peer].incarnation,
+                }  # fmt: skip
+                _put(wires, peer, role, _dialled(peer, claims[peer], hello, deadline))
+        _await_arrivals(wires, rank, len(claims), doorman, deadline, cancelled)
+        _all_ready(wires, deadline)
+    except BaseException:
+        wires.close()
+        raise
+    return wires
+
+
+def _dialled(peer: int, claim: Claim, hello: dict[str, Any], deadline: float) -> socket.socket:
+    try:
+        return dial(claim, hello, max(0.1, min(2.0, deadline - time.monotonic())))
+    except OSError as error:
+        raise WiringFailed(peer, str(error)) from error
+
+
+def _await_arrivals(
+    wires: Wires, rank: int, size: int, doorman: Doorman, deadline: float, cancelled: Callable[[], bool]
+) -> None:
+    missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
+    patience = min(deadline, time.monotonic() + 5.0)
+    while missing:
+        if cancelled() or time.monotonic() > patience:
+            raise WiringFailed(min(missing)[0], "did not connect in time")
+        with contextlib.suppress(queue.Empty):
+            peer, role, sock = doorman.arrived.get(timeout=0.05)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _put(wires, peer, role, sock)
+            missing.discard((peer, role))
+
+
+def _put(wires: Wires, peer: int, role: str, sock: socket.socket) -> None:
+    table = wires.lanes if role == "lane" else wires.controls
+    if peer in table:
+        table[peer].close()
+    table[peer] = sock
+
+
+def _all_ready(wires: Wires, deadline: float) -> None:
+    for peer, control in wires.controls.items():
+        with _blaming(peer):
+            control.settimeout(5.0)
+            control.sendall(READY)
+    for peer, control in wires.controls.items():
+        with _blaming(peer):
+            control.settimeout(max(0.1, min(5.0, deadline - time.monotonic())))
+            if control.recv(1) != READY:
+                raise ConnectionResetError("went away while joining")
+
+
+@contextlib.contextmanager
+def _blaming(peer: int) -> Any:  # noqa: ANN401
+    try:
+        yield
+    except OSError as error:
+        raise WiringFailed(peer, str(error)) from error
+
+
+def _line(sock: socket.socket) -> bytes:
+    said = b""
+    while not said.endswith(b"\n"):
+        byte = sock.recv(1)  # nothing of what follows may be read
+        if not byte:
+            raise ConnectionResetError("hung up")
+        said += byte
+    return said

@@ -1,0 +1,334 @@
+"""A session: one generation of one world in this process, with everything that lives and dies with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multiworld.breaking import free, release
+from multiworld.config import WorldConfig, WorldState
+from multiworld.control import Control
+from multiworld.drivers.slot import DriverSlot
+from multiworld.errors import BrokenWorldException, OpTimeout, PeerLost, WorldClosed
+from multiworld.events import (
+    Event,
+    EventBus,
+    OwnStall,
+    PeerLeft,
+    PeerRecovered,
+    PeerSuspected,
+    WorldBroken,
+    WorldLeft,
+)
+from multiworld.net.bridge import LoopBridge, Seat
+from multiworld.net.frames import Kind
+from multiworld.net.lane import Done, Lane
+from multiworld.ops.agreement import Agreement, CollectiveOperation
+from multiworld.ops.any_source import AnyReceive
+from multiworld.ops.mailbox import Mailbox
+from multiworld.ops.operation import Operation, wait_async, wait_sync
+from multiworld.profiling import span
+
+if TYPE_CHECKING:
+    from multiworld.net.hub import Hub
+    from multiworld.ops.base import GroupBase, Starter
+    from multiworld.rendezvous.ledger import Claim
+    from multiworld.rendezvous.wiring import Doorman, Wires
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """One generation of one world.
+
+    Attributes:
+        lock: guards all of it; held for short, never while waiting.
+        operations: what is under way.
+        failure: the first cause, once it is broken or closed.
+        departed: ranks that left in good order, all their data read.
+        leaving: ranks that have said that they leave.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        bus: EventBus,
+        config: WorldConfig,
+        generation: int,
+        wires: Wires,
+        doorman: Doorman,
+        claims: dict[int, Claim],
+        address: str,
+    ) -> None:
+        self.hub, self.bus, self.config, self.generation = hub, bus, config, generation
+        self.name, self.rank, self.size = config.name, config.rank, config.size
+        self.op_timeout, self.max_message_bytes = config.op_timeout, config.max_message_bytes
+        self.address = address
+        self.pid = os.getpid()
+        self.lock = threading.RLock()
+        self.operations: set[Operation] = set()
+        self.any_receives: list[AnyReceive] = []
+        self.failure: BrokenWorldException | None = None
+        self.state = WorldState.ACTIVE
+        self.departed: frozenset[int] = frozenset()
+        self.leaving: set[int] = set()
+        self.lanes = {peer: Lane(sock, peer, self) for peer, sock in wires.lanes.items()}
+        self.boxes = {peer: Mailbox(self, lane) for peer, lane in self.lanes.items()}
+        self.slots: dict[int, DriverSlot] = {}
+        self.bridge = LoopBridge(self)
+        self.doorman = doorman
+        self.freed = threading.Event()
+        self._agreements: dict[int, Agreement] = {}
+        self._any_seq = 0
+        self.control = Control(self, wires.controls)
+        peers = {peer: (claim.address, claim.pulse) for peer, claim in claims.items() if peer != self.rank}
+        hub.monitor.add(self, peers, config.heartbeat)
+        hub.on_tick(self.check_deadlines)
+
+    # operations
+
+    def admit(self, operation: Operation, peers: tuple[int, ...]) -> bool:
+        """Register ``operation`` unless the world is broken or one of ``peers`` has left; under the lock."""
+        gone = self.departed.intersection(peers) if self.departed else ()
+        if gone:
+            self.lost(min(gone), "left", f"rank {min(gone)} left the world")
+        if self.failure is not None:
+            operation.fail(self.failure)
+            return False
+        self.operations.add(operation)
+        return True
+
+    def mailbox(self, peer: int) -> Mailbox:
+        """The messages with ``peer``."""
+        return self.boxes[peer]
+
+    def next_any(self) -> int:
+        """A number for a receive from any source."""
+        self._any_seq += 1
+        return self._any_seq
+
+    def offer_kept(self, box: Mailbox, key: int) -> None:
+        """A message lies ready that a receive from any source may take."""
+        for waiting in tuple(self.any_receives):
+            if waiting.key == key and box.lane.peer in waiting.peers and waiting.take_kept(box):
+                return
+
+    def new_buffer(self, nbytes: int) -> torch.Tensor:
+        """Memory for a message whose length the sender said."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def agreement(self, gid: int) -> Agreement:
+        """The collectives of a group, which a peer may have begun before us."""
+        found = self._agreements.get(gid)
+        if found is None:
+            found = self._agreements[gid] = Agreement(self, gid)
+        return found
+
+    def start_collective(self, operation: CollectiveOperation) -> None:
+        """Register a collective and tell the others."""
+        with self.lock:
+            if self.admit(operation, tuple(r for r in operation.ranks if r in self.departed)):
+                self.agreement(operation.gid).start(operation)
+
+    def slot(self, gid: int, ranks: tuple[int, ...] | None = None) -> DriverSlot:
+        """The backend of a group; a peer may have begun to set it up before us."""
+        found = self.slots.get(gid)
+        if found is None:
+            found = self.slots[gid] = DriverSlot(self, gid)
+        if ranks is not None:
+            found.ranks = ranks
+        return found
+
+    def launch(self, operation: CollectiveOperation) -> None:
+        """Run an agreed collective on the backend."""
+        self.slot(operation.gid, operation.ranks).launch(operation)
+
+    def check_deadlines(self, now: float) -> None:
+        """Break the world if an operation is overdue. In the hub's thread."""
+        if not self.operations:
+            return
+        with self.lock:
+            overdue = [op for op in self.operations if op.deadline <= now]
+            if overdue and self.failure is None:
+                self._time_out(min(overdue, key=lambda op: op.deadline))
+
+    def _time_out(self, operation: Operation) -> None:
+        what = f"{operation.name} was not done within {operation.timeout} s, waiting for {operation.waiting_for()}"
+        self.break_(OpTimeout(self.name, what, timeout=operation.timeout, **self._where(operation.name)))
+
+    # frames
+
+    def on_frame(
+        self, lane: Lane, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int
+    ) -> tuple[memoryview | None, Done | None]:
+        """Handle a frame's header; see ``LaneOwner``."""
+        box = self.boxes[lane.peer]
+        if kind == Kind.DATA:
+            return box.on_data(dtype, seq, nbytes)
+        if kind == Kind.POST:
+            box.on_post(dtype, flags, seq, key, nbytes)
+        elif kind == Kind.SIGNATURE:
+            return self.agreement(key).expect(lane.peer, seq, flags, nbytes)
+        elif kind == Kind.VALUE:
+            return self.slot(key).expect(flags, nbytes)
+        else:
+            self._on_rare_frame(box, kind, dtype, flags, seq, key, nbytes)
+        return None, None
+
+    def _on_rare_frame(
+        self, box: Mailbox, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int
+    ) -> None:
+        if kind == Kind.REJECT:
+            box.on_reject(dtype, flags, seq, nbytes)
+        elif kind == Kind.CANCEL:
+            box.on_cancel(seq, key)
+        elif kind == Kind.CANCELLED:
+            box.on_cancelled(seq)
+        elif kind == Kind.ANY:
+            box.on_any(seq, key)
+        elif kind == Kind.ANY_DONE:
+            box.on_any_done(seq, key)
+        elif kind == Kind.OFFER:
+            waiting = next((op for op in self.any_receives if op.seq == seq), None)
+            if waiting is not None:
+                waiting.choose(box)
+        elif kind == Kind.BYE:
+            self.on_bye(box.lane.peer)
+        else:
+            self.protocol_error(box.lane, f"frame of unknown kind {kind}")
+
+    def protocol_error(self, lane: Lane, what: str) -> None:
+        """A peer sent what no peer of ours can send."""
+        self.lost(lane.peer, "protocol", f"rank {lane.peer} sent what cannot be right: {what}")
+
+    def on_bye(self, peer: int) -> None:
+        """``peer`` left in good order: what needs it fails, the rest goes on."""
+        with self.lock:
+            if self.failure is not None or peer in self.departed:
+                return
+            self.departed |= {peer}
+            self.leaving.add(peer)
+            self.publish(PeerLeft(**self._event(), peer=peer))
+            if any(operation.needs(peer) for operation in tuple(self.operations)):
+                self.lost(peer, "left", f"rank {peer} left the world")
+
+    def on_lane_end(self, lane: Lane, error: OSError | None) -> None:
+        """A data connection ended: the control connections say why."""
+        self.bridge.lane_closed(lane)
+        if lane.peer not in self.departed and self.failure is None:
+            self.control.explain(lane.peer, error)
+
+    def on_backlog(self, lane: Lane) -> None:
+        """Somebody must write the rest later."""
+        self.bridge.want_write(lane)
+
+    # liveness, in the hub's thread
+
+    def peer_silent(self, peer: int, silence: float) -> None:
+        """``peer`` gave no sign of life for too long."""
+        if peer not in self.leaving:
+            self.lost(peer, "silence", f"rank {peer} gave no sign of life for {silence:.2f} s")
+
+    def peer_suspected(self, peer: int, silence: float) -> None:
+        """``peer`` may be lost soon."""
+        if peer not in self.leaving:
+            self.publish(PeerSuspected(**self._event(), peer=peer, silence=silence))
+
+    def peer_recovered(self, peer: int, silence: float) -> None:
+        """A suspected ``peer`` was heard."""
+        self.publish(PeerRecovered(**self._event(), peer=peer, silence=silence))
+
+    def report_stall(self, bus: EventBus, gap: float) -> None:
+        """Our own liveness thread did not run."""
+        bus.publish(OwnStall(gap=gap))
+
+    # the end
+
+    def lost(self, peer: int, how: str, what: str, cause: str | None = None) -> None:
+        """Break the world because of ``peer``."""
+        self.break_(PeerLost(self.name, what, cause=cause, ranks=(peer,), how=how, **self._where(None)))
+
+    def break_(self, error: BrokenWorldException, *, tell: bool = True) -> None:
+        """End the session for ``error``, unless it has ended: the first cause wins. From any thread, at once."""
+        with self.lock:
+            if self.failure is not None:
+                return
+            self.failure = error
+            self.state = WorldState.BROKEN
+            release(self, error)
+        if tell:
+            self.control.tell_break(error)
+        self.publish(WorldBroken(**self._event(), failure=error))
+        free(self)
+
+    def abort(self, reason: str) -> None:
+        """Break the world here and for everybody."""
+        error = WorldClosed(self.name, f"aborted: {reason}", cause="abort() was called here", **self._where("abort"))
+        self.break_(error)
+
+    def leave(self) -> None:
+        """Leave in good order; blocks for a moment, so that what was sent can arrive."""
+        with self.lock:
+            if self.state is WorldState.CLOSED:
+                return
+            was_broken = self.failure is not None
+            self.state = WorldState.CLOSED
+            if not was_broken:
+                error = WorldClosed(self.name, "the world was left", **self._where(None))
+                self.failure = error
+                for lane in self.lanes.values():
+                    lane.put(Kind.BYE)
+                release(self, error, orderly=True)
+        if not was_broken:
+            self.control.tell_bye()
+            self.publish(WorldLeft(**self._event()))
+            free(self, orderly=True)
+
+    # waiting
+
+    def attach_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve operations that are awaited in ``loop``."""
+        self.bridge.attach(loop)
+
+    def resolve(self, future: asyncio.Future[None]) -> None:
+        """Wake the coroutine that awaits ``future``."""
+        self.bridge.resolve(future)
+
+    @contextlib.contextmanager
+    def drivers_seat(self) -> Iterator[Seat]:
+        """Move this session's data in the calling thread for as long as the block lasts."""
+        yield self.bridge.seat()
+
+    async def profiled_async(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:  # noqa: ANN401
+        """Run an operation inside a profiler's span."""
+        with span(self.name, self.generation, starter.__name__):
+            operation = starter(self, group, *args)
+            if not operation.done:
+                await wait_async(operation, timeout)
+            return operation.result()
+
+    def profiled_sync(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:  # noqa: ANN401
+        """Run an operation inside a profiler's span, waiting in this thread."""
+        with span(self.name, self.generation, starter.__name__):
+            operation = starter(self, group, *args)
+            if not operation.done:
+                wait_sync(operation, timeout)
+            return operation.result()
+
+    def publish(self, event: Event) -> None:
+        """Hand an event to whoever listens; from the hub's thread, never under a caller's feet."""
+        self.hub.call(lambda: self.bus.publish(event))
+
+    def _where(self, operation: str | None) -> dict[str, Any]:
+        return {"generation": self.generation, "rank": self.rank, "operation": operation}
+
+    def _event(self) -> dict[str, Any]:
+        return {"world": self.name, "generation": self.generation, "rank": self.rank, "monotonic": time.monotonic()}
