@@ -21,6 +21,8 @@ RENAMED = 0.5
 SPLIT = 0.7
 #: How far the second best must be behind.
 MARGIN = 0.2
+#: Long lines that a file is first asked for, since most files have none of them.
+PROBES = 8
 
 
 @dataclass(slots=True)
@@ -30,7 +32,7 @@ class Finder:
     old: Tree
     new: Layer
     _contents: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    _shares: dict[tuple[str, str], float] = field(default_factory=dict)
+    _names: dict[str, list[str]] = field(default_factory=dict)
 
     def renamed(self, path: str, data: bytes) -> tuple[str, str] | None:
         """Return the new path of a file that is gone, with the evidence; None if it is not certain."""
@@ -48,18 +50,26 @@ class Finder:
         wanted = {norm(line) for line in lines if distinctive(line)}
         if len(wanted) < 3:
             return None
-        old, new = self.old.entries, self.new.tree.entries
-        names = [
-            name
-            for name, entry in new.items()
-            if name != path and alike(path, name) and (name not in old or old[name].blob != entry.blob)
-        ]
+        old = self.old.entries
+        names = [name for name in self._changed(path) if name != path]
         found = _best(wanted, self._read("changed", names), SPLIT, path)
         if found is None:
             return None
         if found[0] in old and _share(wanted, self.old.read_many([found[0]])[found[0]]) > SPLIT / 2:
             return None  # the file had such lines before: a copy, not the piece that moved
         return found[0], f"{found[1]:.0%} of the telling lines around it are in {found[0]}"
+
+    def _changed(self, path: str) -> list[str]:
+        """Return the files of the same kind that are new or changed."""
+        suffix = posixpath.splitext(path)[1]
+        if suffix not in self._names:
+            old = self.old.entries
+            self._names[suffix] = [
+                name
+                for name, entry in self.new.tree.entries.items()
+                if (name not in old or old[name].blob != entry.blob) and alike(path, name)
+            ]
+        return self._names[suffix]
 
     def _read(self, key: str, names: Sequence[str]) -> dict[str, bytes]:
         """Return the candidates' contents, read once per kind of file."""
@@ -80,10 +90,20 @@ def _share(lines: set[bytes], data: bytes) -> float:
     return sum(line in data for line in lines) / len(lines) if lines else 0.0
 
 
+def _promising(probe: Sequence[bytes], data: bytes, enough: float) -> bool:
+    """Whether `data` has enough of a few long lines; gives up as soon as it cannot."""
+    misses = len(probe) - int(enough * len(probe))
+    for line in probe:
+        misses -= line not in data
+        if misses < 0:
+            return False
+    return True
+
+
 def _best(lines: set[bytes], files: dict[str, bytes], enough: float, path: str) -> tuple[str, float] | None:
     """Return the file with the largest share of `lines`, if it is enough and ahead of the others."""
-    probe = sorted(lines, key=len, reverse=True)[:24]
-    likely = {name: data for name, data in files.items() if _share(set(probe), data) >= enough / 2}
+    probe = sorted(lines, key=len, reverse=True)[:PROBES]
+    likely = {name: data for name, data in files.items() if _promising(probe, data, enough / 2)}
     scored = sorted(((_share(lines, data) + _bonus(path, name), name) for name, data in likely.items()), reverse=True)
     if not scored or scored[0][0] < enough:
         return None

@@ -127,7 +127,7 @@ def commit_patches(git: Git, base: str, patches: Sequence[PatchFile]) -> tuple[s
             require_all_placed(patch, placed)
             verdicts += placed
             _stage(staged, patch)
-            head = commit_tree(staged, staged.line("write-tree"), head, message_of(staged, patch))
+            head = commit_tree(staged, staged.line("write-tree", "--missing-ok"), head, message_of(staged, patch))
     return head, tuple(verdicts)
 
 

@@ -1,0 +1,137 @@
+"""`regenerate-patch`: port a series to a release, or any folder of patches between any two trees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from build import paths
+from build.console import console, note, step
+from build.errors import NeedsHumanError, UsageError
+from build.porting import folder, release
+from build.porting.prove import prove
+from build.porting.report import PortReport, to_terminal
+from build.porting.session import discard
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("regenerate-patch")(regenerate_patch)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a port's results and its waiting checkout are, for messages."""
+
+    out: Path
+    state: Path
+    again: str
+
+
+def regenerate_patch(
+    wanted: Annotated[str, typer.Argument(metavar="RELEASE", help="the PyTorch release to port to")] = "",
+    origin: Annotated[str, typer.Option("--from", help="release to start from, default the nearest")] = "",
+    series: Annotated[str, typer.Option(help="which series")] = "nccl",
+    source: Annotated[str, typer.Option(help="tree of RELEASE: PATH, PATH@REV; default found")] = "",
+    from_source: Annotated[str, typer.Option(help="tree of the release to start from, likewise")] = "",
+    patches: Annotated[Path | None, typer.Option(help="a folder of patches instead of a series")] = None,
+    from_tree: Annotated[str, typer.Option(help="tree the folder's patches are for: PATH, PATH@REV")] = "",
+    to_tree: Annotated[str, typer.Option(help="tree they are wanted for")] = "",
+    out: Annotated[Path | None, typer.Option(help="folder for the ported patches")] = None,
+    go_on: Annotated[bool, typer.Option("--continue", help="take up the edited checkout")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="with --continue: leave the open hunks out")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="give the waiting port up")] = False,
+    again: Annotated[bool, typer.Option("--again", help="port although RELEASE has its patches")] = False,
+    build: Annotated[bool, typer.Option("--build", help="then build RELEASE and run its probes")] = False,
+) -> None:
+    """Port patches hunk by hunk, and say for each hunk what became of it and why. 20 means: needs a human."""
+    action = _action(go_on=go_on, drop=drop, abort=abort)
+    if patches is not None:
+        _folder(patches, from_tree, to_tree, out, action)
+        return
+    if not wanted:
+        raise UsageError(
+            "what is to be ported?",
+            remedy="give a RELEASE, or --patches DIR --from-tree A --to-tree B --out DIR",
+        )
+    request = release.Request(wanted, series, origin, from_source, source, action, again)
+    place = Place(request.folder / wanted, request.state, f"regenerate-patch {wanted} --series {series}")
+    with paths.locked(request.state, f"the port of {series} to {wanted}"):
+        if action == "abort":
+            discard(request.state)
+            step(f"the port of {series} to {wanted} is given up")
+            return
+        report = release.port_release(request)
+        _show(report, place)
+    if build:
+        _build(report, request, Path(source) if source else None)
+
+
+def _action(*, go_on: bool, drop: bool, abort: bool) -> str:
+    """Return what to do with a port that may be waiting."""
+    if abort and (go_on or drop):
+        raise UsageError("--abort and --continue exclude each other")
+    if drop and not go_on:
+        raise UsageError("--drop goes with --continue")
+    return "abort" if abort else "drop" if drop else "continue" if go_on else "start"
+
+
+def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, action: str) -> None:
+    """Port a folder of patches."""
+    if out is None:
+        raise UsageError("--patches needs --out", remedy="give the folder for the ported patches")
+    request = folder.Request(patches, from_tree, to_tree, out.absolute(), action)
+    place = Place(request.out, request.state, "the same command")
+    with paths.locked(request.state, f"the port to {out}"):
+        if action == "abort":
+            discard(request.state)
+            step("the port is given up")
+            return
+        if not from_tree or not to_tree:
+            raise UsageError("--patches needs --from-tree and --to-tree")
+        _show(folder.port_folder(request), place)
+
+
+def _show(report: PortReport, place: Place) -> None:
+    """Print a report; one that needs a human ends the command with its own exit status.
+
+    Raises:
+        NeedsHumanError: hunks are left, or patches are missing.
+    """
+    console.print(to_terminal(report))
+    step(f"report: {place.out / folder.MARKDOWN} and {folder.JSON}")
+    if not report.complete:
+        checkout = place.state / "checkout"
+        raise NeedsHumanError(
+            f"hunks of {report.series} need a human: {', '.join(report.edit)}",
+            cause="\n".join(
+                f"{v.patch}: {v.path} hunk {v.hunk}: {v.evidence}" for v in report.verdicts if v.verdict.needs_human
+            ),
+            remedy=f"edit {', '.join(report.edit)} in {checkout} (conflicts are marked as diff3 does),\n"
+            f"then {place.again} --continue; --continue --drop leaves the hunks out, --abort gives up",
+        )
+    if report.skipped:
+        raise NeedsHumanError(
+            f"{report.series} is not complete: {'; '.join(report.skipped)}",
+            remedy=f"write the missing patches into {place.out} and enter them in the manifest",
+        )
+
+
+def _build(report: PortReport, request: release.Request, source: Path | None) -> None:
+    """Build what was ported and show what the probes say.
+
+    Raises:
+        ToolError: the build or a probe failed.
+    """
+    found, failure = prove(report, request.folder / request.release, source)
+    for probe in found.probes:
+        note(
+            f"{probe.name}: {'fails' if probe.fails_on_stock else 'passes'} on stock, "
+            f"{'passes' if probe.passes_on_patched else 'fails'} on patched"
+        )
+    if failure is not None:
+        raise failure
+    step(f"{request.series} for {request.release} is built and probed: raise `verified` in its manifest")

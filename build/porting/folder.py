@@ -1,0 +1,117 @@
+"""Port a folder of patches: any series, between any two trees."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.errors import UsageError
+from build.porting.engine import PatchState
+from build.porting.output import Committed, render
+from build.porting.quilt import load_folder
+from build.porting.report import PortReport, report_of, to_json, to_markdown
+from build.porting.session import Outcome, Session
+from build.porting.trees import Tree, open_tree
+from build.series.export import Exported, write_series
+from build.series.git import Git
+
+MARKDOWN, JSON = "PORT.md", "port.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to port.
+
+    Attributes:
+        patches: folder of patches, with or without a `series` file.
+        from_tree: the tree they are for: a repository, `PATH@REV` or a plain folder; `to_tree` the wanted one.
+        out: folder for the ported patches and the reports; replaced as a whole.
+        action: `start`, `continue`, `drop` (continue without the open hunks) or `abort`.
+    """
+
+    patches: Path
+    from_tree: str
+    to_tree: str
+    out: Path
+    action: str = "start"
+
+    @property
+    def state(self) -> Path:
+        """Folder of a port that waits for a person."""
+        return self.out.with_name(f"{self.out.name}.port")
+
+
+def port_folder(request: Request) -> PortReport:
+    """Port a folder of patches and write what could be ported.
+
+    Returns:
+        The report, also written to `PORT.md` and `port.json` in `out`.
+
+    Raises:
+        PatchError: a patch is malformed or unsafe; nothing is written.
+        SourceError: a tree cannot be had.
+        UsageError: `out` is someone else's, or nothing waits under `continue`.
+    """
+    check_out(request.out)
+    with tempfile.TemporaryDirectory(prefix="multiworld-trees-") as workplace:
+        old = open_tree(request.from_tree, Path(workplace, "old"))
+        new = open_tree(request.to_tree, Path(workplace, "new"))
+        patches = load_folder(request.patches, old.entries)
+        session = Session(patches, old, new, request.state)
+        outcome = run(session, request.action)
+        report = _report(request, old, new, outcome)
+        write_series(request.out, [*_files(outcome), *reports(report)])
+    if report.complete:
+        session.close()
+    return report
+
+
+def run(session: Session, action: str) -> Outcome:
+    """Start a port, or go on with one that waits."""
+    if action == "start":
+        return session.start()
+    return session.resume(drop=action == "drop")
+
+
+def check_out(out: Path) -> None:
+    """Refuse to replace a folder that holds anything but an earlier port.
+
+    Raises:
+        UsageError: it does.
+    """
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / JSON).is_file())):
+        raise UsageError(f"{out} exists and holds something else than a port", remedy="give another --out, or empty it")
+
+
+def reports(report: PortReport) -> list[Exported]:
+    """Return the reports as files."""
+    return [Exported(MARKDOWN, to_markdown(report)), Exported(JSON, to_json(report))]
+
+
+def written(item: Committed) -> str:
+    """Return the file a patch is written to, empty when it is not written."""
+    return item.port.patch.name if item.port.state is PatchState.PORTED else ""
+
+
+def _report(request: Request, old: Tree, new: Tree, outcome: Outcome) -> PortReport:
+    return PortReport(
+        request.patches.name,
+        old.label,
+        new.label,
+        tuple(report_of(item.port, written(item)) for item in outcome.committed),
+        checkout=str(outcome.checkout or ""),
+        edit=outcome.edit,
+    )
+
+
+def _files(outcome: Outcome) -> list[Exported]:
+    """Return the ported patches, and a `series` file that lists them."""
+    found = rendered(outcome.git, outcome.committed)
+    names = "".join(f"{item.name}\n" for item in found)
+    return [*found, Exported("series", names.encode())]
+
+
+def rendered(git: Git, committed: tuple[Committed, ...]) -> list[Exported]:
+    """Return every patch that was ported as a file."""
+    return [Exported(written(item), render(git, item)) for item in committed if written(item)]

@@ -1,0 +1,85 @@
+"""Commit what was ported and write it as patches."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.porting.engine import PatchPort, PatchState
+from build.porting.trees import FileState
+from build.series.commits import commit_tree, message_of
+from build.series.export import FORMAT, export_commit
+from build.series.fields import is_mail
+from build.series.git import Git
+
+#: What other tools write between a patch's words and its first file.
+_LEFTOVER = re.compile(rb"(?:^(?:Index: |=====|diff |Only in |# ).*\n|^\n)*\Z", re.MULTILINE)
+_PLAIN = tuple(option for option in FORMAT[1:] if option.startswith("--") and "commit" not in option)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A ported patch and the commit it became; `commit` is its parent's where it changes nothing."""
+
+    port: PatchPort
+    commit: str
+    parent: str
+
+
+def commit_ports(git: Git, base: str, ports: Sequence[PatchPort]) -> tuple[Committed, ...]:
+    """Commit every port on `base`, each on the one before.
+
+    Args:
+        git: a repository that may be written to, and has `base`.
+        base: the new tree's commit.
+        ports: in order. Of one that needs a human, what found its place is committed, so that later ones stand
+            on what they were ported to.
+    """
+    head, found = base, []
+    with tempfile.TemporaryDirectory(prefix="multiworld-port-") as folder:
+        staged = Git(git.folder, Path(folder, "index"))
+        staged.out("read-tree", base)
+        for port in ports:
+            stage(staged, port.files)
+            parent = head
+            if port.state is not PatchState.UNNEEDED:
+                head = commit_tree(
+                    staged, staged.line("write-tree", "--missing-ok"), parent, message_of(staged, port.patch)
+                )
+            found.append(Committed(port, head, parent))
+    return tuple(found)
+
+
+def stage(staged: Git, files: Mapping[str, FileState | None]) -> None:
+    """Put files into an index (None removes one)."""
+    lines = []
+    for path, state in files.items():
+        if state is None:
+            lines.append(b"0 " + b"0" * 40 + b"\t" + path.encode("utf-8", "surrogateescape"))
+            continue
+        blob = state.data.decode() if state.mode == "160000" else write_blob(staged, state.data)
+        lines.append(f"{state.mode} {blob}\t".encode() + path.encode("utf-8", "surrogateescape"))
+    # Removals first: a file may take the place of a folder.
+    lines.sort(key=lambda line: not line.startswith(b"0 "))
+    if lines:
+        staged.out("update-index", "-z", "--add", "--index-info", stdin=b"\0".join(lines) + b"\0")
+
+
+def write_blob(git: Git, data: bytes) -> str:
+    """Store content and return its id."""
+    return git.line("hash-object", "-w", "--stdin", stdin=data)
+
+
+def render(git: Git, item: Committed) -> bytes:
+    """Return a ported patch as bytes: its own where nothing differs, else a new export with the same words."""
+    patch = item.port.patch
+    if item.port.identical:
+        return patch.data
+    if is_mail(patch.data):
+        return export_commit(git, item.commit)
+    diff = git.out("diff-tree", "-p", *_PLAIN, item.parent, item.commit)
+    header = _LEFTOVER.sub(b"", patch.header)
+    return header + (b"\n" if header else b"") + diff

@@ -1,0 +1,119 @@
+"""A folder of patches that this project did not write: quilt's `series` file or file names, any strip level."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.errors import PatchError, UsageError
+from build.series.model import ChangeKind, PatchFile
+from build.series.patchfile import parse_raw, restrip
+from build.series.safety import strip
+
+#: Leading folders that are tried.
+DEPTHS = range(6)
+_SUFFIXES = (".patch", ".diff")
+_OPTION = re.compile(r"-p(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One line of a `series` file."""
+
+    name: str
+    strip: int | None
+
+
+def load_folder(folder: Path, tree: Container[str]) -> tuple[PatchFile, ...]:
+    """Read the patches of a folder in their order.
+
+    Args:
+        folder: with a `series` file (quilt), or else every `*.patch` and `*.diff` in it by name.
+        tree: the paths of the tree they are for: the strip level is the one whose names it has.
+
+    Returns:
+        The patches; their paths are those of the tree.
+
+    Raises:
+        PatchError: malformed, unsafe, or a listed file is missing.
+        UsageError: no such folder, or nothing in it.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder", remedy="give the folder that holds the patches")
+    listed = read_series(folder) or [
+        Listed(path.name, None) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES
+    ]
+    if not listed:
+        raise UsageError(f"{folder} holds no patches", cause="neither a series file nor *.patch or *.diff")
+    found: list[PatchFile] = []
+    known: set[str] = set()
+    for item in listed:
+        patch = _read(folder, item)
+        depth = item.strip if item.strip is not None else detect_strip(patch, tree, known)
+        patch = restrip(patch, depth)
+        known |= patch.paths
+        found.append(patch)
+    return tuple(found)
+
+
+def read_series(folder: Path) -> list[Listed]:
+    """Read a folder's `series` file; empty when it has none.
+
+    Raises:
+        PatchError: an option this tool does not have.
+    """
+    path = folder / "series"
+    if not path.is_file():
+        return []
+    listed = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        options = [_OPTION.fullmatch(word) for word in words[1:]]
+        if len(words) > 2 or None in options:
+            raise PatchError(
+                f"series:{number}: cannot read {line.strip()!r}",
+                cause="only a file name and -pN are understood (no reversed patches)",
+            )
+        level = next((int(match[1]) for match in options if match), None)
+        listed.append(Listed(words[0], level))
+    return listed
+
+
+def _read(folder: Path, item: Listed) -> PatchFile:
+    path = folder / item.name
+    if ".." in Path(item.name).parts or path.is_absolute() != folder.is_absolute():
+        raise PatchError(f"series names {item.name!r}, which is outside {folder}")
+    try:
+        return parse_raw(path.read_bytes(), item.name)
+    except OSError as error:
+        raise PatchError(f"cannot read {path}: {error.strerror}", cause="the series file names it") from None
+
+
+def detect_strip(patch: PatchFile, tree: Container[str], known: Container[str] = frozenset()) -> int:
+    """Return the strip level at which most of the files a patch changes exist.
+
+    Args:
+        patch: as `parse_raw` gives it.
+        tree: paths of the tree; `known` those that earlier patches make.
+
+    Returns:
+        The level; 1, which git and quilt use, when none is better.
+    """
+    scores = {}
+    for depth in DEPTHS:
+        hits = 0
+        for change in patch.changes:
+            moved = change.kind in {ChangeKind.RENAMED, ChangeKind.COPIED}
+            for raw in change.raw:
+                try:
+                    path = strip(raw, max(depth - 1, 0) if moved else depth) if raw else ""
+                except ValueError:
+                    continue
+                hits += path in tree or path in known
+        scores[depth] = hits
+    best = max(scores.values())
+    return 1 if scores[1] == best else min(depth for depth, hits in scores.items() if hits == best)

@@ -1,0 +1,141 @@
+"""Enter what a port found out: a new release in `build/releases.toml`, its patches in a series' manifest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import tomli_w
+
+from build import releases
+from build.console import step
+from build.errors import ReleaseDataError
+from build.official.facts import WheelFacts, read_facts
+from build.paths import written_beside
+from build.releases import Release
+from build.series import manifest as manifests
+from build.series.manifest import ReleaseEntry
+
+
+def known_release(version: str, like: str, path: Path = releases.RELEASES_TOML) -> Release:
+    """Return a release's entry; a new one is made of the facts of its official wheel.
+
+    Args:
+        version: e.g. `2.9.1`.
+        like: the release whose macros and compiler it is assumed to share until someone looks.
+        path: the releases file.
+
+    Raises:
+        SourceError: the index has no such release.
+    """
+    known = releases.parse(path.read_bytes(), path.name)
+    if version in known:
+        return known[version]
+    step(f"release {version} is new: reading its official wheel")
+    text = entry_text(read_facts(version), known[like])
+    # Parsed before it is written: an entry that would not load again is never stored.
+    data = path.read_bytes().rstrip(b"\n") + b"\n\n" + text.encode()
+    release = releases.parse(data, path.name)[version]
+    with written_beside(path) as part:
+        part.write_bytes(data)
+    releases.load.cache_clear()
+    return release
+
+
+def entry_text(facts: WheelFacts, like: Release) -> str:
+    """Return the TOML of a release that nobody has looked at yet."""
+    packages = [
+        {
+            "name": package.name,
+            "version": facts.requires.get(package.name, package.version),
+            "reason": f"as in {like.version}; the wheel's own pin where it has one",
+        }
+        for package in like.header_packages
+    ]
+    entry = {
+        "version": facts.version,
+        "tag": f"v{facts.version}",
+        "commit": facts.commit,
+        "cxx_standard": facts.cxx_standard,
+        "min_gcc": like.min_gcc,
+        "notes": f"Entered by regenerate-patch. Macros and header packages are those of {like.version}: not verified.",
+        "defines": [{"macro": item.macro, "reason": f"as in {like.version}"} for item in like.defines],
+        "header_packages": packages,
+        "wheel": {
+            "version": facts.version,
+            "local": facts.local,
+            "pythons": list(facts.pythons),
+            "cxx11_abi": facts.cxx11_abi,
+            "nccl": facts.nccl,
+            "cuda": facts.cuda,
+            "libtorch_cuda_build_ids": facts.libtorch_cuda_build_ids,
+            "sha256": facts.sha256,
+        },
+    }
+    return tomli_w.dumps({"release": {facts.version: entry}})
+
+
+def set_series(version: str, series: str, path: Path = releases.RELEASES_TOML) -> None:
+    """Note in a release's entry that `series` applies to it."""
+    known = releases.parse(path.read_bytes(), path.name)[version]
+    if series in known.series:
+        return
+    data = path.read_bytes()
+    start = data.index(f'[release."{version}"]'.encode())
+    names = ", ".join(f'"{name}"' for name in (*known.series, series))
+    line = re.compile(rb"^series = .*$", re.MULTILINE)
+    stop = data.find(b"\n[", start)
+    stop = len(data) if stop < 0 else stop
+    block = data[start:stop]
+    new = line.sub(f"series = [{names}]".encode(), block) if line.search(block) else None
+    if new is None:
+        head = f'[release."{version}"]\n'.encode()
+        new = block.replace(head, head + f"series = [{names}]\n".encode(), 1)
+    data = data[:start] + new + data[stop:]
+    releases.parse(data, path.name)
+    with written_beside(path) as part:
+        part.write_bytes(data)
+    releases.load.cache_clear()
+
+
+def write_entry(folder: Path, version: str, entry: ReleaseEntry) -> None:
+    """Write a release's entry into a series' manifest, leaving the rest of the file as it is.
+
+    Args:
+        folder: `patches/<series>`.
+        version: the release.
+        entry: what to write; replaces an entry of that release.
+
+    Raises:
+        ReleaseDataError: the manifest would not be valid with it; it stays as it was.
+    """
+    path = folder / "manifest.toml"
+    text = path.read_text(encoding="utf-8")
+    block = _entry_text(version, entry)
+    head = re.escape(f'[release."{version}"]')
+    # An entry ends where the next table that is not its own begins, or at the comment above that one.
+    found = re.search(rf'^{head}\n(?:(?!^\[(?!\[?release\."{re.escape(version)}")|^#).*\n?)*', text, re.MULTILINE)
+    if found:
+        after = text[found.end() :]
+        text = text[: found.start()] + block + ("\n" if after else "") + after
+    else:
+        text = text.rstrip("\n") + "\n\n" + block
+    data = text.encode("utf-8")
+    if manifests.parse(data, f"{folder.name}/manifest.toml").release.get(version) != entry:
+        raise ReleaseDataError(f"cannot enter {version} into {path}", remedy="enter it by hand")
+    with written_beside(path) as part:
+        part.write_bytes(data)
+
+
+def _entry_text(version: str, entry: ReleaseEntry) -> str:
+    """Return the TOML of one release of a series."""
+    fields: dict[str, object] = {
+        "base_commit": entry.base_commit,
+        "derived_from": entry.derived_from,
+        "patches": list(entry.patches),
+        "not_applicable": [{"id": item.id, "reason": item.reason} for item in entry.not_applicable],
+        "missing": list(entry.missing),
+        "verified": entry.verified.value,
+        "note": entry.note,
+    }
+    return tomli_w.dumps({"release": {version: fields}})

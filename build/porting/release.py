@@ -1,0 +1,233 @@
+"""Port a series of this project to a release: from its nearest neighbour, into `patches/<series>/<release>/`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import structs
+
+from build import paths, releases, sources
+from build.console import step
+from build.errors import UsageError
+from build.porting.engine import PatchState
+from build.porting.folder import JSON, MARKDOWN, reports, run
+from build.porting.output import Committed, render
+from build.porting.registry import known_release, set_series, write_entry
+from build.porting.report import PortReport, from_json, report_of
+from build.porting.session import Outcome, Session
+from build.porting.trees import Tree, open_tree
+from build.releases import Release
+from build.series import manifest as manifests
+from build.series.export import Exported, write_series
+from build.series.git import Git
+from build.series.manifest import Manifest, NotApplicable, ReleaseEntry, Verified
+from build.series.model import PatchFile
+from build.series.patchfile import read
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to port.
+
+    Attributes:
+        release: the release wanted.
+        series: which series.
+        origin: the release to start from, default the nearest that is complete.
+        from_source: where the old tree is (PATH or PATH@REV), default found; `to_source` likewise the new one.
+        action: as in `build.porting.folder.Request`.
+        again: port although the release has its patches.
+        root: folder of all series.
+    """
+
+    release: str
+    series: str = "nccl"
+    origin: str = ""
+    from_source: str = ""
+    to_source: str = ""
+    action: str = "start"
+    again: bool = False
+    root: Path = paths.PATCHES
+
+    @property
+    def folder(self) -> Path:
+        """The series' folder."""
+        return manifests.folder(self.series, self.root)
+
+    @property
+    def state(self) -> Path:
+        """Folder of a port that waits for a person."""
+        return paths.cache("port") / f"{self.series}-{self.release}"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The patches to port: those of `origin` whose range covers the release; `skipped` says why others are not."""
+
+    origin: str
+    ids: tuple[str, ...]
+    patches: tuple[PatchFile, ...]
+    skipped: tuple[NotApplicable, ...]
+    lacking: tuple[str, ...]
+
+
+def port_release(request: Request) -> PortReport:
+    """Port a series to a release.
+
+    Returns:
+        The report, also kept beside the patches.
+
+    Raises:
+        UsageError: no release to start from, or nothing waits under `continue`.
+        ToolError: as the stages raise; the series on disk is then as it was.
+    """
+    manifest = manifests.load(request.folder)
+    done = _finished(request, manifest)
+    if done is not None:
+        return done
+    origin = _origin(request, manifest)
+    release = known_release(request.release, origin)
+    chosen = choose(request.folder, manifest, origin, request.release)
+    with tempfile.TemporaryDirectory(prefix="multiworld-trees-") as workplace:
+        old = _tree(releases.get(origin), request.from_source, Path(workplace, "old"))
+        new = _tree(release, request.to_source, Path(workplace, "new"))
+        session = Session(chosen.patches, old, new, request.state)
+        outcome = run(session, request.action)
+        report = _report(request, chosen, outcome)
+        _write(request, release, manifest, chosen, outcome, report)
+    if report.complete:
+        session.close()
+    return report
+
+
+def _finished(request: Request, manifest: Manifest) -> PortReport | None:
+    """Return the report of a release that has its patches, None when there is something to do."""
+    entry = manifest.release.get(request.release)
+    if request.again or entry is None or entry.missing or not entry.patches or request.action != "start":
+        return None
+    kept = request.folder / request.release / JSON
+    if not kept.is_file():
+        raise UsageError(
+            f"{request.series} has its patches for {request.release}, written by hand",
+            remedy="--again ports anew and replaces them",
+        )
+    step(f"{request.series} has its patches for {request.release} already; --again ports anew")
+    return from_json(kept.read_bytes())
+
+
+def _origin(request: Request, manifest: Manifest) -> str:
+    """Return the release to start from."""
+    whole = [name for name, entry in manifest.release.items() if entry.patches and not entry.missing]
+    if request.origin and request.origin not in whole:
+        raise UsageError(
+            f"{request.series} has no complete patches for {request.origin}",
+            remedy=f"--from one of: {', '.join(whole) or 'none there is'}",
+        )
+    others = [name for name in releases.nearest(request.release, whole) if name != request.release]
+    if not others:
+        raise UsageError(f"{request.series} is complete for no other release, so there is nothing to port")
+    return request.origin or others[0]
+
+
+def choose(folder: Path, manifest: Manifest, origin: str, release: str) -> Chosen:
+    """Return which patches of `origin` are wanted for `release`."""
+    entry = manifest.release[origin]
+    pairs = list(zip(entry.patches, manifest.file_names(origin), strict=True))
+    wanted = [(name, file) for name, file in pairs if manifest.entry(name).covers(release)]
+    known = manifest.release.get(release)
+    skipped = known.not_applicable if known else ()
+    excluded = {item.id for item in skipped}
+    wanted = [(name, file) for name, file in wanted if name not in excluded]
+    have = {name for name, _ in wanted} | excluded
+    lacking = tuple(p.id for p in manifest.patch if p.covers(release) and p.id not in have)
+    patches = tuple(read(folder / origin / file) for _, file in wanted)
+    return Chosen(origin, tuple(name for name, _ in wanted), patches, skipped, lacking)
+
+
+def _tree(release: Release, source: str, workplace: Path) -> Tree:
+    """Return a release's tree; what the user names is taken as it is."""
+    if source:
+        tree = open_tree(source, workplace)
+        return Tree(tree.git, tree.commit, release.tag)
+    found = sources.acquire(release)
+    git = Git(found.repo)
+    return Tree(git, git.resolve(found.base), release.tag)
+
+
+def _report(request: Request, chosen: Chosen, outcome: Outcome) -> PortReport:
+    names = _names(manifests.load(request.folder), chosen, outcome.committed)
+    return PortReport(
+        request.series,
+        chosen.origin,
+        request.release,
+        tuple(report_of(item.port, names.get(item.port.patch.name, "")) for item in outcome.committed),
+        skipped=tuple(f"{name}: {chosen.origin} has no patch to port from" for name in chosen.lacking),
+        # Not the whole path: reports are kept in the repository.
+        checkout=outcome.checkout.name if outcome.checkout else "",
+        edit=outcome.edit,
+    )
+
+
+def _ids(chosen: Chosen, committed: Sequence[Committed], state: PatchState) -> list[tuple[str, Committed]]:
+    return [(n, item) for n, item in zip(chosen.ids, committed, strict=True) if item.port.state is state]
+
+
+def _names(manifest: Manifest, chosen: Chosen, committed: Sequence[Committed]) -> dict[str, str]:
+    """Return the new file name of every ported patch by its old one."""
+    ported = _ids(chosen, committed, PatchState.PORTED)
+    return {
+        item.port.patch.name: f"{number:04d}-{manifest.entry(name).slug}.patch"
+        for number, (name, item) in enumerate(ported, 1)
+    }
+
+
+def _write(
+    request: Request,
+    release: Release,
+    manifest: Manifest,
+    chosen: Chosen,
+    outcome: Outcome,
+    report: PortReport,
+) -> None:
+    """Write patches and reports as one step, then the manifest's entry."""
+    names = _names(manifest, chosen, outcome.committed)
+    files = [
+        Exported(names[item.port.patch.name], render(outcome.git, item))
+        for _, item in _ids(chosen, outcome.committed, PatchState.PORTED)
+    ]
+    target = request.folder / request.release
+    before = {path.name: path.read_bytes() for path in target.glob("*.patch")} if target.is_dir() else {}
+    write_series(target, [*files, *reports(report)])
+    entry = _entry(release, chosen, outcome)
+    old = manifest.release.get(request.release)
+    if old is not None and before == {item.name: item.data for item in files}:
+        entry = structs.replace(entry, verified=old.verified, note=old.note)
+    write_entry(request.folder, request.release, entry)
+    if not entry.missing:
+        set_series(request.release, request.series)
+
+
+def _entry(release: Release, chosen: Chosen, outcome: Outcome) -> ReleaseEntry:
+    """Return the manifest's entry: what was ported is `ported` and no more until it is built and probed."""
+    upstream = tuple(
+        NotApplicable(id=name, reason=_standing(item))
+        for name, item in _ids(chosen, outcome.committed, PatchState.UNNEEDED)
+    )
+    waiting = tuple(name for name, _ in _ids(chosen, outcome.committed, PatchState.NEEDS_HUMAN))
+    return ReleaseEntry(
+        base_commit=release.commit,
+        derived_from=chosen.origin,
+        patches=tuple(name for name, _ in _ids(chosen, outcome.committed, PatchState.PORTED)),
+        not_applicable=(*chosen.skipped, *upstream),
+        missing=(*waiting, *chosen.lacking),
+        verified=Verified.NONE if waiting or chosen.lacking else Verified.PORTED,
+        note=f"Ported from {chosen.origin} by regenerate-patch: {MARKDOWN}. Not compiled, not probed.",
+    )
+
+
+def _standing(item: Committed) -> str:
+    """Say where the new release has a patch already."""
+    first = next((verdict.evidence for verdict in item.port.verdicts if verdict.evidence), "")
+    return f"the release has it already: {first}" if first else "the release has it already"
