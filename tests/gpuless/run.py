@@ -13,6 +13,7 @@ from rich.console import Console
 
 from build.errors import ToolError
 from tests.gpuless.catalogue import PROBES
+from tests.gpuless.measured import record
 from tests.gpuless.model import Form, ProbeResult, Verdict
 from tests.gpuless.report import as_json, table
 from tests.gpuless.runner import run_probes
@@ -27,6 +28,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there as well")
     parser.add_argument("--jobs", type=int, default=2, help="probes at once; default 2")
+    parser.add_argument("--record", action="store_true", help="write what a stock wheel does into measured.json")
     parser.add_argument("--list", action="store_true", help="list the probes and leave")
     return parser.parse_args(argv)
 
@@ -49,6 +51,9 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     if options.json:
         options.json.write_text(as_json(results), encoding="utf-8")
+    if options.record:
+        for name in record(results):
+            console.print(f"not recorded: {name}: the harness failed, not torch", style="red", soft_wrap=True)
     release = results[0].release if results else "none"
     console.print(table(results, f"torch {release}, judged as {options.expect}"))
     return int(not results or any(r.verdict is Verdict.MISMATCH for r in results))

@@ -28,6 +28,8 @@ _BASE = {
     "TORCH_NCCL_ENABLE_MONITORING": "1",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    # The C++ stack dumper unwinds all threads, takes seconds, and now and then crashes by itself (2.6.0).
+    "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "100",
     "TORCH_FR_BUFFER_SIZE": "100",
     "PYTHONWARNINGS": "ignore",

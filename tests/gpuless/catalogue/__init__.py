@@ -1,13 +1,22 @@
 """Every probe: what it shows, for which releases, and what was measured on the stock wheels."""
 
-from tests.gpuless.catalogue import baseline, cleanup, groups, modes, recorder, remote_error
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.gpuless.catalogue import baseline, cleanup, groups, modes, nccl2, recorder, remote_error
+from tests.gpuless.measured import measured
 from tests.gpuless.model import Probe
 
-PROBES: tuple[Probe, ...] = (
+_DECLARED = (
     *baseline.PROBES,
     *remote_error.PROBES,
     *groups.PROBES,
     *cleanup.PROBES,
     *modes.PROBES,
     *recorder.PROBES,
+    *nccl2.PROBES,
 )
+_STOCK = measured()
+
+PROBES: tuple[Probe, ...] = tuple(replace(probe, stock=_STOCK.get(probe.id, {})) for probe in _DECLARED)

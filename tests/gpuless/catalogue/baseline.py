@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.gpuless.catalogue.measured import OK, measured
 from tests.gpuless.model import Patch, Probe
 
 _OPERATIONS = [
@@ -19,6 +18,5 @@ PROBES: tuple[Probe, ...] = (
         title="copies to the device and back, every operation of a world, nothing injected",
         program="works",
         args={"operations": _OPERATIONS},
-        stock=measured(),
     ),
 )

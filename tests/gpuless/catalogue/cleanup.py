@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.gpuless.catalogue.measured import DEAD, OK, measured
-from tests.gpuless.model import Outcome, Patch, Probe
+from tests.gpuless.model import Patch, Probe
 
 FAIL, HANG = 1, 2  # the actions of native/control.h
 ASYNC_ERROR = ["ncclCommGetAsyncError", FAIL, 6]
@@ -19,7 +18,6 @@ TERMINATING = "terminate called|Terminating the process|NCCL monitor thread time
 def pending(
     name: str,
     title: str,
-    stock: Mapping[str, Outcome],
     inject: list[list[object]],
     environment: Mapping[str, str] | None = None,
     **args: object,
@@ -32,28 +30,60 @@ def pending(
         program="pending",
         args={"inject": inject, **args},
         environment=environment or {},
-        fires=(str(inject[-1][0]),),
-        stock=stock,
+        fires=(str(inject[-1][0]),) if inject else ("ncclAllReduce",),
         evidence=TERMINATING,
         timeout=60,
     )
 
 
+def _ending(name: str, title: str, how: str, **args: object) -> Probe:
+    return Probe(
+        id=f"{how}-{name}",
+        patch=Patch.CLEANUP_ONLY,
+        title=f"{how}: {title}",
+        program="ending",
+        args={"how": how, **args},
+        fires=("ncclCommGetAsyncError",),
+        evidence=TERMINATING,
+    )
+
+
+_ABORT_FAILS = ["ncclCommAbort", FAIL, 2]
+_ABORT_HANGS = ["ncclCommAbort", HANG, 0]
 _DUMP = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 PROBES: tuple[Probe, ...] = (
-    pending("pending-async-error", "NCCL reports ncclRemoteError; the watchdog aborts", measured(), [ASYNC_ERROR]),
+    pending("pending-async-error", "NCCL reports ncclRemoteError; the watchdog aborts", [ASYNC_ERROR]),
     pending(
         "pending-async-error-first",
         "the same on the first process group of the process",
-        measured(),
         [ASYNC_ERROR],
         broken="first",
     ),
     pending(
+        "pending-wait",
+        "the same; wait() of the pending operation raises",
+        [ASYNC_ERROR],
+        waits=True,
+    ),
+    pending(
+        "pending-timeout",
+        "a peer is silent; the process group's timeout of 4 s",
+        [],
+        timeout=4,
+        within=15,
+    ),
+    pending(
+        "pending-timeout-wait",
+        "the same; wait() of the pending operation raises",
+        [],
+        timeout=4,
+        within=15,
+        waits=True,
+    ),
+    pending(
         "pending-dump-first",
         "the same on the first process group, flight recorder dumps on, heartbeat timeout 3 s",
-        measured(),
         [ASYNC_ERROR],
         _DUMP,
         broken="first",
@@ -63,7 +93,6 @@ PROBES: tuple[Probe, ...] = (
     pending(
         "pending-dump-second",
         "the same on another process group, dumps on, heartbeat timeout 3 s",
-        measured(),
         [ASYNC_ERROR],
         _DUMP,
         window=9,
@@ -72,7 +101,6 @@ PROBES: tuple[Probe, ...] = (
     pending(
         "pending-dump-patient",
         "dumps on, heartbeat timeout 600 s: the abort does not wait for dumps",
-        measured(),
         [ASYNC_ERROR],
         _DUMP | {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"},
         window=1,
@@ -81,21 +109,18 @@ PROBES: tuple[Probe, ...] = (
     pending(
         "event-query-illegal-address",
         "cudaEventQuery fails on the watchdog thread with cudaErrorIllegalAddress",
-        measured(),
         [["cudaEventQuery", FAIL, 700]],
         until="cudaEventQuery",
     ),
     pending(
         "event-query-launch-failure",
         "cudaEventQuery fails on the watchdog thread with cudaErrorLaunchFailure",
-        measured(),
         [["cudaEventQuery", FAIL, 719]],
         until="cudaEventQuery",
     ),
     pending(
         "event-query-no-rethrow",
         "the same with TORCH_NCCL_RETHROW_CUDA_ERRORS=0",
-        measured(),
         [["cudaEventQuery", FAIL, 700]],
         {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"},
         until="cudaEventQuery",
@@ -103,29 +128,47 @@ PROBES: tuple[Probe, ...] = (
     pending(
         "abort-fails",
         "ncclCommAbort fails while the watchdog cleans up",
-        measured(),
-        [ASYNC_ERROR, ["ncclCommAbort", FAIL, 2]],
+        [ASYNC_ERROR, _ABORT_FAILS],
         until="ncclCommAbort",
         aborts=False,
     ),
     pending(
         "abort-hangs",
         "ncclCommAbort hangs while the watchdog cleans up; heartbeat timeout 3 s",
-        measured(),
-        [ASYNC_ERROR, ["ncclCommAbort", HANG, 0]],
+        [ASYNC_ERROR, _ABORT_HANGS],
         until="ncclCommAbort",
         aborts=False,
-        raises=False,
         window=9,
     ),
     pending(
         "watchdog-hangs",
         "a CUDA call hangs the watchdog; heartbeat timeout 3 s",
-        measured(),
         [["cudaEventQuery", HANG, 0]],
         until="cudaEventQuery",
-        aborts=False,
-        raises=False,
+        within=15,
         window=9,
+    ),
+    *(
+        ending
+        for how in ("abort", "delete")
+        for ending in (
+            _ending("broken", "a world that the watchdog has aborted", how, inject=[ASYNC_ERROR]),
+            _ending(
+                "after-abort-fails",
+                "a world whose ncclCommAbort has failed",
+                how,
+                inject=[ASYNC_ERROR, _ABORT_FAILS],
+                until="ncclCommAbort",
+                aborts=False,
+            ),
+            _ending(
+                "after-abort-hangs",
+                "a world whose ncclCommAbort hangs",
+                how,
+                inject=[ASYNC_ERROR, _ABORT_HANGS],
+                until="ncclCommAbort",
+                aborts=False,
+            ),
+        )
     ),
 )

@@ -6,16 +6,14 @@ peer does. The caller must get DistBackendError, with no group left open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from tests.gpuless.model import Patch, Probe
 
-from tests.gpuless.catalogue.measured import DEAD, LEAK, OK, TYPE, measured
-from tests.gpuless.model import Outcome, Patch, Probe
-
-_CALLS = (
+CALLS = (
     "ncclAllReduce", "ncclBroadcast", "ncclBcast", "ncclReduce", "ncclAllGather", "ncclReduceScatter",
     "ncclAlltoAll", "ncclGather", "ncclScatter", "ncclSend", "ncclRecv",
 )  # fmt: skip
-_SYSTEM_ERROR = 2  # ncclSystemError: an error every release can convert
+_INIT = ("ncclCommInitRank", "ncclCommInitRankConfig")
+_SYSTEM_ERROR = 2  # ncclSystemError: an error that every release can convert
 
 _COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter")
 _COALESCED = ("all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
@@ -23,24 +21,46 @@ _POINT_TO_POINT = ("send", "recv")
 _LISTS = ("gather", "scatter", "all_to_all", "all_to_all_single", "all_to_all_single_uneven")
 
 
-def _probe(operation: str, patch: Patch, stock: Mapping[str, Outcome], code: int = 0) -> Probe:
-    failure = "ncclSystemError" if code else "ncclRemoteError"
+def failing(name: str, patch: Patch, title: str, fires: tuple[str, ...] = CALLS, **args: object) -> Probe:
+    """Return a probe of an operation whose NCCL call fails."""
     return Probe(
-        id=f"{operation}{'-system-error' if code else ''}",
-        patch=patch,
-        title=f"{operation}: its NCCL call fails with {failure}, and the end of its group too",
-        program="sync_failure",
-        args={"operation": operation} | ({"code": code} if code else {}),
-        fires=_CALLS,
-        stock=stock,
-        evidence="terminate called" if Outcome.TERMINATED in stock.values() else "",
+        id=name, patch=patch, title=title, program="sync_failure", args=args, fires=fires,
+        evidence="terminate called",
+    )  # fmt: skip
+
+
+def _call_fails(operation: str, patch: Patch) -> Probe:
+    title = f"{operation}: its NCCL call fails with ncclRemoteError, and the end of its group too"
+    return failing(operation, patch, title, operation=operation)
+
+
+def _system_error(operation: str, patch: Patch) -> Probe:
+    title = f"{operation}: the same with ncclSystemError"
+    return failing(f"{operation}-system-error", patch, title, operation=operation, code=_SYSTEM_ERROR)
+
+
+def _end_fails(operation: str, patch: Patch) -> Probe:
+    title = f"{operation}: its NCCL calls succeed, only the end of its group fails"
+    sites = ["ncclGroupEnd"]
+    return failing(f"{operation}-group-end", patch, title, ("ncclGroupEnd",), operation=operation, sites=sites)
+
+
+def _init_fails(operation: str, patch: Patch) -> Probe:
+    title = f"{operation}: its communicator cannot be made"
+    return failing(
+        f"{operation}-init", patch, title, _INIT, operation=operation, sites=list(_INIT), fresh=True
     )
 
 
+_GUARD, _LEAK = Patch.GROUP_GUARD, Patch.GROUP_LEAK
+
 PROBES: tuple[Probe, ...] = (
-    *(_probe(op, Patch.GROUP_GUARD, measured()) for op in (*_COLLECTIVES, *_COALESCED)),
-    *(_probe(op, Patch.GROUP_GUARD, measured(), _SYSTEM_ERROR) for op in ("all_reduce", "all_reduce_coalesced")),
-    *(_probe(op, Patch.GROUP_LEAK, measured()) for op in (*_POINT_TO_POINT, *_LISTS)),
-    _probe("coalescing_manager", Patch.GROUP_LEAK, measured()),
-    *(_probe(op, Patch.GROUP_LEAK, measured(), _SYSTEM_ERROR) for op in ("send", "gather")),
+    *(_call_fails(op, _GUARD) for op in (*_COLLECTIVES, *_COALESCED)),
+    *(_system_error(op, _GUARD) for op in ("all_reduce", "all_reduce_coalesced")),
+    _end_fails("all_reduce_coalesced", _GUARD),
+    *(_init_fails(op, _GUARD) for op in ("all_reduce", "all_reduce_coalesced")),
+    *(_call_fails(op, _LEAK) for op in (*_POINT_TO_POINT, *_LISTS, "coalescing_manager")),
+    *(_system_error(op, _LEAK) for op in ("send", "gather", "coalescing_manager")),
+    *(_end_fails(op, _LEAK) for op in ("send", "recv", "gather", "scatter", "all_to_all", "coalescing_manager")),
+    *(_init_fails(op, _LEAK) for op in ("send", "gather", "coalescing_manager")),
 )

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from tests.gpuless.catalogue.cleanup import PROBES as CLEANUP
-from tests.gpuless.catalogue.measured import measured
-from tests.gpuless.model import Outcome, Patch, Probe
+from tests.gpuless.model import Patch, Probe
 
 _MODES = {0: "no-handling", 1: "tear-down", 3: "skip-clean-up"}
 _SAME = (
     "pending-async-error",
+    "pending-wait",
     "pending-dump-second",
     "event-query-illegal-address",
     "abort-fails",
     "abort-hangs",
     "watchdog-hangs",
 )
-_STOCK: Mapping[tuple[int, str], Mapping[str, Outcome]] = {}
 
 
 def _in_mode(probe: Probe, mode: int) -> Probe:
@@ -27,10 +25,10 @@ def _in_mode(probe: Probe, mode: int) -> Probe:
         id=f"{_MODES[mode]}-{probe.id}",
         patch=Patch.UNCHANGED,
         title=f"mode {mode}: {probe.title}",
+        args={**probe.args, "within": 3},
         environment={**probe.environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING": str(mode)},
         # In modes that do not abort the abort's injection is never reached: that too has to stay so.
         fires=("ncclAllReduce",),
-        stock=_STOCK.get((mode, probe.id), measured()),
         patched=None,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.gpuless.catalogue.measured import measured
 from tests.gpuless.model import Patch, Probe
 
 PROBES: tuple[Probe, ...] = (
@@ -12,7 +11,6 @@ PROBES: tuple[Probe, ...] = (
         title="_dump_nccl_trace() shows the operations that were run",
         program="recorder",
         args={"door": "function"},
-        stock=measured(),
     ),
     Probe(
         id="recorder-handler",
@@ -21,6 +19,5 @@ PROBES: tuple[Probe, ...] = (
         program="recorder",
         args={"door": "handler"},
         since=(2, 4),
-        stock=measured(),
     ),
 )

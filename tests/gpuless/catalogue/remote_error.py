@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from tests.gpuless.catalogue.measured import OK, measured
-from tests.gpuless.model import Outcome, Patch, Probe
+from tests.gpuless.catalogue.groups import CALLS, failing
+from tests.gpuless.model import Patch, Probe
 
 PROBES: tuple[Probe, ...] = (
     *(
-        Probe(
-            id=f"remote-error-{operation}",
-            patch=Patch.REMOTE_ERROR,
-            title=f"{operation} fails with ncclRemoteError: the message says so",
-            program="sync_failure",
-            args={"operation": operation, "judge": "message"},
-            fires=("ncclSend", "ncclRecv", "ncclGather", "ncclScatter", "ncclAlltoAll"),
-            stock=measured(),
+        failing(
+            f"remote-error-{operation}",
+            Patch.REMOTE_ERROR,
+            f"{operation} fails with ncclRemoteError: the message says so",
+            CALLS,
+            operation=operation,
+            judge="message",
         )
         for operation in ("gather", "scatter", "all_to_all")
     ),
-    Probe(
-        id="remote-error-group-end",
-        patch=Patch.REMOTE_ERROR,
-        title="the end of a send's group fails with ncclRemoteError: the message says so",
-        program="sync_failure",
-        args={"operation": "send", "sites": ["ncclGroupEnd"], "judge": "message"},
-        fires=("ncclGroupEnd",),
-        stock=measured(),
+    failing(
+        "remote-error-group-end",
+        Patch.REMOTE_ERROR,
+        "the end of a send's group fails with ncclRemoteError: the message says so",
+        ("ncclGroupEnd",),
+        operation="send",
+        sites=["ncclGroupEnd"],
+        judge="message",
     ),
 )

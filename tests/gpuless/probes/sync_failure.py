@@ -12,6 +12,7 @@ def run(
     sites: list[str] | None = None,
     code: int = fake.REMOTE_ERROR,
     judge: str = "all",
+    fresh: bool = False,
     backend: str = "classic",
 ) -> tuple[str, dict[str, object]]:
     """Run an operation whose NCCL call fails.
@@ -22,13 +23,13 @@ def run(
             makes the group's end fail as well, as NCCL documents.
         code: the NCCL error they fail with.
         judge: "all", or "message" where only the error's text matters.
+        fresh: whether the world runs its first operation, for which it has to make a communicator.
         backend: "classic" or "nccl2".
     """
     broken, healthy = World(backend), World(backend)
-    for world in (broken, healthy):
-        world.run("all_reduce" if operation != "send" and operation != "recv" else operation)
     healthy.run("all_reduce")
-    broken.run(operation)
+    if not fresh:
+        broken.run(operation)
     sites = sites or list(fake.DATA_CALLS)
     for site in sites:
         fake.inject(site, fake.FAIL, code)

@@ -49,6 +49,11 @@ class World:
         return bool(self.comms) and all(map(fake.is_aborted, self.comms))
 
 
+def forget(world: World) -> None:
+    """Give up the reference that keeps a world to the end."""
+    _KEPT.remove(world)
+
+
 def _backend(kind: str, store: object, timeout: datetime.timedelta) -> object:
     if kind == "classic":
         return dist.ProcessGroupNCCL(store, 0, 2, timeout)

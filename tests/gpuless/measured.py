@@ -1,0 +1,55 @@
+"""What each probe did on the stock wheels: `measured.json`, written by `run --record` and by nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tests.gpuless.model import Form, Outcome, ProbeResult
+
+MEASURED = Path(__file__).with_suffix(".json")
+#: Outcomes that say something of the harness, not of torch.
+NOT_RECORDED = frozenset({Outcome.BROKEN, Outcome.NOT_INJECTED})
+
+
+def measured() -> Mapping[str, Mapping[str, Outcome]]:
+    """Return the recorded outcomes of the stock wheels, by probe and release."""
+    if not MEASURED.is_file():
+        return {}
+    table = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return {probe: {r: Outcome[name] for r, name in row.items()} for probe, row in table.items()}
+
+
+def record(results: Iterable[ProbeResult]) -> tuple[str, ...]:
+    """Write the outcomes of stock wheels down; return the probes whose outcome cannot be recorded.
+
+    Raises:
+        ValueError: results of a patched wheel, which are expectations' business, not measurements of stock.
+    """
+    table = {probe: {r: o.name for r, o in row.items()} for probe, row in measured().items()}
+    refused = []
+    for result in results:
+        if result.form is not Form.STOCK:
+            raise ValueError("only outcomes of stock wheels are recorded")
+        if result.got in NOT_RECORDED:
+            refused.append(result.probe.id)
+        else:
+            table.setdefault(result.probe.id, {})[result.release] = result.got.name
+    part = MEASURED.with_suffix(".part")
+    part.write_text(_as_text(table), encoding="utf-8")
+    part.replace(MEASURED)
+    return tuple(refused)
+
+
+def _as_text(table: Mapping[str, Mapping[str, str]]) -> str:
+    """Return JSON with one probe per line, so that a change of one outcome is a change of one line."""
+    lines = [
+        f"{json.dumps(probe)}: {json.dumps(dict(sorted(row.items(), key=lambda item: _order(item[0]))))}"
+        for probe, row in sorted(table.items())
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _order(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))

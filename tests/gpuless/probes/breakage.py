@@ -1,0 +1,82 @@
+"""A world that breaks while one of its operations is under way, beside one that stays healthy."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import fake
+from world import TIMEOUT, World
+
+_PATIENCE = 5.0  # seconds for one call of an application
+
+
+@dataclass
+class Breakage:
+    """What was broken and what was seen of it so far."""
+
+    sick: World
+    healthy: World
+    work: object
+    detail: dict[str, object] = field(default_factory=dict)
+
+    def look_at_other_world(self) -> bool:
+        """Run the healthy world's next operation; say whether it was launched."""
+        before = fake.launched()
+        self.detail["other world"] = answer(lambda: self.healthy.run("all_reduce"))
+        self.detail["other launched"] = fake.launched() - before
+        return self.detail["other world"] == "returned" and bool(self.detail["other launched"])
+
+
+def break_world(
+    inject: list[list[object]], within: float, broken: str, until: str, aborts: bool, timeout: float = 0
+) -> Breakage:
+    """Make two worlds, leave an all-reduce pending on one of them, and let the faults strike.
+
+    Args:
+        inject: (site, action, code) for the broken world's communicator, set while the operation is pending.
+        within: seconds in which the broken world has to be aborted (or `until` has to be hit).
+        broken: which world breaks, the "first" (PyTorch gives it extra duties) or the "second".
+        until: the fault's own site; waited for before the abort is.
+        aborts: whether to wait for the broken world's communicator to be aborted.
+        timeout: the broken world's own timeout in seconds; 0 for one that plays no part.
+    """
+    limit = datetime.timedelta(seconds=timeout) if timeout else TIMEOUT
+    worlds = [World(timeout=limit if broken == name else TIMEOUT) for name in ("first", "second")]
+    for world in worlds:
+        world.run("all_reduce")
+    sick, healthy = worlds if broken == "first" else worlds[::-1]
+    (comm,) = sick.comms
+    fake.inject("ncclAllReduce", fake.HOLD, comm=comm)
+    breakage = Breakage(sick, healthy, sick.start("all_reduce"))
+    for site, action, code in inject:
+        fake.inject(site, action, code, comm=comm)
+    if until:
+        fake.await_true(lambda: fake.fired(until) > 0, within)
+    breakage.detail["aborted after"] = fake.await_true(sick.is_aborted, within) if aborts else None
+    breakage.detail["fired"] = {site: fake.fired(site) for site, _, _ in inject}
+    return breakage
+
+
+def answer(call: Callable[[], object], seconds: float = _PATIENCE) -> str:
+    """Return what an application's call gets: "returned", "no answer" in time, or the error.
+
+    Its thread never ends: torch 2.6 keeps CUDA events in a cache of the thread that enqueued an operation, and
+    its watchdog crashes on them when that thread is gone, which is not what is to be shown here.
+    """
+    got, done = ["no answer"], threading.Event()
+
+    def run() -> None:
+        try:
+            call()
+            got[0] = "returned"
+        except Exception as error:  # noqa: BLE001 - which exception it is is what is measured
+            got[0] = f"{type(error).__name__}: {error}"[:300]
+        done.set()
+        threading.Event().wait()
+
+    threading.Thread(target=run, daemon=True).start()
+    done.wait(seconds)
+    return got[0]
