@@ -1,0 +1,37 @@
+"""What several suites of the tooling share; nothing is made before a test asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.build.overlay.little import Little
+
+
+@pytest.fixture(scope="session")
+def little(tmp_path_factory: pytest.TempPathFactory) -> Little:
+    """A PyTorch in miniature, compiled once."""
+    from tests.build.overlay.little import make
+
+    return make(tmp_path_factory.mktemp("little"))
+
+
+@pytest.fixture(scope="module")
+def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache that the tests of one module share: equal inputs are compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("MULTIWORLD_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(folder))
+    return folder

@@ -1,0 +1,154 @@
+"""Objects are compiled once per input, hold nothing of this machine, and leave nothing behind when they fail."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from build.errors import CompileError
+from build.overlay.model import Inputs, Object
+from build.overlay.objects import compile_units
+from build.overlay.toolchain import Toolchain
+from build.releases import Define
+from tests.build.overlay import little as lt
+from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, NCCL_H, Little
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """A compiler that counts its runs."""
+
+    toolchain: Toolchain
+    log: Path
+
+    @property
+    def runs(self) -> int:
+        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Counting:
+    script, log = tmp_path / "counting-g++", tmp_path / "runs"
+    script.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec g++ "$@"\n')
+    script.chmod(0o755)
+    return Counting(Toolchain(script, "counting g++", 12, is_clang=False), log)
+
+
+def compile_one(given: Inputs, compiler: Counting, unit: str = NCCL_CPP) -> Object:
+    (made,) = compile_units(replace(given, toolchain=compiler.toolchain), {unit: "test"})
+    return made
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_same_input_is_compiled_once(little: Little, tmp_path: Path, compiler: Counting) -> None:
+    given = lt.inputs(little, tmp_path / "tree", {NCCL_CPP: "int f() { return 1; }\n"})
+    first, second = compile_one(given, compiler), compile_one(given, compiler)
+    assert compiler.runs == 1
+    assert (second.sha256, second.seconds) == (first.sha256, 0.0)
+    assert first.seconds > 0
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_changed_source_is_compiled_again(little: Little, tmp_path: Path, compiler: Counting) -> None:
+    given = lt.inputs(little, tmp_path / "tree", lt.edited(NCCL_CPP, "return 1 +", "return 2 +"))
+    first = compile_one(given, compiler)
+    lt.write(given.tree, lt.edited(NCCL_CPP, "return 1 +", "return 3 +"))
+    assert compile_one(given, compiler).sha256 != first.sha256
+    assert compiler.runs == 2
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_changed_header_of_the_tree_is_noticed(little: Little, tmp_path: Path, compiler: Counting) -> None:
+    """The header is not in the wheel: the unit's own text and the flags stay the same."""
+    edits = {NCCL_CPP: "#include <torch/csrc/cuda/Own.h>\nint f() { return OWN; }\n"}
+    given = lt.inputs(little, tmp_path / "tree", edits)
+    header = {"torch/csrc/cuda/Own.h": "#define OWN 1\n"}
+    lt.write(given.tree, header)
+    first = compile_one(given, compiler)
+    lt.write(given.tree, dict.fromkeys(header, "#define OWN 2\n"))
+    assert compile_one(given, compiler).sha256 != first.sha256
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_header_that_the_series_changes_only_now_is_noticed(
+    little: Little, tmp_path: Path, compiler: Counting
+) -> None:
+    """Before, the unit read the wheel's copy, which the stored entry says nothing about."""
+    unit = {NCCL_CPP: f"#include <{NCCL_H}>\nint f() {{ return (int)torch::cuda::nccl::Result::NumResults; }}\n"}
+    given = lt.inputs(little, tmp_path / "tree", unit)
+    first = compile_one(given, compiler)
+    header = lt.edited(NCCL_H, "NumResults = 1", "NumResults = 8")
+    lt.write(given.tree, header)
+    again = compile_one(replace(given, changed=(*given.changed, *header)), compiler)
+    assert again.sha256 != first.sha256
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_changed_flags_compile_again(little: Little, tmp_path: Path, compiler: Counting) -> None:
+    given = lt.inputs(little, tmp_path / "tree", {NCCL_CPP: "int f() { return VALUE; }\n"})
+    one, two = (
+        compile_one(lt.with_release(given, defines=(Define(macro=f"VALUE={n}", reason="test"),)), compiler)
+        for n in (1, 2)
+    )
+    assert one.sha256 != two.sha256
+
+
+def test_a_damaged_object_is_not_used(little: Little, tmp_path: Path, own_cache: Path, compiler: Counting) -> None:
+    given = lt.inputs(little, tmp_path / "tree", {})
+    first = compile_one(given, compiler)
+    first.path.write_bytes(first.path.read_bytes()[:100])
+    assert compile_one(given, compiler).sha256 == first.sha256
+    assert compiler.runs == 2
+    assert first.path.is_relative_to(own_cache)
+
+
+def test_bytes_do_not_depend_on_where_things_lie(
+    little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit = lt.edited(NCCL_CPP, "return 1 +", "return __FILE__[0] + __builtin_strlen(__FILE__) +")
+    made = []
+    for place in ("one", "another/much/longer"):
+        monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / place / "cache"))
+        given = lt.inputs(little, tmp_path / place / "tree", edit)
+        made += compile_units(given, {NCCL_CPP: "test"})
+    assert made[0].path != made[1].path
+    assert made[0].path.read_bytes() == made[1].path.read_bytes()
+    assert str(tmp_path).encode() not in made[0].path.read_bytes()
+
+
+def test_records_name_files_by_root(little: Little, tmp_path: Path, own_cache: Path) -> None:
+    given = lt.inputs(little, tmp_path / "tree", lt.edited(NCCL_H, "answer();", "answer();  //"))
+    (made,) = compile_units(given, {NCCL_CPP: "test"})
+    assert {f"tree:{NCCL_CPP}", f"tree:{NCCL_H}", "wheel:torch/csrc/cuda/Secret.h"} <= set(made.includes)
+    assert not [name for name in made.includes if str(tmp_path) in name]
+    assert own_cache.is_dir()
+
+
+def test_a_unit_that_does_not_compile_says_why_and_leaves_nothing(
+    little: Little, tmp_path: Path, own_cache: Path
+) -> None:
+    given = lt.inputs(little, tmp_path / "tree", {NCCL_CPP: '#include "absent/thing.h"\n'})
+    with pytest.raises(CompileError, match=NCCL_CPP) as caught:
+        compile_units(given, {NCCL_CPP: "test"})
+    assert "absent/thing.h" in caught.value.cause
+    assert [path for path in own_cache.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path) -> None:
+    """The other compiler, and what it started, would run for a minute."""
+    script, started = tmp_path / "slow-g++", tmp_path / "started"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *Secret*) while [ ! -e {started} ]; do :; done; exit 1;; esac\n'
+        f"touch {started}; sleep 61; exit 0\n"
+    )
+    script.chmod(0o755)
+    given = lt.inputs(little, tmp_path / "tree", {})
+    slow = replace(given, toolchain=Toolchain(script, "slow", 12, is_clang=False))
+    began = time.monotonic()
+    with pytest.raises(CompileError, match="Secret"):
+        compile_units(slow, {NCCL_CPP: "test", HIDDEN_CPP: "test"})
+    assert time.monotonic() - began < 20
