@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from build import official, paths, record, releases, sources
+from build import official, paths, preflight, record, releases, sources
 from build.console import console, log_to_file, note, step
 from build.errors import EnvironmentUnfitError
 from build.overlay import toolchain
@@ -73,9 +73,8 @@ def _included(objects: tuple[Object, ...]) -> frozenset[str]:
     return frozenset(name[6:] for item in objects for name in item.includes if name.startswith("wheel:"))
 
 
-def _check_source(tree: SourceTree, include: Path, objects: tuple[Object, ...]) -> Check:
-    """Compare headers: all of them, unless the tree is known by the files that matter alone."""
-    only = None if tree.proof in (Proof.COMMIT, Proof.DIGEST) else _included(objects)
+def _check_source(tree: SourceTree, include: Path, only: frozenset[str] | None) -> Check:
+    """Compare headers of tree and wheel, all of them or `only` those that were included."""
     found = sources.check_headers(tree, include, only)
     detail = f"{tree.proof.value} ({tree.identity}); {found.equal} shared headers equal"
     if found.differing:
@@ -127,16 +126,19 @@ def _assemble(
 
 def _make(request: Request, release: Release) -> record.BuildRecord:
     """Run all stages; the folder is locked."""
+    preflight.check(release, request.python, request.dist, source=request.source)
     patches = patches_of(release.version, release.series)
     tree = sources.acquire(release, request.source)
     wheel = official.fetch_wheel(release, request.python)
     applied = _apply(tree, patches)
     inputs = _inputs(request, release, applied, tree, wheel)
-    if tree.proof in (Proof.COMMIT, Proof.DIGEST):
-        _check_source(tree, inputs.include, ())
+    # A tree that is known as a whole is judged before the long work, another by what the compiler then read of it.
+    known = tree.proof in (Proof.COMMIT, Proof.DIGEST)
+    early = _check_source(tree, inputs.include, None) if known else None
     overlay = build_overlay(inputs, request.folder)
-    checks = (_check_source(tree, inputs.include, overlay.objects), *overlay.checks)
+    belongs = early or _check_source(tree, inputs.include, _included(overlay.objects))
     tag = platform_tag(overlay.path)
+    checks = (belongs, *overlay.checks)
     checks = (*checks, Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies"))
     proven = record.provenance(release, tree, patches, overlay, checks, inputs.toolchain.identity, tag)
     wheels = _assemble(request, release, wheel, overlay, proven)

@@ -12,7 +12,12 @@ from build.overlay.flags import code_flags
 from build.overlay.link import SONAME, link
 from build.overlay.model import Check, Inputs, Object, Overlay
 from build.overlay.objects import sha256
-from build.overlay.symbols import build_id, defined
+from build.overlay.symbols import build_id, defined, defined_among
+
+
+def _strong(item: Object) -> frozenset[str]:
+    """Return the functions and variables that a unit alone defines."""
+    return frozenset(name for name, symbol in defined(item.path, dynamic=False).items() if symbol.kind in "TDBR")
 
 
 def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
@@ -21,13 +26,11 @@ def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
     Raises:
         NeedsFullBuildError: naming the units.
     """
-    theirs = {name for name, item in defined(inputs.lib / "libtorch_python.so", dynamic=False).items() if item.strong}
-    cuda = {name for name, item in defined(inputs.lib / "libtorch_cuda.so", dynamic=False).items() if item.strong}
-    wrong = []
-    for item in objects:
-        own = {name for name, symbol in defined(item.path, dynamic=False).items() if symbol.kind in "TDBR"}
-        if len(own & theirs) > len(own & cuda):
-            wrong.append(item.unit)
+    own = {item.unit: _strong(item) for item in objects}
+    every = frozenset().union(*own.values())
+    theirs = defined_among(inputs.lib / "libtorch_python.so", every).keys()
+    cuda = defined_among(inputs.lib / "libtorch_cuda.so", every).keys()
+    wrong = [unit for unit, names in own.items() if len(names & theirs) > len(names & cuda)]
     if wrong:
         raise NeedsFullBuildError(
             f"units of libtorch_python cannot be in an overlay: {', '.join(wrong)}",

@@ -9,7 +9,7 @@ from pathlib import Path
 from build.errors import CompileError
 from build.overlay.model import Inputs, Object
 from build.overlay.objects import compile_units
-from build.overlay.symbols import defined, demangle, undefined
+from build.overlay.symbols import defined, defined_among, demangle, undefined
 
 #: Libraries of the wheel whose code may be needed.
 LIBRARIES = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
@@ -24,17 +24,13 @@ def hidden_needs(inputs: Inputs, objects: Iterable[Path]) -> frozenset[str]:
 
     The wheels keep their full symbol tables, in which such a symbol is a local one.
     """
-    needs = undefined(objects)
-    exported: set[str] = set()
-    local: set[str] = set()
+    needs = set(undefined(objects))
     for name in LIBRARIES:
-        exported |= defined(inputs.lib / name, dynamic=True).keys()
-        if needs - exported:
-            # Size 0: what the linker makes itself, such as _GLOBAL_OFFSET_TABLE_. Standard: parts of a newer libstdc++
-            # that the official build linked statically; this machine's compiler brings its own.
-            table = defined(inputs.lib / name, dynamic=False).items()
-            local |= {symbol for symbol, item in table if item.size and not item.standard}
-    return frozenset((needs - exported) & local)
+        needs -= defined(inputs.lib / name, dynamic=True).keys()
+    found = [item for name in LIBRARIES for item in defined_among(inputs.lib / name, needs).values()]
+    # Size 0: what the linker makes itself, such as _GLOBAL_OFFSET_TABLE_. Standard: parts of a newer libstdc++
+    # that the official build linked statically; this machine's compiler brings its own.
+    return frozenset(item.name for item in found if item.size and not item.standard)
 
 
 def _scoped_name(demangled: str) -> tuple[str, str]:

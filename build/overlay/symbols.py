@@ -59,6 +59,18 @@ def _parse(text: bytes) -> Iterator[Symbol]:
             yield Symbol(name, fields[1], numbers[0], numbers[1], version.lstrip("@"))
 
 
+def _nm(path: Path, *, dynamic: bool) -> bytes:
+    """Return what `nm` prints.
+
+    Raises:
+        WheelError: it is no ELF file that `nm` can read.
+    """
+    done = run(["nm", "--format=posix", *(["-D"] if dynamic else []), path], timeout=300)
+    if done.returncode:
+        raise WheelError(f"cannot read the symbols of {path.name}", cause=done.tail)
+    return done.stdout
+
+
 @lru_cache(maxsize=64)
 def table(path: Path, *, dynamic: bool) -> tuple[Symbol, ...]:
     """Return the symbols of an object or library.
@@ -70,15 +82,19 @@ def table(path: Path, *, dynamic: bool) -> tuple[Symbol, ...]:
     Raises:
         WheelError: it is no ELF file that `nm` can read.
     """
-    done = run(["nm", "--format=posix", *(["-D"] if dynamic else []), path], timeout=300)
-    if done.returncode:
-        raise WheelError(f"cannot read the symbols of {path.name}", cause=done.tail)
-    return tuple(_parse(done.stdout))
+    return tuple(_parse(_nm(path, dynamic=dynamic)))
 
 
 def defined(path: Path, *, dynamic: bool) -> dict[str, Symbol]:
     """Return what `path` defines, by name."""
     return {item.name: item for item in table(path, dynamic=dynamic) if item.kind not in "Uvw"}
+
+
+def defined_among(path: Path, names: Iterable[str]) -> dict[str, Symbol]:
+    """Return which of `names` are in the full symbol table of `path`: of the half million of a library, a few."""
+    wanted = {name.encode() for name in names}
+    lines = [line for line in _nm(path, dynamic=False).splitlines() if line.split(b" ", 1)[0] in wanted]
+    return {item.name: item for item in _parse(b"\n".join(lines)) if item.kind not in "Uvw"}
 
 
 def undefined(paths: Iterable[Path]) -> frozenset[str]:
