@@ -1,0 +1,181 @@
+"""Functions that actors run; ``stage`` is theirs, the arguments come from the test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from multiworld import BrokenWorldException, TcpStoreAddress, WorldBroken, WorldState
+from multiworld.chaos.actor import Stage
+from tests.multiworld.faults.operations import OPERATIONS, Row
+
+
+def serve(stage: Stage, host: str = "127.0.0.1") -> TcpStoreAddress:
+    """Host a store."""
+    return replace(stage.mw.serve_store(host), hosted=False)
+
+
+def watch_events(stage: Stage) -> None:
+    """Keep all events from now on in ``stage.props``."""
+    stage.props["events"] = []
+    stage.mw.subscribe(stage.props["events"].append)
+
+
+def events(stage: Stage) -> list[Any]:
+    """The events since ``watch_events``."""
+    return list(stage.props["events"])
+
+
+async def join(stage: Stage, name: str, rank: int, size: int, options: dict[str, Any]) -> tuple[int, int]:
+    """Join; our rank and the generation."""
+    world = await stage.mw.join(name, rank, size, **options)
+    return world.rank, world.generation
+
+
+async def rejoin(stage: Stage, name: str, options: dict[str, Any] | None = None) -> int:
+    """Rejoin; the generation."""
+    return (await stage.mw[name].rejoin(**(options or {}))).generation
+
+
+async def leave(stage: Stage, name: str) -> None:
+    """Leave in good order."""
+    await stage.mw[name].leave()
+
+
+def abort(stage: Stage, name: str) -> None:
+    """Break the world on purpose."""
+    stage.mw[name].abort("the test says so")
+
+
+async def close(stage: Stage) -> None:
+    """Close the ``MultiWorld``."""
+    await stage.close()
+
+
+def end(stage: Stage, code: int) -> None:  # noqa: ARG001
+    """Exit without leaving anything in order."""
+    raise SystemExit(code)
+
+
+def vanish(stage: Stage, code: int) -> None:  # noqa: ARG001
+    """Exit at once, without the interpreter's clean-up."""
+    os._exit(code)
+
+
+async def operate(stage: Stage, name: str, row: Row, peer: int) -> Any:  # noqa: ANN401
+    """Call one operation that needs ``peer``; say so as soon as it is under way."""
+    task = asyncio.ensure_future(OPERATIONS[row.operation].call(stage.mw[name], peer, row.count))
+    await asyncio.sleep(0)  # the task's first step has begun the operation, and waits now
+    stage.mark("operating")
+    return _plain(await task)
+
+
+async def operate_for_ever(stage: Stage, name: str, row: Row, peer: int) -> None:
+    """Call it again and again; say so after the third time."""
+    for turn in range(1_000_000):
+        await OPERATIONS[row.operation].call(stage.mw[name], peer, row.count)
+        if turn == 2:
+            stage.mark("going round")
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    return None if isinstance(value, torch.Tensor | list) else value
+
+
+async def ring(stage: Stage, name: str, rounds: int = 1) -> float:
+    """Exchange with the neighbours and reduce; the seconds per round. Raises if data is wrong."""
+    world = stage.mw[name]
+    started = time.monotonic()
+    for turn in range(rounds):
+        right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+        got, total = torch.zeros(64), torch.full((20_000,), float(world.rank))
+        await asyncio.gather(world.send(torch.full((64,), float(world.rank + turn)), right), world.recv(got, left))
+        await world.all_reduce(total)
+        assert bool((got == left + turn).all()), "wrong message"
+        assert bool((total == sum(range(world.size))).all()), "wrong sum"
+    return (time.monotonic() - started) / rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a world stands here."""
+
+    state: WorldState
+    generation: int
+    failure: BrokenWorldException | None
+
+
+def standing(stage: Stage, name: str) -> Standing:
+    """The state of a world."""
+    world = stage.mw[name]
+    return Standing(world.state, world.generation, world.failure)
+
+
+async def await_break(stage: Stage, name: str) -> WorldBroken:
+    """Wait until the world is broken; its event."""
+    stream = stage.mw.events()
+    world = stage.mw[name]
+    if world.failure is not None:
+        return WorldBroken(world=name, generation=world.generation, rank=world.world_rank, failure=world.failure)
+    stage.mark("watching")
+    async for event in stream:
+        if isinstance(event, WorldBroken) and event.world == name:
+            return event
+    raise AssertionError("the stream of events ended")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds on to."""
+
+    threads: int
+    descriptors: int
+    sockets: int
+
+
+def held(stage: Stage) -> Held:  # noqa: ARG001
+    """Count threads and descriptors, as the kernel sees them."""
+    links = []
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{entry}"))
+        except OSError:
+            continue
+    sockets = sum(link.startswith("socket:") for link in links)
+    return Held(len(os.listdir("/proc/self/task")), len(links), sockets)
+
+
+def thread_id(stage: Stage, name: str) -> int:  # noqa: ARG001
+    """Kernel id of the thread whose name begins so."""
+    found = [t.native_id for t in threading.enumerate() if t.name.startswith(name)]
+    assert found, f"no thread {name!r} among {[t.name for t in threading.enumerate()]}"
+    assert found[0] is not None
+    return found[0]
+
+
+async def serve_all(stage: Stage, name: str, row: Row) -> None:
+    """Be the other side of everybody's point-to-point operation, again and again."""
+    world = stage.mw[name]
+    peers = [rank for rank in range(world.size) if rank != world.rank]
+    for turn in range(1_000_000):
+        await asyncio.gather(*(OPERATIONS[row.operation].call(world, peer, row.count) for peer in peers))
+        if turn == 2:
+            stage.mark("going round")
+
+
+async def await_claims(stage: Stage, store: TcpStoreAddress, world: str, ranks: tuple[int, ...]) -> None:  # noqa: ARG001
+    """Wait until ``ranks`` of the first generation are claimed in the store."""
+    client = dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=10))
+    keys = [f"multiworld/{world}/1/rank/{rank}" for rank in ranks]
+    deadline = time.monotonic() + 10
+    while not client.check(keys):
+        assert time.monotonic() < deadline, f"no {keys} in the store"
+        await asyncio.sleep(0.005)

@@ -1,0 +1,62 @@
+"""Fixtures: one cast per test process, fresh actors per test, and faults that must have fired."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multiworld.chaos.cast import Cast
+from multiworld.chaos.injector import Injector
+from tests.multiworld.faults.backends import BACKENDS, Backend
+from tests.multiworld.faults.scene import Scene
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="session")
+def cast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cast]:
+    """Where actors come from; torch is loaded once."""
+    with Cast(tmp_path_factory.mktemp("cast") / "actors.log", (str(ROOT),)) as made:
+        yield made
+
+
+@pytest.fixture
+def injector(request: pytest.FixtureRequest) -> Iterator[Injector]:
+    """Makes faults; a test that used it and made none has shown nothing, and fails."""
+    made = Injector()
+    yield made
+    if not getattr(request.node, "went_wrong", False):
+        assert made.fired, "no fault was injected"
+
+
+@pytest.fixture(params=BACKENDS, ids=str)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """A row of the table of backends; skipped with its reason where it cannot run."""
+    row: Backend = request.param
+    if (reason := row.missing()) is not None:
+        pytest.skip(reason)
+    return row
+
+
+@pytest.fixture
+def scene(cast: Cast, injector: Injector, backend: Backend, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A store, actors and worlds for one test; nothing of them is left behind."""
+    start = cast.log.stat().st_size
+    yield Scene(cast, injector, backend.name)
+    cast.dismiss_all()
+    if getattr(request.node, "went_wrong", False):
+        with cast.log.open("rb") as log:
+            log.seek(start)
+            sys.stderr.write(log.read().decode(errors="replace")[-20_000:])
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    """Tell fixtures whether their test failed, so that they show the actors' log."""
+    outcome = yield
+    if outcome.get_result().failed:
+        item.went_wrong = True  # type: ignore[attr-defined]
