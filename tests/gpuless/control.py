@@ -60,5 +60,6 @@ def read_control(path: Path) -> Control | None:
 
 
 def _site(data: bytes, at: int) -> Site:
-    name, _action, _code, _comm, _after, _times, calls, _seen, fired, hanging, _generation = _RECORD.unpack_from(data, at)
+    name, *numbers = _RECORD.unpack_from(data, at)
+    _action, _code, _comm, _after, _times, calls, _seen, fired, hanging, _generation = numbers
     return Site(name.split(b"\0")[0].decode(), calls, fired, hanging)

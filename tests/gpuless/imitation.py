@@ -118,7 +118,8 @@ def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EnvironmentUnfitError(f"the C compiler could not be run: {shlex.join(command)}", cause=str(error)) from None
+        what = f"the C compiler could not be run: {shlex.join(command)}"
+        raise EnvironmentUnfitError(what, cause=str(error)) from None
     if done.returncode:
         raise EnvironmentUnfitError(
             f"the imitation of CUDA and NCCL does not compile: {shlex.join(command)}",

@@ -23,9 +23,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.gpuless.run", description=__doc__)
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="the probed interpreter")
     parser.add_argument("--expect", choices=[f.value for f in Form], default=Form.STOCK.value)
-    parser.add_argument(
-        "--only", action="append", metavar="ID", choices=[p.id for p in PROBES], help="repeatable"
-    )
+    parser.add_argument("--only", action="append", metavar="ID", choices=[p.id for p in PROBES], help="repeatable")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there as well")
     parser.add_argument("--jobs", type=int, default=2, help="probes at once; default 2")
     parser.add_argument("--record", action="store_true", help="write what a stock wheel does into measured.json")

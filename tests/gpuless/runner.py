@@ -108,7 +108,8 @@ def _execute(probe: Probe, subject: Subject, native: Native, folder: Path) -> tu
         "TORCH_FR_DUMP_TEMP_FILE": str(folder / "trace_"),
         "TMPDIR": str(folder),
     }
-    command = [subject.python, "-I", PROGRAMS / "main.py", probe.program, json.dumps(dict(probe.args)), folder / "result"]
+    arguments = (probe.program, json.dumps(dict(probe.args)), str(folder / "result"))
+    command = [str(subject.python), "-I", str(PROGRAMS / "main.py"), *arguments]
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,

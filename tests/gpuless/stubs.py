@@ -12,9 +12,7 @@ from tests.gpuless import symbols
 from tests.gpuless.subject import Subject
 
 # These work without a device, on no handles: the real ones serve.
-_PASSED_THROUGH = frozenset(
-    {"cudaGetErrorName", "cudaGetErrorString", "cudaRuntimeGetVersion", "cudaGetExportTable"}
-)
+_PASSED_THROUGH = frozenset({"cudaGetErrorName", "cudaGetErrorString", "cudaRuntimeGetVersion", "cudaGetExportTable"})
 _CUDA_NOT_SUPPORTED = 801
 _NCCL_INVALID_USAGE = 5
 

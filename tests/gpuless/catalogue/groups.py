@@ -47,9 +47,7 @@ def _end_fails(operation: str, patch: Patch) -> Probe:
 
 def _init_fails(operation: str, patch: Patch) -> Probe:
     title = f"{operation}: its communicator cannot be made"
-    return failing(
-        f"{operation}-init", patch, title, _INIT, operation=operation, sites=list(_INIT), fresh=True
-    )
+    return failing(f"{operation}-init", patch, title, _INIT, operation=operation, sites=list(_INIT), fresh=True)
 
 
 _GUARD, _LEAK = Patch.GROUP_GUARD, Patch.GROUP_LEAK

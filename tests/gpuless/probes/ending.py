@@ -12,9 +12,7 @@ from world import forget
 _PATIENCE = 20.0  # seconds to get rid of a world
 
 
-def run(
-    how: str, inject: list[list[object]], until: str = "", aborts: bool = True
-) -> tuple[str, dict[str, object]]:
+def run(how: str, inject: list[list[object]], until: str = "", aborts: bool = True) -> tuple[str, dict[str, object]]:
     """Break a world, end it, and use the other one.
 
     Args:

@@ -25,7 +25,7 @@ DATA_CALLS = (
 )  # fmt: skip
 
 # Preloaded already; by its path the loader returns the same library.
-_library = ctypes.CDLL(os.environ["LD_PRELOAD"].split()[0])
+library = ctypes.CDLL(os.environ["LD_PRELOAD"].split()[0])
 
 
 def inject(site: str, action: int, code: int = 0, comm: int = ANY, after: int = 0, times: int = 0) -> None:
@@ -39,7 +39,7 @@ def inject(site: str, action: int, code: int = 0, comm: int = ANY, after: int = 
         after: matching calls to let pass first.
         times: matching calls to hit after that; 0 means all.
     """
-    if _library.gpuless_inject(site.encode(), action, code, comm, after, times) != 0:
+    if library.gpuless_inject(site.encode(), action, code, comm, after, times) != 0:
         raise ValueError(f"no injection site {site}")
 
 
@@ -51,37 +51,37 @@ def lift(*sites: str) -> None:
 
 def calls(site: str) -> int:
     """Return how often a site was called."""
-    return int(_library.gpuless_counter(site.encode(), 0))
+    return int(library.gpuless_counter(site.encode(), 0))
 
 
 def fired(site: str) -> int:
     """Return how often a site's injection was hit."""
-    return int(_library.gpuless_counter(site.encode(), 1))
+    return int(library.gpuless_counter(site.encode(), 1))
 
 
 def hanging(site: str) -> int:
     """Return how many threads hang in a site now."""
-    return int(_library.gpuless_counter(site.encode(), 2))
+    return int(library.gpuless_counter(site.encode(), 2))
 
 
 def launched() -> int:
     """Return how many NCCL operations reached a stream."""
-    return int(_library.gpuless_total(0))
+    return int(library.gpuless_total(0))
 
 
 def depth() -> int:
     """Return how many NCCL groups this thread has open."""
-    return int(_library.gpuless_group_depth())
+    return int(library.gpuless_group_depth())
 
 
 def comms() -> int:
     """Return how many communicators were made."""
-    return int(_library.gpuless_comm_count())
+    return int(library.gpuless_comm_count())
 
 
 def is_aborted(comm: int) -> bool:
     """Say whether a communicator was aborted."""
-    return int(_library.gpuless_comm_state(comm)) == 1
+    return int(library.gpuless_comm_state(comm)) == 1
 
 
 def await_true(what: Callable[[], bool], seconds: float) -> float | None:

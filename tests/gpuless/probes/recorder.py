@@ -23,7 +23,7 @@ def run(door: str) -> tuple[str, dict[str, object]]:
     world = World()
     for operation in _RUN:
         world.run(operation)
-    recorded = list(_names(pickle.loads(_DOORS[door]())))
+    recorded = list(_names(pickle.loads(_DOORS[door]())))  # noqa: S301 - its own process wrote it
     shown = [name for name in recorded if any(op in name for op in _RUN)]
     wanted = [f"nccl:{operation}" for operation in _RUN]
     return ("OK" if shown == wanted else "WRONG_RECORD"), {"recorded": recorded}

@@ -1,0 +1,168 @@
+"""The harness itself, on a real CUDA build of torch: `MULTIWORLD_TORCH_PYTHON`, else the running interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from build.errors import EnvironmentUnfitError
+from tests.gpuless import measured
+from tests.gpuless.catalogue import PROBES
+from tests.gpuless.imitation import Native, built
+from tests.gpuless.model import Form, Outcome, Patch, Probe, ProbeResult, Verdict
+from tests.gpuless.run import main
+from tests.gpuless.runner import run_probe
+from tests.gpuless.subject import Subject, examine
+
+_BY_ID = {probe.id: probe for probe in PROBES}
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    python = Path(os.environ.get("MULTIWORLD_TORCH_PYTHON", sys.executable))
+    try:
+        return examine(python)
+    except EnvironmentUnfitError as error:
+        pytest.skip(f"no CUDA build of torch to probe (set MULTIWORLD_TORCH_PYTHON): {error.what}")
+
+
+@pytest.fixture(scope="module")
+def native(subject: Subject) -> Native:
+    return built(subject)
+
+
+def _run(probe: Probe, subject: Subject, native: Native) -> ProbeResult:
+    return run_probe(probe, subject, native, Form.STOCK)
+
+
+def _own(program: str, **settings: object) -> Probe:
+    probe = Probe(id="test", patch=Patch.BASELINE, title="", program=program)
+    return replace(probe, **settings)  # type: ignore[arg-type]
+
+
+def test_imitation_keeps_its_promises(subject: Subject, native: Native) -> None:
+    result = _run(_own("selftest"), subject, native)
+    assert result.got is Outcome.OK, result.detail
+
+
+def test_real_process_group_works_without_injection(subject: Subject, native: Native) -> None:
+    result = _run(_BY_ID["works"], subject, native)
+    assert result.got is Outcome.OK, (result.detail, result.output)
+    assert result.detail["reduced"] == [1.0, 2.0]
+
+
+def test_injection_fires_and_reaches_the_caller(subject: Subject, native: Native) -> None:
+    result = _run(_BY_ID["remote-error-gather"], subject, native)
+    fired = result.detail["fired"]
+    assert isinstance(fired, dict)
+    assert sum(fired.values()) >= 1
+    assert result.detail["exception"] is not None
+
+
+def test_probe_whose_injection_never_fires_shows_nothing(subject: Subject, native: Native) -> None:
+    result = _run(replace(_BY_ID["works"], fires=("ncclCommRevoke",)), subject, native)
+    assert result.got is Outcome.NOT_INJECTED
+
+
+def test_failing_program_is_no_outcome_of_torch(subject: Subject, native: Native) -> None:
+    result = _run(_own("works", args={"operations": [], "backend": "unknown", "excess": 1}), subject, native)
+    assert result.got is Outcome.BROKEN
+    assert "TypeError" in str(result.detail["error"])
+
+
+def test_deadline_is_hard(subject: Subject, native: Native) -> None:
+    result = _run(replace(_BY_ID["works"], timeout=0.2), subject, native)
+    assert result.got is Outcome.STALLED
+    assert result.seconds < 5
+
+
+def test_wrong_end_of_the_process_is_not_the_defect(subject: Subject, native: Native) -> None:
+    dying = next((p for p in PROBES if p.stock.get(subject.release) is Outcome.TERMINATED), None)
+    if dying is None:
+        pytest.skip(f"no termination measured on stock {subject.release}")
+    result = _run(replace(dying, evidence="words that no PyTorch ever wrote"), subject, native)
+    if result.got is Outcome.OK:
+        pytest.skip("a patched wheel: nothing terminates")
+    assert result.got is Outcome.BROKEN
+
+
+def test_imitation_is_built_once(subject: Subject, native: Native) -> None:
+    before = native.imitation.stat().st_mtime_ns
+    again = built(subject)
+    assert again == native
+    assert again.imitation.stat().st_mtime_ns == before
+
+
+def test_two_builds_at_once_share_one_result(subject: Subject, tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from tests.gpuless.subject import examine; from tests.gpuless.imitation import built;"
+        "print(built(examine(pathlib.Path(sys.argv[1]))).imitation)"
+    )
+    environment = {**os.environ, "MULTIWORLD_CACHE": str(tmp_path), "PYTHONPATH": str(_REPOSITORY)}
+    command = [sys.executable, "-c", code, str(subject.python)]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=120)[0].strip().splitlines()[-1] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert answers[0] == answers[1]
+    assert not list((tmp_path / "gpuless").glob(".part-*"))
+
+
+def test_without_compiler_says_so(subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(EnvironmentUnfitError, match="no C compiler found"):
+        built(subject)
+
+
+def test_broken_compiler_leaves_nothing_behind(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(EnvironmentUnfitError, match="does not compile"):
+        built(subject)
+    assert [p for p in (tmp_path / "gpuless").iterdir() if p.suffix != ".lock"] == []
+
+
+def test_interpreter_without_torch_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+    with pytest.raises(EnvironmentUnfitError, match="has no torch"):
+        examine(python)
+    assert main(["--python", str(python)]) == EnvironmentUnfitError.exit_code
+    assert "has no torch" in capsys.readouterr().out
+
+
+def test_ids_are_unique_and_every_measured_one_exists() -> None:
+    assert len(_BY_ID) == len(PROBES)
+    assert set(measured.measured()) <= set(_BY_ID)
+
+
+def test_measured_releases_are_ones_the_probe_covers() -> None:
+    wrong = [(p.id, release) for p in PROBES for release in p.stock if not p.covers(release)]
+    assert wrong == []
+
+
+def test_no_outcome_of_the_harness_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "MEASURED", tmp_path / "measured.json")
+    results = [
+        ProbeResult(_BY_ID["works"], "2.6.0", Form.STOCK, got, Verdict.MISMATCH, 1.0, {}, "")
+        for got in (Outcome.BROKEN, Outcome.OK)
+    ]
+    assert measured.record(results) == ("works",)
+    assert measured.measured() == {"works": {"2.6.0": Outcome.OK}}
+    with pytest.raises(ValueError, match="stock"):
+        measured.record([replace(results[1], form=Form.PATCHED)])
+
+
+def test_every_patch_has_probes_that_fail_on_stock() -> None:
+    for patch in (Patch.REMOTE_ERROR, Patch.GROUP_GUARD, Patch.GROUP_LEAK, Patch.CLEANUP_ONLY):
+        failing = [p for p in PROBES if p.patch is patch and set(p.stock.values()) - {Outcome.OK}]
+        assert failing, patch
