@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,15 @@ class Request:
         return self.dist / self.release
 
 
+@dataclass(frozen=True, slots=True)
+class _Got:
+    """What a build starts from."""
+
+    patches: tuple[PatchFile, ...]
+    tree: SourceTree
+    wheel: Path
+
+
 def _safe_headers(release: Release) -> dict[str, str]:
     """Return the header changes that the series' manifests declare safe, with the reasons."""
     found: dict[str, str] = {}
@@ -58,12 +68,10 @@ def _safe_headers(release: Release) -> dict[str, str]:
     return found
 
 
-def _apply(tree: SourceTree, patches: tuple[PatchFile, ...]) -> AppliedTree:
-    """Apply the series in a checkout that later builds use again."""
-    target = paths.cache("applied") / tree.release.version
+def _apply(tree: SourceTree, patches: tuple[PatchFile, ...], target: Path) -> AppliedTree:
+    """Apply the series in a checkout that later builds use again; its lock is held as long as it is read."""
     step(f"applying {len(patches)} patches")
-    with paths.locked(target, f"the checkout of {tree.release.version}"):
-        applied = apply_series(tree.repo, tree.base, patches, target)
+    applied = apply_series(tree.repo, tree.base, patches, target)
     console.print(verdict_table(applied.verdicts, f"{tree.release.version}: hunks"))
     return applied
 
@@ -124,23 +132,20 @@ def _assemble(
     ]
 
 
-def _make(request: Request, release: Release) -> record.BuildRecord:
-    """Run all stages; the folder is locked."""
-    preflight.check(release, request.python, request.dist, source=request.source)
-    patches = patches_of(release.version, release.series)
-    tree = sources.acquire(release, request.source)
-    wheel = official.fetch_wheel(release, request.python)
-    applied = _apply(tree, patches)
+def _wheels(request: Request, got: _Got, applied: AppliedTree, scratch: Path) -> record.BuildRecord:
+    """Make the overlay in `scratch`, prove it, and put it into wheels."""
+    tree, wheel = got.tree, got.wheel
+    release = tree.release
     inputs = _inputs(request, release, applied, tree, wheel)
     # A tree that is known as a whole is judged before the long work, another by what the compiler then read of it.
     known = tree.proof in (Proof.COMMIT, Proof.DIGEST)
     early = _check_source(tree, inputs.include, None) if known else None
-    overlay = build_overlay(inputs, request.folder)
+    overlay = build_overlay(inputs, scratch)
     belongs = early or _check_source(tree, inputs.include, _included(overlay.objects))
     tag = platform_tag(overlay.path)
     checks = (belongs, *overlay.checks)
     checks = (*checks, Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies"))
-    proven = record.provenance(release, tree, patches, overlay, checks, inputs.toolchain.identity, tag)
+    proven = record.provenance(release, tree, got.patches, overlay, checks, inputs.toolchain.identity, tag)
     wheels = _assemble(request, release, wheel, overlay, proven)
     return record.BuildRecord(
         provenance=proven,
@@ -152,6 +157,20 @@ def _make(request: Request, release: Release) -> record.BuildRecord:
         replaced=overlay.replaced,
         passed_over=tuple(f"{item.origin}: {item.reason}" for item in tree.passed_over),
     )
+
+
+def _make(request: Request, release: Release) -> record.BuildRecord:
+    """Run all stages; the folder is locked."""
+    preflight.check(release, request.python, request.dist, source=request.source)
+    got = _Got(
+        patches=patches_of(release.version, release.series),
+        tree=sources.acquire(release, request.source),
+        wheel=official.fetch_wheel(release, request.python),
+    )
+    checkout = paths.cache("applied") / release.version
+    lock = paths.locked(checkout, f"the checkout of {release.version}")
+    with lock, tempfile.TemporaryDirectory(prefix="overlay-") as scratch:
+        return _wheels(request, got, _apply(got.tree, got.patches, checkout), Path(scratch))
 
 
 def build_release(request: Request) -> record.BuildRecord:
