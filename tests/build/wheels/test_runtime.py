@@ -1,0 +1,152 @@
+"""The loader inside the overlay wheel: loads into its own build, and leaves every other torch as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from build.overlay import symbols
+from build.runtime.multiworld_torch_overlay import _load
+from tests.build.overlay.little import Little, shell
+from tests.build.wheels.conftest import Made
+from tests.build.wheels.test_archive import streamed
+
+PACKAGE = "multiworld_torch_overlay"
+_RUN = f"""
+import json, sys, warnings
+import {PACKAGE} as overlay
+overlay.install()
+overlay.install()
+class Spy:
+    names = []
+    def find_spec(self, name, path=None, target=None):
+        self.names.append(name)
+sys.meta_path.insert(1, Spy())
+before = overlay.state()
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import torch
+print(json.dumps({{"before": before, "state": overlay.state(), "answer": torch.answer(), "spy": "torch._C" in Spy.names,
+                  "said": [f"{{w.category.__name__}}: {{w.message}}" for w in seen],
+                  "finders": sum(type(f).__module__ == overlay.__name__ for f in sys.meta_path)}}))
+"""
+
+
+@pytest.fixture
+def site(made: Made, little: Little, tmp_path: Path) -> Path:
+    """site-packages with the miniature and the overlay wheel, as an installer lays them out."""
+    folder = tmp_path / "site"
+    shutil.copytree(little.wheel, folder)
+    for name, data in streamed(made.alone).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+def run(site: Path, program: str = _RUN, **env: str) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": str(site), **env},
+        capture_output=True, text=True, timeout=60, check=False, cwd="/",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_it_loads_once_and_hides_no_other_finder(site: Path) -> None:
+    found = run(site)
+    assert found == {
+        "before": "not loaded: torch has not been imported", "state": "loaded", "answer": 140, "spy": True, "said": [],
+        "finders": 1,
+    }  # fmt: skip
+
+
+def _facts(site: Path, **changes: object) -> None:
+    path = site / PACKAGE / "overlay.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _preloaded(site: Path) -> None:
+    """Another module of the program has loaded libtorch_cuda.so before."""
+    library = site / "torch" / "lib" / "libtorch_cuda.so"
+    (site / "sitecustomize.py").write_text(f"import ctypes; ctypes.CDLL({str(library)!r})\n")
+
+
+REFUSALS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
+    "another build": (lambda site: _facts(site, build_ids=["f" * 40], made_for="8.8.8+cu0"), "8.8.8+cu0", True),
+    "a patched wheel": (lambda site: (site / "torch/lib/libtorch_mw.so").touch(), "patched wheel", False),
+    "loaded before": (_preloaded, "loaded before torch was imported", True),
+    "a damaged library": (lambda site: (site / PACKAGE / "lib/libtorch_mw.so").write_bytes(b"no"), "refused it", True),
+    "no facts": (lambda site: (site / PACKAGE / "overlay.json").unlink(), "cannot be read", True),
+    "odd facts": (lambda site: (site / PACKAGE / "overlay.json").write_text("{}"), "cannot be read", True),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_torch_is_left_as_it_is(case: str, site: Path) -> None:
+    prepare, reason, loud = REFUSALS[case]
+    prepare(site)
+    found = run(site)
+    assert found["answer"] == 41
+    assert str(found["state"]).startswith("not loaded: ")
+    assert reason in str(found["state"])
+    said = found["said"]
+    assert isinstance(said, list)
+    assert len(said) == int(loud)
+    assert all(text.startswith("RuntimeWarning: multiworld's overlay is not active: ") for text in said)
+
+
+def test_the_warning_names_both_builds(site: Path, little: Little) -> None:
+    _facts(site, build_ids=["f" * 40])
+    said = str(run(site)["said"])
+    assert "f" * 40 in said
+    assert symbols.build_id(little.wheel / "torch" / "lib" / "libtorch_cuda.so") in said
+
+
+def test_it_can_be_switched_off(site: Path) -> None:
+    found = run(site, MULTIWORLD_TORCH_OVERLAY="0")
+    assert (found["answer"], found["said"]) == (41, [])
+    assert found["state"] == "not loaded: switched off by MULTIWORLD_TORCH_OVERLAY=0"
+
+
+def test_a_torch_elsewhere_and_a_torch_without_cuda(site: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(site / "torch", elsewhere / "torch")
+    shutil.copytree(site / "nvidia", elsewhere / "nvidia")
+    found = run(site, PYTHONPATH=f"{elsewhere}{os.pathsep}{site}")
+    assert "install both into the same environment" in str(found["state"])
+    assert found["answer"] == 41
+    reason, loud = _load._refusal(tmp_path, {"soname": "x", "made_for": "9.9.0+cu124", "build_ids": []})
+    assert "has no CUDA" in reason
+    assert loud
+
+
+def test_build_ids_are_those_that_pyelftools_reads(little: Little, tmp_path: Path) -> None:
+    libraries = sorted((little.wheel / "torch" / "lib").iterdir())
+    libraries += [Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line]
+    moved = tmp_path / "moved.so"
+    shutil.copy(libraries[0], moved)
+    shell(shutil.which("patchelf") or "patchelf", "--set-rpath", "/" + "x" * 4000, moved)
+    libraries = sorted({path for path in [*libraries, moved] if path.is_file()})
+    assert len(libraries) > 8
+    assert {path: _load.build_id(path) for path in libraries} == {path: symbols.build_id(path) for path in libraries}
+    assert _load.build_id(moved) != ""
+
+
+@pytest.mark.parametrize("data", [b"", b"text", b"\x7fELF\x02\x01" + bytes(58), b"\x7fELF\x01\x01" + bytes(90)])
+def test_what_has_no_build_id(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    assert _load.build_id(path) == ""
+    source, bare = tmp_path / "a.c", tmp_path / "bare.so"
+    source.write_text("int a;\n")
+    shell("gcc", "-shared", "-Wl,--build-id=none", source, "-o", bare)
+    assert _load.build_id(bare) == ""
