@@ -67,6 +67,19 @@ PROBES: tuple[Probe, ...] = (
         waits=True,
     ),
     pending(
+        "pending-barrier-wait",
+        "the same with a barrier; its wait() raises",
+        [ASYNC_ERROR],
+        operation="barrier",
+        waits=True,
+    ),
+    pending(
+        "pending-new-peer",
+        "the same; a send, which needs a new communicator, raises as well",
+        [ASYNC_ERROR],
+        following="send",
+    ),
+    pending(
         "pending-timeout",
         "a peer is silent; the process group's timeout of 4 s",
         [],
@@ -139,6 +152,23 @@ PROBES: tuple[Probe, ...] = (
         until="ncclCommAbort",
         aborts=False,
         window=9,
+    ),
+    pending(
+        "abort-hangs-wait",
+        "ncclCommAbort hangs; wait() of the pending operation raises",
+        [ASYNC_ERROR, _ABORT_HANGS],
+        until="ncclCommAbort",
+        aborts=False,
+        waits=True,
+    ),
+    pending(
+        "abort-hangs-barrier-wait",
+        "ncclCommAbort hangs; wait() of a pending barrier raises",
+        [ASYNC_ERROR, _ABORT_HANGS],
+        until="ncclCommAbort",
+        aborts=False,
+        operation="barrier",
+        waits=True,
     ),
     pending(
         "watchdog-hangs",

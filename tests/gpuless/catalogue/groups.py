@@ -56,9 +56,8 @@ PROBES: tuple[Probe, ...] = (
     *(_call_fails(op, _GUARD) for op in (*_COLLECTIVES, *_COALESCED)),
     *(_system_error(op, _GUARD) for op in ("all_reduce", "all_reduce_coalesced")),
     _end_fails("all_reduce_coalesced", _GUARD),
-    *(_init_fails(op, _GUARD) for op in ("all_reduce", "all_reduce_coalesced")),
     *(_call_fails(op, _LEAK) for op in (*_POINT_TO_POINT, *_LISTS, "coalescing_manager")),
     *(_system_error(op, _LEAK) for op in ("send", "gather", "coalescing_manager")),
     *(_end_fails(op, _LEAK) for op in ("send", "recv", "gather", "scatter", "all_to_all", "coalescing_manager")),
-    *(_init_fails(op, _LEAK) for op in ("send", "gather", "coalescing_manager")),
+    *(_init_fails(op, _LEAK) for op in ("all_reduce", "all_reduce_coalesced", "send", "gather", "coalescing_manager")),
 )

@@ -31,9 +31,15 @@ class Breakage:
 
 
 def break_world(
-    inject: list[list[object]], within: float, broken: str, until: str, aborts: bool, timeout: float = 0
+    inject: list[list[object]],
+    within: float,
+    broken: str,
+    until: str,
+    aborts: bool,
+    timeout: float = 0,
+    operation: str = "all_reduce",
 ) -> Breakage:
-    """Make two worlds, leave an all-reduce pending on one of them, and let the faults strike.
+    """Make two worlds, leave an operation pending on one of them, and let the faults strike.
 
     Args:
         inject: (site, action, code) for the broken world's communicator, set while the operation is pending.
@@ -42,6 +48,7 @@ def break_world(
         until: the fault's own site; waited for before the abort is.
         aborts: whether to wait for the broken world's communicator to be aborted.
         timeout: the broken world's own timeout in seconds; 0 for one that plays no part.
+        operation: what is left pending; one that comes down to ncclAllReduce.
     """
     limit = datetime.timedelta(seconds=timeout) if timeout else TIMEOUT
     worlds = [World(timeout=limit if broken == name else TIMEOUT) for name in ("first", "second")]
@@ -50,7 +57,7 @@ def break_world(
     sick, healthy = worlds if broken == "first" else worlds[::-1]
     (comm,) = sick.comms
     fake.inject("ncclAllReduce", fake.HOLD, comm=comm)
-    breakage = Breakage(sick, healthy, sick.start("all_reduce"))
+    breakage = Breakage(sick, healthy, sick.start(operation))
     for site, action, code in inject:
         fake.inject(site, action, code, comm=comm)
     if until:
