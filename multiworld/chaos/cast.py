@@ -24,6 +24,8 @@ from multiworld.chaos.messages import Call, Cancel, Mark, Outcome
 _START_SECONDS = 120.0
 # One thread each: actors are many, cores are few, and a zygote must have no other thread when it forks.
 _ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+# torch prints the stack of every refused connection, which is what a cast is made to provoke.
+_ENVIRONMENT["TORCH_CPP_LOG_LEVEL"] = "FATAL"
 
 
 class OverdueError(AssertionError):
@@ -94,7 +96,9 @@ class Actor:
 
     def wait_for(self, mark: str, timeout: float = 20.0) -> Mark:
         """The first mark of that name not asked for yet."""
-        found: Mark = self._wait(lambda: next((m for m in self._marks if m.name == mark), None), f"mark {mark!r}", timeout)
+        found: Mark = self._wait(
+            lambda: next((m for m in self._marks if m.name == mark), None), f"mark {mark!r}", timeout
+        )
         self._marks.remove(found)
         return found
 

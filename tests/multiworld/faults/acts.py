@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -143,14 +144,9 @@ class Held:
 
 def held(stage: Stage) -> Held:  # noqa: ARG001
     """Count threads and descriptors, as the kernel sees them."""
-    links = []
-    for entry in os.listdir("/proc/self/fd"):
-        try:
-            links.append(os.readlink(f"/proc/self/fd/{entry}"))
-        except OSError:
-            continue
+    links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]  # noqa: PTH115 - text
     sockets = sum(link.startswith("socket:") for link in links)
-    return Held(len(os.listdir("/proc/self/task")), len(links), sockets)
+    return Held(len(list(Path("/proc/self/task").iterdir())), len(links), sockets)
 
 
 def thread_id(stage: Stage, name: str) -> int:  # noqa: ARG001

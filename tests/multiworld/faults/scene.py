@@ -41,6 +41,11 @@ class Scene:
             self._store = self._host.run(acts.serve)
         return self._host
 
+    def host_at(self, network: str, address: str) -> None:
+        """Host the store in a network namespace."""
+        self._host = self.actor("store-host", network=network)
+        self._store = self._host.run(acts.serve, address)
+
     @property
     def store(self) -> TcpStoreAddress:
         """The store that serves all worlds of the scene."""

@@ -1,4 +1,4 @@
-"""A member crashes at each step of its life: before the store, in the store's wait, while connecting, idle, in teardown."""
+"""A member crashes at each step of its life: before the store, in its wait, while connecting, idle, in teardown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _crashed(scene: Scene, victim: Any, event: str) -> Fired:  # noqa: ANN401
     return scene.injector.died(victim, f"crash at {event}", mark.at, -signal.SIGKILL)
 
 
-def _others_are_told(scene: Scene, running: list[Any], budget: float) -> None:
+def _others_are_told(running: list[Any], budget: float) -> None:
     for call in running:
         outcome = call.outcome(budget + 5)
         assert isinstance(outcome.error, RendezvousError), repr(outcome.error)
@@ -62,7 +62,7 @@ def test_before_the_store(scene: Scene, rank: int) -> None:
     scene.injector.kill(victim)
     ranks = [r for r in range(3) if r != rank]
     running = [scene.start_join(WORLD, x, r, 3, join_timeout=SHORT) for x, r in zip((a, b), ranks, strict=True)]
-    _others_are_told(scene, running, SHORT + 1.5)
+    _others_are_told(running, SHORT + 1.5)
     scene.works(CALM, [a, b])
 
 

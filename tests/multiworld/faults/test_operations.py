@@ -110,7 +110,9 @@ def _all_lost(outcomes: list, row: Row, fault: Fault, fired: Fired) -> list[Peer
 
 
 @pytest.mark.parametrize("fault", [KILL, FREEZE], ids=str)
-@pytest.mark.parametrize("name", [operation.name for operation in COLLECTIVES if operation.by_length] + ["recv", "send"])
+@pytest.mark.parametrize(
+    "name", [operation.name for operation in COLLECTIVES if operation.by_length] + ["recv", "send"]
+)
 def test_member_is_hit_in_the_middle(scene: Scene, name: str, fault: Fault) -> None:
     """The payload is on its way: collectives go round with 16 MB each, then one member is hit."""
     a, b, victim = members = scene.actors(3)
@@ -129,4 +131,8 @@ def _endless(row: Row, rank: int) -> tuple:  # type: ignore[type-arg]
     if OPERATIONS[row.operation].collective:
         return acts.operate_for_ever, WORLD, row, 0
     mirror = {"send": "recv", "recv": "send"}[row.operation]
-    return (acts.operate_for_ever, WORLD, row, VICTIM) if rank != VICTIM else (acts.serve_all, WORLD, Row(mirror, row.count))
+    return (
+        (acts.operate_for_ever, WORLD, row, VICTIM)
+        if rank != VICTIM
+        else (acts.serve_all, WORLD, Row(mirror, row.count))
+    )

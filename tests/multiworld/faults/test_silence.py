@@ -1,0 +1,195 @@
+"""Peers that stop: frozen, thawed again, stalled themselves, or slow but alive."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import io
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from multiworld import Heartbeat, OwnStall, PeerLost, PeerRecovered, PeerSuspected, WorldState
+from multiworld.chaos.actor import Stage
+from tests.multiworld.faults import acts
+from tests.multiworld.faults.bounds import SILENT_SECONDS
+from tests.multiworld.faults.operations import SMALL, Row
+from tests.multiworld.faults.scene import CALM, Scene, lost
+
+WORLD = "struck"
+RECV = Row("recv", SMALL)
+
+
+async def wait_for_recv(stage: Stage, name: str, src: int, seconds: float) -> str:
+    """A receive under ``asyncio.wait_for``; the name of what came of it."""
+    stage.mark("waiting")
+    try:
+        await asyncio.wait_for(stage.mw[name].recv(torch.zeros(1), src), seconds)
+    except asyncio.TimeoutError as error:
+        return "PeerLost" if isinstance(error, PeerLost) else "TimeoutError"
+    except PeerLost:
+        return "PeerLost"
+    return "value"
+
+
+def test_frozen_peer_does_not_hold_up_wait_for(scene: Scene) -> None:
+    """The deadline of the caller comes before the peer is lost: it is kept to."""
+    a, victim = members = scene.actors(2)
+    scene.join(WORLD, members)
+    scene.injector.freeze(victim)
+    started = time.monotonic()
+    call = a.start(wait_for_recv, WORLD, 1, 0.3)
+    assert call.result() == "TimeoutError"
+    assert time.monotonic() - started < 0.3 + 0.5
+
+
+def test_frozen_peer_while_three_worlds_are_busy(scene: Scene) -> None:
+    """One ``PeerLost`` within a second, no error and no slow-down elsewhere."""
+    a, b, victim = members = scene.actors(3)
+    busy = ["one", "two", "three"]
+    for name in busy:
+        scene.join(name, [a, b])
+    scene.join(WORLD, members)
+    before = max(scene.everywhere([a, b], _slowest_ring, busy, 1.0))
+    waiting = [actor.start(acts.operate, WORLD, RECV, 2) for actor in (a, b)]
+    for actor in (a, b):
+        actor.wait_for("operating")
+    rings = [actor.start(_slowest_ring, busy, 2.5) for actor in (a, b)]
+    fired = scene.injector.freeze(victim)
+    for call in waiting:
+        lost(call.outcome(), WORLD, 2, SILENT_SECONDS, fired, {"silence", "reported"})
+    after = max(call.result() for call in rings)
+    assert after < max(10 * before, 0.5), f"a round of another world took {after:.3f} s, {before:.3f} s before"
+
+
+async def _slowest_ring(stage: Stage, names: list[str], seconds: float) -> float:
+    """Keep the worlds busy; the longest round. The members agree on the last round by its number."""
+    slowest, rounds = 0.0, int(seconds / 0.02)
+    for _ in range(rounds):
+        took = await asyncio.gather(*(acts.ring(stage, name) for name in names))
+        slowest = max(slowest, *took)
+        await asyncio.sleep(0.01)
+    return slowest
+
+
+def test_short_freeze_is_forgiven(scene: Scene) -> None:
+    """Suspected, then heard again: nothing breaks, and the pending receive gets its message."""
+    a, victim = members = scene.actors(2)
+    patient = Heartbeat(interval=0.1, suspect_after=0.3, lost_after=5.0)
+    scene.join(WORLD, members, heartbeat=patient)
+    a.run(acts.watch_events)
+    pending = a.start(acts.operate, WORLD, RECV, 1)
+    a.wait_for("operating")
+    scene.injector.freeze(victim)
+    time.sleep(1.0)  # the freeze is meant to last
+    scene.injector.thaw(victim)
+    victim.run(_send, WORLD, 0)
+    pending.result()
+    kinds = [type(event) for event in a.run(acts.events)]
+    assert PeerSuspected in kinds
+    assert a.run(acts.standing, WORLD).state is WorldState.ACTIVE
+    deadline = time.monotonic() + 3
+    while PeerRecovered not in [type(event) for event in a.run(acts.events)]:
+        assert time.monotonic() < deadline, "the recovery was not told"
+    scene.works(WORLD, members)
+
+
+async def _send(stage: Stage, name: str, dst: int) -> None:
+    await stage.mw[name].send(torch.ones(SMALL), dst)
+
+
+@pytest.mark.parametrize("seconds", [2.0])
+def test_our_own_stall_accuses_nobody(scene: Scene, seconds: float) -> None:
+    """We are stopped ourselves, longer than peers may be silent; with patient peers the world goes on."""
+    a, _ = members = scene.actors(2)
+    impatient, patient = Heartbeat(), Heartbeat(interval=0.2, suspect_after=1.0, lost_after=20.0)
+    running = [
+        scene.start_join(WORLD, actor, rank, 2, heartbeat=heartbeat)
+        for rank, (actor, heartbeat) in enumerate(zip(members, (impatient, patient), strict=True))
+    ]
+    for call in running:
+        call.result()
+    a.run(acts.watch_events)
+    scene.injector.freeze(a)
+    time.sleep(seconds)  # the freeze is meant to last
+    scene.injector.thaw(a)
+    scene.works(WORLD, members)
+    stalls = [event for event in a.run(acts.events) if isinstance(event, OwnStall)]
+    assert stalls
+    assert stalls[0].gap > seconds * 0.8
+
+
+def test_thawed_member_finds_itself_replaced(scene: Scene) -> None:
+    """The others have lost a frozen member; when it wakes up, its world is broken there too, and says why."""
+    a, b, victim = members = scene.actors(3)
+    scene.join(WORLD, members)
+    fired = scene.injector.freeze(victim)
+    waiting = [actor.start(acts.operate, WORLD, RECV, 2) for actor in (a, b)]
+    for call in waiting:
+        lost(call.outcome(), WORLD, 2, SILENT_SECONDS, fired, {"silence", "reported"})
+    scene.injector.thaw(victim)
+    outcome = victim.start(acts.operate, WORLD, RECV, 0).outcome()
+    assert isinstance(outcome.error, PeerLost), repr(outcome.error)
+    scene.works("again", [a, b], 1) if scene.join("again", [a, b]) else None
+
+
+def hold_gil(stage: Stage, seconds: int) -> float:
+    """Hold the GIL in native code, so that no Python thread of this process runs."""
+    stage.mark("holding")
+    started = time.monotonic()
+    ctypes.PyDLL(None).sleep(seconds)
+    return time.monotonic() - started
+
+
+def load_model(stage: Stage, seconds: float) -> int:
+    """Load a model of some hundred MB again and again, with the event loop blocked all the while."""
+    buffer = io.BytesIO()
+    torch.save({f"layer-{i}": torch.zeros(1 << 20) for i in range(32)}, buffer)
+    stage.mark("loading")
+    loads, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+        loads += 1
+        ctypes.PyDLL(None).usleep(500_000)  # the disk is slow, and the loader holds the GIL meanwhile
+    return loads
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "seconds", "mark"), [(hold_gil, 10, "holding"), (load_model, 30.0, "loading")], ids=["gil", "load"]
+)
+def test_slow_but_alive(scene: Scene, function: Any, seconds: float, mark: str) -> None:  # noqa: ANN401
+    """Nobody is declared dead, and a receive that waited all the time gets its message."""
+    a, b = members = scene.actors(2)
+    scene.join(WORLD, members)
+    a.run(acts.watch_events)
+    pending = a.start(acts.operate, WORLD, RECV, 1)
+    a.wait_for("operating")
+    busy = b.start(function, seconds)
+    at = b.wait_for(mark).at
+    assert busy.result(seconds + 20)
+    scene.injector.record("busy", b.name, at, f"blocked for {time.monotonic() - at:.1f} s")
+    b.run(_send, WORLD, 0)
+    pending.result()
+    assert not [event for event in a.run(acts.events) if isinstance(event, PeerLost | PeerSuspected)]
+    scene.works(WORLD, members)
+
+
+def test_monitor_thread_stalls(scene: Scene) -> None:
+    """The thread that watches the peers is stopped: operations go on, nobody is accused, and it catches up later."""
+    a, b, victim = members = scene.actors(3)
+    scene.join(CALM, [a, b])
+    scene.join(WORLD, members)
+    a.run(acts.watch_events)
+    with scene.injector.thread_frozen(a, a.run(acts.thread_id, "mw-hub")):
+        started = time.monotonic()
+        while time.monotonic() - started < 2.0:
+            scene.works(WORLD, members, 1)
+    scene.works(WORLD, members)
+    assert not [event for event in a.run(acts.events) if not isinstance(event, OwnStall)]
+    fired = scene.injector.kill(victim)
+    lost(a.start(acts.operate, WORLD, RECV, 2).outcome(), WORLD, 2, SILENT_SECONDS, fired, {"eof", "reported"})
+    scene.works(CALM, [a, b])
