@@ -39,10 +39,11 @@ def cached_tree(release: Release, need: Need) -> SourceTree | None:
     return None
 
 
-def _reason(error: Exception) -> str:
-    """Return an error as one line."""
-    parts = [getattr(error, "what", str(error)), *getattr(error, "cause", "").splitlines()[-1:]]
-    return ": ".join(part for part in parts if part)
+def _reason(error: SourceError | EnvironmentUnfitError) -> str:
+    """Return an error as one line: what happened, and the telling line of what a program said."""
+    lines = [line.strip() for line in error.cause.splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith(("fatal:", "E:"))] or lines[-1:]
+    return ": ".join([error.what, *telling[:1]])
 
 
 def acquire(release: Release, source: Path | None = None, *, need: Need = Need.OVERLAY) -> SourceTree:

@@ -62,6 +62,8 @@ def make_remote(top: Path, tag: str = "v2.6.0") -> tuple[Path, str]:
     git(work, "tag", "-a", tag, "-m", tag)
     git(top, "clone", "-q", "--bare", str(work), str(top / "remote.git"))
     git(top / "remote.git", "config", "uploadpack.allowFilter", "true")
+    # Over `ext::` git speaks protocol v0, in which a server has to allow what v2 always does.
+    git(top / "remote.git", "config", "uploadpack.allowAnySHA1InWant", "true")
     return top / "remote.git", git(work, "rev-parse", "HEAD")
 
 
