@@ -166,6 +166,14 @@ class Session:
 
     # frames
 
+    def pump(self, lane: Lane) -> None:
+        """Read and handle what came on ``lane``; an error in that ends this world, not the thread, and nobody waits for ever."""
+        try:
+            lane.pump()
+        except Exception as error:
+            logger.exception("world %r: handling what rank %d sent failed", self.name, lane.peer)
+            self.protocol_error(lane, f"{type(error).__name__}: {error}")
+
     def on_frame(
         self, lane: Lane, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int
     ) -> tuple[memoryview | None, Done | None]:

@@ -71,7 +71,7 @@ class Seat:
             if events & select.POLLOUT:
                 lane.flush()
             if events & ~select.POLLOUT:
-                lane.pump()
+                self._session.pump(lane)
 
     def _update(self) -> None:
         """Watch for writability where something is left to write."""
@@ -143,7 +143,7 @@ class LoopBridge:
         with self._session.lock:
             lane = self._session.lanes[peer]
             if not lane.ended:
-                lane.pump()
+                self._session.pump(lane)
 
     def lane_closed(self, lane: Lane) -> None:
         """``lane`` has ended: nobody needs to watch it."""
@@ -194,7 +194,7 @@ class LoopBridge:
             if lane.ended:
                 self._unregister(lane)
             else:
-                lane.pump()
+                self._session.pump(lane)
 
     def _writable(self, lane: Lane) -> None:
         with self._session.lock:

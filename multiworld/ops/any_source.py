@@ -77,16 +77,16 @@ class AnyReceive(Operation):
 class _Chosen(ReceiveOperation):
     """The ordinary receive that an any-source receive has turned into."""
 
-    __slots__ = ("parent",)
+    __slots__ = ("asked_by",)
 
     def __init__(self, parent: AnyReceive, box: Mailbox) -> None:
         super().__init__(parent.session, "recv", box, parent.key, parent.signature, parent.view, parent.keep)
-        self.parent = parent
+        self.asked_by = parent
 
     def complete(self, value: Any = None) -> None:  # noqa: ANN401
         super().complete(value)
-        self.parent.complete(value)
+        self.asked_by.complete(value)
 
     def fail(self, error: MultiWorldError) -> None:
         super().fail(error)
-        self.parent.fail(error)
+        self.asked_by.fail(error)

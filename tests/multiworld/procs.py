@@ -31,8 +31,9 @@ from typing import Any
 
 DEADLINE = 30.0
 
+# A fork of a server that has torch loaded but has started no thread: a worker in milliseconds.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "multiworld.multi"])
+_context.set_forkserver_preload(["torch", "torch.distributed", "pytest", "pytest.__main__", "multiworld.multi"])
 
 
 class WorkerFailed(AssertionError):

@@ -1,0 +1,230 @@
+"""Lost peers: noticed in time, told to every waiter, nobody else disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+from procs import Link, cluster, wait_until
+
+from multiworld import BrokenWorldException, MultiWorld, OpTimeout, PeerLost, WorldClosed, WorldState
+
+
+def _idle_member(link: Link, store: str, rank: int, names: list[str], size: int = 2) -> None:
+    """Joins and then does nothing until it is told to end."""
+    with MultiWorld() as mw:
+        for name in names:
+            mw.sync.join(name, rank, size, store=store)
+        link.send("joined")
+        link.recv(60)
+
+
+def _waiting_leader(link: Link, store: str, operation: str) -> dict[str, Any]:
+    """Waits in an operation of world "a" and reports how that ended; echoes in world "b" meanwhile."""
+
+    async def main() -> dict[str, Any]:
+        async with MultiWorld() as mw:
+            a = await mw.join("a", 0, 2, store=store)
+            b = await mw.join("b", 0, 2, store=store)
+            t = torch.zeros(100_000)
+            await b.barrier()
+            calls = {"recv": lambda: a.recv(t, 1), "all_reduce": lambda: a.all_reduce(t), "barrier": a.barrier}
+            task = asyncio.create_task(calls[operation]())
+            await asyncio.sleep(0.05)
+            link.send("waiting")
+            with pytest.raises(BrokenWorldException) as caught:
+                await task
+            ended = time.monotonic()
+            await b.barrier()  # the other world goes on
+            error = caught.value
+            assert isinstance(error, PeerLost), error
+            return {
+                "ended": ended, "ranks": error.ranks, "how": error.how, "world": error.world, "op": error.operation,
+                "b": b.state, "a": a.state,
+            }  # fmt: skip
+
+    return asyncio.run(asyncio.wait_for(main(), 40))
+
+
+def _barrier_twice(link: Link, store: str) -> None:
+    with MultiWorld() as mw:
+        b = mw.sync.join("b", 1, 2, store=store)
+        b.sync.barrier()
+        b.sync.barrier()
+
+
+@pytest.mark.parametrize("operation", ["recv", "all_reduce", "barrier"])
+@pytest.mark.parametrize(("signal_number", "limit", "how"), [(signal.SIGKILL, 0.3, "eof"), (signal.SIGSTOP, 1.2, "silence")])
+def test_a_lost_peer_breaks_its_world_only(store: str, operation: str, signal_number: int, limit: float, how: str) -> None:
+    with cluster() as c:
+        victim = c.start(_idle_member, store, 1, ["a"])
+        c.start(_barrier_twice, store)
+        leader = c.start(_waiting_leader, store, operation)
+        assert victim.recv() == "joined"
+        assert leader.recv() == "waiting"
+        started = time.monotonic()
+        victim.signal(signal_number)
+        outcome = leader.result()
+    assert outcome["ended"] - started < limit
+    assert (outcome["ranks"], outcome["how"], outcome["world"], outcome["op"]) == ((1,), how, "a", operation)
+    assert (outcome["a"], outcome["b"]) == (WorldState.BROKEN, WorldState.ACTIVE)
+
+
+def _hold_the_gil(link: Link, store: str, seconds: float) -> None:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", 1, 2, store=store)
+        w.sync.barrier()
+        started = time.monotonic()
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # PyDLL: a C call that keeps the GIL
+        assert time.monotonic() - started >= seconds
+        w.sync.barrier()
+
+
+def _patient(link: Link, store: str) -> tuple[str, list[str]]:
+    with MultiWorld() as mw:
+        events: list[str] = []
+        mw.subscribe(lambda event: events.append(type(event).__name__))
+        w = mw.sync.join("w", 0, 2, store=store)
+        w.sync.barrier()
+        w.sync.barrier()
+        return w.state.value, events
+
+
+def test_a_peer_that_holds_its_gil_is_not_lost(store: str) -> None:
+    with cluster() as c:
+        c.start(_hold_the_gil, store, 3.0)
+        patient = c.start(_patient, store)
+        state, events = patient.result()
+    assert state == "active"
+    assert "PeerSuspected" not in events
+
+
+def _times_out(link: Link, store: str) -> dict[str, Any]:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", 0, 2, store=store)
+        started = time.monotonic()
+        with pytest.raises(OpTimeout) as caught:
+            w.sync.recv(torch.zeros(1), 1, timeout=0.3)
+        took = time.monotonic() - started
+        with pytest.raises(OpTimeout):
+            w.sync.barrier()
+        return {"took": took, "text": str(caught.value), "state": w.state}
+
+
+def _told(link: Link, store: str) -> tuple[str, tuple[int, ...], str]:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", 1, 2, store=store)
+        with pytest.raises(PeerLost) as caught:
+            w.sync.recv(torch.zeros(1), 0, tag=3)
+        return caught.value.how, caught.value.ranks, str(caught.value)
+
+
+def test_a_passed_deadline_breaks_the_world_on_both_sides(store: str) -> None:
+    with cluster() as c:
+        late, told = c.start(_times_out, store), c.start(_told, store)
+        outcome, (how, ranks, text) = late.result(), told.result()
+    assert 0.3 <= outcome["took"] < 0.6
+    assert outcome["state"] is WorldState.BROKEN
+    assert "rank 1 to send" in outcome["text"]
+    assert (how, ranks) == ("reported", (0,))
+    assert "not done within 0.3 s" in text
+
+
+def _aborts(link: Link, store: str) -> str:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", 0, 2, store=store)
+        w.sync.barrier()
+        w.abort("disk full")
+        with pytest.raises(WorldClosed) as caught:
+            w.sync.barrier()
+        return str(caught.value)
+
+
+def _is_aborted(link: Link, store: str) -> str:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", 1, 2, store=store)
+        w.sync.barrier()
+        with pytest.raises(PeerLost) as caught:
+            w.sync.barrier()
+        return str(caught.value)
+
+
+def test_abort_ends_the_world_for_everybody_with_its_reason(store: str) -> None:
+    with cluster() as c:
+        a, b = c.start(_aborts, store), c.start(_is_aborted, store)
+        assert "disk full" in a.result()
+        assert "disk full" in b.result()
+
+
+def _leaves_early(link: Link, store: str, rank: int) -> Any:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", rank, 2, store=store)
+        if rank == 0:
+            w.sync.send(torch.arange(1_000_000.0), 1)
+            return None
+        t = torch.zeros(1_000_000)
+        w.sync.recv(t, 0)
+        with pytest.raises(PeerLost) as caught:
+            w.sync.recv(t, 0)
+        return t[-1].item(), caught.value.how
+
+
+def test_what_was_sent_before_leaving_arrives(store: str) -> None:
+    with cluster() as c:
+        c.start(_leaves_early, store, 0)
+        assert c.start(_leaves_early, store, 1).result() == (999_999.0, "left")
+
+
+def _survivor_of_three(link: Link, store: str, rank: int) -> tuple[tuple[int, ...], str]:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", rank, 3, store=store)
+        link.send("joined")
+        with pytest.raises(PeerLost) as caught:
+            w.sync.recv(torch.zeros(1), 1 - rank)  # not the one that dies
+        return caught.value.ranks, caught.value.how
+
+
+def test_all_members_blame_the_one_that_died(store: str) -> None:
+    with cluster() as c:
+        survivors = [c.start(_survivor_of_three, store, rank) for rank in (0, 1)]
+        victim = c.start(_idle_member, store, 2, ["w"], 3)
+        assert [p.recv() for p in (*survivors, victim)] == ["joined"] * 3
+        victim.kill()
+        for survivor in survivors:
+            ranks, how = survivor.result()
+            assert ranks == (2,)
+            assert how in ("eof", "reported")
+
+
+def _briefly_stopped(link: Link, store: str, rank: int) -> Any:
+    events: list[str] = []
+    with MultiWorld() as mw:
+        mw.subscribe(lambda event: events.append(type(event).__name__))
+        w = mw.sync.join("w", rank, 2, store=store)
+        link.send(os.getpid())
+        link.recv()
+        try:
+            w.sync.barrier(timeout=10)
+        except PeerLost as lost:
+            return str(lost)
+        if rank == 1:
+            wait_until(lambda: "OwnStall" in events, 5, "the stall was not noticed")
+        return "fine"
+
+
+def test_a_short_stop_accuses_nobody(store: str) -> None:
+    """Stopped for less than the others' patience: no world breaks, and the stopped one does not blame the others."""
+    with cluster() as c:
+        a, b = c.start(_briefly_stopped, store, 0), c.start(_briefly_stopped, store, 1)
+        a.recv(), b.recv()
+        b.signal(signal.SIGSTOP)
+        time.sleep(0.45)  # the length of the fault itself
+        b.signal(signal.SIGCONT)
+        a.send("go"), b.send("go")
+        assert (a.result(), b.result()) == ("fine", "fine")

@@ -1,0 +1,233 @@
+"""Generations: rejoin, replacement, scale, refusals; and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from procs import Link, cluster
+
+from multiworld import BrokenWorldException, MultiWorld, PeerLost, RendezvousError, StaleGeneration
+
+
+def _check(w: Any) -> float:
+    t = torch.ones(50_000)
+    w.sync.all_reduce(t)
+    return float(t[0])
+
+
+def _rejoins_often(link: Link, store: str, rank: int, times: int) -> Any:
+    def census() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", rank, 2, store=store)
+        counts, took = [], []
+        for i in range(times):
+            if rank == i % 2:
+                assert _check(w) == 2
+                w.abort("on purpose")
+            else:
+                with pytest.raises(PeerLost):  # which may come as early as in the check
+                    assert _check(w) == 2
+                    w.sync.recv(torch.zeros(1), 1 - rank)
+            started = time.monotonic()
+            w.sync.rejoin()
+            took.append(time.monotonic() - started)
+            counts.append(census())
+        assert _check(w) == 2
+        w.sync.barrier()
+        generation = w.generation
+        deadline = time.monotonic() + 5
+        while census() > counts[4] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return generation, max(took), counts[4], census()
+
+
+def test_rejoin_a_hundred_times_leaves_nothing_behind(tcp_store: str) -> None:
+    import torch.distributed as dist
+
+    host, port = tcp_store[6:].split(":")
+    client = dist.TCPStore(host, int(port), None, False)
+    with cluster() as c:
+        for rank in range(2):
+            c.start(_rejoins_often, tcp_store, rank, 100)
+        for generation, slowest, early, late in c.results(80):
+            assert generation == 101
+            assert slowest < 1.0
+            assert late <= early
+    assert client.num_keys() <= 6  # generation, size, sealed, two claims, and the store's own
+
+
+def _survivor(link: Link, store: str) -> Any:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", 0, 2, store=store)
+        link.send("joined")
+        with pytest.raises(PeerLost):
+            w.sync.recv(torch.zeros(1), 1)
+        w.sync.rejoin(timeout=20)
+        return w.generation, _check(w)
+
+
+def _member(link: Link, store: str, rank: int, size: int, generation: int = 1) -> Any:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", rank, size, store=store)
+        link.send("joined")
+        if generation == 1:
+            link.recv(60)
+        return w.generation, _check(w)
+
+
+def test_a_replacement_takes_the_rank_of_the_dead(store: str) -> None:
+    with cluster() as c:
+        survivor, victim = c.start(_survivor, store), c.start(_member, store, 1, 2)
+        assert (survivor.recv(), victim.recv()) == ("joined", "joined")
+        victim.kill()
+        replacement = c.start(_member, store, 1, 2, 2)
+        assert survivor.result() == (2, 2.0)
+        assert replacement.result() == (2, 2.0)
+
+
+def _resizer(link: Link, store: str, rank: int, joins_late: bool) -> Any:
+    with MultiWorld() as mw:
+        if joins_late:
+            w = mw.sync.join("w", rank, 3, store=store, resize=True)
+        else:
+            w = mw.sync.join("w", rank, 2, store=store)
+            assert _check(w) == 2
+            w.sync.rejoin(size=3)
+        out = _check(w)
+        if rank < 2:
+            w.sync.rejoin(size=2)
+        else:
+            w.sync.leave()
+        return w.size, out, _check(w) if rank < 2 else None
+
+
+def test_scale_out_and_in(store: str) -> None:
+    with cluster() as c:
+        for rank, late in ((0, False), (1, False), (2, True)):
+            c.start(_resizer, store, rank, late)
+        assert c.results() == [(2, 3.0, 2.0), (2, 3.0, 2.0), (3, 3.0, None)]
+
+
+def _refused(link: Link, store: str, rank: int, size: int, backend: str = "gloo") -> str:
+    with MultiWorld() as mw:
+        started = time.monotonic()
+        with pytest.raises(RendezvousError) as caught:
+            mw.sync.join("w", rank, size, store=store, join_timeout=10, backend=backend)
+        assert time.monotonic() - started < 3
+        assert (caught.value.world, caught.value.rank) == ("w", rank)
+        return str(caught.value)
+
+
+def test_duplicate_rank_and_wrong_size_are_refused_and_the_world_goes_on(store: str) -> None:
+    with cluster() as c:
+        members = [c.start(_member, store, rank, 2) for rank in range(2)]
+        for member in members:
+            assert member.recv() == "joined"
+        duplicate, wrong = c.start(_refused, store, 1, 2), c.start(_refused, store, 0, 3)
+        assert "rank 1 is taken" in duplicate.result()
+        assert "has size 2" in wrong.result()
+        for member in members:
+            member.send("go")
+        assert [member.result() for member in members] == [(1, 2.0), (1, 2.0)]
+
+
+def test_duplicate_rank_while_assembling(store: str) -> None:
+    with cluster() as c:
+        first = c.start(_member, store, 0, 2, 2)
+        duplicate = c.start(_refused_while_assembling, store)
+        assert "rank 0 is taken" in "".join(duplicate.result())
+        second = c.start(_member, store, 1, 2, 2)
+        assert first.result() == second.result() == (1, 2.0)
+
+
+def _refused_while_assembling(link: Link, store: str) -> list[str]:
+    with MultiWorld() as mw:
+        while True:  # until the first one has claimed: before that, this one would be the rightful rank 0
+            import torch.distributed as dist
+
+            from multiworld.rendezvous.ledger import Ledger
+
+            if Ledger(dist.FileStore(store[7:], -1), "w").claimed(1, 0):
+                break
+            time.sleep(0.01)
+        with pytest.raises(RendezvousError) as caught:
+            mw.sync.join("w", 0, 2, store=store, join_timeout=5)
+        return [str(caught.value)]
+
+
+def _alone(link: Link, store: str) -> tuple[float, str]:
+    with MultiWorld() as mw:
+        started = time.monotonic()
+        with pytest.raises(RendezvousError) as caught:
+            mw.sync.join("w", 0, 3, store=store, join_timeout=0.5)
+        return time.monotonic() - started, str(caught.value)
+
+
+def test_a_world_that_nobody_else_joins_fails_in_time(store: str) -> None:
+    with cluster() as c:
+        took, text = c.start(_alone, store).result()
+    assert 0.5 <= took < 1.5
+    assert "rank 1, 2 has not come" in text
+
+
+def _dies_while_joining(link: Link, store: str) -> None:
+    with MultiWorld() as mw:
+        link.send("starting")
+        mw.sync.join("w", 1, 3, store=store)
+
+
+def test_a_claimant_that_dies_is_replaced(store: str) -> None:
+    with cluster() as c:
+        dead = c.start(_dies_while_joining, store)
+        assert dead.recv() == "starting"
+        first = c.start(_member, store, 0, 3, 2)
+        time.sleep(0.3)  # lets the claims be made; the outcome is the same without
+        dead.kill()
+        others = [c.start(_member, store, rank, 3, 2) for rank in (1, 2)]
+        results = [p.result() for p in (first, *others)]
+    assert len({generation for generation, _ in results}) == 1
+    assert all(total == 3.0 for _, total in results)
+
+
+def _frozen_then_stale(link: Link, store: str) -> str:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", 1, 2, store=store)
+        link.send("joined")
+        with pytest.raises(BrokenWorldException):
+            w.sync.recv(torch.zeros(1), 0)
+        with pytest.raises(StaleGeneration) as caught:
+            w.sync.rejoin(timeout=10)
+        return str(caught.value)
+
+
+def _goes_on(link: Link, store: str) -> int:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", 0, 2, store=store)
+        link.send("joined")
+        with pytest.raises(PeerLost):
+            w.sync.recv(torch.zeros(1), 1)
+        w.sync.rejoin(timeout=20)
+        link.send("rejoined")
+        link.recv()
+        return w.generation
+
+
+def test_a_frozen_member_that_was_replaced_is_stale(store: str) -> None:
+    with cluster() as c:
+        leader, frozen = c.start(_goes_on, store), c.start(_frozen_then_stale, store)
+        assert (leader.recv(), frozen.recv()) == ("joined", "joined")
+        frozen.signal(signal.SIGSTOP)
+        replacement = c.start(_member, store, 1, 2)
+        assert (leader.recv(), replacement.recv()) == ("rejoined", "joined")
+        frozen.signal(signal.SIGCONT)
+        assert "generation 2" in frozen.result()
+        leader.send("go")
+        assert leader.result() == 2
