@@ -38,8 +38,9 @@ class Native:
     @property
     def environment(self) -> dict[str, str]:
         """The dynamic loader's variables that put the imitation before the real libraries."""
+        # Bare names, found by the library path: LD_PRELOAD cannot hold a folder with a space in it.
         return {
-            "LD_PRELOAD": f"{self.imitation} {self.rest}",
+            "LD_PRELOAD": f"{self.imitation.name}:{self.rest.name}",
             "LD_LIBRARY_PATH": str(self.driver.parent),
         }
 

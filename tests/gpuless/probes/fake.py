@@ -24,8 +24,8 @@ DATA_CALLS = (
     "ncclAlltoAll", "ncclGather", "ncclScatter", "ncclSend", "ncclRecv",
 )  # fmt: skip
 
-# Preloaded already; by its path the loader returns the same library.
-library = ctypes.CDLL(os.environ["LD_PRELOAD"].split()[0])
+# Preloaded already; by its name the loader returns the same library.
+library = ctypes.CDLL(os.environ["LD_PRELOAD"].replace(":", " ").split()[0])
 
 
 def inject(site: str, action: int, code: int = 0, comm: int = ANY, after: int = 0, times: int = 0) -> None:
