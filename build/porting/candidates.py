@@ -10,6 +10,8 @@ from build.porting.lines import distinctive, headings, norm, occurrences, simila
 
 #: Lines around a hunk that are compared to tell one place from another.
 REACH = 12
+#: Share of the telling lines around a place that must have stayed for the place to speak for itself.
+STRONG = 0.75
 
 
 def rivals(alignment: Alignment, placed: Placed, at: int) -> list[int]:
@@ -22,13 +24,13 @@ def rivals(alignment: Alignment, placed: Placed, at: int) -> list[int]:
         return []
     size = len(old)
     others = [p for p in occurrences(alignment.ours_norm, old) if p != at]
-    return [p for p in others if not _taken(alignment, p, size, placed.start)]
+    return [p for p in others if not _taken(alignment, p, size)]
 
 
-def _taken(alignment: Alignment, at: int, size: int, start: int) -> bool:
-    """Whether new lines `at..at+size` are what an equal block elsewhere in the old file became."""
+def _taken(alignment: Alignment, at: int, size: int) -> bool:
+    """Whether new lines `at..at+size` are what a block of the old file became: this one or an equal one."""
     origin = alignment.back[at]
-    return origin >= 0 and origin != start and all(alignment.back[at + n] == origin + n for n in range(size))
+    return origin >= 0 and all(alignment.back[at + n] == origin + n for n in range(size))
 
 
 def lost_twins(alignment: Alignment, placed: Placed) -> list[int]:
@@ -46,12 +48,15 @@ def lost_twins(alignment: Alignment, placed: Placed) -> list[int]:
 def same_home(alignment: Alignment, old_at: int, new_at: int) -> bool:
     """Tell whether two places stand in the same function, or in one that was merely renamed."""
     old, new = headings(alignment.base, old_at), headings(alignment.ours, new_at)
-    if old[-1:] == new[-1:]:
+    # Lines that only one file has may be new conditions around the code, or a rewritten first line.
+    kept = [line for line in old if line in alignment.ours_norm]
+    known = [line for line in new if line in alignment.base_norm]
+    if kept or known:
+        return kept[-1:] == known[-1:]
+    if not old and not new:
         return True
-    if not old or not new:
-        return not old and not new
-    survives = old[-1] in alignment.ours_norm
-    return not survives and new[-1] not in alignment.base_norm and similarity([old[-1]], [new[-1]]) >= 0.5
+    alike = bool(old) and bool(new) and similarity([old[-1]], [new[-1]]) >= 0.5
+    return alike or support(alignment, old_at, old_at) >= STRONG
 
 
 def only_home(alignment: Alignment, old_at: int, new_at: int, others: Sequence[int]) -> bool:

@@ -49,6 +49,23 @@ def _window(alignment: Alignment, placed: Placed) -> tuple[int, int]:
     return max(0, placed.start - REACH), min(len(alignment.base), placed.end + REACH)
 
 
+def _lost_run(alignment: Alignment, placed: Placed) -> tuple[int, int]:
+    """Return the old lines around a hunk that are gone together: the whole piece that moved."""
+    start, end = placed.start, placed.end
+    while start > 0 and _lost(alignment, start - 1):
+        start -= 1
+    while end < len(alignment.base) and _lost(alignment, end):
+        end += 1
+    first, last = _window(alignment, placed)
+    return (start, end) if end - start > placed.end - placed.start + 4 else (first, last)
+
+
+def _lost(alignment: Alignment, at: int) -> bool:
+    """Whether an old line is gone, or stands alone between lines that are."""
+    near = alignment.to[max(0, at - 1) : at + 2]
+    return alignment.to[at] < 0 or sum(image < 0 for image in near) >= 2
+
+
 def _stayed(alignment: Alignment, placed: Placed) -> bool:
     """Whether a good part of the hunk's lines is still where it was."""
     known = [n for n in range(placed.start, placed.end) if distinctive(alignment.base[n])]
@@ -130,7 +147,7 @@ def _best(alignment: Alignment, placed: Placed) -> Region | None:
 
 def _within(alignment: Alignment, placed: Placed, region: Region) -> HunkResult | None:
     """Port the hunk between the lines around it and the region they moved to."""
-    start, end = _window(alignment, placed)
+    start, end = _lost_run(alignment, placed)
     inner = align(alignment.base[start:end], alignment.ours[region.start : region.end])
     groups = tuple(Group(g.start - start, g.end - start, g.added) for g in placed.groups)
     moved = Placed(placed.hunk, placed.number, placed.start - start, placed.end - start, groups)

@@ -29,7 +29,13 @@ _ISOLATED = {
     "LC_ALL": "C",
     "TZ": "UTC",
 }
-_SETTINGS = ("core.autocrlf=false", "core.safecrlf=false", "core.hooksPath=/dev/null", "gc.auto=0")
+_SETTINGS = (
+    "core.autocrlf=false",
+    "core.safecrlf=false",
+    "core.hooksPath=/dev/null",
+    "core.fsync=none",  # repositories made here can be made again; waiting for the disk helps nobody
+    "gc.auto=0",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 
@@ -87,13 +88,16 @@ def _plain(reader: Reader) -> FileChange:
 def _git(reader: Reader) -> FileChange:
     """Take a section that starts with `diff --git`."""
     line = reader.at + 1
-    pair = _pair(reader.bare()[len(b"diff --git ") :])
+    both = reader.bare()[len(b"diff --git ") :]
+    pair = _pair(both)
     reader.take()
     seen = _extended(reader)
     hunks: tuple[Hunk, ...] = ()
     binary: bytes | None = None
     if reader.peek().startswith(b"--- "):
         old, new, _, _ = _names(reader)
+        if pair is None and both == os.fsencode(f"{old} {new}"):  # git diff --no-index of two names
+            pair = (old or "", new or "")
         _agree(reader, line, pair, (old, new), seen)
         pair = (old or new or "", new or old or "")
         hunks = _hunks(reader)

@@ -1,0 +1,111 @@
+"""Run the tools that are compared, each the way its manual says, on one case."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from build.bench.corpus.model import Case
+from build.porting.engine import PatchPort, port_series
+from build.porting.trees import Tree
+from build.process import run
+from build.series.export import export_commit
+from build.series.git import Git
+from build.series.patchfile import parse
+
+_CONFLICT = re.compile(rb"^<{7}.*?^>{7}.*?\n", re.MULTILINE | re.DOTALL)
+_IDENT = {
+    f"GIT_{role}_{key}": value
+    for role in ("AUTHOR", "COMMITTER")
+    for key, value in (("NAME", "b"), ("EMAIL", "b@example.org"), ("DATE", "2024-01-01T00:00:00+0000"))
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A case as a repository: tags `old` and `new`, HEAD at `new`, and the patch as a file beside it."""
+
+    git: Git
+    patch: bytes
+    file: Path
+
+
+def set_up(case: Case, folder: Path) -> Bench:
+    """Make the repository of a case in `folder`."""
+    repo = folder / "repo"
+    repo.mkdir(parents=True)
+    git = Git(repo)
+    git.out("init", "-q", "-b", "main", "--template=")
+    for tag, files in (("old", case.old), ("patched", case.patched), ("new", case.new)):
+        if tag == "new":
+            git.out("checkout", "-q", "--detach", "old")
+        _write(repo, files)
+        git.out("add", "-A")
+        git.out("commit", "-q", "--allow-empty", "-m", "change", env=_IDENT)
+        git.out("tag", tag)
+    patch = export_commit(git, "patched")
+    file = folder / "0001-change.patch"
+    file.write_bytes(patch)
+    return Bench(git, patch, file)
+
+
+def _write(repo: Path, files: Mapping[str, bytes]) -> None:
+    for path in [p for p in repo.rglob("*") if p.is_file() and ".git" not in p.relative_to(repo).parts]:
+        if path.relative_to(repo).as_posix() not in files:
+            path.unlink()
+    for name, data in files.items():
+        (repo / name).parent.mkdir(parents=True, exist_ok=True)
+        (repo / name).write_bytes(data)
+
+
+def _after(bench: Bench) -> dict[str, bytes]:
+    """Return the files as a tool left them, without what stands between conflict markers, and clean up."""
+    repo = bench.git.folder
+    files = {
+        path.relative_to(repo).as_posix(): _CONFLICT.sub(b"<conflict>\n", path.read_bytes())
+        for path in repo.rglob("*")
+        if path.is_file() and ".git" not in path.relative_to(repo).parts and path.suffix not in {".rej", ".orig"}
+    }
+    bench.git.call("am", "--abort")
+    bench.git.out("reset", "-q", "--hard", "new")
+    bench.git.out("clean", "-fdxq")
+    return files
+
+
+def git_apply(bench: Bench) -> dict[str, bytes]:
+    """`git apply --3way`."""
+    bench.git.call("apply", "--3way", str(bench.file))
+    return _after(bench)
+
+
+def git_am(bench: Bench) -> dict[str, bytes]:
+    """`git am -3`."""
+    bench.git.call("am", "-q", "-3", str(bench.file), env=_IDENT)
+    return _after(bench)
+
+
+def gnu_patch(bench: Bench) -> dict[str, bytes]:
+    """`patch -p1`, with its default fuzz; a change that is there already is skipped."""
+    run(
+        ["patch", "-p1", "--forward", "--batch", "--no-backup-if-mismatch", "-i", str(bench.file)],
+        cwd=bench.git.folder,
+    )
+    return _after(bench)
+
+
+OTHERS: dict[str, Callable[[Bench], dict[str, bytes]]] = {
+    "git apply --3way": git_apply,
+    "git am -3": git_am,
+    "patch": gnu_patch,
+}
+
+
+def ours(bench: Bench) -> tuple[dict[str, bytes], PatchPort]:
+    """This project's engine."""
+    old, new = (Tree(bench.git, bench.git.resolve(tag), tag) for tag in ("old", "new"))
+    port = port_series([parse(bench.patch, bench.file.name)], old, new)[0]
+    files = {path: state.data for path, state in port.files.items() if state is not None}
+    rest = {path: new.read(path) for path in new.entries if path not in port.files}
+    return {**files, **{path: state.data for path, state in rest.items() if state is not None}}, port
