@@ -77,7 +77,7 @@ class OfficialWheel(Frozen, frozen=True):
         nccl: version of NCCL it was built with and requires.
         cuda: `torch.version.cuda`.
         libtorch_cuda_build_ids: GNU build id of `torch/lib/libtorch_cuda.so` per CPython version: measured,
-            the library is built anew for each.
+            each wheel up to 2.9.1 has a build of its own, those of 2.15.0 share one.
         sha256: digest of the wheel file per CPython version.
     """
 
@@ -190,9 +190,15 @@ def load() -> dict[str, Release]:
     return parse(RELEASES_TOML.read_bytes(), RELEASES_TOML.name)
 
 
-def _distance(a: Version, b: Version) -> tuple[int, ...]:
-    """Order versions by how far they are: major first, then minor, then micro."""
-    return tuple(abs(x - y) for x, y in zip((*a.release, 0, 0), (*b.release, 0, 0), strict=False))
+def _distance(known: Version, wanted: Version) -> tuple[int, int, int]:
+    """Order versions by how far they are: major first, then minor, then micro.
+
+    In another major version the one next to the boundary is the nearest.
+    """
+    if known.major != wanted.major:
+        side = 1 if known.major > wanted.major else -1
+        return abs(known.major - wanted.major), side * known.minor, side * known.micro
+    return 0, abs(known.minor - wanted.minor), abs(known.micro - wanted.micro)
 
 
 def nearest(version: str, known: list[str]) -> list[str]:

@@ -15,6 +15,9 @@ from urllib.parse import unquote, urlsplit
 #: pip's own default, and the only index named in this project.
 DEFAULT_INDEX = "https://pypi.org/simple"
 
+#: The file of the whole machine.
+SYSTEM_CONFIG = Path("/etc/pip.conf")
+
 
 def _config_files() -> list[Path]:
     """Return pip's configuration files, least important first (pip: user guide, "Configuration")."""
@@ -24,7 +27,7 @@ def _config_files() -> list[Path]:
     xdg = os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
     home_config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     files = [Path(folder) / "pip" / "pip.conf" for folder in xdg.split(os.pathsep)]
-    files += [Path("/etc/pip.conf"), Path.home() / ".pip" / "pip.conf", home_config / "pip" / "pip.conf"]
+    files += [SYSTEM_CONFIG, Path.home() / ".pip" / "pip.conf", home_config / "pip" / "pip.conf"]
     files.append(Path(sys.prefix) / "pip.conf")
     return [*files, Path(chosen)] if chosen else files
 

@@ -52,7 +52,7 @@ class RemoteFile(io.RawIOBase):
         try:
             if self._open is None:
                 self._open = self._request(f"bytes={self._position}-")
-                self._blocks = self._open.iter_raw(CHUNK)
+                self._blocks = self._open.iter_raw()
             return next(self._blocks, b"")
         except httpx.TransportError:
             self._drop()  # the next attempt asks from where this one broke off

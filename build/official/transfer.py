@@ -125,7 +125,8 @@ def _copy_body(response: httpx.Response, part: Path, label: str) -> None:
     total = start + int(response.headers.get("content-length", 0))
     with part.open("ab" if start else "wb") as out, progress() as bar:
         task = bar.add_task(label, total=total / 1e6 or None, completed=int(start / 1e6), unit="MB")
-        for block in response.iter_bytes(CHUNK):
+        # As they come: what a fixed size still holds back is lost when the connection breaks.
+        for block in response.iter_raw():
             out.write(block)
             bar.advance(task, len(block) / 1e6)
 

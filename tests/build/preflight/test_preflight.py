@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from build import preflight, releases
+from build.errors import EnvironmentUnfitError
+from build.official import index, transfer
+from build.releases import Release
+from build.sources import Need
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="needs Linux on x86_64")
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the test's own, and an index that is not there."""
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("CXX", raising=False)
+    for cached in (index.files, transfer.client):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Release:
+    """2.6.0 with its wheel in the cache and no header packages: nothing has to be fetched."""
+    entry = releases.get("2.6.0")
+    folder = tmp_path / "cache" / "wheels" / entry.wheel.sha256["3.11"][:16]
+    folder.mkdir(parents=True)
+    (folder / "torch.whl").touch()
+    return msgspec.structs.replace(entry, header_packages=())
+
+
+def problems(release: Release, dist: Path, python: str = "3.11", **other: object) -> list[str]:
+    with pytest.raises(EnvironmentUnfitError) as caught:
+        preflight.check(release, python, dist, **other)  # type: ignore[arg-type]
+    assert caught.value.exit_code == 5
+    return caught.value.cause.splitlines()
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_fit_machine_passes(release: Release, tmp_path: Path) -> None:
+    preflight.check(release, "3.11", tmp_path / "dist")
+
+
+def test_no_network_is_said_only_if_something_must_be_fetched(release: Release, tmp_path: Path) -> None:
+    wanting = msgspec.structs.replace(release, header_packages=releases.get("2.6.0").header_packages[:1])
+    (said,) = problems(wanting, tmp_path / "dist")
+    assert "http://127.0.0.1:9/simple cannot be reached" in said
+    assert "nvidia-cuda-runtime-cu12 must be fetched" in said
+
+
+def test_python_without_a_wheel(release: Release, tmp_path: Path) -> None:
+    (said,) = problems(release, tmp_path / "dist", "3.7")
+    assert "no official wheel for Python 3.7" in said
+    assert "3.9, 3.10, 3.11, 3.12, 3.13" in said
+
+
+def test_no_compiler_and_no_git(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    said = "\n".join(problems(release, tmp_path / "dist"))
+    assert "git is not on PATH" in said
+    assert "no C++ compiler was found" in said
+
+
+def test_compiler_too_old(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = program(tmp_path, "g++-7", 'case $1 in -dumpversion) echo 7.5.0;; *) echo "g++ 7.5.0";; esac')
+    monkeypatch.setenv("CXX", str(old))
+    (said,) = problems(release, tmp_path / "dist")
+    assert "version 7.5.0; this release needs g++ 9 or newer" in said
+
+
+def test_compiler_of_cxx_is_not_replaced_by_another(
+    release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    (said,) = problems(release, tmp_path / "dist")
+    assert "no C++ compiler was found" in said
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_full_disk_names_the_folder_and_both_figures(
+    release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 100 << 20))
+    (said,) = problems(release, tmp_path / "dist")
+    assert f"{tmp_path / 'dist'} has 100 MiB free" in said
+
+
+def test_less_disk_is_needed_once_the_wheel_is_there(
+    release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, 2_000 << 20))
+    preflight.check(release, "3.11", tmp_path / "dist")
+    said = problems(release, tmp_path / "dist", "3.12")
+    assert "4000 MiB are needed" in said[0]
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64")])
+def test_other_platform(
+    release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, machine: str
+) -> None:
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    (said,) = problems(release, tmp_path / "dist")
+    assert said.startswith(f"this is {system} on {machine}")
+
+
+def test_all_at_once(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 0))
+    said = problems(release, tmp_path / "dist", "3.7", source=tmp_path / "nowhere")
+    assert len(said) == 6
+
+
+def test_full_build_needs_the_toolkit(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("git", "cmake", "ninja", "nm", "c++filt", "ld"):
+        program(tmp_path / "bin", name, "exit 0")
+    program(tmp_path / "bin", "g++", 'case $1 in -dumpversion) echo 12;; *) echo "g++ 12";; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/nowhere")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, 10**12))
+    assert problems(release, tmp_path / "dist", need=Need.FULL) == ["nvcc is not on PATH: install it"]
+
+
+def test_nothing_is_started(release: Release, tmp_path: Path) -> None:
+    """A check only asks: it fetches and writes nothing."""
+    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    problems(release, tmp_path / "dist", "3.7")
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
