@@ -91,12 +91,13 @@ class Scene:
         return [s.failure for s in found]
 
 
-def lost(outcome: Outcome, world: str, rank: int, within: float, fired: Fired, how: set[str]) -> PeerLost:
-    """Assert that a call ended with the loss of ``rank``, noticed in one of the ways ``how``, in bounded time."""
+def lost(outcome: Outcome, world: str, rank: int | None, within: float, fired: Fired, how: set[str]) -> PeerLost:
+    """Assert that a call ended with the loss of ``rank`` (None: any), noticed in one of the ways ``how``, in time."""
     error = outcome.error
     assert isinstance(error, PeerLost), f"got {error!r} and value {outcome.value!r}"
     assert error.world == world
-    assert error.ranks == (rank,), f"accused ranks {error.ranks}: {error}"
+    assert error.ranks, str(error)
+    assert rank is None or error.ranks == (rank,), f"accused ranks {error.ranks}: {error}"
     assert error.how in how, f"noticed by {error.how!r}: {error}"
     delay = outcome.ended - fired.at
     assert delay <= within, f"noticed {delay:.3f} s after the fault"

@@ -74,8 +74,10 @@ def test_cut(hosts: TwoHosts, cut: str, row: Row) -> None:
     to_left, to_right = CUTS[cut]
     hosts.net.cut(to_left=to_left, to_right=to_right)
     fired = scene.injector.fired[-1]
+    # Where only answers are lost, both sides are silent for each other, and the first to notice tells all.
+    accused = 2 if cut == "both ways" else None
     for call in waiting:
-        lost(call.outcome(), WORLD, 2, CUT_SECONDS, fired, {"silence", "reported"})
+        lost(call.outcome(), WORLD, accused, CUT_SECONDS, fired, {"silence", "reported"})
     event = watching.result()
     assert isinstance(event.failure, PeerLost)
     assert event.monotonic - fired.at <= CUT_SECONDS
