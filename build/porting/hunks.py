@@ -9,7 +9,7 @@ from build.porting.alignment import Alignment
 from build.porting.candidates import lost_twins, only_home, rivals, same_home, support, telling
 from build.porting.groups import Edit, Group, Placed
 from build.porting.lines import norm, occurrences
-from build.porting.placement import GroupResult, Outcome, added_elsewhere, place_group, stuck
+from build.porting.placement import GroupResult, Outcome, added_elsewhere, place_group, stuck, target
 from build.series.verdicts import Method, Verdict
 
 #: Share of the distinctive lines near a hunk that must still be there for its place to count as the same place.
@@ -58,7 +58,9 @@ def _rigid(alignment: Alignment, placed: Placed) -> int | None:
     if at < 0 or list(alignment.to[placed.start : placed.end]) != list(range(at, at + size)):
         return None
     same = list(alignment.base[placed.start : placed.end]) == list(alignment.ours[at : at + size])
-    return at if same else None
+    # At the rim of a hunk (start of a file, diff -U0) its own lines do not say what stands next to an insertion.
+    rim = [g for g in placed.groups if g.start == g.end and g.start in {placed.start, placed.end}]
+    return at if same and all(target(alignment, group)[0] is not None for group in rim) else None
 
 
 def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:

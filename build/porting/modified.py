@@ -88,7 +88,7 @@ def _shared_out(
             at, _ = locate(lines, hunk)
             if at is not None:
                 near = lines.lines[max(0, at - REACH) : at + len(hunk.old) + REACH]
-                found = ctx.finder.piece(source, near)
+                found = ctx.finder.piece(source, [line for line in near if norm(line) not in present])
         if found is None or not _fits(ctx, data, found[0], hunk):
             here.append(number)
         else:

@@ -11,13 +11,24 @@ from pathlib import Path
 from build.porting.engine import PatchPort, PatchState
 from build.porting.trees import FileState
 from build.series.commits import commit_tree, message_of
-from build.series.export import FORMAT, export_commit
+from build.series.export import export_commit
 from build.series.fields import is_mail
 from build.series.git import Git
 
 #: What other tools write between a patch's words and its first file.
 _LEFTOVER = re.compile(rb"(?:^(?:Index: |=====|diff |Only in |# ).*\n|^\n)*\Z", re.MULTILINE)
-_PLAIN = tuple(option for option in FORMAT[1:] if option.startswith("--") and "commit" not in option)
+_PLAIN = (
+    "--full-index",
+    "--binary",
+    "--find-renames=50%",
+    "--unified=3",
+    "--diff-algorithm=myers",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-color",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def stuck(evidence: str) -> GroupResult:
 
 def place_group(alignment: Alignment, group: Group) -> GroupResult:
     """Place one group by what its own lines and its neighbours became; never by line numbers."""
-    span, why = _target(alignment, group)
+    span, why = target(alignment, group)
     if span is None:
         return stuck(why)
     if elsewhere := added_elsewhere(alignment, group):
@@ -63,7 +63,7 @@ def place_group(alignment: Alignment, group: Group) -> GroupResult:
     return GroupResult(Outcome.PLACED, first, edit, "; ".join(part for part in (why, note) if part))
 
 
-def _target(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, str]:
+def target(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, str]:
     """Return which new lines the group replaces, None with the reason when that is not certain."""
     if group.end > group.start:
         images = alignment.to[group.start : group.end]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from build.bench.corpus.model import Change, Line
 from build.porting.lines import distinctive, indent
 
-_WORD = re.compile(rb"[A-Za-z_]\w{2,}")
+_WORD = re.compile(rb"[A-Za-z_]\w+")
 
 
 def usable(lines: Sequence[Line], at: int, reach: int = 4) -> bool:
