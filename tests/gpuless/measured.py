@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from build.paths import cache, locked, written_beside
 from tests.gpuless.model import Form, Outcome, ProbeResult
 
 MEASURED = Path(__file__).with_suffix(".json")
@@ -27,19 +28,18 @@ def record(results: Iterable[ProbeResult]) -> tuple[str, ...]:
     Raises:
         ValueError: results of a patched wheel, which are expectations' business, not measurements of stock.
     """
-    table = {probe: {r: o.name for r, o in row.items()} for probe, row in measured().items()}
-    refused = []
+    kept, refused = [], []
     for result in results:
         if result.form is not Form.STOCK:
             raise ValueError("only outcomes of stock wheels are recorded")
-        if result.got in NOT_RECORDED:
-            refused.append(result.probe.id)
-        else:
+        (refused if result.got in NOT_RECORDED else kept).append(result)
+    with locked(cache("gpuless") / MEASURED.name, "the record of measured outcomes"):
+        table = {probe: {r: o.name for r, o in row.items()} for probe, row in measured().items()}
+        for result in kept:
             table.setdefault(result.probe.id, {})[result.release] = result.got.name
-    part = MEASURED.with_suffix(".part")
-    part.write_text(_as_text(table), encoding="utf-8")
-    part.replace(MEASURED)
-    return tuple(refused)
+        with written_beside(MEASURED) as part:
+            part.write_text(_as_text(table), encoding="utf-8")
+    return tuple(result.probe.id for result in refused)
 
 
 def _as_text(table: Mapping[str, Mapping[str, str]]) -> str:

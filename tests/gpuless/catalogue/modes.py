@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.gpuless.catalogue.cleanup import PROBES as CLEANUP
+from tests.gpuless.catalogue.groups import failing
 from tests.gpuless.model import Patch, Probe
 
 _MODES = {0: "no-handling", 1: "tear-down", 3: "skip-clean-up"}
@@ -33,4 +34,15 @@ def _in_mode(probe: Probe, mode: int) -> Probe:
     )
 
 
-PROBES: tuple[Probe, ...] = tuple(_in_mode(p, mode) for mode in _MODES for p in CLEANUP if p.id in _SAME)
+def _coalescing(mode: int) -> Probe:
+    """A region that nobody closes: in other modes it stays open, since the process is not meant to go on."""
+    title = f"mode {mode}: an all-reduce of a coalescing region fails"
+    name = f"{_MODES[mode]}-coalescing_manager"
+    probe = failing(name, Patch.UNCHANGED, title, operation="coalescing_manager")
+    return replace(probe, environment={"TORCH_NCCL_ASYNC_ERROR_HANDLING": str(mode)}, patched=None)
+
+
+PROBES: tuple[Probe, ...] = (
+    *(_in_mode(p, mode) for mode in _MODES for p in CLEANUP if p.id in _SAME),
+    *map(_coalescing, _MODES),
+)
