@@ -65,13 +65,13 @@ def write_wheel(path: Path, content: Mapping[str, bytes], record: str | None = N
     out = _Pipe()
     lines = [*(record_line(name, data) for name, data in content.items()), f"{INFO}/RECORD,,"]
     with zipfile.ZipFile(out, "w") as archive:
-        archive.mkdir("torch/") if hasattr(archive, "mkdir") else None
+        archive.writestr(zipfile.ZipInfo("torch/", (2020, 2, 2, 2, 2, 2)), b"")
         for index, (name, data) in enumerate(content.items()):
             info = zipfile.ZipInfo(name, (2020, 2, 2, 2, 2, 2))
             info.compress_type = zipfile.ZIP_STORED if index % 2 else zipfile.ZIP_DEFLATED
             info.external_attr = (0o100755 if ".so" in name else 0o100644) << 16
             archive.writestr(info, data, compresslevel=1)
-        archive.writestr(f"{INFO}/RECORD", record if record is not None else "\n".join(lines) + "\n")
+        archive.writestr(zipfile.ZipInfo(f"{INFO}/RECORD"), record if record is not None else "\n".join(lines) + "\n")
     path.write_bytes(out.getvalue())
     return path
 

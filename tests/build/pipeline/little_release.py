@@ -1,0 +1,168 @@
+"""A whole release in miniature, and the tooling's own command line over it in a real process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from build.paths import REPO
+from tests.build.overlay import little as lt
+from tests.build.overlay.little import Little
+from tests.build.series.repos import make_patch, make_repo
+from tests.build.wheels import little_wheel as lw
+
+TIMEOUT = 120.0
+_MANIFEST = """
+[series]
+name = "little"
+purpose = "adds 99 to the answer"
+[[patch]]
+id = "answer"
+slug = "answer"
+reason = "41 is not enough"
+applies = ">=9"
+[release."9.9.0"]
+base_commit = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+patches = ["answer"]
+verified = "probed"
+"""
+#: `build` with another table of releases and other patches; everything else is the real thing.
+_DRIVER = """
+import sys
+from pathlib import Path
+import build.paths, build.releases
+here = Path(__file__).parent
+build.paths.PATCHES = here / "patches"
+build.releases.RELEASES_TOML = here / "releases.toml"
+from build.cli import run
+sys.exit(run())
+"""
+#: A compiler that says when it compiles nccl.cpp, and then goes on only when it may.
+_COMPILER = """#!/bin/sh
+case " $* " in
+  *" -c "*nccl.cpp*)
+    if [ ! -e {go} ]; then
+      echo $$ > {started}.new && mv {started}.new {started}
+      while [ ! -e {go} ]; do sleep 0.05; done
+    fi;;
+esac
+exec g++ "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the miniature release lies, and where its results go."""
+
+    folder: Path
+
+    @property
+    def dist(self) -> Path:
+        return self.folder / "dist"
+
+    @property
+    def results(self) -> Path:
+        return self.dist / lt.VERSION
+
+    @property
+    def tree(self) -> Path:
+        return self.folder / "tree"
+
+    @property
+    def started(self) -> Path:
+        return self.folder / "started"
+
+    @property
+    def go(self) -> Path:
+        return self.folder / "go"
+
+    def wheels(self) -> list[str]:
+        return sorted(path.name for path in self.results.glob("*.whl"))
+
+    def leftovers(self) -> list[str]:
+        """What an interrupted run may not leave: parts beside results, scratch folders, half objects."""
+        objects, scratch = self.folder / "cache" / "objects", self.folder / "tmp"
+        found = [*self.folder.rglob("*.part"), *objects.glob("*/tmp*"), *scratch.iterdir()]
+        return [str(path.relative_to(self.folder)) for path in found]
+
+
+def make(little: Little, folder: Path) -> Place:
+    """Lay out sources, patches, wheel and the table of releases."""
+    place = Place(folder)
+    shutil.copytree(little.tree, place.tree)
+    (folder / "index").mkdir()
+    (folder / "tmp").mkdir()
+    _, release = lw.official(little, folder / "index")
+    write_patch(place, "return 100 +")
+    (folder / "patches" / "little" / "manifest.toml").write_text(_MANIFEST)
+    entry = {key: value for key, value in msgspec.to_builtins(release).items() if value is not None}
+    (folder / "releases.toml").write_bytes(msgspec.toml.encode({"release": {release.version: entry}}))
+    (folder / "driver.py").write_text(_DRIVER)
+    compiler = folder / "slow-g++"
+    compiler.write_text(_COMPILER.format(go=place.go, started=place.started))
+    compiler.chmod(0o755)
+    return place
+
+
+def write_patch(place: Place, new: str) -> None:
+    """Write the series anew: its one patch gives the answer's first summand."""
+    repo = place.folder / "tmp-repo"
+    git = make_repo(repo, {lt.NCCL_CPP: (place.tree / lt.NCCL_CPP).read_bytes()})
+    ((path, text),) = lt.edited(lt.NCCL_CPP, "return 1 +", new).items()
+    data = make_patch(git, {path: text.encode()}, "nccl: another answer")
+    shutil.rmtree(repo)
+    target = place.folder / "patches" / "little" / lt.VERSION / "0001-answer.patch"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
+
+
+def _environment(place: Place, extra: dict[str, str]) -> dict[str, str]:
+    own = {"MULTIWORLD_CACHE": place.folder / "cache", "PIP_FIND_LINKS": place.folder / "index"}
+    own |= {"PYTHONPATH": REPO, "TMPDIR": place.folder / "tmp"}
+    return lw.clean() | {name: str(value) for name, value in own.items()} | extra
+
+
+@contextlib.contextmanager
+def started(place: Place, *arguments: str | Path, **extra: str) -> Iterator[subprocess.Popen[str]]:
+    """Start `python -m build ARGUMENTS` over the miniature, in a session of its own."""
+    command = [sys.executable, place.folder / "driver.py", *arguments]
+    process = subprocess.Popen(
+        command, env=_environment(place, extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True, cwd="/",
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=TIMEOUT)
+
+
+def build_arguments(place: Place) -> list[str | Path]:
+    return ["build", lt.VERSION, "--source", place.tree, "--dist", place.dist]
+
+
+def build(place: Place, **extra: str) -> tuple[int, str]:
+    """Build, and return exit status and output."""
+    with started(place, *build_arguments(place), **extra) as process:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    return process.returncode, output
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until `path` is there, which `process` is to bring about."""
+    end = time.monotonic() + TIMEOUT
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.02)

@@ -1,0 +1,139 @@
+"""`build RELEASE` from sources and official wheel to proven wheels, over a release in miniature."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from build import record
+from tests.build.overlay import little as lt
+from tests.build.overlay.little import Little
+from tests.build.pipeline import little_release as lr
+from tests.build.pipeline.little_release import Place
+
+
+@pytest.fixture
+def place(little: Little, tmp_path: Path) -> Place:
+    return lr.make(little, tmp_path)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.suffix in (".whl", ".json")
+    }
+
+
+def test_from_release_to_wheels_and_again(place: Place) -> None:
+    status, output = lr.build(place)
+    assert status == 0, output
+    made = record.read(place.results)
+    assert made is not None
+    assert sorted(path.name for path in place.results.iterdir()) == sorted(
+        [made.patched.name, made.overlay.name, "build.json", "build.log", "build.lock"]
+    )
+    assert all(check.passed for check in made.provenance.checks)
+    assert [unit.unit for unit in made.provenance.units] == [lt.NCCL_CPP, lt.HIDDEN_CPP]
+    assert [patch.name for patch in made.provenance.patches] == ["0001-answer.patch"]
+    assert len(made.verdicts) == 1
+    _check_embedded(place, made)
+    assert str(place.folder) not in (place.results / "build.json").read_text()
+    before = digests(place.results)
+    status, output = lr.build(place)
+    assert status == 0, output
+    assert "wheels unchanged, kept" in output
+    assert output.count("unchanged, reused") == 2
+    assert digests(place.results) == before
+    assert place.leftovers() == []
+
+
+def _check_embedded(place: Place, made: record.BuildRecord) -> None:
+    """Each wheel says itself what it was made from."""
+    for name in (made.patched.name, made.overlay.name):
+        with zipfile.ZipFile(place.results / name) as archive:
+            inside = next(item for item in archive.namelist() if item.endswith(".dist-info/multiworld.json"))
+            assert archive.read(inside) == record.encode(made.provenance)
+
+
+def test_two_folders_give_the_same_wheels(place: Place, little: Little, tmp_path: Path) -> None:
+    other = tmp_path / "somewhere" / "else"
+    other.mkdir(parents=True)
+    assert lr.build(place)[0] == 0
+    assert lr.build(second := lr.make(little, other))[0] == 0
+    assert digests(place.results) == digests(second.results)
+
+
+def test_a_failed_build_leaves_the_last_good_one(place: Place) -> None:
+    assert lr.build(place)[0] == 0
+    good = digests(place.results)
+    lr.write_patch(place, "return no_such_thing +")
+    status, output = lr.build(place)
+    assert status == 10
+    assert "error: CompileError: torch/csrc/cuda/nccl.cpp does not compile" in output
+    assert "no_such_thing" in output
+    assert "Traceback" not in output
+    assert digests(place.results) == good
+    assert place.leftovers() == []
+
+
+def test_a_source_whose_headers_are_not_the_wheels(place: Place) -> None:
+    header = place.tree / lt.NCCL_H
+    header.write_text(header.read_text() + "// moved\n")
+    status, output = lr.build(place)
+    assert status == 7
+    theirs = hashlib.sha256((place.tree / lt.NCCL_H).read_bytes()).hexdigest()
+    assert lt.NCCL_H in output
+    assert theirs in output
+    assert place.wheels() == []
+
+
+def test_a_wheel_that_is_not_the_pinned_one(place: Place) -> None:
+    (wheel,) = (place.folder / "index").iterdir()
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("torch/more.py", "")
+    status, output = lr.build(place)
+    assert status == 7
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() not in (place.folder / "releases.toml").read_text()
+    assert "is not the official wheel" in output
+    assert place.wheels() == []
+
+
+def test_a_python_without_official_wheel(place: Place) -> None:
+    with lr.started(place, *lr.build_arguments(place), "--python", "3.7") as process:
+        output, _ = process.communicate(timeout=lr.TIMEOUT)
+    assert process.returncode == 5
+    assert "Python 3.7" in output
+    assert not (place.folder / "cache" / "objects").exists(), "said after the work, not before"
+
+
+def test_tests_are_refused_for_other_wheels_than_the_record_says(place: Place) -> None:
+    assert lr.build(place)[0] == 0
+    wheel = next(place.results.glob("torch-*.whl"))
+    wheel.write_bytes(wheel.read_bytes() + b"more")
+    with lr.started(place, "test", lt.VERSION, "--dist", place.dist) as process:
+        output, _ = process.communicate(timeout=lr.TIMEOUT)
+    assert process.returncode == 2
+    assert f"{wheel.name} is not the wheel that build.json is about" in output
+
+
+def test_the_record_survives_a_round_trip(place: Place) -> None:
+    assert lr.build(place)[0] == 0
+    made = record.read(place.results)
+    assert made is not None
+    path = record.write(made, place.folder / "copy")
+    assert path.read_bytes() == (place.results / "build.json").read_bytes()
+    assert record.read(place.folder / "copy") == made
+    keys = json.loads(path.read_bytes())["provenance"].keys()
+    assert {"compiler", "flags", "units", "patches", "checks", "overlay_sha256"} <= keys
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"provenance": 1}', "\xff"])
+def test_a_record_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "build.json").write_bytes(text.encode("latin-1"))
+    assert record.read(tmp_path) is None
+    assert record.read(tmp_path / "absent") is None

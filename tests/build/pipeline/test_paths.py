@@ -1,0 +1,132 @@
+"""Locks that wait and say so; files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from build import paths
+from build.errors import BusyError, UsageError
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from build.paths import locked
+with locked(Path(sys.argv[1]), "it"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock until its input ends."""
+    env = {**os.environ, "PYTHONPATH": str(paths.REPO)}
+    command = [sys.executable, "-c", _HOLDER, str(tmp_path / "thing")]
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def _release(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def test_the_second_waits_and_says_so(
+    holder: subprocess.Popen[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def step(message: str) -> None:
+        said.append(message)
+        _release(holder)
+
+    monkeypatch.setattr(paths, "step", step)
+    with paths.locked(tmp_path / "thing", "the thing"):
+        assert said == ["another run holds the thing; waiting up to 1800 s for it"]
+    assert holder.wait(30) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_it_does_not_wait_for_ever(
+    holder: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MULTIWORLD_LOCK_TIMEOUT", "0.1")
+    with pytest.raises(BusyError, match="the thing is still") as caught, paths.locked(tmp_path / "thing", "the thing"):
+        pass
+    assert str(tmp_path / "thing.lock") in caught.value.cause
+    assert holder.poll() is None
+
+
+def test_a_killed_holder_frees_the_lock(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    holder.kill()
+    holder.wait(30)
+    with paths.locked(tmp_path / "thing", "the thing"):
+        pass
+
+
+def test_a_setting_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIWORLD_LOCK_TIMEOUT", "soon")
+    with pytest.raises(UsageError, match="MULTIWORLD_LOCK_TIMEOUT=soon"):
+        paths.lock_timeout()
+
+
+def test_written_beside(tmp_path: Path) -> None:
+    final = tmp_path / "sub" / "file"
+    with paths.written_beside(final) as part:
+        part.write_text("new")
+        assert not final.exists()
+    assert final.read_text() == "new"
+    assert [path.name for path in final.parent.iterdir()] == ["file"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(final.stat().st_mode) == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt()])
+def test_a_failure_keeps_the_old_file(error: BaseException, tmp_path: Path) -> None:
+    final = tmp_path / "file"
+    final.write_text("old")
+
+    def write() -> None:
+        with paths.written_beside(final) as part:
+            part.write_text("half")
+            raise error
+
+    with pytest.raises(type(error)):
+        write()
+    assert final.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_threads_do_not_change_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+
+        def write(index: int) -> None:
+            with paths.written_beside(tmp_path / str(index)):
+                pass
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(write, range(400)))
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+
+
+def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "mine"))
+    assert paths.cache("a", "b") == tmp_path / "mine" / "a" / "b"
+    monkeypatch.delenv("MULTIWORLD_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert paths.cache() == tmp_path / "xdg" / "multiworld"

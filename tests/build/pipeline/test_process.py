@@ -1,0 +1,88 @@
+"""External commands: what they return, and that nothing of them stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from build.errors import EnvironmentUnfitError
+from build.paths import REPO
+from build.process import run, run_shown
+
+#: Starts a child that would live for a minute, and says its number.
+_PARENT = "import subprocess,sys,time; c=subprocess.Popen(['sleep','61']); open(sys.argv[1],'w').write(str(c.pid)); "
+
+
+def gone(pid: int, seconds: float = 10.0) -> bool:
+    """Wait until a process is no more (a zombie is no more)."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_what_a_command_returns() -> None:
+    code = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1]); print('x', file=sys.stderr); exit(3)"
+    done = run([sys.executable, "-c", code], stdin=b"\xff\r\n\0a")
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"a\0\n\r\xff", b"x\n")
+    assert done.tail == "x"
+
+
+def test_environment_and_folder(tmp_path: Path) -> None:
+    done = run(["sh", "-c", 'echo "$ADDED $PWD"; cat'], cwd=tmp_path, env={"ADDED": "yes"})
+    assert done.stdout.decode() == f"yes {tmp_path}\n"
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnfitError, match="no-such-program cannot be run") as caught:
+        run(["no-such-program"])
+    assert "install no-such-program" in caught.value.remedy
+    (tmp_path / "plain").write_text("text")
+    with pytest.raises(EnvironmentUnfitError, match="plain cannot be run"):
+        run([tmp_path / "plain"])
+
+
+def test_too_late_ends_the_whole_group(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        run([sys.executable, "-c", _PARENT + "c.wait()", tmp_path / "pid"], timeout=2)
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_shown_command_leaves_no_child(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-c", _PARENT + "print('shown'); sys.exit(7)", str(tmp_path / "pid")]
+    assert run_shown(command, cwd=tmp_path, env={}, timeout=30) == 7
+    assert capfd.readouterr().out == "shown\n"
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_ctrl_c_reaches_a_shown_command_in_time_to_clean_up(tmp_path: Path) -> None:
+    """The command is in a session of its own: the terminal's signal reaches this project's process only."""
+    ready, cleaned = tmp_path / "ready", tmp_path / "cleaned"
+    inner = f"import time\ntry:\n open({str(ready)!r},'w'); time.sleep(60)\nfinally:\n open({str(cleaned)!r},'w')\n"
+    outer = f"""
+import sys
+from pathlib import Path
+from build.process import run_shown
+try:
+    run_shown([sys.executable, "-c", {inner!r}], cwd=Path("/"), env={{}}, timeout=60)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    with subprocess.Popen([sys.executable, "-c", outer], env={**os.environ, "PYTHONPATH": str(REPO)}) as process:
+        end = time.monotonic() + 30
+        while not ready.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert cleaned.exists()
