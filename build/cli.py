@@ -28,11 +28,23 @@ _MACHINE = {
 }
 
 
-def _interrupted(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """Leave as after Ctrl-C, once: nox and CI systems send a second and third signal while the first is cleaned up."""
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)
-    raise KeyboardInterrupt
+class _InterruptOnce:
+    """Leaves as after Ctrl-C, once: nox and CI systems send more signals while the first is cleaned up after."""
+
+    def __init__(self) -> None:
+        self._seen = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if not self._seen:
+            self._seen = True
+            raise KeyboardInterrupt
+
+
+def _interrupted() -> int:
+    """End what still runs and return the exit status."""
+    kill_all()
+    err_console.print("interrupted; nothing half-written is left, the next run goes on from here")
+    return EXIT_INTERRUPTED
 
 
 def _say(error: ToolError) -> int:
@@ -67,9 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     except typer.Exit as leaving:
         return leaving.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        kill_all()
-        err_console.print("interrupted; nothing half-written is left, the next run goes on from here")
-        return EXIT_INTERRUPTED
+        return _interrupted()
     except subprocess.TimeoutExpired as error:
         err_console.print(f"[bold red]error:[/] a command did not end in {error.timeout:.0f} s: {error.cmd[0]}")
         return 1
@@ -85,13 +95,15 @@ def main(argv: list[str] | None = None) -> int:
             raise
         show()
         return int(getattr(error, "exit_code", 2))
-    return status if isinstance(status, int) else 0
+    # Newer versions of typer make this status of a KeyboardInterrupt.
+    return _interrupted() if status == EXIT_INTERRUPTED else status if isinstance(status, int) else 0
 
 
 def run() -> int:
     """Run the command of this process, with its signals handled."""
-    signal.signal(signal.SIGINT, _interrupted)
-    signal.signal(signal.SIGTERM, _interrupted)
+    handler = _InterruptOnce()
+    signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGTERM, handler)
     return main()
 
 

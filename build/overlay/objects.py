@@ -179,8 +179,9 @@ def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             # Again and again: a thread may have been about to start its compiler.
-            while wait(futures, timeout=0.1).not_done:
+            while pending := [future for future in futures if not future.done()]:
                 kill_all()
+                wait(pending, timeout=0.1)
             raise
         finally:
             pool.shutdown(wait=True)
