@@ -1,7 +1,7 @@
 """The end of a session: waiters first, then sockets, then threads and memory.
 
-``release`` runs under the session's lock and blocks on nothing: whoever waits has its exception when it returns. ``free``
-does what may take time in a thread of its own, with a deadline.
+``release`` and ``cut`` run under the session's lock and block on nothing: whoever waits has its exception when they return.
+``free`` does what may take time in a thread of its own, with a deadline.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ DRIVER_SECONDS = 10.0
 LINGER_SECONDS = 2.0
 
 
-def release(session: Session, error: BrokenWorldException, *, orderly: bool = False) -> None:
-    """Fail every operation with ``error`` and end the data connections; under the session's lock."""
+def release(session: Session, error: BrokenWorldException) -> None:
+    """Fail every operation with ``error``, and let nothing begin any more; under the session's lock."""
     for operation in tuple(session.operations):
         operation.fail(error)
     session.any_receives.clear()
-    for lane in session.lanes.values():
-        if not orderly:
-            lane.ended = True
-            lane.backlog.clear()
-            with contextlib.suppress(OSError):
-                lane.sock.shutdown(socket.SHUT_RDWR)
     for slot in session.slots.values():
         slot.stop()
     session.hub.monitor.remove(session)
     session.hub.off_tick(session.check_deadlines)
     session.doorman.close()
+
+
+def cut(session: Session) -> None:
+    """End the data connections; under the session's lock."""
+    for lane in session.lanes.values():
+        lane.ended = True
+        lane.backlog.clear()
+        with contextlib.suppress(OSError):
+            lane.sock.shutdown(socket.SHUT_RDWR)
 
 
 def free(session: Session, *, orderly: bool = False) -> None:

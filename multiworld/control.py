@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 16
 #: how long the reason for the end of a data connection may take to arrive on the control connections
-EXPLANATION_SECONDS = 0.02
+EXPLANATION_SECONDS = 0.05
 
 
 class Control:

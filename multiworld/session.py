@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld.breaking import free, release
+from multiworld.breaking import cut, free, release
 from multiworld.config import WorldConfig, WorldState
 from multiworld.control import Control
 from multiworld.drivers.slot import DriverSlot
@@ -272,8 +272,10 @@ class Session:
             self.failure = error
             self.state = WorldState.BROKEN
             release(self, error)
-        if tell:
+        if tell:  # before the data connections end, so that the others know why
             self.control.tell_break(error)
+        with self.lock:
+            cut(self)
         self.publish(WorldBroken(**self._event(), failure=error))
         free(self)
 
@@ -294,7 +296,7 @@ class Session:
                 self.failure = error
                 for lane in self.lanes.values():
                     lane.put(Kind.BYE)
-                release(self, error, orderly=True)
+                release(self, error)
         if not was_broken:
             self.control.tell_bye()
             self.publish(WorldLeft(**self._event()))
