@@ -45,10 +45,10 @@ def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
         if ported.marked != ported.new or any(r.verdict.needs_human for r in ported.hunks):
             marked[path] = FileState(mode, ported.marked)
         verdicts |= _verdicts(ctx, source, path, chosen, ported, why)
-    since = ctx.gone_since(source)
-    for number in numbers:
-        lost = whole(ctx, change, Verdict.GONE, f"the new tree has no such file{since}", hunks=[number])[0]
-        verdicts.setdefault(number, lost)
+    lost = [number for number in numbers if number not in verdicts]
+    since = ctx.gone_since(source) if lost else ""  # asks the history, which takes seconds
+    text = f"the new tree has no such file{since}"
+    verdicts |= {n: whole(ctx, change, Verdict.GONE, text, hunks=[n])[0] for n in lost}
     old: Files = {source: FileState(_mode(change, base.mode), _old_side(data, hunks))} if base else {}
     return ChangePort(tuple(verdicts[n] for n in numbers), old, new, marked)
 

@@ -1,0 +1,60 @@
+"""`patches`: the overview of patches and releases, on the terminal and as an HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from build import paths, releases
+from build.console import console, note, step
+from build.series import manifest as manifests
+from build.series.overview import Cell, Overview, Standing, overview
+from build.series.page import page
+
+_STYLE = {
+    Standing.NEEDED: "green",
+    Standing.UNVERIFIED: "yellow",
+    Standing.UPSTREAM: "blue",
+    Standing.MISSING: "bold red",
+    Standing.NOT_APPLICABLE: "dim",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("patches")(patches)
+
+
+def patches(
+    html: Annotated[Path, typer.Option(help="where to write the page")] = paths.DIST / "patches.html",
+) -> None:
+    """Show which patch each release needs, has, or can do without."""
+    found = [overview(folder, list(releases.load())) for folder in manifests.folders().values()]
+    for item in found:
+        console.print(_table(item))
+    for standing in Standing:
+        note(f"{standing.symbol} {standing.word}: {standing.meaning}")
+    with paths.written_beside(html.absolute()) as part:
+        part.write_text(page(found), encoding="utf-8")
+    step(f"page: {html}")
+
+
+def _table(item: Overview) -> Table:
+    """Return a series as a table."""
+    table = Table(title=f"{item.manifest.series.name}: patches by release", title_justify="left")
+    table.add_column("patch")
+    for column in item.columns:
+        table.add_column(column.release, justify="center")
+    for row in item.rows:
+        table.add_row(row.patch.id, *map(_symbol, row.cells))
+    table.add_section()
+    table.add_row("proven", *(column.entry.verified.value if column.entry else "-" for column in item.columns))
+    return table
+
+
+def _symbol(cell: Cell) -> Text:
+    return Text(cell.standing.symbol, style=_STYLE[cell.standing])
