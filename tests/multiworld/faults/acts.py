@@ -167,10 +167,16 @@ async def serve_all(stage: Stage, name: str, row: Row) -> None:
             stage.mark("going round")
 
 
-async def await_claims(stage: Stage, store: TcpStoreAddress, world: str, ranks: tuple[int, ...]) -> None:  # noqa: ARG001
-    """Wait until ``ranks`` of the first generation are claimed in the store."""
+async def await_claims(
+    stage: Stage,  # noqa: ARG001
+    store: TcpStoreAddress,
+    world: str,
+    ranks: tuple[int, ...],
+    generation: int = 1,
+) -> None:
+    """Wait until ``ranks`` of that generation are claimed in the store."""
     client = dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=10))
-    keys = [f"multiworld/{world}/1/rank/{rank}" for rank in ranks]
+    keys = [f"multiworld/{world}/{generation}/rank/{rank}" for rank in ranks]
     deadline = time.monotonic() + 10
     while not client.check(keys):
         assert time.monotonic() < deadline, f"no {keys} in the store"
