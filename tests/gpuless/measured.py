@@ -28,7 +28,8 @@ def record(results: Iterable[ProbeResult]) -> tuple[str, ...]:
     Raises:
         ValueError: results of a patched wheel, which are expectations' business, not measurements of stock.
     """
-    kept, refused = [], []
+    kept: list[ProbeResult] = []
+    refused: list[ProbeResult] = []
     for result in results:
         if result.form is not Form.STOCK:
             raise ValueError("only outcomes of stock wheels are recorded")

@@ -65,6 +65,7 @@ class Probe:
         environment: set for its process, on top of the harness's own.
         fires: injection sites of which at least one must have been hit.
         since, before: the releases it is for, `since <= release < before` (major, minor).
+        without: releases (major, minor) in between whose code never comes to the injected call.
         stock: outcome measured on stock, per release. A release that is not here was not measured.
         evidence: what must be in the output where stock ends the process (a regular expression), so that
             it ended of the right thing; the other outcomes say it themselves.
@@ -81,6 +82,7 @@ class Probe:
     fires: tuple[str, ...] = ()
     since: tuple[int, int] = (2, 2)
     before: tuple[int, int] = (99, 0)
+    without: frozenset[tuple[int, int]] = frozenset()
     stock: Mapping[str, Outcome] = field(default_factory=lambda: MappingProxyType({}))
     evidence: str = ""
     patched: Outcome | None = Outcome.OK
@@ -89,7 +91,7 @@ class Probe:
     def covers(self, release: str) -> bool:
         """Say whether the probe is for this release, e.g. "2.6.0"."""
         major, minor = (int(part) for part in release.split(".")[:2])
-        return self.since <= (major, minor) < self.before
+        return self.since <= (major, minor) < self.before and (major, minor) not in self.without
 
     def expected(self, form: Form, release: str) -> Outcome | None:
         """Return the outcome expected of this form of a release, None where it was not measured."""

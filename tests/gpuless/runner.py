@@ -21,17 +21,18 @@ from tests.gpuless.subject import Subject, examine
 
 PROGRAMS = Path(__file__).resolve().parent / "probes"
 
-# What every probe gets: the mode of the series, and short timeouts where the defaults are minutes.
-# The names changed in 2.2 (from NCCL_*) and 2.9 (FR instead of NCCL_TRACE); a release ignores what it does not know.
+# What every probe gets unless it says otherwise: the mode of the series, a monitor that is on but patient, and no
+# flight recorder (with it 2.9's watchdog spends seconds on the traceback of a failed operation).
+# The names changed in 2.9 (FR instead of NCCL_TRACE); a release ignores what it does not know.
 _BASE = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
     "TORCH_NCCL_ENABLE_MONITORING": "1",
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "60",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     # The C++ stack dumper unwinds all threads, takes seconds, and now and then crashes by itself (2.6.0).
     "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "100",
-    "TORCH_FR_BUFFER_SIZE": "100",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",
     "PYTHONWARNINGS": "ignore",
 }
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL")  # nothing else of the caller's environment reaches a probe

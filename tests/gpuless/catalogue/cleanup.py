@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tests.gpuless.catalogue.recorder import RECORDING
 from tests.gpuless.model import Patch, Probe
 
 FAIL, HANG = 1, 2  # the actions of native/control.h
 ASYNC_ERROR = ["ncclCommGetAsyncError", FAIL, 6]
-TERMINATING = "terminate called|Terminating the process|NCCL monitor thread timeout"
+# c10 marks LOG(FATAL) with F: the monitor ends the process with it, in words that differ between releases.
+TERMINATING = r"(?m)terminate called|^\[F[^]]*ProcessGroupNCCL"
 
 
 def pending(
@@ -50,7 +52,8 @@ def _ending(name: str, title: str, how: str, **args: object) -> Probe:
 
 _ABORT_FAILS = ["ncclCommAbort", FAIL, 2]
 _ABORT_HANGS = ["ncclCommAbort", HANG, 0]
-_DUMP = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+_MONITOR = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}  # one that loses its patience while a probe runs
+_DUMP = RECORDING | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 PROBES: tuple[Probe, ...] = (
     pending("pending-async-error", "NCCL reports ncclRemoteError; the watchdog aborts", [ASYNC_ERROR]),
@@ -98,7 +101,7 @@ PROBES: tuple[Probe, ...] = (
         "pending-dump-first",
         "the same on the first process group, flight recorder dumps on, heartbeat timeout 3 s",
         [ASYNC_ERROR],
-        _DUMP,
+        _DUMP | _MONITOR,
         broken="first",
         window=9,
         within=5,
@@ -107,15 +110,15 @@ PROBES: tuple[Probe, ...] = (
         "pending-dump-second",
         "the same on another process group, dumps on, heartbeat timeout 3 s",
         [ASYNC_ERROR],
-        _DUMP,
+        _DUMP | _MONITOR,
         window=9,
         within=5,
     ),
     pending(
         "pending-dump-patient",
-        "dumps on, heartbeat timeout 600 s: the abort does not wait for dumps",
+        "dumps on, a patient monitor: the abort does not wait for dumps",
         [ASYNC_ERROR],
-        _DUMP | {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"},
+        _DUMP,
         window=1,
         within=5,
     ),
@@ -149,6 +152,7 @@ PROBES: tuple[Probe, ...] = (
         "abort-hangs",
         "ncclCommAbort hangs while the watchdog cleans up; heartbeat timeout 3 s",
         [ASYNC_ERROR, _ABORT_HANGS],
+        _MONITOR,
         until="ncclCommAbort",
         aborts=False,
         window=9,
@@ -174,6 +178,7 @@ PROBES: tuple[Probe, ...] = (
         "watchdog-hangs",
         "a CUDA call hangs the watchdog; heartbeat timeout 3 s",
         [["cudaEventQuery", HANG, 0]],
+        _MONITOR,
         until="cudaEventQuery",
         within=15,
         window=9,

@@ -6,6 +6,8 @@ peer does. The caller must get DistBackendError, with no group left open.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.gpuless.model import Patch, Probe
 
 CALLS = (
@@ -13,6 +15,7 @@ CALLS = (
     "ncclAlltoAll", "ncclGather", "ncclScatter", "ncclSend", "ncclRecv",
 )  # fmt: skip
 _INIT = ("ncclCommInitRank", "ncclCommInitRankConfig")
+UNGROUPED = frozenset({(2, 4)})  # in these releases send and recv make no group
 _SYSTEM_ERROR = 2  # ncclSystemError: an error that every release can convert
 
 _COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter")
@@ -42,7 +45,8 @@ def _system_error(operation: str, patch: Patch) -> Probe:
 def _end_fails(operation: str, patch: Patch) -> Probe:
     title = f"{operation}: its NCCL calls succeed, only the end of its group fails"
     sites = ["ncclGroupEnd"]
-    return failing(f"{operation}-group-end", patch, title, ("ncclGroupEnd",), operation=operation, sites=sites)
+    probe = failing(f"{operation}-group-end", patch, title, tuple(sites), operation=operation, sites=sites)
+    return replace(probe, without=UNGROUPED) if operation in _POINT_TO_POINT else probe
 
 
 def _init_fails(operation: str, patch: Patch) -> Probe:

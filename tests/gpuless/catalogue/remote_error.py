@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.gpuless.catalogue.groups import CALLS, failing
+from dataclasses import replace
+
+from tests.gpuless.catalogue.groups import CALLS, UNGROUPED, failing
 from tests.gpuless.model import Patch, Probe
 
 PROBES: tuple[Probe, ...] = (
@@ -17,13 +19,16 @@ PROBES: tuple[Probe, ...] = (
         )
         for operation in ("gather", "scatter", "all_to_all")
     ),
-    failing(
-        "remote-error-group-end",
-        Patch.REMOTE_ERROR,
-        "the end of a send's group fails with ncclRemoteError: the message says so",
-        ("ncclGroupEnd",),
-        operation="send",
-        sites=["ncclGroupEnd"],
-        judge="message",
+    replace(
+        failing(
+            "remote-error-group-end",
+            Patch.REMOTE_ERROR,
+            "the end of a send's group fails with ncclRemoteError: the message says so",
+            ("ncclGroupEnd",),
+            operation="send",
+            sites=["ncclGroupEnd"],
+            judge="message",
+        ),
+        without=UNGROUPED,
     ),
 )
