@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import fake
-from world import TIMEOUT, World
+from world import TIMEOUT, TorchObject, World
 
 _PATIENCE = 5.0  # seconds for one call of an application
 
@@ -19,7 +19,7 @@ class Breakage:
 
     sick: World
     healthy: World
-    work: object
+    work: TorchObject
     detail: dict[str, object] = field(default_factory=dict)
 
     def look_at_other_world(self) -> bool:
@@ -31,7 +31,7 @@ class Breakage:
 
 
 def break_world(
-    inject: list[list[object]],
+    inject: list[tuple[str, int, int]],
     within: float,
     broken: str,
     until: str,

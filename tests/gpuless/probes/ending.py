@@ -12,7 +12,9 @@ from world import forget
 _PATIENCE = 20.0  # seconds to get rid of a world
 
 
-def run(how: str, inject: list[list[object]], until: str = "", aborts: bool = True) -> tuple[str, dict[str, object]]:
+def run(
+    how: str, inject: list[tuple[str, int, int]], until: str = "", aborts: bool = True
+) -> tuple[str, dict[str, object]]:
     """Break a world, end it, and use the other one.
 
     Args:
@@ -29,7 +31,8 @@ def run(how: str, inject: list[list[object]], until: str = "", aborts: bool = Tr
 
 def _abort(breakage: Breakage) -> Callable[[], object]:
     group = breakage.sick.group
-    return getattr(group, "abort", None) or group._shutdown
+    way: Callable[[], object] = getattr(group, "abort", None) or group._shutdown
+    return way
 
 
 def _delete(breakage: Breakage) -> Callable[[], object]:

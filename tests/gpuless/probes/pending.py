@@ -9,7 +9,7 @@ from world import tensor
 
 
 def run(
-    inject: list[list[object]],
+    inject: list[tuple[str, int, int]],
     window: float = 3.0,
     within: float = 10.0,
     broken: str = "second",

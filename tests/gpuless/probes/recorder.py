@@ -29,7 +29,7 @@ def run(door: str) -> tuple[str, dict[str, object]]:
     return ("OK" if shown == wanted else "WRONG_RECORD"), {"recorded": recorded}
 
 
-def _names(trace: object) -> Iterable[str]:
+def _names(trace: dict[str, list[dict[str, str]]] | list[dict[str, str]]) -> Iterable[str]:
     entries = trace["entries"] if isinstance(trace, dict) else trace  # a bare list up to 2.2
     for entry in entries:
         yield entry.get("profiling_name", "")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import fake
 import torch
 import torch.distributed as dist
+
+# What torch hands out: its classes and their methods differ between releases.
+TorchObject: TypeAlias = Any
 
 DEVICE = torch.device("cuda:0")
 # Worlds outlive the program: what their destructors do is a matter of the probes about them alone.
@@ -29,7 +33,7 @@ class World:
         self.comms: set[int] = set()
         _KEPT.append(self)
 
-    def run(self, operation: str) -> object:
+    def run(self, operation: str) -> TorchObject:
         """Run one operation, wait for it as far as the caller would, and return its work object."""
         before = fake.comms()
         try:
@@ -40,7 +44,7 @@ class World:
             self.comms.update(range(before, fake.comms()))
         return work
 
-    def start(self, operation: str) -> object:
+    def start(self, operation: str) -> TorchObject:
         """Run one operation without waiting for it."""
         return OPERATIONS[operation](self.group)
 
@@ -54,7 +58,7 @@ def forget(world: World) -> None:
     _KEPT.remove(world)
 
 
-def _backend(kind: str, store: object, timeout: datetime.timedelta) -> object:
+def _backend(kind: str, store: TorchObject, timeout: datetime.timedelta) -> TorchObject:
     if kind == "classic":
         return dist.ProcessGroupNCCL(store, 0, 2, timeout)
     from torch._C._distributed_c10d import ProcessGroupNCCL2
@@ -64,7 +68,7 @@ def _backend(kind: str, store: object, timeout: datetime.timedelta) -> object:
     return ProcessGroupNCCL2(store, 0, 2, options, DEVICE)
 
 
-def _group(backend: object) -> object:
+def _group(backend: TorchObject) -> TorchObject:
     """Wrap a backend the way torch.distributed does, for operations that only the wrapper has."""
     store = dist.PrefixStore("group", dist.HashStore())
     try:
@@ -77,13 +81,13 @@ def _group(backend: object) -> object:
     return group
 
 
-def _coalescing_manager(backend: object) -> object:
+def _coalescing_manager(backend: TorchObject) -> TorchObject:
     backend._start_coalescing()
     backend.allreduce([tensor(1)])
     return backend._end_coalescing()
 
 
-OPERATIONS: dict[str, Callable[[object], object]] = {
+OPERATIONS: dict[str, Callable[[TorchObject], TorchObject]] = {
     "all_reduce": lambda g: g.allreduce([tensor(1, 2)]),
     "all_gather": lambda g: g.allgather([[tensor(0), tensor(0)]], [tensor(1)]),
     "broadcast": lambda g: g.broadcast([tensor(1, 2)], dist.BroadcastOptions()),
