@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,12 +52,22 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class _Got:
-    """What a build starts from."""
+class Prepared:
+    """What an overlay is made from, with where it came from.
+
+    Attributes:
+        patches: the series, in order.
+        tree: the release's source.
+        wheel: the official wheel.
+        applied: the checkout with the series applied.
+        inputs: all of it as the overlay's build takes it.
+    """
 
     patches: tuple[PatchFile, ...]
     tree: SourceTree
     wheel: Path
+    applied: AppliedTree
+    inputs: Inputs
 
 
 def _safe_headers(release: Release) -> dict[str, str]:
@@ -76,17 +88,17 @@ def _apply(tree: SourceTree, patches: tuple[PatchFile, ...], target: Path) -> Ap
     return applied
 
 
-def _included(objects: tuple[Object, ...]) -> frozenset[str]:
-    """Return the headers of the wheel that the units included."""
-    return frozenset(name[6:] for item in objects for name in item.includes if name.startswith("wheel:"))
+def _read_from_tree(objects: tuple[Object, ...]) -> frozenset[str]:
+    """Return the files that the compiler took from the tree, units and headers."""
+    return frozenset(name[5:] for item in objects for name in item.includes if name.startswith("tree:"))
 
 
-def _check_source(tree: SourceTree, include: Path, only: frozenset[str] | None) -> Check:
-    """Compare headers of tree and wheel, all of them or `only` those that were included."""
-    found = sources.check_headers(tree, include, only)
+def _check_source(tree: SourceTree, include: Path, read: frozenset[str]) -> Check:
+    """Check that tree and wheel belong together, as strictly as the tree's proof demands."""
+    found = sources.check_belongs(tree, include, read)
     detail = f"{tree.proof.value} ({tree.identity}); {found.equal} shared headers equal"
     if found.differing:
-        detail += f", {len(found.differing)} that no unit includes differ"
+        detail += f"; {len(found.differing)} differ, which the compiler took from the wheel, if at all"
     return Check("the source tree is the release", True, detail)
 
 
@@ -132,20 +144,19 @@ def _assemble(
     ]
 
 
-def _wheels(request: Request, got: _Got, applied: AppliedTree, scratch: Path) -> record.BuildRecord:
+def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRecord:
     """Make the overlay in `scratch`, prove it, and put it into wheels."""
-    tree, wheel = got.tree, got.wheel
-    release = tree.release
-    inputs = _inputs(request, release, applied, tree, wheel)
-    # A tree that is known as a whole is judged before the long work, another by what the compiler then read of it.
-    known = tree.proof in (Proof.COMMIT, Proof.DIGEST)
-    early = _check_source(tree, inputs.include, None) if known else None
+    tree, wheel, inputs = ready.tree, ready.wheel, ready.inputs
+    release = inputs.release
+    # A tree known by some of its files is judged by what the compiler read of it, any other before the long work.
+    partial = tree.proof is Proof.BLOBS
+    early = None if partial else _check_source(tree, inputs.include, frozenset())
     overlay = build_overlay(inputs, scratch)
-    belongs = early or _check_source(tree, inputs.include, _included(overlay.objects))
+    belongs = early or _check_source(tree, inputs.include, _read_from_tree(overlay.objects))
     tag = platform_tag(overlay.path)
     checks = (belongs, *overlay.checks)
     checks = (*checks, Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies"))
-    proven = record.provenance(release, tree, got.patches, overlay, checks, inputs.toolchain.identity, tag)
+    proven = record.provenance(release, tree, ready.patches, overlay, checks, inputs.toolchain.identity, tag)
     wheels = _assemble(request, release, wheel, overlay, proven)
     return record.BuildRecord(
         provenance=proven,
@@ -153,24 +164,28 @@ def _wheels(request: Request, got: _Got, applied: AppliedTree, scratch: Path) ->
         official=record.Artifact(wheel.name, release.wheel.sha256[request.python], wheel.stat().st_size),
         patched=record.artifact(wheels[0]),
         overlay=record.artifact(wheels[1]),
-        verdicts=applied.verdicts,
+        verdicts=ready.applied.verdicts,
         replaced=overlay.replaced,
         passed_over=tuple(f"{item.origin}: {item.reason}" for item in tree.passed_over),
     )
 
 
-def _make(request: Request, release: Release) -> record.BuildRecord:
-    """Run all stages; the folder is locked."""
+@contextmanager
+def prepared(request: Request) -> Iterator[Prepared]:
+    """Check the machine, get everything, apply the series, and hold the checkout's lock while it is used.
+
+    Raises:
+        ToolError: what is missing or does not belong together.
+    """
+    release = releases.get(request.release)
     preflight.check(release, request.python, request.dist, source=request.source)
-    got = _Got(
-        patches=patches_of(release.version, release.series),
-        tree=sources.acquire(release, request.source),
-        wheel=official.fetch_wheel(release, request.python),
-    )
+    patches = patches_of(release.version, release.series)
+    tree = sources.acquire(release, request.source)
+    wheel = official.fetch_wheel(release, request.python)
     checkout = paths.cache("applied") / release.version
-    lock = paths.locked(checkout, f"the checkout of {release.version}")
-    with lock, tempfile.TemporaryDirectory(prefix="overlay-") as scratch:
-        return _wheels(request, got, _apply(got.tree, got.patches, checkout), Path(scratch))
+    with paths.locked(checkout, f"the checkout of {release.version}"):
+        applied = _apply(tree, patches, checkout)
+        yield Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, tree, wheel))
 
 
 def build_release(request: Request) -> record.BuildRecord:
@@ -189,6 +204,7 @@ def build_release(request: Request) -> record.BuildRecord:
     request.folder.mkdir(parents=True, exist_ok=True)
     with paths.locked(request.folder / "build", f"the build of {release.version}"):
         log_to_file(request.folder / "build.log")  # not before: it replaces the log of the run that is waited for
-        made = _make(request, release)
+        with prepared(request) as ready, tempfile.TemporaryDirectory(prefix="overlay-") as scratch:
+            made = _wheels(request, ready, Path(scratch))
         record.write(made, request.folder)
     return made
