@@ -128,7 +128,7 @@ def write_patch(place: Place, new: str) -> None:
 
 def _environment(place: Place, extra: dict[str, str]) -> dict[str, str]:
     own = {"MULTIWORLD_CACHE": place.folder / "cache", "PIP_FIND_LINKS": place.folder / "index"}
-    own |= {"PYTHONPATH": REPO, "TMPDIR": place.folder / "tmp"}
+    own |= {"PYTHONPATH": REPO, "TMPDIR": place.folder / "tmp", "PYTHONFAULTHANDLER": "1"}
     return lw.clean() | {name: str(value) for name, value in own.items()} | extra
 
 
@@ -146,6 +146,15 @@ def started(place: Place, *arguments: str | Path, **extra: str) -> Iterator[subp
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=TIMEOUT)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Return the output of a process that is about to end; one that hangs shows where."""
+    try:
+        return process.communicate(timeout=TIMEOUT / 2)[0]
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        raise AssertionError(process.communicate(timeout=TIMEOUT)[0]) from None
 
 
 def build_arguments(place: Place) -> list[str | Path]:

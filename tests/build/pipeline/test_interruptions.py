@@ -37,7 +37,7 @@ def test_interrupted_while_compiling(number: signal.Signals, place: Place) -> No
         compiler = int(place.started.read_text())
         assert _alive(compiler)
         os.kill(process.pid, number)
-        output, _ = process.communicate(timeout=20)
+        output = lr.finish(process)
     assert process.returncode == 130, output
     assert "interrupted; nothing half-written is left" in output
     assert "Traceback" not in output
@@ -57,7 +57,7 @@ def test_interrupted_twice_it_still_cleans_up(place: Place) -> None:
         lr.wait_for(place.started, process)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             os.kill(process.pid, number)
-        output, _ = process.communicate(timeout=20)
+        output = lr.finish(process)
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert place.leftovers() == []

@@ -1,0 +1,94 @@
+"""A measured figure beside the limit the project promises."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from build.paths import written_beside
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure.
+
+    Attributes:
+        name: what was measured.
+        value: the median of the samples, or the one number there is.
+        low: lower end of the spread.
+        high: upper end of the spread.
+        limit: what it may be at most.
+        unit: of value, spread and limit.
+        how: number of samples and what the spread is.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    limit: float
+    unit: str
+    how: str
+
+    @property
+    def kept(self) -> bool:
+        """Whether the promise is kept."""
+        return self.value <= self.limit
+
+
+def of_samples(name: str, samples: Sequence[float], limit: float, unit: str) -> Figure:
+    """Return median, least and greatest of `samples`."""
+    how = "1 run" if len(samples) == 1 else f"{len(samples)} runs, least to greatest"
+    return Figure(name, statistics.median(samples), min(samples), max(samples), limit, unit, how)
+
+
+def of_ratios(name: str, ours: Sequence[float], theirs: Sequence[float], limit: float) -> Figure:
+    """Return the median of the ratios of paired samples, with its 95 % bootstrap interval.
+
+    Args:
+        name: what was measured.
+        ours: one sample per round.
+        theirs: what it is compared with, of the same rounds.
+        limit: what the ratio may be at most.
+    """
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    # Fixed seed: the same samples give the same interval. Percentile bootstrap, Efron & Tibshirani 1993, chapter 13.
+    draw = random.Random(1)  # noqa: S311 - no secret depends on it
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
+    low, high = medians[round(0.025 * _RESAMPLES)], medians[round(0.975 * _RESAMPLES) - 1]
+    how = f"{len(ratios)} interleaved rounds, 95 % interval"
+    return Figure(name, statistics.median(ratios), low, high, limit, "x", how)
+
+
+def table(figures: Sequence[Figure], title: str) -> Table:
+    """Return figures as people read them."""
+    made = Table(title=title, title_justify="left")
+    for column in ("figure", "limit", "measured", "spread", "how", "verdict"):
+        made.add_column(column, justify="right" if column in ("limit", "measured", "spread") else "left")
+    for item in figures:
+        spread = "" if item.low == item.high else f"{_number(item.low)} to {_number(item.high)}"
+        verdict = "[green]kept[/]" if item.kept else "[bold red]missed[/]"
+        limit, value = f"{_number(item.limit)} {item.unit}", f"{_number(item.value)} {item.unit}"
+        made.add_row(escape(item.name), limit, value, spread, item.how, verdict)
+    return made
+
+
+def _number(value: float) -> str:
+    """Return three significant digits, without exponents."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def write(figures: Sequence[Figure], path: Path) -> None:
+    """Write figures as JSON."""
+    rows = [asdict(item) | {"kept": item.kept} for item in figures]
+    with written_beside(path) as part:
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")

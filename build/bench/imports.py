@@ -1,0 +1,78 @@
+"""`bench import`: what `import torch` costs with either form, beside stock, in fresh processes."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+from build import official, releases
+from build.bench.child import Cost, cost
+from build.bench.figures import Figure, of_ratios
+from build.bench.overlay import built
+from build.console import progress, step
+from build.wheeltest.environments import Form, environment
+
+LIMIT = 1.05
+#: Not measured: they fill the page cache and write the bytecode.
+WARM_UP = 2
+
+
+def _import(python: Path) -> Cost:
+    """Import torch in a fresh process that sees none of this one's settings."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return cost([python, "-c", "import torch"], env=kept, cwd=Path("/"))
+
+
+def _rounds(pythons: dict[Form, Path], rounds: int) -> dict[Form, list[Cost]]:
+    """Take the forms in turn, each round beginning with another one."""
+    costs: dict[Form, list[Cost]] = {form: [] for form in pythons}
+    order = list(pythons)
+    with progress() as bar:
+        task = bar.add_task("import torch", total=rounds + WARM_UP, unit="rounds")
+        for index in range(rounds + WARM_UP):
+            turn = index % len(order)
+            for form in order[turn:] + order[:turn]:
+                taken = _import(pythons[form])
+                if index >= WARM_UP:
+                    costs[form].append(taken)
+            bar.advance(task)
+    return costs
+
+
+def figures(costs: dict[Form, list[Cost]]) -> list[Figure]:
+    """Return time, processor time and memory of both forms as multiples of stock's."""
+    found = []
+    stock = costs[Form.STOCK]
+    for form in (Form.PATCHED, Form.OVERLAY):
+        for what, attribute in (("time", "seconds"), ("processor time", "cpu"), ("peak memory", "peak")):
+            ours, theirs = ([float(getattr(item, attribute)) for item in taken] for taken in (costs[form], stock))
+            found.append(of_ratios(f"import torch, {form.value} form: {what} beside stock", ours, theirs, LIMIT))
+    return found
+
+
+def measure(release: str, dist: Path, rounds: int) -> list[Figure]:
+    """Measure `import torch`.
+
+    Args:
+        release: a release that was built.
+        dist: folder with a folder per release.
+        rounds: how often each form is imported.
+
+    Returns:
+        The figures.
+
+    Raises:
+        UsageError: nothing was built.
+    """
+    made, folder = built(release, dist), dist / release
+    stock = official.fetch_wheel(releases.get(release), made.python)
+    wheels = {
+        Form.STOCK: [stock],
+        Form.PATCHED: [folder / made.patched.name],
+        Form.OVERLAY: [stock, folder / made.overlay.name],
+    }
+    with ExitStack() as stack:
+        pythons = {form: stack.enter_context(environment(form, made.python, wheels[form])) for form in wheels}
+        step(f"importing torch in {rounds} rounds")
+        return figures(_rounds(pythons, rounds))

@@ -1,0 +1,169 @@
+"""`bench overlay`: compile and link, assemble, rebuild, size."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from build import official, record, releases
+from build.bench.child import Cost, cost
+from build.bench.figures import Figure, of_samples
+from build.console import step
+from build.errors import UsageError
+from build.overlay.build import build_overlay
+from build.overlay.link import SONAME
+from build.overlay.model import Overlay
+from build.paths import REPO
+from build.pipeline import Request, prepared
+from build.record import BuildRecord
+from build.wheels import patched
+
+#: What the project promises for two cores, downloads excluded.
+COMPILE, ASSEMBLE, MEMORY, REBUILD, SIZE = 75.0, 15.0, 1000.0, 10.0, 2.0
+
+
+def built(release: str, dist: Path) -> BuildRecord:
+    """Return the record of a build.
+
+    Raises:
+        UsageError: there is none.
+    """
+    made = record.read(dist / releases.get(release).version)
+    if made is None:
+        raise UsageError(f"{dist / release} holds no build to measure", remedy=f"nox -s build-{release} -- --no-test")
+    return made
+
+
+@contextmanager
+def _cache(folder: Path) -> Iterator[None]:
+    """Use `folder` as the cache for a while: nothing that is compiled is found there."""
+    before = os.environ.get("MULTIWORLD_CACHE")
+    os.environ["MULTIWORLD_CACHE"] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop("MULTIWORLD_CACHE")
+        if before is not None:
+            os.environ["MULTIWORLD_CACHE"] = before
+
+
+def compile_and_link(release: str, python: str, dist: Path, rounds: int) -> Figure:
+    """Compile, link and check an overlay with nothing cached but what is downloaded."""
+    samples = []
+    with prepared(Request(release, python, None, dist)) as ready:
+        for _ in range(rounds):
+            with tempfile.TemporaryDirectory(prefix="bench-") as scratch, _cache(Path(scratch, "cache")):
+                began = time.perf_counter()
+                build_overlay(ready.inputs, Path(scratch, "out"))
+                samples.append(time.perf_counter() - began)
+    return of_samples(f"compile and link {release}, nothing cached", samples, COMPILE, "s")
+
+
+def _overlay(made: BuildRecord, folder: Path, scratch: Path) -> Overlay:
+    """Return the overlay of a build, taken out of its wheel."""
+    with zipfile.ZipFile(folder / made.overlay.name) as archive:
+        name = next(item for item in archive.namelist() if item.endswith(f"/{SONAME}"))
+        path = Path(archive.extract(name, scratch))
+    proven = made.provenance
+    return Overlay(
+        path=path,
+        soname=SONAME,
+        sha256=proven.overlay_sha256,
+        build_id=proven.overlay_build_id,
+        made_for=proven.libtorch_cuda_build_ids,
+        objects=(),
+        replaced=made.replaced,
+        flags=proven.flags,
+        checks=proven.checks,
+    )
+
+
+def assemble(release: str, dist: Path) -> None:
+    """Write the patched wheel of a build once more, beside it, and compare: run in a process that is measured.
+
+    Raises:
+        UsageError: the build is of an older state of this project.
+    """
+    made, folder, entry = built(release, dist), dist / release, releases.get(release)
+    wheel, proven = official.fetch_wheel(entry, made.python), made.provenance
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=folder) as scratch:
+        overlay = _overlay(made, folder, Path(scratch))
+        began = time.perf_counter()
+        again = patched.assemble(
+            releases.get(release),
+            wheel,
+            overlay,
+            made.provenance.platform,
+            record.encode(made.provenance),
+            Path(scratch),
+        )
+        sys.stdout.write(f"{time.perf_counter() - began}\n")
+        if record.artifact(again) != made.patched:
+            raise UsageError(f"{again.name} came out with other bytes", remedy=f"nox -s build-{release}, then again")
+
+
+def _child(code: str, *arguments: str) -> Cost:
+    """Run a line of the tooling in a process of its own."""
+    return cost([sys.executable, "-c", code, *arguments], env={**os.environ, "PYTHONPATH": str(REPO)}, cwd=REPO)
+
+
+def assembling(release: str, dist: Path, rounds: int) -> list[Figure]:
+    """Return time and peak memory of assembling the patched wheel."""
+    code = "import sys; from pathlib import Path; from build.bench.overlay import assemble; "
+    code += "assemble(sys.argv[1], Path(sys.argv[2]))"
+    costs = [_child(code, release, str(dist)) for _ in range(rounds)]
+    size = (dist / release / built(release, dist).patched.name).stat().st_size / 1e6
+    seconds = [float(item.output.splitlines()[-1]) for item in costs]
+    return [
+        of_samples(f"assemble the patched wheel ({size:.0f} MB)", seconds, ASSEMBLE, "s"),
+        of_samples("peak memory of that", [item.peak / 1e6 for item in costs], MEMORY, "MB"),
+    ]
+
+
+def rebuild(release: str, python: str, dist: Path, rounds: int) -> Figure:
+    """Build again with nothing changed, by the command line, start of Python included.
+
+    Raises:
+        UsageError: something changes from build to build.
+    """
+    code = "import sys; from build.cli import run; sys.exit(run())"
+    arguments = ["build", release, "--python", python, "--dist", str(dist)]
+    _child(code, *arguments)  # has something to do, when the tooling has changed since the build
+    samples = []
+    for _ in range(rounds):
+        done = _child(code, *arguments)
+        if "wheels unchanged, kept" not in done.output:
+            raise UsageError("a build of the same input was not the same", cause=done.output[-2000:])
+        samples.append(done.seconds)
+    return of_samples("unchanged rebuild", samples, REBUILD, "s")
+
+
+def measure(release: str, dist: Path, rounds: int) -> list[Figure]:
+    """Measure the making of wheels.
+
+    Args:
+        release: a release that was built.
+        dist: folder with a folder per release.
+        rounds: how often each is done; compiling at most three times.
+
+    Returns:
+        The figures.
+
+    Raises:
+        UsageError: nothing was built.
+    """
+    made = built(release, dist)
+    step(f"rebuilding {release} with nothing changed")
+    figures = [rebuild(release, made.python, dist, rounds)]
+    step(f"assembling {made.patched.name}")
+    figures += assembling(release, dist, rounds)
+    size = (dist / release / built(release, dist).overlay.name).stat().st_size / 1e6
+    figures.append(of_samples("overlay wheel", [size], SIZE, "MB"))
+    step("compiling and linking with nothing cached")
+    return [compile_and_link(release, made.python, dist, min(rounds, 3)), *figures]

@@ -1,0 +1,82 @@
+"""`bench [overlay] [import] [porting]`: measure the figures the project promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from build import paths, record, releases
+from build.console import console, note, step
+from build.errors import ProbeError, UsageError
+
+NAMES = ("overlay", "import", "porting")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("bench")(bench)
+
+
+def _release(wanted: str, dist: Path) -> str:
+    """Return the release to measure: the one named, else the newest that was built; empty when there is none."""
+    if wanted:
+        return releases.get(wanted).version
+    known = [name for name in releases.load() if record.read(dist / name) is not None]
+    return known[-1] if known else ""
+
+
+def _porting() -> bool:
+    """Run the benchmark of ports over a source tree that an earlier run has fetched; say so when there is none."""
+    from build.bench import porting
+    from build.porting.trees import Tree
+    from build.series.git import Git
+    from build.sources import Need
+    from build.sources.acquire import cached_tree
+
+    trees = [tree for entry in releases.load().values() if (tree := cached_tree(entry, Need.OVERLAY))]
+    if not trees:
+        note("porting: no source tree is cached; `nox -s apply-2.6.0` fetches one")
+        return True
+    label = f"PyTorch {trees[-1].release.version}"
+    return porting.bench(Tree(Git(trees[-1].repo), trees[-1].base, label))
+
+
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="overlay, import, porting; default all that can run")
+    ] = None,
+    release: Annotated[str, typer.Option(help="a release that was built, default the newest such")] = "",
+    dist: Annotated[Path, typer.Option(help="folder with the results of `build`")] = paths.DIST,
+    rounds: Annotated[int, typer.Option(help="rounds of `import torch`", min=3)] = 15,
+    repeats: Annotated[int, typer.Option(help="how often builds are measured", min=1)] = 3,
+    json: Annotated[Path | None, typer.Option(help="write the figures to this file as well")] = None,
+) -> None:
+    """Measure the promised figures on this machine and compare each with its limit."""
+    from build.bench import figures, imports, overlay
+
+    dist, wanted = dist.absolute(), names or list(NAMES)
+    if strange := [name for name in wanted if name not in NAMES]:
+        raise UsageError(f"no benchmark is called {', '.join(strange)}", remedy="use some of: " + ", ".join(NAMES))
+    found: list[figures.Figure] = []
+    of_wheels = [name for name in wanted if name != "porting"]
+    subject = _release(release, dist) if of_wheels else ""
+    if of_wheels and not subject:
+        if names:
+            raise UsageError(f"{dist} holds no build to measure", remedy="nox -s build-2.6.0")
+        note(f"{' and '.join(of_wheels)}: {dist} holds no build to measure")
+    elif of_wheels:
+        if "overlay" in wanted:
+            found += overlay.measure(subject, dist, repeats)
+        if "import" in wanted:
+            found += imports.measure(subject, dist, rounds)
+        console.print(figures.table(found, f"{subject} on this machine"))
+    missed = [item.name for item in found if not item.kept]
+    if "porting" in wanted and not _porting():
+        missed.append("porting")
+    if json is not None:
+        figures.write(found, json)
+        step(f"figures: {json}")
+    if missed:
+        raise ProbeError(f"{len(missed)} promised figures are missed: {', '.join(missed)}")
