@@ -53,16 +53,16 @@ def _cache(folder: Path) -> Iterator[None]:
             os.environ["MULTIWORLD_CACHE"] = before
 
 
-def compile_and_link(release: str, python: str, dist: Path, rounds: int) -> Figure:
+def compile_and_link(request: Request, rounds: int) -> Figure:
     """Compile, link and check an overlay with nothing cached but what is downloaded."""
     samples = []
-    with prepared(Request(release, python, None, dist)) as ready:
+    with prepared(request) as ready:
         for _ in range(rounds):
             with tempfile.TemporaryDirectory(prefix="bench-") as scratch, _cache(Path(scratch, "cache")):
                 began = time.perf_counter()
                 build_overlay(ready.inputs, Path(scratch, "out"))
                 samples.append(time.perf_counter() - began)
-    return of_samples(f"compile and link {release}, nothing cached", samples, COMPILE, "s")
+    return of_samples(f"compile and link {request.release}, nothing cached", samples, COMPILE, "s")
 
 
 def _overlay(made: BuildRecord, folder: Path, scratch: Path) -> Overlay:
@@ -95,14 +95,7 @@ def assemble(release: str, dist: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=folder) as scratch:
         overlay = _overlay(made, folder, Path(scratch))
         began = time.perf_counter()
-        again = patched.assemble(
-            releases.get(release),
-            wheel,
-            overlay,
-            made.provenance.platform,
-            record.encode(made.provenance),
-            Path(scratch),
-        )
+        again = patched.assemble(entry, wheel, overlay, proven.platform, record.encode(proven), Path(scratch))
         sys.stdout.write(f"{time.perf_counter() - began}\n")
         if record.artifact(again) != made.patched:
             raise UsageError(f"{again.name} came out with other bytes", remedy=f"nox -s build-{release}, then again")
@@ -126,14 +119,15 @@ def assembling(release: str, dist: Path, rounds: int) -> list[Figure]:
     ]
 
 
-def rebuild(release: str, python: str, dist: Path, rounds: int) -> Figure:
+def rebuild(request: Request, rounds: int) -> Figure:
     """Build again with nothing changed, by the command line, start of Python included.
 
     Raises:
         UsageError: something changes from build to build.
     """
     code = "import sys; from build.cli import run; sys.exit(run())"
-    arguments = ["build", release, "--python", python, "--dist", str(dist)]
+    arguments = ["build", request.release, "--python", request.python, "--dist", str(request.dist)]
+    arguments += ["--source", str(request.source)] if request.source else []
     _child(code, *arguments)  # has something to do, when the tooling has changed since the build
     samples = []
     for _ in range(rounds):
@@ -144,13 +138,14 @@ def rebuild(release: str, python: str, dist: Path, rounds: int) -> Figure:
     return of_samples("unchanged rebuild", samples, REBUILD, "s")
 
 
-def measure(release: str, dist: Path, rounds: int) -> list[Figure]:
+def measure(release: str, dist: Path, rounds: int, source: Path | None = None) -> list[Figure]:
     """Measure the making of wheels.
 
     Args:
         release: a release that was built.
         dist: folder with a folder per release.
         rounds: how often each is done; compiling at most three times.
+        source: where its sources are, default: found.
 
     Returns:
         The figures.
@@ -159,11 +154,12 @@ def measure(release: str, dist: Path, rounds: int) -> list[Figure]:
         UsageError: nothing was built.
     """
     made = built(release, dist)
+    request = Request(release, made.python, source, dist)
     step(f"rebuilding {release} with nothing changed")
-    figures = [rebuild(release, made.python, dist, rounds)]
+    figures = [rebuild(request, rounds)]
     step(f"assembling {made.patched.name}")
     figures += assembling(release, dist, rounds)
     size = (dist / release / built(release, dist).overlay.name).stat().st_size / 1e6
     figures.append(of_samples("overlay wheel", [size], SIZE, "MB"))
     step("compiling and linking with nothing cached")
-    return [compile_and_link(release, made.python, dist, min(rounds, 3)), *figures]
+    return [compile_and_link(request, min(rounds, 3)), *figures]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +52,7 @@ def bench(
     dist: Annotated[Path, typer.Option(help="folder with the results of `build`")] = paths.DIST,
     rounds: Annotated[int, typer.Option(help="rounds of `import torch`", min=3)] = 15,
     repeats: Annotated[int, typer.Option(help="how often builds are measured", min=1)] = 3,
+    source: Annotated[Path | None, typer.Option(help="where the release's sources are, default: found")] = None,
     json: Annotated[Path | None, typer.Option(help="write the figures to this file as well")] = None,
 ) -> None:
     """Measure the promised figures on this machine and compare each with its limit."""
@@ -68,10 +70,15 @@ def bench(
         note(f"{' and '.join(of_wheels)}: {dist} holds no build to measure")
     elif of_wheels:
         if "overlay" in wanted:
-            found += overlay.measure(subject, dist, repeats)
+            found += overlay.measure(subject, dist, repeats, source)
         if "import" in wanted:
             found += imports.measure(subject, dist, rounds)
         console.print(figures.table(found, f"{subject} on this machine"))
+        cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+        note(
+            f"{cores} cores, load {load:.1f}"
+            + (": busy with other work, so times are too long" if load > cores + 1 else "")
+        )
     missed = [item.name for item in found if not item.kept]
     if "porting" in wanted and not _porting():
         missed.append("porting")
