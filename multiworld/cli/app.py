@@ -19,7 +19,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-console = Console(highlight=False)
+# Tables are for wide terminals; what is piped into a file has no width of its own.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
 errors = Console(stderr=True, highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

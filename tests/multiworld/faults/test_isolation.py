@@ -61,18 +61,18 @@ def test_one_of_many_worlds_is_hit(scene: Scene, fault: str) -> None:
     for name, worker in zip(names, workers, strict=True):
         scene.join(name, [leader, worker])
     others, victim = names[1:], workers[0]
-    before = _measured(scene, leader, workers[1:], others, lambda: None)
+    before = _measured(leader, workers[1:], others, lambda: None)
     waiting = leader.start(acts.operate, names[0], Row("recv", SMALL), 1)
     leader.wait_for("operating")
-    during = _measured(scene, leader, workers[1:], others, lambda: getattr(scene.injector, fault)(victim))
+    during = _measured(leader, workers[1:], others, lambda: getattr(scene.injector, fault)(victim))
     within = GONE_SECONDS if fault == "kill" else SILENT_SECONDS
     lost(waiting.outcome(), names[0], 1, within, scene.injector.fired[-1], {"eof", "silence"})
-    after = _measured(scene, leader, workers[1:], others, lambda: None)
+    after = _measured(leader, workers[1:], others, lambda: None)
     # The bench has the figures; here: nobody waited for the broken world, on a machine that does other things too.
     assert during < max(5 * max(before, after), 0.25), f"p99 {before:.4f}, {during:.4f}, {after:.4f} s"
 
 
-def _measured(scene: Scene, leader, workers, names, strike) -> float:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _measured(leader, workers, names, strike) -> float:  # type: ignore[no-untyped-def]  # noqa: ANN001
     echoing = [worker.start(echo, name) for worker, name in zip(workers, names, strict=True)]
     calling = leader.start(call_all, names, 1.5)
     leader.wait_for("calling")

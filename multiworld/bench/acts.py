@@ -1,0 +1,154 @@
+"""What actors do for the parts of the bench that are not about ratios."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from multiworld.errors import BrokenWorldException, PeerLost
+
+if TYPE_CHECKING:
+    from multiworld.chaos.actor import Stage
+    from multiworld.config import TcpStoreAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds on to: threads and descriptors, as the kernel counts them."""
+
+    threads: int
+    descriptors: int
+
+
+def held(stage: Stage) -> Held:  # noqa: ARG001
+    """Count."""
+    return Held(*(len(list(Path(f"/proc/self/{what}").iterdir())) for what in ("task", "fd")))
+
+
+def serve(stage: Stage) -> TcpStoreAddress:
+    """Host a store for all worlds of the run."""
+    from dataclasses import replace
+
+    return replace(stage.mw.serve_store(), hosted=False)
+
+
+def store_keys(stage: Stage, store: TcpStoreAddress) -> int:  # noqa: ARG001
+    """How many keys the store holds."""
+    return int(dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=10)).num_keys())
+
+
+async def receive(stage: Stage, name: str, src: int) -> float:
+    """Wait for a message that never comes; the monotonic time at which the loss was raised."""
+    task = asyncio.ensure_future(stage.mw[name].recv(torch.zeros(1), src))
+    await asyncio.sleep(0)
+    stage.mark("receiving")
+    try:
+        await task
+    except PeerLost:
+        return time.monotonic()
+    raise AssertionError("a message came that nobody sent")
+
+
+async def cpu_of_receiving(stage: Stage, name: str, src: int, seconds: float) -> float:
+    """Share of a core that this process takes while one receive is pending."""
+    task = asyncio.ensure_future(stage.mw[name].recv(torch.zeros(1), src))
+    await asyncio.sleep(0.2)
+    share = await cpu_of_idling(stage, seconds)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return share
+
+
+async def cpu_of_idling(stage: Stage, seconds: float) -> float:  # noqa: ARG001
+    """Share of a core that this process takes while it does nothing."""
+    started, used = time.monotonic(), time.process_time()
+    await asyncio.sleep(seconds)
+    return (time.process_time() - used) / (time.monotonic() - started)
+
+
+async def cpu_of_waiting(stage: Stage, name: str, src: int, seconds: float) -> float:
+    """The same while a thread waits in a synchronous receive, until its deadline breaks the world."""
+    started, used = time.monotonic(), time.process_time()
+    with contextlib.suppress(BrokenWorldException):
+        stage.mw[name].sync.recv(torch.zeros(1), src, timeout=seconds)
+    return (time.process_time() - used) / (time.monotonic() - started)
+
+
+async def join_many(stage: Stage, names: list[str], rank: int, size: int, store: TcpStoreAddress) -> float:
+    """Join many worlds, one after the other; the seconds of each on average."""
+    started = time.monotonic()
+    for name in names:
+        await stage.mw.join(name, rank, size, store=store)
+    return (time.monotonic() - started) / len(names)
+
+
+def burn(stage: Stage, seconds: float) -> int:  # noqa: ARG001
+    """Keep a core busy."""
+    end, turns = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        turns += 1
+    return turns
+
+
+async def still_there(stage: Stage, names: list[str]) -> list[str]:
+    """Names of the worlds that are broken."""
+    return [name for name in names if stage.mw[name].failure is not None]
+
+
+async def call(stage: Stage, names: list[str], seconds: float) -> list[float]:
+    """Round trips of 4 kB with rank 1 of all ``names`` at once; their times."""
+    end, trips = time.monotonic() + seconds, []
+
+    async def one(name: str) -> None:
+        world, tensor, on = stage.mw[name], torch.ones(1000), True
+        while on:
+            started = time.perf_counter()
+            on = time.monotonic() < end
+            tensor.fill_(1.0 if on else 0.0)
+            await world.send(tensor, 1)
+            await world.recv(tensor, 1)
+            trips.append(time.perf_counter() - started)
+
+    stage.mark("calling")
+    await asyncio.gather(*(one(name) for name in names))
+    return trips
+
+
+async def echo(stage: Stage, names: list[str]) -> None:
+    """Send back what rank 0 sends in each world until it sends zero."""
+
+    async def one(name: str) -> None:
+        world, tensor = stage.mw[name], torch.ones(1000)
+        while float(tensor[0]):
+            await world.recv(tensor, 0)
+            await world.send(tensor, 0)
+
+    await asyncio.gather(*(one(name) for name in names))
+
+
+async def break_and_rejoin(stage: Stage, name: str, turns: int) -> list[float]:
+    """Use a world of two with its backend, break it and rejoin; the seconds of each rejoin."""
+    world, seconds = stage.mw[name], []
+    for _ in range(turns):
+        await world.all_reduce(torch.ones(100_000))
+        if world.rank == 0:
+            await world.recv(torch.zeros(1), 1)  # the other one is through
+            world.abort("the bench breaks it on purpose")
+        else:
+            await world.send(torch.zeros(1), 0)
+            with contextlib.suppress(PeerLost):
+                await world.recv(torch.zeros(1), 0)
+        started = time.monotonic()
+        await world.rejoin()
+        seconds.append(time.monotonic() - started)
+    await world.all_reduce(torch.ones(100_000))
+    return seconds

@@ -1,0 +1,56 @@
+"""Part ``idle``: what worlds cost while nothing happens, and whether a busy machine raises a false alarm."""
+
+from __future__ import annotations
+
+import os
+
+from multiworld.bench import acts, workloads
+from multiworld.bench.ratios import Progress
+from multiworld.bench.report import Figure, judged
+from multiworld.chaos.cast import Cast
+from multiworld.config import TcpStoreAddress
+
+_WORLDS = 200
+
+
+def idle(cast: Cast, store: TcpStoreAddress, quick: bool, progress: Progress) -> list[Figure]:
+    """CPU of a pending receive and of many idle worlds; false alarms under full load."""
+    seconds = 3.0 if quick else 10.0
+    members = [cast.actor("idle-0"), cast.actor("idle-1")]
+    for call in [actor.start(workloads.join, rank, 2, store, "idle") for rank, actor in enumerate(members)]:
+        call.result(60)
+    progress("a pending recv")
+    awaited = members[0].run(acts.cpu_of_receiving, "idle", 1, seconds, timeout=seconds + 30)
+    found = [_share("a pending recv costs (await)", "<= 2 % of a core", awaited, 0.02)]
+    progress(f"{_WORLDS} idle worlds")
+    names = [f"idle-{number}" for number in range(_WORLDS)]
+    joins = [actor.start(acts.join_many, names, rank, 2, store) for rank, actor in enumerate(members)]
+    each = max(call.result(120) for call in joins)
+    cpu = members[0].run(acts.cpu_of_idling, seconds, timeout=seconds + 30)
+    found.append(
+        _share(
+            f"{_WORLDS} idle worlds in one process (joined in {each * 1e3:.1f} ms each)", "<= 5 % of a core", cpu, 0.05
+        )
+    )
+    found.append(_false_alarms(cast, members[0], names, 5.0 if quick else 20.0, progress))
+    waiting = members[0].run(acts.cpu_of_waiting, "idle", 1, seconds, timeout=seconds + 30)
+    found.insert(1, _share("a pending recv costs (sync)", "<= 2 % of a core", waiting, 0.02))
+    for actor in members:
+        cast.dismiss(actor)
+    return found
+
+
+def _share(name: str, wanted: str, share: float, limit: float) -> Figure:
+    return judged(name, wanted, f"{share * 100:.2f} % of a core", share <= limit, share=share)
+
+
+def _false_alarms(cast: Cast, actor: object, names: list[str], seconds: float, progress: Progress) -> Figure:
+    progress("full CPU load")
+    burners = [cast.actor(f"burner-{number}") for number in range(2 * (os.cpu_count() or 1))]
+    for call in [burner.start(acts.burn, seconds) for burner in burners]:
+        call.result(seconds + 30)
+    for burner in burners:
+        cast.dismiss(burner)
+    broken = actor.run(acts.still_there, names)  # type: ignore[attr-defined]
+    text = f"{len(broken)} of {len(names)} worlds broke in {seconds:.0f} s with {len(burners)} busy processes"
+    return judged("false alarms under full CPU load", "none", text, not broken, broken=len(broken))

@@ -1,0 +1,100 @@
+"""Part ``ratios``: each operation and size in turns with plain torch.distributed, and the figures promised of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from multiworld.bench import workloads
+from multiworld.bench.report import Comparison, Figure, judged
+from multiworld.bench.stats import Spread, paired_ratio
+from multiworld.chaos.cast import Actor, Cast
+from multiworld.config import TcpStoreAddress
+
+#: bytes to the turns of one round, so that a round takes some ten milliseconds
+SIZES = {4: 100, 4_000: 100, 400_000: 40, 4_000_000: 8, 64_000_000: 2}
+QUICK_SIZES = {4: 100, 400_000: 40, 4_000_000: 8}
+_TURN_SECONDS = 120.0
+
+Progress = Callable[[str], None]
+Turns = Callable[..., Any]
+VARIANTS: dict[str, Turns] = {
+    "plain": workloads.turns_plain,
+    "await": workloads.turns_awaited,
+    "sync": workloads.turns_waiting,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two processes with a plain group and a world between them."""
+
+    left: Actor
+    right: Actor
+
+    def both(self, function: Turns, *args: Any) -> list[Any]:  # noqa: ANN401
+        """Run ``function`` in both; their results."""
+        calls = [actor.start(function, *args) for actor in (self.left, self.right)]
+        return [call.result(_TURN_SECONDS) for call in calls]
+
+
+def make_pair(cast: Cast, store: TcpStoreAddress) -> Pair:
+    """Two actors, set up."""
+    pair = Pair(cast.actor("bench-0"), cast.actor("bench-1"))
+    for function, extra in ((workloads.set_up, (store,)), (workloads.join, (2, store))):
+        calls = [actor.start(function, rank, *extra) for rank, actor in enumerate((pair.left, pair.right))]
+        for call in calls:
+            call.result(60)
+    return pair
+
+
+def measure(pair: Pair, rounds: int, quick: bool, progress: Progress) -> tuple[Comparison, ...]:
+    """All operations and sizes."""
+    sizes = QUICK_SIZES if quick else SIZES
+    found: list[Comparison] = []
+    for name, workload in workloads.WORKLOADS.items():
+        for nbytes, turns in sizes.items() if workload.sized else ((0, 100),):
+            progress(f"{name}, {nbytes:,} bytes")
+            found += _compare(pair, name, nbytes, max(1, turns // workload.payloads * 2), rounds)
+    return tuple(found)
+
+
+def _compare(pair: Pair, name: str, nbytes: int, turns: int, rounds: int) -> list[Comparison]:
+    seconds: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
+    for number in range(rounds):
+        names = list(VARIANTS)
+        for variant in names[number % 3 :] + names[: number % 3]:  # each is first, second and last as often
+            seconds[variant].append(pair.both(VARIANTS[variant], name, nbytes, turns)[0])
+    medians = {variant: [Spread.of(values).p50 for values in each] for variant, each in seconds.items()}
+    spreads = {variant: Spread.of([v for values in each for v in values]) for variant, each in seconds.items()}
+    return [
+        Comparison(
+            f"{name} ({variant})", nbytes, spreads["plain"], spreads[variant],
+            paired_ratio(medians[variant], medians["plain"]),
+        )
+        for variant in ("await", "sync")
+    ]  # fmt: skip
+
+
+def figures(comparisons: tuple[Comparison, ...]) -> list[Figure]:
+    """The promises about latency and throughput."""
+    found = []
+    for row in comparisons:
+        if row.operation.startswith("round trip") and row.nbytes in (4, 400_000):
+            limit = 1.5 if row.nbytes == 4 else 1.05
+            text = f"{row.ratio.text} x; p50 {row.world.p50 * 1e6:,.0f} us, plain {row.plain.p50 * 1e6:,.0f} us"
+            name = f"{row.operation}, {row.nbytes:,} bytes, p50"
+            found.append(judged(name, f"<= {limit} x plain", text, row.ratio.value <= limit, **row.as_json()))
+        if row.operation.startswith("one way") and row.nbytes >= 4_000_000:
+            found.append(_throughput(row))
+    return found
+
+
+def _throughput(row: Comparison) -> Figure:
+    ratio = 1 / row.ratio.value
+    rates = [workloads.BURST * row.nbytes / spread.p50 / 1e9 for spread in (row.world, row.plain)]
+    text = f"{ratio:.3f} [{1 / row.ratio.high:.3f}, {1 / row.ratio.low:.3f}] x; {rates[0]:.2f} GB/s, plain {rates[1]:.2f} GB/s"
+    return judged(
+        f"{row.operation}, {row.nbytes:,} bytes, throughput", ">= 0.97 x plain", text, ratio >= 0.97, **row.as_json()
+    )

@@ -1,0 +1,101 @@
+"""What the bench found, as frozen data."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from multiworld.bench.stats import Ratio, Spread
+
+
+class Verdict(enum.Enum):
+    """Whether a figure reaches what was promised."""
+
+    OK = "ok"
+    MISSED = "missed"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One operation of one size, plain and as a world, in turns; times in seconds."""
+
+    operation: str
+    nbytes: int
+    plain: Spread
+    world: Spread
+    ratio: Ratio
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "operation": self.operation,
+            "bytes": self.nbytes,
+            "plain_seconds": self.plain.as_json(),
+            "world_seconds": self.world.as_json(),
+            "time_ratio": self.ratio.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A promised figure, what was measured, and the verdict.
+
+    Attributes:
+        name: what it is about.
+        wanted: the promise.
+        measured: in words.
+        verdict: of the comparison.
+        values: the numbers behind it.
+    """
+
+    name: str
+    wanted: str
+    measured: str
+    verdict: Verdict
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "name": self.name,
+            "wanted": self.wanted,
+            "measured": self.measured,
+            "verdict": self.verdict.value,
+            "values": dict(self.values),
+        }
+
+
+def judged(name: str, wanted: str, measured: str, good: bool, **values: Any) -> Figure:  # noqa: ANN401
+    """A figure with its verdict."""
+    return Figure(name, wanted, measured, Verdict.OK if good else Verdict.MISSED, values)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """Everything.
+
+    Attributes:
+        comparisons: worlds against plain, in turns.
+        figures: what was promised.
+        facts: where and under what load it was measured.
+    """
+
+    comparisons: tuple[Comparison, ...]
+    figures: tuple[Figure, ...]
+    facts: dict[str, str]
+
+    @property
+    def good(self) -> bool:
+        """Whether no figure was missed."""
+        return all(figure.verdict is not Verdict.MISSED for figure in self.figures)
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "facts": self.facts,
+            "comparisons": [comparison.as_json() for comparison in self.comparisons],
+            "figures": [figure.as_json() for figure in self.figures],
+        }

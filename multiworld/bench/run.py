@@ -1,0 +1,100 @@
+"""The whole bench: a cast, the parts that were asked for, one report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from multiworld.bench import acts, external, faults, ratios
+from multiworld.bench.idle import idle
+from multiworld.bench.report import BenchReport, Comparison, Figure
+from multiworld.chaos.cast import Actor, Cast
+from multiworld.config import TcpStoreAddress
+from multiworld.errors import InvalidArgument
+from multiworld.version import VERSION
+
+PARTS = ("ratios", "detection", "idle", "isolation", "rejoin")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What to measure.
+
+    Args:
+        quick: fewer sizes and repetitions.
+        parts: some of ``PARTS``; empty for all.
+        rounds: interleaved rounds per size and operation.
+        pymultiworld: interpreter that has pymultiworld, to compare with; None for none.
+    """
+
+    quick: bool = False
+    parts: tuple[str, ...] = ()
+    rounds: int = 15
+    pymultiworld: Path | None = None
+
+
+def run(options: BenchOptions, progress: Progress) -> BenchReport:
+    """Measure.
+
+    Args:
+        options: what.
+        progress: called with one line at each step.
+
+    Raises:
+        InvalidArgument: a part that does not exist.
+    """
+    wanted = options.parts or PARTS
+    if unknown := set(wanted) - set(PARTS):
+        raise InvalidArgument(
+            what=f"there is no part {', '.join(sorted(unknown))}", cause=f"parts are {', '.join(PARTS)}"
+        )
+    before = os.getloadavg()
+    with tempfile.TemporaryDirectory(prefix="multiworld-bench-") as folder, Cast(Path(folder, "actors.log")) as cast:
+        host = cast.actor("store")
+        store = host.run(acts.serve)
+        comparisons, figures = _measure(cast, host, store, options, wanted, progress)
+    figures += external.compare(options.pymultiworld, progress)
+    return BenchReport(comparisons, tuple(figures), _facts(before, options))
+
+
+def _measure(
+    cast: Cast, host: Actor, store: TcpStoreAddress, options: BenchOptions, wanted: tuple[str, ...], progress: Progress
+) -> tuple[tuple[Comparison, ...], list[Figure]]:
+    comparisons: tuple[Comparison, ...] = ()
+    figures: list[Figure] = []
+    if "ratios" in wanted:
+        pair = ratios.make_pair(cast, store)
+        comparisons = ratios.measure(pair, 5 if options.quick else options.rounds, options.quick, progress)
+        figures += ratios.figures(comparisons)
+        for actor in (pair.left, pair.right):
+            cast.dismiss(actor)
+    if "detection" in wanted:
+        figures += faults.detection(cast, store, options.quick, progress)
+    if "idle" in wanted:
+        figures += idle(cast, store, options.quick, progress)
+    if "isolation" in wanted:
+        figures += faults.isolation(cast, store, options.quick, progress)
+    if "rejoin" in wanted:
+        figures += faults.rejoin(cast, store, host, progress)
+    return comparisons, figures
+
+
+def _facts(before: tuple[float, float, float], options: BenchOptions) -> dict[str, str]:
+    after = os.getloadavg()
+    return {
+        "multiworld": VERSION,
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "load before": " ".join(f"{value:.2f}" for value in before),
+        "load after": " ".join(f"{value:.2f}" for value in after),
+        "rounds": str(5 if options.quick else options.rounds),
+        "note": "plain and worlds were measured in turns in the same two processes; trust ratios more than times",
+    }

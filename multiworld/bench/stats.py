@@ -1,0 +1,75 @@
+"""Percentiles, and intervals by bootstrap; no more than the bench needs."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+_RESAMPLES = 2000
+_CONFIDENCE = 0.95
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` (0 to 1) of ``values`` lie, interpolated."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How values are distributed: how many, and their 50th, 90th, 99th percentile and maximum."""
+
+    count: int
+    p50: float
+    p90: float
+    p99: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        return cls(len(values), *(percentile(values, share) for share in (0.5, 0.9, 0.99)), max(values))
+
+    def as_json(self) -> dict[str, float]:
+        """For ``--json``."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio with its 95 % interval, over ``rounds`` paired rounds."""
+
+    value: float
+    low: float
+    high: float
+    rounds: int
+
+    @property
+    def text(self) -> str:
+        """For tables."""
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    def as_json(self) -> dict[str, float]:
+        """For ``--json``."""
+        return asdict(self)
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int = 0) -> Ratio:
+    """Median of the ratios of paired rounds, with a bootstrap interval over the rounds.
+
+    Args:
+        numerators: one figure per round.
+        denominators: the other one of the same round.
+        seed: of the resampling, so that a report can be made again.
+    """
+    ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
+    draw = random.Random(seed)  # noqa: S311 - resampling is no secret
+    medians = [statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES)]
+    tail = (1 - _CONFIDENCE) / 2
+    low, high = percentile(medians, tail), percentile(medians, 1 - tail)
+    return Ratio(statistics.median(ratios), low, high, len(ratios))

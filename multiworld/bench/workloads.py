@@ -1,0 +1,191 @@
+"""What two processes do in one timed turn, with plain ``torch.distributed`` and with a world; run by actors."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from multiworld.chaos.actor import Stage
+    from multiworld.config import TcpStoreAddress
+
+WORLD = "bench"
+#: messages of one throughput measurement that are under way before the sender waits for a sign
+BURST = 8
+
+
+class PlainGroup:
+    """``torch.distributed`` of the process's default group, by the names that worlds use."""
+
+    rank: int
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+
+    def send(self, tensor: torch.Tensor, dst: int) -> None:
+        """Send."""
+        dist.send(tensor, dst)
+
+    def recv(self, tensor: torch.Tensor, src: int) -> None:
+        """Receive."""
+        dist.recv(tensor, src)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """All-reduce."""
+        dist.all_reduce(tensor)
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        """Broadcast."""
+        dist.broadcast(tensor, src)
+
+    def all_gather(self, tensors: list[torch.Tensor], tensor: torch.Tensor) -> None:
+        """All-gather."""
+        dist.all_gather(tensors, tensor)
+
+    def barrier(self) -> None:
+        """Barrier."""
+        dist.barrier()
+
+
+def _round_trip(group: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401
+    if group.rank == 0:
+        group.send(tensors[0], 1)
+        group.recv(tensors[1], 1)
+    else:
+        group.recv(tensors[1], 0)
+        group.send(tensors[0], 0)
+
+
+async def _round_trip_awaited(group: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401
+    if group.rank == 0:
+        await group.send(tensors[0], 1)
+        await group.recv(tensors[1], 1)
+    else:
+        await group.recv(tensors[1], 0)
+        await group.send(tensors[0], 0)
+
+
+def _one_way(group: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401
+    if group.rank == 0:
+        for _ in range(BURST):
+            group.send(tensors[0], 1)
+        group.recv(tensors[2], 1)
+    else:
+        for _ in range(BURST):
+            group.recv(tensors[1], 0)
+        group.send(tensors[2], 0)
+
+
+async def _one_way_awaited(group: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401
+    if group.rank == 0:
+        for _ in range(BURST):
+            await group.send(tensors[0], 1)
+        await group.recv(tensors[2], 1)
+    else:
+        for _ in range(BURST):
+            await group.recv(tensors[1], 0)
+        await group.send(tensors[2], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One row: what is done in one turn, waiting in the thread and awaited.
+
+    Attributes:
+        name: for the report.
+        waiting: ``waiting(group, tensors)`` for a plain group or the synchronous twin of a world.
+        awaited: the same to be awaited.
+        payloads: how many times ``nbytes`` move in one turn, for throughputs.
+        sized: whether it has a length.
+    """
+
+    name: str
+    waiting: Callable[[Any, list[torch.Tensor]], Any]
+    awaited: Callable[[Any, list[torch.Tensor]], Awaitable[Any]]
+    payloads: int = 1
+    sized: bool = True
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("round trip", _round_trip, _round_trip_awaited, payloads=2),
+        Workload("one way", _one_way, _one_way_awaited, payloads=BURST),
+        Workload("all_reduce", lambda g, t: g.all_reduce(t[0]), lambda g, t: g.all_reduce(t[0])),
+        Workload("broadcast", lambda g, t: g.broadcast(t[0], 0), lambda g, t: g.broadcast(t[0], 0)),
+        Workload("all_gather", lambda g, t: g.all_gather(t[:2], t[3]), lambda g, t: g.all_gather(t[:2], t[3])),
+        Workload("barrier", lambda g, _: g.barrier(), lambda g, _: g.barrier(), sized=False),
+    )
+}
+
+
+def _tensors(nbytes: int) -> list[torch.Tensor]:
+    payload = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(2)]
+    return [*payload, torch.zeros(4, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)]
+
+
+def set_up(stage: Stage, rank: int, store: TcpStoreAddress) -> None:
+    """Make the plain group of the two processes; the loopback is what worlds use as well."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    client = dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=30))
+    plain = dist.PrefixStore("plain", client)
+    dist.init_process_group("gloo", store=plain, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    stage.props["plain"] = PlainGroup()
+
+
+async def join(stage: Stage, rank: int, size: int, store: TcpStoreAddress, name: str = WORLD) -> float:
+    """Join a world; the seconds that it took."""
+    started = time.monotonic()
+    await stage.mw.join(name, rank, size, store=store)
+    return time.monotonic() - started
+
+
+def turns_plain(stage: Stage, name: str, nbytes: int, count: int) -> list[float]:
+    """Seconds of each of ``count`` turns with the plain group."""
+    return _timed(WORKLOADS[name], stage.props["plain"], nbytes, count)
+
+
+class _Synchronous:
+    """The synchronous twin of a world, with its rank."""
+
+    def __init__(self, world: Any) -> None:  # noqa: ANN401
+        self.rank = world.rank
+        self._sync = world.sync
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - every operation
+        return getattr(self._sync, name)
+
+
+def turns_waiting(stage: Stage, name: str, nbytes: int, count: int) -> list[float]:
+    """The same with the synchronous twin of a world."""
+    return _timed(WORKLOADS[name], _Synchronous(stage.mw[WORLD]), nbytes, count)
+
+
+async def turns_awaited(stage: Stage, name: str, nbytes: int, count: int) -> list[float]:
+    """The same with a world, awaited."""
+    work, group, tensors = WORKLOADS[name].awaited, stage.mw[WORLD], _tensors(nbytes)
+    seconds = []
+    await work(group, tensors)
+    for _ in range(count):
+        started = time.perf_counter()
+        await work(group, tensors)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def _timed(workload: Workload, group: Any, nbytes: int, count: int) -> list[float]:  # noqa: ANN401
+    work, tensors = workload.waiting, _tensors(nbytes)
+    seconds = []
+    work(group, tensors)
+    for _ in range(count):
+        started = time.perf_counter()
+        work(group, tensors)
+        seconds.append(time.perf_counter() - started)
+    return seconds
