@@ -103,7 +103,8 @@ def assemble(release: str, dist: Path) -> None:
 
 def _child(code: str, *arguments: str) -> Cost:
     """Run a line of the tooling in a process of its own."""
-    return cost([sys.executable, "-c", code, *arguments], env={**os.environ, "PYTHONPATH": str(REPO)}, cwd=REPO)
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(REPO)])
+    return cost([sys.executable, "-c", code, *arguments], env={**os.environ, "PYTHONPATH": path}, cwd=REPO)
 
 
 def assembling(release: str, dist: Path, rounds: int) -> list[Figure]:

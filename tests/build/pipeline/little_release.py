@@ -36,16 +36,13 @@ base_commit = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 patches = ["answer"]
 verified = "probed"
 """
-#: `build` with another table of releases and other patches; everything else is the real thing.
-_DRIVER = """
-import sys
+#: Another table of releases and other patches, for every Python that is started; all else is the real thing.
+_SITE = """
 from pathlib import Path
 import build.paths, build.releases
 here = Path(__file__).parent
 build.paths.PATCHES = here / "patches"
 build.releases.RELEASES_TOML = here / "releases.toml"
-from build.cli import run
-sys.exit(run())
 """
 #: A compiler that says when it compiles nccl.cpp, and then goes on only when it may.
 _COMPILER = """#!/bin/sh
@@ -107,7 +104,7 @@ def make(little: Little, folder: Path) -> Place:
     (folder / "patches" / "little" / "manifest.toml").write_text(_MANIFEST)
     entry = {key: value for key, value in msgspec.to_builtins(release).items() if value is not None}
     (folder / "releases.toml").write_bytes(msgspec.toml.encode({"release": {release.version: entry}}))
-    (folder / "driver.py").write_text(_DRIVER)
+    (folder / "sitecustomize.py").write_text(_SITE)
     compiler = folder / "slow-g++"
     compiler.write_text(_COMPILER.format(go=place.go, started=place.started))
     compiler.chmod(0o755)
@@ -128,14 +125,15 @@ def write_patch(place: Place, new: str) -> None:
 
 def _environment(place: Place, extra: dict[str, str]) -> dict[str, str]:
     own = {"MULTIWORLD_CACHE": place.folder / "cache", "PIP_FIND_LINKS": place.folder / "index"}
-    own |= {"PYTHONPATH": REPO, "TMPDIR": place.folder / "tmp", "PYTHONFAULTHANDLER": "1"}
-    return lw.clean() | {name: str(value) for name, value in own.items()} | extra
+    own |= {"TMPDIR": place.folder / "tmp"}
+    python = {"PYTHONPATH": f"{place.folder}{os.pathsep}{REPO}", "PYTHONFAULTHANDLER": "1"}
+    return lw.clean() | {name: str(value) for name, value in own.items()} | python | extra
 
 
 @contextlib.contextmanager
 def started(place: Place, *arguments: str | Path, **extra: str) -> Iterator[subprocess.Popen[str]]:
     """Start `python -m build ARGUMENTS` over the miniature, in a session of its own."""
-    command = [sys.executable, place.folder / "driver.py", *arguments]
+    command = [sys.executable, "-m", "build", *arguments]
     process = subprocess.Popen(
         command, env=_environment(place, extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True, cwd="/",

@@ -1,0 +1,97 @@
+"""The benchmarks measure what they say, and a missed limit is a failure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from build.bench.child import Cost, cost
+from build.bench.figures import Figure, of_ratios, of_samples, write
+from build.bench.imports import figures
+from build.errors import ProbeError
+from build.wheeltest.environments import Form
+from tests.build.overlay import little as lt
+from tests.build.overlay.little import Little
+from tests.build.pipeline import little_release as lr
+
+
+def test_a_child_is_measured() -> None:
+    code = "import time; b = bytearray(200_000_000); time.sleep(0.3); print('done')"
+    taken = cost([sys.executable, "-c", code])
+    assert taken.output == "done\n"
+    assert taken.seconds >= 0.3
+    assert 200_000_000 < taken.peak < 300_000_000
+    assert 0 < taken.cpu < taken.seconds + 1
+
+
+def test_a_child_that_fails_is_no_sample() -> None:
+    with pytest.raises(ProbeError) as caught:
+        cost([sys.executable, "-c", "raise SystemExit('no torch here')"])
+    assert "no torch here" in caught.value.cause
+
+
+def test_verdicts() -> None:
+    assert of_samples("x", [1.0, 9.0, 2.0], 2.0, "s") == Figure(
+        "x", 2.0, 1.0, 9.0, 2.0, "s", "3 runs, least to greatest"
+    )
+    assert of_samples("x", [1.0, 2.0, 9.0], 2.0, "s").kept
+    assert not of_samples("x", [1.0, 2.1, 9.0], 2.0, "s").kept
+
+
+def test_ratios_are_of_pairs_and_the_interval_holds_the_median() -> None:
+    """A machine that slows down from round to round changes both alike."""
+    theirs = [1.0 + n for n in range(15)]
+    slower = of_ratios("x", [1.2 * value for value in theirs], theirs, 1.05)
+    assert (round(slower.low, 9), round(slower.value, 9), round(slower.high, 9)) == (1.2, 1.2, 1.2)
+    assert not slower.kept
+    noisy = of_ratios("x", [value * (1.0 + 0.01 * (n % 5 - 2)) for n, value in enumerate(theirs)], theirs, 1.05)
+    assert noisy.low <= noisy.value <= noisy.high
+    assert noisy.low < noisy.high
+    assert noisy.kept
+
+
+def test_each_form_is_compared_with_stock() -> None:
+    def costs(factor: float) -> list[Cost]:
+        return [Cost(n * factor, n, int(n * 1e6), "") for n in (1.0, 2.0, 3.0)]
+
+    found = figures({Form.STOCK: costs(1.0), Form.PATCHED: costs(1.0), Form.OVERLAY: costs(1.5)})
+    assert len(found) == 6
+    assert [item.name for item in found if not item.kept] == ["import torch, overlay form: time beside stock"]
+
+
+def test_figures_as_json(tmp_path: Path) -> None:
+    write([of_samples("x", [1.0], 2.0, "s")], tmp_path / "f.json")
+    (row,) = json.loads((tmp_path / "f.json").read_text())
+    assert (row["name"], row["value"], row["limit"], row["kept"]) == ("x", 1.0, 2.0, True)
+
+
+def test_the_making_of_wheels_is_measured(little: Little, tmp_path: Path) -> None:
+    """All of `bench overlay`, over the release in miniature; the wheel that is written again has the same bytes."""
+    place = lr.make(little, tmp_path)
+    place.go.touch()
+    assert lr.build(place)[0] == 0
+    arguments: list[str | Path] = ["--repeats", "1", "--source", place.tree, "--dist", place.dist]
+    arguments += ["--json", tmp_path / "figures.json"]
+    with lr.started(place, "bench", "overlay", *arguments) as process:
+        output = lr.finish(process)
+    assert process.returncode == 0, output
+    rows = {row["name"]: row for row in json.loads((tmp_path / "figures.json").read_text())}
+    assert len(rows) == 5
+    assert 0 < rows[f"compile and link {lt.VERSION}, nothing cached"]["value"] < 75
+    assert 10 < rows["peak memory of that"]["value"] < 1000
+    assert rows["overlay wheel"]["value"] * 1e6 == next(place.results.glob("multiworld*")).stat().st_size
+    assert place.leftovers() == []
+    assert [path.name for path in place.results.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_cannot_be_measured(tmp_path: Path, little: Little) -> None:
+    place = lr.make(little, tmp_path)
+    cases = (["overlay", "--dist", str(place.dist)], "holds no build"), (["speed"], "no benchmark is called speed")
+    for arguments, said in cases:
+        with lr.started(place, "bench", *arguments) as process:
+            output = lr.finish(process)
+        assert process.returncode == 2
+        assert said in output
