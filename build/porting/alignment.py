@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from build.porting.lines import norm
@@ -54,6 +55,12 @@ def align(base: Sequence[bytes], ours: Sequence[bytes]) -> Alignment:
     differ exactly where an alignment is a matter of taste (repeated blocks, lone brackets); only what they
     agree on is used.
     """
+    return _align(tuple(base), tuple(ours))
+
+
+@lru_cache(maxsize=64)
+def _align(base: tuple[bytes, ...], ours: tuple[bytes, ...]) -> Alignment:
+    """Align two files; the same two are asked for hunk by hunk."""
     base_norm, ours_norm = [norm(line) for line in base], [norm(line) for line in ours]
     if base_norm == ours_norm:
         identity = list(range(len(base)))

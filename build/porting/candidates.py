@@ -47,12 +47,15 @@ def lost_twins(alignment: Alignment, placed: Placed) -> list[int]:
 
 def same_home(alignment: Alignment, old_at: int, new_at: int) -> bool:
     """Tell whether two places stand in the same function, or in one that was merely renamed."""
-    old, new = headings(alignment.base, old_at), headings(alignment.ours, new_at)
+    old = [alignment.base_norm[n] for n in headings(alignment.base, old_at)]
+    new = [alignment.ours_norm[n] for n in headings(alignment.ours, new_at)]
     # Lines that only one file has may be new conditions around the code, or a rewritten first line.
     kept = [line for line in old if line in alignment.ours_norm]
     known = [line for line in new if line in alignment.base_norm]
-    if kept or known:
-        return kept[-1:] == known[-1:]
+    if kept:
+        return kept[-1] in known
+    if known:
+        return False
     if not old and not new:
         return True
     alike = bool(old) and bool(new) and similarity([old[-1]], [new[-1]]) >= 0.5
@@ -60,18 +63,25 @@ def same_home(alignment: Alignment, old_at: int, new_at: int) -> bool:
 
 
 def only_home(alignment: Alignment, old_at: int, new_at: int, others: Sequence[int]) -> bool:
-    """Tell whether `new_at`, and none of `others`, stands where `old_at` stood: same enclosing lines."""
+    """Tell whether `new_at`, and none of `others`, stands where `old_at` stood.
+
+    That is certain when the whole function down to the place is the same at `new_at`, and at each of the others
+    is the same below a first line that differs: a copy under another name.
+    """
     chain = headings(alignment.base, old_at)
-    if not chain or headings(alignment.ours, new_at) != chain:
+    if not chain:
         return False
-    if occurrences(alignment.base_norm, chain[-1:]) != occurrences_of_one(alignment.base_norm, chain[-1]):
+    first = alignment.base_norm[chain[-1]]
+    above = list(alignment.base_norm[chain[-1] + 1 : old_at])
+    if alignment.base_norm.count(first) != 1 or alignment.ours_norm.count(first) != 1:
         return False
-    return all(headings(alignment.ours, other)[-1:] != chain[-1:] for other in others)
 
+    def head(at: int) -> bytes | None:
+        start = at - len(above)
+        whole = start > 0 and list(alignment.ours_norm[start:at]) == above
+        return alignment.ours_norm[start - 1] if whole else None
 
-def occurrences_of_one(lines: Sequence[bytes], text: bytes) -> list[int]:
-    """Return the first place of `text` as a list of one, empty if it is nowhere."""
-    return [lines.index(text)] if text in lines else []
+    return head(new_at) == first and all(head(other) not in {None, first} for other in others)
 
 
 def support(alignment: Alignment, start: int, end: int) -> float:

@@ -81,7 +81,8 @@ def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
 def doubts(alignment: Alignment, placed: Placed, old_at: int, new_at: int) -> tuple[str, str]:
     """Return why a place is not certain (empty if it is), and a note about how it was told from others."""
     note = ""
-    others = rivals(alignment, placed, new_at)
+    shift = old_at - placed.start
+    others = [at + shift for at in rivals(alignment, placed, new_at - shift)]
     if others:
         lines = ", ".join(str(line + 1) for line in others[:4])
         if not only_home(alignment, old_at, new_at, others):

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 _TOKEN = re.compile(rb"\w+|[^\w\s]")
 _WORD = re.compile(rb"[A-Za-z_]\w+")
+_STATEMENT = re.compile(rb";\s*(?://.*)?$")
+_NO_HEADING = (b"#", b"//", b"/*", b"* ")
 #: Lines that stand in a thousand places and so say nothing about where they stand.
 _COMMON = frozenset(
     {b"return", b"break", b"else", b"continue", b"endif", b"pass", b"try", b"public", b"private", b"override"}
@@ -52,28 +54,27 @@ def occurrences(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]
     ]
 
 
-def headings(lines: Sequence[bytes], at: int) -> list[bytes]:
+def headings(lines: Sequence[bytes], at: int) -> list[int]:
     """Return what encloses the place before line `at`, innermost first: lines with ever smaller indentation.
 
-    Preprocessor lines, labels of access and lone brackets enclose nothing. The last one is usually the
-    function's or the class's first line; none at the top level of a file.
+    Preprocessor lines, comments, statements, labels of access and lone brackets enclose nothing. The last one is usually
+    the first line of a function or class; there is none at the top level of a file.
     """
     depth = _depth_at(lines, at)
-    chain: list[bytes] = []
-    for line in reversed(lines[:at]):
+    chain: list[int] = []
+    for index in range(at - 1, -1, -1):
+        if depth == 0:
+            break
+        line = lines[index]
         text = line.strip()
-        if depth == 0 or not text:
-            if depth == 0:
-                break
-            continue
         size = len(indent(line.expandtabs(8)))
-        if size >= depth or text.startswith(b"#"):
+        if not text or size >= depth or text.startswith(_NO_HEADING) or _STATEMENT.search(text):
             continue
         if _WORD.search(text) is None or text in {b"public:", b"private:", b"protected:"}:
             if size == 0 and text.startswith(b"}"):
                 break
             continue
-        chain.append(norm(line))
+        chain.append(index)
         depth = size
     return chain
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from build.porting.alignment import Alignment, align
 from build.porting.candidates import REACH
-from build.porting.lines import distinctive, norm
-from build.porting.moved import STAYED
+from build.porting.groups import split
+from build.porting.moved import moved_away, port_moved
 from build.porting.result import ChangePort, Context, Files, whole
 from build.porting.textport import TextPort, port_text
 from build.porting.trees import FileState
@@ -78,17 +79,11 @@ def _shared_out(
 ) -> tuple[list[int], list[tuple[str, list[int], str]]]:
     """Return which hunks go to `target`, and which to other files that have taken their code over."""
     current = ctx.new.get(target) if target else None
-    lines = Text(data)
-    present = {norm(line) for line in Text(current.data).lines} if current else set()
+    alignment = align(Text(data).lines, Text(current.data if current else b"").lines)
     here: list[int] = []
     moved: dict[str, tuple[list[int], str]] = {}
     for number, hunk in enumerate(hunks, 1):
-        found = None
-        if current is None or _gone(hunk, present):
-            at, _ = locate(lines, hunk)
-            if at is not None:
-                near = lines.lines[max(0, at - REACH) : at + len(hunk.old) + REACH]
-                found = ctx.finder.piece(source, [line for line in near if norm(line) not in present])
+        found = _elsewhere(ctx, source, alignment, hunk)
         if found is None or not _fits(ctx, data, found[0], hunk):
             here.append(number)
         else:
@@ -96,10 +91,15 @@ def _shared_out(
     return here, [(path, numbers, why) for path, (numbers, why) in moved.items()]
 
 
-def _gone(hunk: Hunk, present: set[bytes]) -> bool:
-    """Whether hardly any telling line of a hunk is left in its file."""
-    telling = [norm(line) for line in hunk.old if distinctive(line)]
-    return bool(telling) and sum(line in present for line in telling) <= STAYED * len(telling)
+def _elsewhere(ctx: Context, source: str, alignment: Alignment, hunk: Hunk) -> tuple[str, str] | None:
+    """Return the other file that has a hunk's code, which is gone from its own, with the evidence."""
+    at, _ = locate(Text(b"".join(alignment.base)), hunk)
+    if at is None or not moved_away(alignment, split(hunk, 1, at)):
+        return None
+    if port_moved(alignment, split(hunk, 1, at)) is not None:
+        return None
+    near = range(max(0, at - REACH), min(len(alignment.base), at + len(hunk.old) + REACH))
+    return ctx.finder.piece(source, [alignment.base[n] for n in near if alignment.to[n] < 0])
 
 
 def _fits(ctx: Context, data: bytes, path: str, hunk: Hunk) -> bool:

@@ -35,13 +35,16 @@ def port_moved(alignment: Alignment, placed: Placed) -> HunkResult | None:
     Returns:
         None when the code did not move, or not to one certain place.
     """
-    if _stayed(alignment, placed):
+    if not moved_away(alignment, placed):
         return None
+    size = placed.end - placed.start
     once = stands_once(alignment, placed)
     if once is not None and _is_new(alignment, once, placed):
-        return _as_it_was(alignment, placed, once)
+        found = None if _remains(alignment, placed, Region(once, once + size)) else _as_it_was(alignment, placed, once)
+        if found:
+            return found
     region = _best(alignment, placed)
-    return _within(alignment, placed, region) if region else None
+    return None if region is None or _remains(alignment, placed, region) else _within(alignment, placed, region)
 
 
 def _window(alignment: Alignment, placed: Placed) -> tuple[int, int]:
@@ -66,14 +69,17 @@ def _lost(alignment: Alignment, at: int) -> bool:
     return alignment.to[at] < 0 or sum(image < 0 for image in near) >= 2
 
 
-def _stayed(alignment: Alignment, placed: Placed) -> bool:
-    """Whether a good part of the hunk's lines is still where it was."""
+def moved_away(alignment: Alignment, placed: Placed) -> bool:
+    """Whether hardly any telling line of a hunk is still in its place."""
     known = [n for n in range(placed.start, placed.end) if distinctive(alignment.base[n])]
-    if not known:
-        return True
-    if sum(alignment.to[n] >= 0 for n in known) > STAYED * len(known):
-        return True
-    here = alignment.ours_norm[alignment.before(placed.start)[1] + 1 : alignment.after(placed.end)[1]]
+    return bool(known) and sum(alignment.to[n] >= 0 for n in known) <= STAYED * len(known)
+
+
+def _remains(alignment: Alignment, placed: Placed, region: Region) -> bool:
+    """Whether the old place, `region` apart, still has a good part of the hunk's lines: then that is a copy."""
+    first, last = alignment.before(placed.start)[1] + 1, alignment.after(placed.end)[1]
+    here = {alignment.ours_norm[n] for n in range(first, last) if not region.start <= n < region.end}
+    known = [n for n in range(placed.start, placed.end) if distinctive(alignment.base[n])]
     return sum(alignment.base_norm[n] in here for n in known) > STAYED * len(known)
 
 

@@ -98,7 +98,7 @@ def _beside_edited(alignment: Alignment, at: int, above: int | None) -> tuple[tu
         gap, edited = above + 1, (at, above + 1)
     else:
         first_old, first_new = alignment.before(at)
-        below = alignment.to[at]
+        below = alignment.to[at] if at < len(alignment.base) else len(alignment.ours)
         old, new = range(first_old + 1, at), range(first_new + 1, below)
         gap, edited = below, (at - 1, below - 1)
     if len(old) != len(new) or not old:

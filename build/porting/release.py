@@ -27,6 +27,9 @@ from build.series.manifest import Manifest, NotApplicable, ReleaseEntry, Verifie
 from build.series.model import PatchFile
 from build.series.patchfile import read
 
+#: How the reason begins by which a port enters a patch that it found upstream.
+STANDING = "the release has it already"
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -137,7 +140,8 @@ def choose(folder: Path, manifest: Manifest, origin: str, release: str) -> Chose
     pairs = list(zip(entry.patches, manifest.file_names(origin), strict=True))
     wanted = [(name, file) for name, file in pairs if manifest.entry(name).covers(release)]
     known = manifest.release.get(release)
-    skipped = known.not_applicable if known else ()
+    # What an earlier port found upstream is looked for again: that is a finding, not a decision.
+    skipped = tuple(item for item in (known.not_applicable if known else ()) if not item.reason.startswith(STANDING))
     excluded = {item.id for item in skipped}
     wanted = [(name, file) for name, file in wanted if name not in excluded]
     have = {name for name, _ in wanted} | excluded
@@ -230,4 +234,4 @@ def _entry(release: Release, chosen: Chosen, outcome: Outcome) -> ReleaseEntry:
 def _standing(item: Committed) -> str:
     """Say where the new release has a patch already."""
     first = next((verdict.evidence for verdict in item.port.verdicts if verdict.evidence), "")
-    return f"the release has it already: {first}" if first else "the release has it already"
+    return f"{STANDING}: {first}" if first else STANDING

@@ -44,7 +44,8 @@ def noise(lines: Sequence[Line], keys: set[int], dice: random.Random) -> list[Li
             result[at] = edited(result[at], dice)
         else:
             end = min(at + dice.randint(1, 4), len(result) - 1)
-            if not any(n in calm for n in range(at, end)):
+            # A line that opens something at the top level stays: code does not fall into the function above.
+            if not any(n in calm or _opens(result[n].text) for n in range(at, end)):
                 del result[at:end]
     return result
 

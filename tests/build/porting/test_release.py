@@ -1,0 +1,163 @@
+"""Porting a series of the project: neighbour, files, manifest, reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from build import paths, releases
+from build.errors import UsageError
+from build.porting import registry
+from build.porting.release import Request, port_release
+from build.series import manifest as manifests
+from build.series.git import Git
+from build.series.lint import Source, lint_series
+from build.series.manifest import ReleaseEntry, Verified
+from tests.build.series.repos import commit, make_repo, numbered
+
+from .trees import Files, series_on
+
+MANIFEST = """# kept
+[series]
+name = "demo"
+purpose = "test"
+
+[[patch]]
+id = "one"
+slug = "one"
+reason = "because"
+applies = ">=2.0"
+
+[[patch]]
+id = "two"
+slug = "two"
+reason = "because"
+applies = ">=2.0,<2.6"
+
+[release."2.2.1"]
+base_commit = "6c8c5ad5eaf47a62fafbb4a2747198cbffbf1ff0"
+patches = ["one", "two"]
+verified = "probed"
+note = "by hand"
+# the end
+"""
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "cache"))
+    toml = tmp_path / "releases.toml"
+    toml.write_bytes(releases.RELEASES_TOML.read_bytes())
+    monkeypatch.setattr(registry.set_series, "__defaults__", (toml,))
+    git = make_repo(tmp_path / "repo", {"a.c": numbered(40), "b.c": numbered(40)})
+    git.out("tag", "v2.2.1")
+    steps: list[Files] = [{"a.c": numbered(40, l10="mine\n")}, {"b.c": numbered(40, l10="mine\n")}]
+    folder = tmp_path / "patches" / "demo" / "2.2.1"
+    folder.mkdir(parents=True)
+    for number, (slug, data) in enumerate(zip(("one", "two"), series_on(git, steps), strict=True), 1):
+        (folder / f"{number:04d}-{slug}.patch").write_bytes(data)
+    (folder.parent / "manifest.toml").write_text(MANIFEST)
+    commit(git, {"a.c": b"x\n" + numbered(40)}, "v2.1.2")
+    git.out("tag", "v2.1.2")
+    commit(git, {"a.c": numbered(40, l10="mine\n"), "b.c": numbered(40, l10="theirs\n")}, "v2.4.0")
+    git.out("tag", "v2.4.0")
+    return git
+
+
+def request(repo: Git, release: str, action: str = "start", **more: object) -> Request:
+    root = repo.folder.parent / "patches"
+    trees = {"from_source": f"{repo.folder}@v2.2.1", "to_source": f"{repo.folder}@v{release}"}
+    return Request(release, "demo", action=action, root=root, **trees, **more)  # type: ignore[arg-type]
+
+
+def folder(repo: Git) -> Path:
+    return repo.folder.parent / "patches" / "demo"
+
+
+def test_a_port_is_written_and_entered(repo: Git) -> None:
+    report = port_release(request(repo, "2.1.2"))
+    assert report.complete
+    entry = manifests.load(folder(repo)).release["2.1.2"]
+    assert (entry.patches, entry.derived_from, entry.verified) == (("one", "two"), "2.2.1", Verified.PORTED)
+    assert entry.base_commit == releases.get("2.1.2").commit
+    names = sorted(path.name for path in (folder(repo) / "2.1.2").iterdir())
+    assert names == ["0001-one.patch", "0002-two.patch", "PORT.md", "port.json"]
+    text = (folder(repo) / "manifest.toml").read_text()
+    assert text.startswith(MANIFEST.rstrip("\n"))
+    kept = lint_series(folder(repo), lambda name: Source(repo.folder, f"v{name}")).findings
+    assert not [item for item in kept if "other bytes" in item.what or "offset" in item.what]
+    assert str(repo.folder.parent) not in (folder(repo) / "2.1.2" / "PORT.md").read_text()
+
+
+def test_a_second_run_and_a_new_one_change_nothing(repo: Git) -> None:
+    port_release(request(repo, "2.1.2"))
+
+    def content() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in folder(repo).rglob("*") if path.is_file()}
+
+    first = content()
+    port_release(request(repo, "2.1.2"))
+    assert content() == first
+    port_release(request(repo, "2.1.2", again=True))
+    assert content() == first
+
+
+def test_upstream_and_conflict_are_entered_as_such(repo: Git) -> None:
+    report = port_release(request(repo, "2.4.0"))
+    assert not report.complete
+    entry = manifests.load(folder(repo)).release["2.4.0"]
+    assert [item.id for item in entry.not_applicable] == ["one"]
+    assert (entry.missing, entry.verified) == (("two",), Verified.NONE)
+    checkout = paths.cache("port") / "demo-2.4.0" / "checkout" / "b.c"
+    data = checkout.read_bytes()
+    checkout.write_bytes(
+        data[: data.index(b"<<<<<<<")] + b"both\n" + data[data.index(b"\n", data.index(b">>>>>>>")) + 1 :]
+    )
+    assert port_release(request(repo, "2.4.0", "continue")).complete
+    entry = manifests.load(folder(repo)).release["2.4.0"]
+    assert (entry.patches, entry.missing, entry.verified) == (("two",), (), Verified.PORTED)
+    assert b"+both\n" in (folder(repo) / "2.4.0" / "0001-two.patch").read_bytes()
+
+
+def test_hand_written_patches_are_not_replaced_by_accident(repo: Git) -> None:
+    port_release(request(repo, "2.1.2"))
+    with pytest.raises(UsageError, match="written by hand"):
+        port_release(request(repo, "2.2.1"))
+
+
+def test_a_release_to_start_from_must_be_complete(repo: Git) -> None:
+    with pytest.raises(UsageError, match=r"2\.2\.1"):
+        port_release(request(repo, "2.1.2", origin="2.4.0"))
+
+
+def test_the_manifest_keeps_what_is_not_the_release_s(repo: Git) -> None:
+    entry = ReleaseEntry(base_commit="1" * 40, patches=("one", "two"), note='a "quoted" note')
+    registry.write_entry(folder(repo), "2.2.1", entry)
+    text = (folder(repo) / "manifest.toml").read_text()
+    assert text.startswith(MANIFEST[: MANIFEST.index("[release")])
+    assert text.endswith("# the end\n")
+    assert manifests.load(folder(repo)).release["2.2.1"] == entry
+
+
+def test_entries_of_a_new_release_are_valid() -> None:
+    from build.official.facts import WheelFacts
+
+    known = releases.get("2.6.0")
+    facts = WheelFacts(
+        version="9.9.9",
+        commit="a" * 40,
+        local="cu999",
+        cuda="99.9",
+        cxx_standard=20,
+        cxx11_abi=True,
+        nccl="9.9.9",
+        pythons=("3.11",),
+        sha256={"3.11": "b" * 64},
+        libtorch_cuda_build_ids={"3.11": "c" * 40},
+        requires={package.name: "1.2.3" for package in known.header_packages[:1]},
+    )
+    text = releases.RELEASES_TOML.read_bytes() + registry.entry_text(facts, known).encode()
+    entry = releases.parse(text, "test")["9.9.9"]
+    assert entry.header_packages[0].version == "1.2.3"
+    assert entry.defines[0].reason == "as in 2.6.0"
