@@ -60,7 +60,8 @@ def isolation(cast: Cast, store: TcpStoreAddress, quick: bool, progress: Progres
     names = [f"other-{number}" for number in range(_OTHERS)]
     for name in names:
         _world(name, [leader, partner], store)
-    calm, struck = [], []
+    calm: list[list[float]] = []
+    struck: list[list[float]] = []
     for turn in range(5 if quick else 15):
         order = (False, True) if turn % 2 else (True, False)
         for strike in order:

@@ -94,7 +94,8 @@ def figures(comparisons: tuple[Comparison, ...]) -> list[Figure]:
 def _throughput(row: Comparison) -> Figure:
     ratio = 1 / row.ratio.value
     rates = [workloads.BURST * row.nbytes / spread.p50 / 1e9 for spread in (row.world, row.plain)]
-    text = f"{ratio:.3f} [{1 / row.ratio.high:.3f}, {1 / row.ratio.low:.3f}] x; {rates[0]:.2f} GB/s, plain {rates[1]:.2f} GB/s"
+    interval = f"[{1 / row.ratio.high:.3f}, {1 / row.ratio.low:.3f}]"
+    text = f"{ratio:.3f} {interval} x; {rates[0]:.2f} GB/s, plain {rates[1]:.2f} GB/s"
     return judged(
         f"{row.operation}, {row.nbytes:,} bytes, throughput", ">= 0.97 x plain", text, ratio >= 0.97, **row.as_json()
     )

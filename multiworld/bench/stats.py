@@ -33,7 +33,8 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         """Of at least one value."""
-        return cls(len(values), *(percentile(values, share) for share in (0.5, 0.9, 0.99)), max(values))
+        p50, p90, p99 = (percentile(values, share) for share in (0.5, 0.9, 0.99))
+        return cls(len(values), p50, p90, p99, max(values))
 
     def as_json(self) -> dict[str, float]:
         """For ``--json``."""

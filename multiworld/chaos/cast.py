@@ -102,6 +102,19 @@ class Actor:
         self._marks.remove(found)
         return found
 
+    @property
+    def gone(self) -> bool:
+        """Whether its channel was found closed."""
+        return self._gone
+
+    def marks(self, name: str) -> list[Mark]:
+        """All marks of that name that are here now; they are not given again."""
+        while not self._gone and select.select([self._channel], [], [], 0)[0]:
+            self._read(0)
+        found = [mark for mark in self._marks if mark.name == name]
+        self._marks = [mark for mark in self._marks if mark.name != name]
+        return found
+
     def outcome_of(self, number: int, timeout: float) -> Outcome:
         """The outcome of a call."""
         found: Outcome = self._wait(lambda: self._outcomes.pop(number, None), f"call {number}", timeout)

@@ -1,0 +1,210 @@
+"""What workers do while they are hit: traffic in all their worlds, every break noted, every world joined again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multiworld.errors import (
+    BrokenWorldException,
+    MultiWorldError,
+    PeerLost,
+    RendezvousError,
+    StaleGeneration,
+    TensorMismatch,
+)
+
+if TYPE_CHECKING:
+    from multiworld.chaos.actor import Stage
+    from multiworld.config import TcpStoreAddress
+    from multiworld.world import World
+
+_BREATH_SECONDS = 0.02
+_REJOIN_SECONDS = 15.0
+_BAD_TAG = 99
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """One world of a worker."""
+
+    world: str
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that a worker noticed.
+
+    Attributes:
+        worker: who.
+        world: where.
+        what: ``broken`` or ``back``.
+        at: monotonic time.
+        generation: that broke, or that was joined.
+        error: class of the first cause.
+        ranks: accused.
+        how: it was noticed.
+    """
+
+    worker: int
+    world: str
+    what: str
+    at: float
+    generation: int
+    error: str = ""
+    ranks: tuple[int, ...] = ()
+    how: str = ""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a worker has done: times at which rounds of a world ended, and what went wrong with data."""
+
+    rounds: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    surprises: list[str] = field(default_factory=list)
+
+
+async def begin(stage: Stage, worker: int, memberships: list[Membership], store: TcpStoreAddress) -> None:
+    """Start working in all worlds, in the background."""
+    tally = stage.props["tally"] = Tally()
+    stage.props["worker"], stage.props["store"] = worker, store
+    stage.props["memberships"] = {membership.world: membership for membership in memberships}
+    stage.props["tasks"] = [asyncio.ensure_future(_work(stage, each, store, tally)) for each in memberships]
+
+
+async def finish(stage: Stage) -> Tally:
+    """Stop working; the tally."""
+    for task in stage.props["tasks"]:
+        task.cancel()
+    await asyncio.gather(*stage.props["tasks"], return_exceptions=True)
+    tally: Tally = stage.props["tally"]
+    return tally
+
+
+async def _work(stage: Stage, membership: Membership, store: TcpStoreAddress, tally: Tally) -> None:
+    times = tally.rounds.setdefault(membership.world, [])
+    try:
+        world = await _join(stage, membership, store)
+        while True:
+            broken = await _until_broken(world, times, tally)
+            _note(stage, membership, "broken", world.generation, broken)
+            world = await _back(stage, world, membership, store)
+            _note(stage, membership, "back", world.generation)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is a finding
+        tally.surprises.append(f"{membership.world}: {error!r}")
+        stage.mark("surprise", f"worker {stage.props['worker']}, {membership.world}: {error!r}")
+
+
+async def _until_broken(world: World, times: list[tuple[float, float]], tally: Tally) -> BrokenWorldException:
+    try:
+        await _rounds(world, times, tally)
+    except BrokenWorldException as error:
+        return error
+    raise AssertionError("rounds end with an exception only")
+
+
+async def _rounds(world: World, times: list[tuple[float, float]], tally: Tally) -> None:
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    turn = 0
+    while True:
+        started = time.monotonic()
+        token = float(world.rank + 16 * (turn % 1000))
+        got, total = torch.zeros(64), torch.full((20_000,), float(world.rank))
+        await asyncio.gather(world.send(torch.full((64,), token), right), world.recv(got, left))
+        await world.all_reduce(total)
+        times.append((started, time.monotonic() - started))
+        if not bool((got == float(left + 16 * (turn % 1000))).all()) or not bool(
+            (total == sum(range(world.size))).all()
+        ):
+            tally.wrong.append(f"{world.name}, generation {world.generation}, round {turn}")
+        turn += 1
+        await asyncio.sleep(_BREATH_SECONDS)
+
+
+async def _join(stage: Stage, membership: Membership, store: TcpStoreAddress) -> World:
+    while True:
+        try:
+            joining = stage.mw.join(
+                membership.world, membership.rank, membership.size, store=store, join_timeout=_REJOIN_SECONDS
+            )
+            world = await joining
+        except RendezvousError:
+            await asyncio.sleep(0.1)
+            continue
+        _note(stage, membership, "back", world.generation)
+        return world
+
+
+async def _back(stage: Stage, world: World, membership: Membership, store: TcpStoreAddress) -> World:
+    """Rejoin until it works; a member that the others have replaced joins as a new one."""
+    while True:
+        away = stage.props.get("away") == membership.world
+        if away:  # we left it on purpose: ``come_back`` says when to join again
+            await asyncio.sleep(0.05)
+            continue
+        if stage.mw.worlds.get(membership.world) is not world:
+            return await _join(stage, membership, store)
+        try:
+            return await world.rejoin(timeout=_REJOIN_SECONDS)
+        except StaleGeneration:
+            await world.leave()
+        except RendezvousError:
+            await asyncio.sleep(0.1)
+
+
+def _note(
+    stage: Stage, membership: Membership, what: str, generation: int, error: MultiWorldError | None = None
+) -> None:
+    ranks, how = (error.ranks, error.how) if isinstance(error, PeerLost) else ((), "")
+    name = type(error).__name__ if error is not None else ""
+    worker = stage.props["worker"]
+    stage.mark("notice", Notice(worker, membership.world, what, time.monotonic(), generation, name, ranks, how))
+
+
+async def step_out(stage: Stage, name: str) -> None:
+    """Leave a world in good order, and stay away until ``come_back``."""
+    stage.props["away"] = name
+    with contextlib.suppress(MultiWorldError):
+        await stage.mw[name].leave()
+
+
+def come_back(stage: Stage) -> None:
+    """Join the world again that was left."""
+    stage.props["away"] = ""
+
+
+def abort(stage: Stage, name: str) -> None:
+    """Break a world on purpose."""
+    stage.mw[name].abort("chaos breaks it on purpose")
+
+
+def hold_gil(stage: Stage, seconds: float) -> None:
+    """Let no Python thread of this process run for a while."""
+    stage.mark("holding")
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+async def mismatch(stage: Stage, name: str, peer: int, sending: bool) -> str:
+    """One side of a message whose length is not what is expected; the name of what came of it."""
+    world: Any = stage.mw[name]
+    try:
+        if sending:
+            await world.send(torch.zeros(8), peer, tag=_BAD_TAG)
+        else:
+            await world.recv(torch.zeros(4), peer, tag=_BAD_TAG)
+    except TensorMismatch:
+        return "TensorMismatch"
+    except MultiWorldError as error:
+        return repr(error)
+    return "nothing"
