@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 import time
@@ -48,17 +47,16 @@ def cut(session: Session) -> None:
             lane.sock.shutdown(socket.SHUT_RDWR)
 
 
-def free(session: Session, *, orderly: bool = False) -> None:
+def free(session: Session, *, orderly: bool = False, linger: float = LINGER_SECONDS) -> None:
     """Give back sockets, threads and backends; in the background, except for an orderly end, which the caller waits for."""
     if orderly:
-        _free(session, orderly)
+        _linger(session, linger)
+        _free(session)
         return
-    threading.Thread(target=_free, args=(session, orderly), name=f"mw-free-{session.name}", daemon=True).start()
+    threading.Thread(target=_free, args=(session,), name=f"mw-free-{session.name}", daemon=True).start()
 
 
-def _free(session: Session, orderly: bool) -> None:
-    if orderly:
-        _linger(session)
+def _free(session: Session) -> None:
     session.bridge.close()
     session.control.close()
     for slot in tuple(session.slots.values()):
@@ -69,9 +67,9 @@ def _free(session: Session, orderly: bool) -> None:
     session.freed.set()
 
 
-def _linger(session: Session) -> None:
+def _linger(session: Session, seconds: float) -> None:
     """Write what is left, say that nothing follows, and wait until the peers have taken it or a while has passed."""
-    until = time.monotonic() + LINGER_SECONDS
+    until = time.monotonic() + seconds
     pending = list(session.lanes.values())
     while pending and time.monotonic() < until:
         pending = [lane for lane in pending if not _finished(session, lane)]
@@ -90,9 +88,10 @@ def _finished(session: Session, lane: Lane) -> bool:
         return True
 
 
-def after_fork(session: Session) -> None:
-    """Close our copies in a forked child, so that the peers see the end of the parent when it comes."""
-    if session.pid != os.getpid():
-        for lane in session.lanes.values():
-            lane.sock.close()
-        session.control.drop()
+def drop_in_child(session: Session) -> None:
+    """Close our copies in a forked child; nothing is shut down, so the parent's connections stay as they are."""
+    for lane in session.lanes.values():
+        lane.sock.close()
+    session.control.drop()
+    for slot in session.slots.values():
+        slot.drop_in_child()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from multiworld.breaking import LINGER_SECONDS, drop_in_child
 from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_OP_TIMEOUT,
@@ -23,10 +24,11 @@ from multiworld.config import (
 from multiworld.errors import InvalidArgument, WrongContext
 from multiworld.events import Event, EventBus
 from multiworld.net.hub import Hub
-from multiworld.rendezvous.joining import assemble
+from multiworld.process import register
+from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, assemble, store_silent
 from multiworld.rendezvous.settings import checked_config
-from multiworld.rendezvous.stores import StoreBook, StoreLike
-from multiworld.threads import run_in_thread
+from multiworld.rendezvous.stores import StoreBook, StoreLike, StoreSource
+from multiworld.threads import run_in_thread, within
 from multiworld.world import World
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ class SyncMultiWorld:
             name, rank, size, backend, device, address or defaults.address,
             defaults.op_timeout if op_timeout is None else op_timeout, join_timeout, heartbeat or defaults.heartbeat,
         )  # fmt: skip
-        return self._owner.admit(config, store, resize, None)
+        return self._owner.admit(config, store, resize, None, threading.Event())
 
     def close(self) -> None:
         """``close``, waiting in this thread."""
@@ -104,6 +106,7 @@ class MultiWorld:
         self._closed = False
         self._pid = os.getpid()
         self._sync = SyncMultiWorld(self)
+        register(self)
 
     @property
     def sync(self) -> SyncMultiWorld:
@@ -166,7 +169,14 @@ class MultiWorld:
             defaults.op_timeout if op_timeout is None else op_timeout, join_timeout, heartbeat or defaults.heartbeat,
         )  # fmt: skip
         loop = asyncio.get_running_loop()
-        return await run_in_thread(self.admit, config, store, resize, loop, name=f"mw-join-{name}")
+        cancelled = threading.Event()
+        try:
+            return await run_in_thread(
+                self.admit, config, store, resize, loop, cancelled, name=f"mw-join-{name}"
+            )
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
 
     def serve_store(self, host: str = "127.0.0.1", port: int = 0) -> TcpStoreAddress:
         """Host a store for any number of worlds, bound to ``host`` only.
@@ -209,29 +219,67 @@ class MultiWorld:
         self.shut()
 
     def admit(
-        self, config: WorldConfig, store: StoreLike, resize: bool, loop: asyncio.AbstractEventLoop | None
+        self,
+        config: WorldConfig,
+        store: StoreLike,
+        resize: bool,
+        loop: asyncio.AbstractEventLoop | None,
+        cancelled: threading.Event,
     ) -> World:
         """Join in this thread; for the package's own use."""
         self._reserve(config)
         try:
             source = self._stores.source(store, config)
-            session = assemble(self._hub, self._bus, config, source, loop=loop, resize=resize)
+            session = self._assemble(config, source, loop, resize, 0, cancelled)
             world = World(self, config, session, source, loop)
             with self._lock:
                 self._worlds[config.name] = world
-            if self._closed:
-                world.sync.leave()
+            if self._closed or cancelled.is_set():
+                world.leave_within(0.0)
+                self._check_usable(config.name)
             return world
         finally:
             with self._lock:
                 self._joining.discard(config.name)
 
-    def assemble(self, config: WorldConfig, world: World, loop: asyncio.AbstractEventLoop | None) -> Session:
+    def assemble(
+        self,
+        config: WorldConfig,
+        world: World,
+        loop: asyncio.AbstractEventLoop | None,
+        cancelled: threading.Event,
+    ) -> Session:
         """Assemble ``world`` again after its last generation; for the package's own use."""
         self._check_usable(config.name)
-        return assemble(
-            self._hub, self._bus, config, world.source, loop=loop, resize=True, after=world.generation
-        )
+        return self._assemble(config, world.source, loop, True, world.generation, cancelled)
+
+    def _assemble(
+        self,
+        config: WorldConfig,
+        source: StoreSource,
+        loop: asyncio.AbstractEventLoop | None,
+        resize: bool,
+        after: int,
+        cancelled: threading.Event,
+    ) -> Session:
+        def work() -> Session:
+            session = assemble(
+                self._hub, self._bus, config, source,
+                loop=loop, resize=resize, after=after, cancelled=lambda: cancelled.is_set() or self._closed,
+            )  # fmt: skip
+            if cancelled.is_set():
+                session.leave(0.0)
+            return session
+
+        try:
+            # In a thread of its own: a store whose host is frozen blocks far beyond every timeout it was given.
+            return within(config.join_timeout + STORE_GRACE_SECONDS, work, f"mw-meet-{config.name}")
+        except TimeoutError:
+            cancelled.set()
+            raise store_silent(config, source.where, after) from None
+        except BaseException:
+            cancelled.set()
+            raise
 
     def forget(self, world: World) -> None:
         """Drop a world that was left; for the package's own use."""
@@ -239,17 +287,24 @@ class MultiWorld:
             if self._worlds.get(world.name) is world:
                 del self._worlds[world.name]
 
-    def shut(self) -> None:
-        """Close in this thread; for the package's own use."""
+    def shut(self, linger: float = LINGER_SECONDS) -> None:
+        """Close in this thread, waiting ``linger`` seconds per world for what was sent; for the package's own use."""
         with self._lock:
             if self._closed or os.getpid() != self._pid:
                 return
             self._closed = True
             worlds = list(self._worlds.values())
         for world in worlds:
-            world.sync.leave()
+            world.leave_within(linger)
         self._stores.close()
         self._hub.release()
+
+    def drop_in_child(self) -> None:
+        """Close our copies of everything in a forked child; for the package's own use."""
+        for world in self._worlds.values():
+            drop_in_child(world.enter_any())
+        self._stores.drop_in_child()
+        self._hub.drop_in_child()
 
     def _reserve(self, config: WorldConfig) -> None:
         self._check_usable(config.name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld.breaking import cut, free, release
+from multiworld.breaking import LINGER_SECONDS, cut, free, release
 from multiworld.config import WorldConfig, WorldState
 from multiworld.control import Control
 from multiworld.drivers.slot import DriverSlot
@@ -284,8 +284,8 @@ class Session:
         error = WorldClosed(self.name, f"aborted: {reason}", cause="abort() was called here", **self._where("abort"))
         self.break_(error)
 
-    def leave(self) -> None:
-        """Leave in good order; blocks for a moment, so that what was sent can arrive."""
+    def leave(self, linger: float = LINGER_SECONDS) -> None:
+        """Leave in good order; blocks for at most ``linger`` seconds, so that what was sent can arrive."""
         with self.lock:
             if self.state is WorldState.CLOSED:
                 return
@@ -300,7 +300,7 @@ class Session:
         if not was_broken:
             self.control.tell_bye()
             self.publish(WorldLeft(**self._event()))
-            free(self, orderly=True)
+            free(self, orderly=True, linger=linger)
 
     # waiting
 

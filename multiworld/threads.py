@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import threading
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def within(seconds: float, function: Callable[[], T], name: str) -> T:
+    """Run ``function()`` in a daemon thread and wait for its result, but no longer than ``seconds``.
+
+    Raises:
+        TimeoutError: it is not done; its thread goes on alone.
+    """
+    outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            outcome.put((function(), None))
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            outcome.put((None, error))
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    try:
+        value, error = outcome.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return cast("T", value)
 
 
 async def run_in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.breaking import LINGER_SECONDS
 from multiworld.config import WorldConfig, WorldState
-from multiworld.errors import BrokenWorldException, InvalidArgument, WorldClosed, WrongContext
+from multiworld.errors import BrokenWorldException, InvalidArgument, WrongContext
 from multiworld.group import Group, SyncGroup
 from multiworld.threads import run_in_thread
 
@@ -35,7 +37,7 @@ class SyncWorld(SyncGroup):
         self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None
     ) -> World:
         """``rejoin`` of the world, waiting in this thread."""
-        self._group._rejoin(rank, size, timeout, None)
+        self._group._rejoin(rank, size, timeout, None, threading.Event())
         return self._group
 
 
@@ -157,7 +159,14 @@ class World(Group):
             RendezvousError: they did not come, or disagree.
         """
         loop = asyncio.get_running_loop()
-        await run_in_thread(self._rejoin, rank, size, timeout, loop, name=f"mw-rejoin-{self.name}")
+        cancelled = threading.Event()
+        try:
+            await run_in_thread(
+                self._rejoin, rank, size, timeout, loop, cancelled, name=f"mw-rejoin-{self.name}"
+            )
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
         return self
 
     def enter_async(self) -> Session:
@@ -183,9 +192,17 @@ class World(Group):
         self._loop = loop
         session.attach_loop(loop)
 
-    def _leave(self) -> None:
-        self._live.leave()
+    def enter_any(self) -> Session:
+        """The last session, whatever its state; for the package's own use."""
+        return self._live
+
+    def leave_within(self, linger: float) -> None:
+        """Leave, waiting at most ``linger`` seconds for what was sent; for the package's own use."""
+        self._live.leave(linger)
         self._owner.forget(self)
+
+    def _leave(self) -> None:
+        self.leave_within(LINGER_SECONDS)
 
     def _rejoin(
         self,
@@ -193,18 +210,17 @@ class World(Group):
         size: int | None,
         timeout: float | None,
         loop: asyncio.AbstractEventLoop | None,
+        cancelled: threading.Event,
     ) -> None:
         wanted: dict[str, Any] = {"rank": rank, "size": size, "join_timeout": timeout}
         config = replace(self._config, **{k: v for k, v in wanted.items() if v is not None})
         if self._live.failure is None:
             self._live.leave()
-        session = self._owner.assemble(config, self, loop if loop is not None else self._loop)
+        loop = loop if loop is not None else self._loop
+        session = self._owner.assemble(config, self, loop, cancelled)
+        self._loop = loop
         self._config, self._live = config, session
         self.ranks = tuple(range(config.size))
-
-    def closed_error(self) -> WorldClosed:
-        """What operations raise after the world was left."""
-        return WorldClosed(self.name, "the world was left", generation=self.generation, rank=self.world_rank)
 
     def __repr__(self) -> str:
         place = f"rank={self.world_rank}, size={self.size}, generation={self.generation}"

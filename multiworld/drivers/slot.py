@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld.drivers.values import LaneStore
 from multiworld.errors import InvalidArgument, PeerLost
 from multiworld.net.frames import Kind
+from multiworld.process import immortal
 
 if TYPE_CHECKING:
     from multiworld.drivers.base import Driver
@@ -78,6 +79,11 @@ class DriverSlot:
         if self._driver is not None:
             self._driver.abort()
             self._driver.close(deadline)
+
+    def drop_in_child(self) -> None:
+        """Leave the backend alone in a forked child."""
+        immortal(self._driver)
+        immortal(self._store)
 
     def _broadcast(self, key: str, value: bytes) -> None:
         name = key.encode()

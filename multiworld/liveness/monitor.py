@@ -63,6 +63,11 @@ class PeerProcess:
             self._sock.close()
             self._sock = None
 
+    def drop_in_child(self) -> None:
+        """Close our copy in a forked child."""
+        if self._sock is not None:
+            self._sock.close()
+
     def _connect(self) -> None:
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -135,6 +140,11 @@ class Monitor:
     def remove(self, session: Session) -> None:
         """Stop watching for ``session``. From any thread."""
         self._hub.call(lambda: self._remove(session))
+
+    def drop_in_child(self) -> None:
+        """Close our copies in a forked child."""
+        for process in self._processes.values():
+            process.drop_in_child()
 
     def _remove(self, session: Session) -> None:
         for address, process in tuple(self._processes.items()):

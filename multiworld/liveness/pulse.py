@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from multiworld.process import immortal
+
 logger = logging.getLogger(__name__)
 
 #: VALIDATE with its magic number, once per connection (torch: csrc/distributed/c10d/TCPStoreBackend.hpp)
@@ -52,6 +54,10 @@ class PulseServer:
             with contextlib.suppress(OSError):
                 self._fallback.shutdown(socket.SHUT_RDWR)
             self._fallback.close()
+
+    def drop_in_child(self) -> None:
+        """Leave the store alone in a forked child, where its thread does not exist."""
+        immortal(self._store)
 
     def _serve_in_python(self, address: str) -> None:
         self._fallback = socket.create_server((address, 0), backlog=1024)

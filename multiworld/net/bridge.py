@@ -112,10 +112,10 @@ class LoopBridge:
 
     def resolve(self, future: asyncio.Future[None]) -> None:
         """Wake whoever awaits ``future``."""
-        if threading.get_ident() == self._loop_thread:
-            _settle(future)
-        elif self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
+            if threading.get_ident() == self._loop_thread:
+                _settle(future)
+            elif self._loop is not None:
                 self._loop.call_soon_threadsafe(_settle, future)
 
     def seat(self) -> Seat:
@@ -129,10 +129,10 @@ class LoopBridge:
 
     def want_write(self, lane: Lane) -> None:
         """Something is left to be written on ``lane``."""
-        if threading.get_ident() == self._loop_thread and self._loop is not None:
-            self._loop.add_writer(lane.fd, self._writable, lane)
-        elif self._loop is not None:
-            with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError):  # the loop is closed: threads that wait do it
+            if threading.get_ident() == self._loop_thread:
+                self._watch_writable(lane)
+            elif self._loop is not None:
                 self._loop.call_soon_threadsafe(self._watch_writable, lane)
         for seat in tuple(self._seats.values()):
             with contextlib.suppress(OSError):

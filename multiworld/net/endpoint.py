@@ -58,6 +58,11 @@ class Endpoint:
         self._listener.close()
         self.pulse.close()
 
+    def drop_in_child(self) -> None:
+        """Close our copy of the listener in a forked child."""
+        self._listener.close()
+        self.pulse.drop_in_child()
+
     def _accept(self, _: int) -> None:
         with contextlib.suppress(OSError):
             sock, _address = self._listener.accept()

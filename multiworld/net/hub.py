@@ -135,6 +135,12 @@ class Hub:
         """Call ``closer`` in the hub's thread when it stops."""
         self._closers.append(closer)
 
+    def drop_in_child(self) -> None:
+        """Close our copies in a forked child, without a word to the selector, which is the parent's too."""
+        for endpoint in self._endpoints.values():
+            endpoint.drop_in_child()
+        self.monitor.drop_in_child()
+
     def _drain(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)

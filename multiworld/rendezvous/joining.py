@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 ALIVE_CHECK_SECONDS = 1.0
+#: how much longer than ``join_timeout`` a silent store is waited for
+STORE_GRACE_SECONDS = 1.0
+
+
+def store_silent(config: WorldConfig, where: object, after: int) -> RendezvousError:
+    """The error for a store that takes connections but does not answer."""
+    return RendezvousError(
+        config.name, f"the store {where} does not answer", cause="its host is stopped, overloaded or cut off",
+        generation=after or None, rank=config.rank, operation="rejoin" if after else "join",
+    )  # fmt: skip
 
 
 class _Moved(Exception):

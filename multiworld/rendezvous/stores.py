@@ -18,6 +18,7 @@ import torch.distributed as dist
 from multiworld.config import FileStorePath, TcpStoreAddress, WorldConfig
 from multiworld.errors import InvalidArgument, RendezvousError
 from multiworld.liveness.pulse import answers
+from multiworld.process import immortal
 
 StoreLike = str | TcpStoreAddress | FileStorePath | dist.Store
 
@@ -81,6 +82,11 @@ class StoreBook:
         """Stop hosting."""
         with self._guard:
             self._hosted.clear()
+
+    def drop_in_child(self) -> None:
+        """Leave the hosted stores alone in a forked child, where their threads do not exist."""
+        for hosted in self._hosted.values():
+            immortal(hosted)
 
     def _host_if_ours(self, where: TcpStoreAddress, config: WorldConfig) -> None:
         ours = config.rank == 0 if where.hosted is None else where.hosted

@@ -1,0 +1,103 @@
+"""``WorldCommunicator``: the operations of all worlds by name, as programs for pymultiworld 0.2.3 call them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed import ReduceOp
+
+from multiworld.config import WorldState
+from multiworld.errors import BrokenWorldException
+
+if TYPE_CHECKING:
+    from multiworld.manager import WorldManager
+    from multiworld.world import World
+
+__all__ = ["DEFAULT_WORLD_NAME", "BrokenWorldException", "WorldCommunicator"]
+
+#: the name that stood for "no name given"
+DEFAULT_WORLD_NAME = ""
+
+
+class WorldCommunicator:
+    """Operations in a world that is named by the last argument. Made by ``WorldManager``.
+
+    Every coroutine raises ``BrokenWorldException``, which names the world, once the world is broken or gone.
+    """
+
+    def __init__(self, world_manager: WorldManager) -> None:
+        self._manager = world_manager
+
+    def add_world(self, world_name: str, backend: str) -> None:
+        """Nothing to do here any more; ``WorldManager`` calls it."""
+
+    def remove_world(self, world_name: str) -> None:
+        """Nothing to do here any more; ``WorldManager`` calls it."""
+
+    def is_broken(self, world_name: str) -> bool:
+        """Whether the world is broken, was removed, or never was."""
+        world = self._manager.find(world_name)
+        return world is None or world.state is not WorldState.ACTIVE
+
+    async def send(self, tensor: torch.Tensor, dst: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
+        """Send ``tensor`` to rank ``dst``."""
+        await self._world(world_name).send(tensor, dst)
+
+    async def recv(self, tensor: torch.Tensor, src: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
+        """Receive into ``tensor`` from rank ``src``."""
+        await self._world(world_name).recv(tensor, src)
+
+    async def broadcast(self, tensor: torch.Tensor, src: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
+        """``tensor`` of rank ``src`` to everybody."""
+        await self._world(world_name).broadcast(tensor, src)
+
+    async def all_reduce(
+        self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, world_name: str = DEFAULT_WORLD_NAME
+    ) -> None:
+        """Reduce ``tensor`` over all ranks, in place."""
+        await self._world(world_name).all_reduce(tensor, op)
+
+    async def reduce(
+        self, tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, world_name: str = DEFAULT_WORLD_NAME
+    ) -> None:
+        """Reduce ``tensor`` over all ranks, the result at rank ``dst``."""
+        await self._world(world_name).reduce(tensor, dst, op)
+
+    async def all_gather(
+        self, tensors: Sequence[torch.Tensor], tensor: torch.Tensor, world_name: str = DEFAULT_WORLD_NAME
+    ) -> None:
+        """Every rank's ``tensor`` into ``tensors``."""
+        await self._world(world_name).all_gather(tensors, tensor)
+
+    async def gather(
+        self,
+        tensor: torch.Tensor,
+        gather_list: Sequence[torch.Tensor] | None = None,
+        dst: int = 0,
+        world_name: str = DEFAULT_WORLD_NAME,
+    ) -> None:
+        """Every rank's ``tensor`` into ``gather_list`` of rank ``dst``."""
+        await self._world(world_name).gather(tensor, gather_list, dst)
+
+    async def scatter(
+        self,
+        tensor: torch.Tensor,
+        scatter_list: Sequence[torch.Tensor] | None = None,
+        src: int = 0,
+        world_name: str = DEFAULT_WORLD_NAME,
+    ) -> None:
+        """Rank ``src``'s ``scatter_list`` into everybody's ``tensor``."""
+        await self._world(world_name).scatter(tensor, scatter_list, src)
+
+    def _world(self, world_name: str) -> World:
+        world = self._manager.find(world_name)
+        if world is None:
+            raise BrokenWorldException(
+                world_name,
+                "there is no such world here",
+                cause="it was removed, or never initialized",
+                remedy="call initialize_world first",
+            )
+        return world

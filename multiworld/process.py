@@ -1,0 +1,49 @@
+"""What the process does to us: it forks, and it exits. Hooks are set when the first ``MultiWorld`` is made, not at import."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiworld.multi import MultiWorld
+
+_guard = threading.Lock()
+_alive: weakref.WeakSet[MultiWorld] = weakref.WeakSet()
+_hooked = False
+
+
+def register(owner: MultiWorld) -> None:
+    """Look after ``owner`` when the process forks or exits."""
+    global _hooked  # noqa: PLW0603 - hooks can be set but not removed, so once per process
+    with _guard:
+        _alive.add(owner)
+        if not _hooked:
+            _hooked = True
+            os.register_at_fork(after_in_child=_after_fork)
+            atexit.register(_at_exit)
+
+
+def _after_fork() -> None:
+    """Close our copies of connections, so that peers see the end of the parent; the parent's own stay as they are."""
+    for owner in list(_alive):
+        with contextlib.suppress(Exception):
+            owner.drop_in_child()
+
+
+def _at_exit() -> None:
+    """Leave every world that is still joined, pending operations or not, without waiting for anybody."""
+    for owner in list(_alive):
+        with contextlib.suppress(Exception):
+            owner.shut(linger=0.2)
+
+
+def immortal(thing: Any) -> None:  # noqa: ANN401
+    """Never destroy ``thing``: in a forked child its threads do not exist, and its destructor would wait for them."""
+    if thing is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
