@@ -57,7 +57,7 @@ def occurrences(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]
 def headings(lines: Sequence[bytes], at: int) -> list[int]:
     """Return what encloses the place before line `at`, innermost first: lines with ever smaller indentation.
 
-    Preprocessor lines, comments, statements, labels of access and lone brackets enclose nothing. The last one is usually
+    Preprocessor lines, comments, statements, labels of access and lone brackets enclose nothing. The last is usually
     the first line of a function or class; there is none at the top level of a file.
     """
     depth = _depth_at(lines, at)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from build.porting.engine import PatchPort, PatchState
 from build.series.show import LEGEND, STYLES, legend, verdict_table
-from build.series.verdicts import HunkVerdict, Verdict
+from build.series.verdicts import HunkVerdict, Method, Verdict
 
 _STATE_STYLE = {PatchState.PORTED: "green", PatchState.UNNEEDED: "cyan", PatchState.NEEDS_HUMAN: "bold red"}
 
@@ -88,8 +88,10 @@ def from_json(data: bytes) -> PortReport:
 
 def summary(verdicts: Sequence[HunkVerdict]) -> str:
     """Return the counts, e.g. `12 hunks: 8 clean, 4 offset`."""
-    counts = Counter(item.verdict for item in verdicts)
+    decided = [item for item in verdicts if item.method is Method.HUMAN and not item.verdict.needs_human]
+    counts = Counter(item.verdict for item in verdicts if item not in decided)
     parts = [f"{counts[word]} {word.value}" for word in Verdict if counts[word]]
+    parts += [f"{len(decided)} decided by hand"] if decided else []
     return f"{len(verdicts)} hunks: {', '.join(parts)}" if parts else "no hunks"
 
 
