@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from multiworld.ops.any_source import AnyReceive
 from multiworld.ops.mailbox import Mailbox
 from multiworld.ops.operation import Operation, wait_async, wait_sync
 from multiworld.profiling import span
+from multiworld.tally import Tally
 
 if TYPE_CHECKING:
     from multiworld.net.hub import Hub
@@ -80,6 +82,7 @@ class Session:
         self.state = WorldState.ACTIVE
         self.departed: frozenset[int] = frozenset()
         self.leaving: set[int] = set()
+        self.operation_counts: Counter[str] = Counter()
         self.lanes = {peer: Lane(sock, peer, self) for peer, sock in wires.lanes.items()}
         self.boxes = {peer: Mailbox(self, lane) for peer, lane in self.lanes.items()}
         self.slots: dict[int, DriverSlot] = {}
@@ -104,6 +107,7 @@ class Session:
             operation.fail(self.failure)
             return False
         self.operations.add(operation)
+        self.operation_counts[operation.name] += 1
         return True
 
     def mailbox(self, peer: int) -> Mailbox:
@@ -303,6 +307,11 @@ class Session:
             free(self, orderly=True, linger=linger)
 
     # waiting
+
+    def tally(self) -> Tally:
+        """What this generation did so far."""
+        sent = Counter({peer: lane.sent for peer, lane in self.lanes.items()})
+        return Tally(Counter(self.operation_counts), sent, Counter({p: lane.received for p, lane in self.lanes.items()}))
 
     def attach_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve operations that are awaited in ``loop``."""

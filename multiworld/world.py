@@ -16,6 +16,7 @@ from multiworld.breaking import LINGER_SECONDS
 from multiworld.config import WorldConfig, WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, WrongContext
 from multiworld.group import Group, SyncGroup
+from multiworld.tally import Tally
 from multiworld.threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class World(Group):
         self.torch_device = torch.device(config.device)
         super().__init__(self, tuple(range(config.size)), 0)
         self._sync_world = SyncWorld(self)
+        self._earlier = Tally()
 
     @property
     def sync(self) -> SyncWorld:
@@ -105,6 +107,13 @@ class World(Group):
     def departed(self) -> frozenset[int]:
         """Ranks that left in good order."""
         return self._live.departed
+
+    @property
+    def tally(self) -> Tally:
+        """What this membership did, over all its generations."""
+        total = self._live.tally()
+        total.add(self._earlier)
+        return total
 
     def group(self, ranks: Sequence[int], label: str = "") -> Group:
         """Some members as a group of their own; needs no communication.
@@ -169,21 +178,21 @@ class World(Group):
             raise
         return self
 
-    def enter_async(self) -> Session:
+    def enter_async(self, operation: str) -> Session:
         """The live session for an operation of the running loop, or a typed error; for the package's own use."""
-        session = self.enter_sync()
+        session = self.enter_sync(operation)
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._bind(loop, session)
         return session
 
-    def enter_sync(self) -> Session:
+    def enter_sync(self, operation: str) -> Session:
         """The live session for an operation of the calling thread, or a typed error; for the package's own use."""
         if os.getpid() != self._pid:
             raise WrongContext(self.name, "used in a forked child of the process that joined", rank=self.world_rank)
         session = self._live
         if session.failure is not None:
-            raise session.failure.with_context()
+            raise session.failure.with_context(operation=operation)
         return session
 
     def _bind(self, loop: asyncio.AbstractEventLoop, session: Session) -> None:
@@ -219,6 +228,7 @@ class World(Group):
         loop = loop if loop is not None else self._loop
         session = self._owner.assemble(config, self, loop, cancelled)
         self._loop = loop
+        self._earlier.add(self._live.tally())
         self._config, self._live = config, session
         self.ranks = tuple(range(config.size))
 

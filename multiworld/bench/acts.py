@@ -35,9 +35,7 @@ def held(stage: Stage) -> Held:  # noqa: ARG001
 
 def serve(stage: Stage) -> TcpStoreAddress:
     """Host a store for all worlds of the run."""
-    from dataclasses import replace
-
-    return replace(stage.mw.serve_store(), hosted=False)
+    return stage.mw.serve_store()
 
 
 def store_keys(stage: Stage, store: TcpStoreAddress) -> int:  # noqa: ARG001

@@ -43,9 +43,11 @@ class Lane:
     Attributes:
         backlog: what is still to be written, each with the operation that is complete when it is out.
         ended: nothing can be read or written any more.
+        sent: bytes given to this lane, written or not yet.
+        received: bytes read.
     """
 
-    __slots__ = ("_body", "_fill", "_on_body", "_owner", "_skip", "_staging", "_view", "backlog", "ended", "fd", "peer", "sock")
+    __slots__ = ("_body", "_fill", "_on_body", "_owner", "_skip", "_staging", "_view", "backlog", "ended", "fd", "peer", "received", "sent", "sock")
 
     def __init__(self, sock: socket.socket, peer: int, owner: LaneOwner) -> None:
         sock.setblocking(False)
@@ -53,6 +55,7 @@ class Lane:
         self.fd = sock.fileno()
         self.peer = peer
         self.ended = False
+        self.sent = self.received = 0
         self.backlog: deque[tuple[memoryview, Operation | None]] = deque()
         self._owner = owner
         self._staging = bytearray(STAGING_BYTES)
@@ -77,6 +80,7 @@ class Lane:
         if self.ended:
             return
         header = pack(kind, dtype, flags, seq, key, nbytes)
+        self.sent += HEADER_BYTES + nbytes if payload else HEADER_BYTES
         parts = (header, *payload) if payload else (header,)
         sent = 0
         if not self.backlog:
@@ -138,6 +142,7 @@ class Lane:
                 return
             full = got == len(target)
             budget -= got
+            self.received += got
             if self._body is not None:
                 self._advance_body(got)
             else:

@@ -45,7 +45,7 @@ class GroupBase:
         return self._world.torch_device
 
     async def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:  # noqa: ANN401
-        session = self._world.enter_async()
+        session = self._world.enter_async(starter.__name__)
         if profiled():
             return await session.profiled_async(self, timeout, starter, *args)
         operation = starter(session, self, *args)
@@ -63,7 +63,7 @@ class SyncBase:
         self._group = group
 
     def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:  # noqa: ANN401
-        session = self._group._world.enter_sync()
+        session = self._group._world.enter_sync(starter.__name__)
         if profiled():
             return session.profiled_sync(self._group, timeout, starter, *args)
         operation = starter(session, self._group, *args)

@@ -61,14 +61,14 @@ class StoreBook:
         """
         with self._guard:
             if (host, port) in self._hosted:
-                return TcpStoreAddress(host, port, hosted=True)
+                return TcpStoreAddress(host, port, hosted=False)
             try:
                 listener = _bound(host, port)
             except OSError as error:
                 raise _not_hosted(host, port, error) from None
             real = listener.getsockname()[1]
             self._hosted[host, real] = _served(host, real, listener)
-            return TcpStoreAddress(host, real, hosted=True)
+            return TcpStoreAddress(host, real, hosted=False)
 
     def source(self, store: StoreLike, config: WorldConfig) -> StoreSource:
         """What ``store`` means for this membership; hosts it where that is our part."""

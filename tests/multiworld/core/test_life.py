@@ -229,13 +229,19 @@ def test_a_killed_parent_is_noticed_although_its_child_lives(store: str) -> None
     assert noticed - killed < 0.5
 
 
+def _interrupt_when_waiting(w: Any) -> None:
+    wait_until(lambda: any(op._wake >= 0 for op in list(w._live.operations)), 10, "nobody waits")
+    time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def _interrupted(link: Link, store: str, rank: int) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store)
         got = torch.zeros(1)
         if rank == 0:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            threading.Thread(target=_interrupt_when_waiting, args=(w,)).start()
             with pytest.raises(KeyboardInterrupt):
                 w.sync.recv(got, 1)
             w.sync.barrier()

@@ -1,0 +1,130 @@
+"""Prometheus metrics of the worlds of a ``MultiWorld``; needs the extra ``multiworld[metrics]``, loaded on first use.
+
+    from prometheus_client import start_http_server
+    from multiworld.metrics import Metrics
+
+    metrics = Metrics(mw)
+    start_http_server(9100)
+
+Worlds are counted as they run, whether or not anybody scrapes; the numbers are put together when somebody does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from multiworld.config import WorldState
+from multiworld.errors import BackendUnavailable
+from multiworld.events import Event, OwnStall, PeerSuspected, WorldBroken, WorldJoined
+
+if TYPE_CHECKING:
+    from multiworld.multi import MultiWorld
+    from multiworld.world import World
+
+
+def _prometheus(name: str) -> Any:  # noqa: ANN401
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BackendUnavailable(
+            None,
+            "prometheus-client is not installed",
+            cause="metrics are an optional extra",
+            remedy="pip install 'multiworld[metrics]'",
+        ) from error
+
+
+class Metrics:
+    """A Prometheus collector; registers itself.
+
+    Args:
+        worlds: whose worlds.
+        registry: a ``prometheus_client.CollectorRegistry``; None is the default one.
+
+    Raises:
+        BackendUnavailable: prometheus-client is not installed.
+    """
+
+    def __init__(self, worlds: MultiWorld, registry: Any = None) -> None:  # noqa: ANN401
+        client = _prometheus("prometheus_client")
+        self._families = _prometheus("prometheus_client.core")
+        self._worlds = worlds
+        self._guard = threading.Lock()
+        self._joins: Counter[str] = Counter()
+        self._breaks: Counter[tuple[str, str]] = Counter()
+        self._suspicions: Counter[tuple[str, int]] = Counter()
+        self._stalls = 0
+        self._registry = client.REGISTRY if registry is None else registry
+        self._unsubscribe = worlds.subscribe(self._heard)
+        self._registry.register(self)
+
+    def close(self) -> None:
+        """Unregister."""
+        self._unsubscribe()
+        self._registry.unregister(self)
+
+    def collect(self) -> Iterator[Any]:
+        """All metrics now; Prometheus calls it."""
+        worlds = list(self._worlds.worlds.values())
+        yield from self._states(worlds)
+        yield from self._traffic(worlds)
+        yield from self._happenings()
+
+    def _heard(self, event: Event) -> None:
+        with self._guard:
+            if isinstance(event, WorldJoined):
+                self._joins[event.world] += 1
+            elif isinstance(event, WorldBroken):
+                self._breaks[event.world, type(event.failure).__name__] += 1
+            elif isinstance(event, PeerSuspected):
+                self._suspicions[event.world, event.peer] += 1
+            elif isinstance(event, OwnStall):
+                self._stalls += 1
+
+    def _states(self, worlds: list[World]) -> Iterator[Any]:
+        state = self._gauge("multiworld_world_active", "1 while the world is active, else 0", ["world"])
+        generation = self._gauge("multiworld_world_generation", "Generation of the world", ["world"])
+        size = self._gauge("multiworld_world_size", "Members of the world", ["world"])
+        for world in worlds:
+            state.add_metric([world.name], float(world.state is WorldState.ACTIVE))
+            generation.add_metric([world.name], world.generation)
+            size.add_metric([world.name], world.size)
+        yield from (state, generation, size)
+
+    def _traffic(self, worlds: list[World]) -> Iterator[Any]:
+        operations = self._counter("multiworld_operations", "Operations started", ["world", "operation"])
+        sent = self._counter("multiworld_lane_sent_bytes", "Bytes written to a peer", ["world", "peer"])
+        received = self._counter("multiworld_lane_received_bytes", "Bytes read from a peer", ["world", "peer"])
+        for world in worlds:
+            tally = world.tally
+            for name, count in tuple(tally.operations.items()):
+                operations.add_metric([world.name, name], count)
+            for family, counts in ((sent, tally.sent), (received, tally.received)):
+                for peer, count in tuple(counts.items()):
+                    family.add_metric([world.name, str(peer)], count)
+        yield from (operations, sent, received)
+
+    def _happenings(self) -> Iterator[Any]:
+        joins = self._counter("multiworld_joins", "Generations joined", ["world"])
+        breaks = self._counter("multiworld_breaks", "Breaks of the world, by cause", ["world", "cause"])
+        suspicions = self._counter("multiworld_suspicions", "Times a peer was silent for long", ["world", "peer"])
+        stalls = self._counter("multiworld_own_stalls", "Times our own liveness thread did not run", [])
+        with self._guard:
+            for world, count in self._joins.items():
+                joins.add_metric([world], count)
+            for (world, cause), count in self._breaks.items():
+                breaks.add_metric([world, cause], count)
+            for (world, peer), count in self._suspicions.items():
+                suspicions.add_metric([world, str(peer)], count)
+            stalls.add_metric([], self._stalls)
+        yield from (joins, breaks, suspicions, stalls)
+
+    def _gauge(self, name: str, text: str, labels: list[str]) -> Any:  # noqa: ANN401
+        return self._families.GaugeMetricFamily(name, text, labels=labels)
+
+    def _counter(self, name: str, text: str, labels: list[str]) -> Any:  # noqa: ANN401
+        return self._families.CounterMetricFamily(name, text, labels=labels)

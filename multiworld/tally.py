@@ -1,0 +1,27 @@
+"""Counts of one world, kept by the session at the price of an addition, read by whoever asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a world did, over all its generations.
+
+    Attributes:
+        operations: started, by name.
+        sent: bytes written to each peer, by world rank, frames included.
+        received: bytes read from each peer, by world rank, frames included.
+    """
+
+    operations: Counter[str] = field(default_factory=Counter)
+    sent: Counter[int] = field(default_factory=Counter)
+    received: Counter[int] = field(default_factory=Counter)
+
+    def add(self, other: Tally) -> None:
+        """Count what an earlier generation did too."""
+        self.operations.update(other.operations)
+        self.sent.update(other.sent)
+        self.received.update(other.received)

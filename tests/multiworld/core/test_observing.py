@@ -1,0 +1,120 @@
+"""Events, metrics, the profiler: what can be seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from procs import Link, cluster, wait_until
+
+from multiworld import MultiWorld, PeerLost, WorldBroken, WorldJoined, WorldLeft
+
+
+def _listens(link: Link, store: str, rank: int) -> Any:
+    async def main() -> Any:
+        async with MultiWorld() as mw:
+            stream = mw.events()
+            w = await mw.join("w", rank, 2, store=store)
+            if rank == 1:
+                w.abort("enough")
+                return None
+            with pytest.raises(PeerLost):
+                await w.recv(torch.zeros(1), 1)
+            joined, broken = await anext(stream), await anext(stream)
+            return joined, broken, w.failure is broken.failure
+
+    return asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_events_say_what_happened(store: str) -> None:
+    with cluster() as c:
+        first = c.start(_listens, store, 0)
+        c.start(_listens, store, 1)
+        joined, broken, same = first.result()
+    assert isinstance(joined, WorldJoined)
+    assert (joined.world, joined.generation, joined.rank, joined.size) == ("w", 1, 0, 2)
+    assert isinstance(broken, WorldBroken)
+    assert same
+    assert "enough" in str(broken.failure)
+    assert broken.at >= joined.at
+
+
+def test_metrics_count_operations_bytes_and_breaks(store: str) -> None:
+    prometheus = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
+    from multiworld.metrics import Metrics
+
+    registry = prometheus.CollectorRegistry()
+    with MultiWorld() as mw:
+        metrics = Metrics(mw, registry)
+        w = mw.sync.join("w", 0, 1, store=store)
+        for _ in range(3):
+            w.sync.barrier()
+        read = registry.get_sample_value
+        assert read("multiworld_operations_total", {"world": "w", "operation": "barrier"}) == 3
+        assert read("multiworld_world_active", {"world": "w"}) == 1
+        w.abort("on purpose")
+        wait_until(
+            lambda: read("multiworld_breaks_total", {"world": "w", "cause": "WorldClosed"}) == 1, 5, "the break was not counted"
+        )
+        assert read("multiworld_world_active", {"world": "w"}) == 0
+        w.sync.rejoin()
+        w.sync.barrier()
+        assert read("multiworld_operations_total", {"world": "w", "operation": "barrier"}) == 4
+        assert read("multiworld_world_generation", {"world": "w"}) == 2
+        metrics.close()
+        assert read("multiworld_world_active", {"world": "w"}) is None
+
+
+def test_operations_show_in_the_profiler(store: str) -> None:
+    with MultiWorld() as mw:
+        w = mw.sync.join("profiled", 0, 1, store=store)
+        with torch.profiler.profile() as profile:
+            w.sync.all_reduce(torch.ones(4))
+        names = [event.name for event in profile.events()]
+    assert any("multiworld::all_reduce" in name and "world=profiled" in name for name in names)
+
+
+def test_leaving_is_an_event(store: str) -> None:
+    seen: list[str] = []
+    with MultiWorld() as mw:
+        mw.subscribe(lambda event: seen.append(type(event).__name__))
+        mw.subscribe(lambda event: 1 / 0)  # a subscriber that fails stops nobody
+        mw.sync.join("w", 0, 1, store=store).sync.leave()
+        wait_until(lambda: WorldLeft.__name__ in seen, 5, "no WorldLeft")
+    assert seen == ["WorldJoined", "WorldLeft"]
+
+
+IMPORT = """
+import logging, os, signal, sys
+before = dict(os.environ), signal.getsignal(signal.SIGUSR1), list(logging.root.handlers), sorted(os.listdir("."))
+import multiworld
+assert "torch" not in sys.modules, "torch was loaded"
+from multiworld import BrokenWorldException, Heartbeat, PeerLost
+assert "torch" not in sys.modules, "torch was loaded"
+assert before == (dict(os.environ), signal.getsignal(signal.SIGUSR1), list(logging.root.handlers), sorted(os.listdir(".")))
+"""
+
+
+def test_importing_changes_nothing(tmp_path: Any) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    subprocess.run([sys.executable, "-c", IMPORT], cwd=tmp_path, env=environment, check=True, timeout=60)
+
+
+def test_twins_have_the_same_signatures() -> None:
+    import inspect
+
+    from multiworld.ops.async_collectives import AsyncCollectives
+    from multiworld.ops.async_p2p import AsyncPointToPoint
+    from multiworld.ops.sync_collectives import SyncCollectives
+    from multiworld.ops.sync_p2p import SyncPointToPoint
+
+    for awaited, waiting in ((AsyncCollectives, SyncCollectives), (AsyncPointToPoint, SyncPointToPoint)):
+        names = [name for name in vars(awaited) if not name.startswith("_")]
+        assert len(names) >= 7
+        for name in names:
+            assert inspect.signature(getattr(awaited, name)) == inspect.signature(getattr(waiting, name)), name
