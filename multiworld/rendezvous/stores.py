@@ -150,7 +150,9 @@ def _served(host: str, port: int, listener: socket.socket) -> Any:  # noqa: ANN4
 
 
 def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
-    cause = "another program listens there" if error.errno == errno.EADDRINUSE else "the address is not one of this machine"
+    cause = (
+        "another program listens there" if error.errno == errno.EADDRINUSE else "the address is not one of this machine"
+    )
     return RendezvousError(
         None,
         f"no store can be hosted at {host}:{port}: {error.strerror or error}",

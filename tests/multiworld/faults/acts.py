@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.multiworld.faults.operations import OPERATIONS, Row
 
 def serve(stage: Stage, host: str = "127.0.0.1") -> TcpStoreAddress:
     """Host a store."""
-    return replace(stage.mw.serve_store(host), hosted=False)
+    return stage.mw.serve_store(host)
 
 
 def watch_events(stage: Stage) -> None:

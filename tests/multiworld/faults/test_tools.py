@@ -1,0 +1,165 @@
+"""The command and its tools: reproducible plans, judgement that can fail, and runs with real workers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from multiworld.bench.plot import draw
+from multiworld.bench.report import BenchReport
+from multiworld.bench.stats import Spread, paired_ratio, percentile
+from multiworld.chaos.cast import Cast
+from multiworld.chaos.injector import Fired, Injector, NotFiredError
+from multiworld.chaos.labour import Notice, Tally
+from multiworld.chaos.plan import FaultKind, Plan, draw_plan
+from multiworld.chaos.promises import judge
+from multiworld.chaos.report import Story
+from multiworld.errors import InvalidArgument
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def _command(*arguments: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "multiworld.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=seconds
+    )
+
+
+def test_same_seed_same_plan() -> None:
+    assert draw_plan(7, 60, 5, 6) == draw_plan(7, 60, 5, 6)
+    assert draw_plan(7, 60, 5, 6) != draw_plan(8, 60, 5, 6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_plans_make_sense(seed: int) -> None:
+    plan = draw_plan(seed, 120, 6, 8)
+    assert {worker for members in plan.worlds.values() for worker in members} == set(range(6))
+    assert all(2 <= len(set(members)) == len(members) <= 4 for members in plan.worlds.values())
+    for fault in plan.faults:
+        assert not fault.world or fault.worker in plan.worlds[fault.world]
+        assert fault.second != fault.worker
+    json.dumps(plan.as_json())
+
+
+def test_plan_of_too_few() -> None:
+    with pytest.raises(InvalidArgument):
+        draw_plan(1, 60, 2, 6)
+
+
+WORLDS = {"a": (0, 1), "b": (1, 2)}
+
+
+def _story(
+    kind: FaultKind, notices: list[Notice], back: float | None = 1.0, concerned: tuple[str, ...] = ("a",)
+) -> Story:
+    fault = replace(draw_plan(1, 3, 3, 2).faults[0], kind=kind, worker=0, second=None, world="")
+    return Story(fault, (Fired(kind.value, "0", 100.0, "seen"),), concerned, tuple(notices), back)
+
+
+def _notice(worker: int, world: str, at: float) -> Notice:
+    return Notice(worker, world, "broken", at, 1, "PeerLost", (0,), "eof")
+
+
+GOOD = [_notice(1, "a", 100.1)]
+
+
+@pytest.mark.parametrize(
+    ("promise", "story", "extra"),
+    [
+        ("only worlds of the struck worker break", _story(FaultKind.KILL, [*GOOD, _notice(2, "b", 100.1)]), {}),
+        ("only worlds of the struck worker break", _story(FaultKind.KILL, GOOD), {"stray": [_notice(1, "b", 50.0)]}),
+        ("every other member notices, in time", _story(FaultKind.KILL, []), {}),
+        ("every other member notices, in time", _story(FaultKind.KILL, [_notice(1, "a", 103.0)]), {}),
+        ("slow, busy and mistaken workers break nothing", _story(FaultKind.SLOW, GOOD, 0.0, ()), {}),
+        ("every world comes back", _story(FaultKind.KILL, GOOD, None), {}),
+        ("no data is wrong", _story(FaultKind.KILL, GOOD), {"tally": Tally(wrong=["a"])}),
+        ("no process dies but the killed", _story(FaultKind.KILL, GOOD), {"deaths": ["worker 2"]}),
+        ("nothing unexpected is raised", _story(FaultKind.KILL, GOOD), {"tally": Tally(surprises=["OSError"])}),
+        ("other worlds go on meanwhile", replace(_story(FaultKind.KILL, GOOD), others_slowest=5.0), {}),
+    ],
+)
+def test_a_broken_promise_is_seen(promise: str, story: Story, extra: dict) -> None:  # type: ignore[type-arg]
+    plan = Plan(1, 3.0, 3, WORLDS, (story.fault,))
+
+    def broken(with_story: Story, **more: object) -> set[str]:
+        tally, stray, deaths = more.get("tally", Tally()), more.get("stray", []), more.get("deaths", [])
+        return {p.name for p in judge(plan, [with_story], stray, {1: tally}, deaths) if not p.kept}  # type: ignore[arg-type,dict-item]
+
+    assert broken(_story(FaultKind.KILL, GOOD)) == set()
+    assert promise in broken(story, **extra)
+
+
+def test_injector_refuses_what_did_not_happen(cast: Cast) -> None:
+    """An actor that ends in another way than the fault is no proof of the fault."""
+    actor = cast.actor("short-lived")
+    actor.close()  # it ends by itself, with code 0
+    assert actor.exit_code() == 0
+    with pytest.raises(NotFiredError):
+        Injector().died(actor, "exit", 0.0, 3)
+    cast.dismiss(actor)
+
+
+def test_statistics() -> None:
+    assert percentile([1.0, 2.0, 3.0], 0.5) == 2.0
+    assert Spread.of([1.0, 2.0, 3.0, 4.0]).most == 4.0
+    ratio = paired_ratio([2.0, 2.2, 1.8, 2.0, 2.1], [1.0, 1.1, 0.9, 1.0, 1.0])
+    assert ratio.low <= ratio.value <= ratio.high
+    assert 1.9 < ratio.value < 2.2
+
+
+def test_doctor() -> None:
+    done = _command("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 0, checks
+    assert "rejoined as generation 2" in checks["a world of two"]["found"]
+
+
+def test_command_without_its_extra() -> None:
+    """What to install, and no traceback."""
+    program = "import sys; sys.modules['typer'] = None; from multiworld.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "pip install 'multiworld[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("bench", "--only", "nonsense"), ("chaos", "--workers", "1"), ("nonsense",)], ids=" ".join
+)
+def test_mistakes_of_the_user(arguments: tuple[str, ...]) -> None:
+    """A message and exit code 2, without a traceback."""
+    from multiworld.cli.app import app
+
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 2
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.slow
+def test_chaos_with_real_workers() -> None:
+    done = _command("chaos", "--seed", "3", "--minutes", "0.15", "--workers", "4", "--worlds", "4", "--json")
+    report = json.loads(done.stdout)
+    broken = [promise for promise in report["promises"] if not promise["kept"]]
+    assert (done.returncode, broken) == (0, [])
+    assert report["stories"]
+    assert all(story["fired"] for story in report["stories"])
+
+
+@pytest.mark.slow
+def test_bench_with_real_workers() -> None:
+    """The part runs and judges; whether its time is reached is not this test's to say, on a machine with others."""
+    done = _command("bench", "--quick", "--only", "rejoin", "--json", seconds=240)
+    figures = {figure["name"]: figure for figure in json.loads(done.stdout)["figures"]}
+    assert done.returncode in (0, 1), done.stderr
+    assert figures["rejoin 100 times: left behind"]["verdict"] == "ok"
+
+
+def test_nothing_to_plot(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument):
+        draw(BenchReport((), (), {"torch": "", "rounds": ""}), tmp_path / "plot.png")
