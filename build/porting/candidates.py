@@ -81,7 +81,11 @@ def only_home(alignment: Alignment, old_at: int, new_at: int, others: Sequence[i
         whole = start > 0 and list(alignment.ours_norm[start:at]) == above
         return alignment.ours_norm[start - 1] if whole else None
 
-    return head(new_at) == first and all(head(other) not in {None, first} for other in others)
+    def copied(at: int) -> bool:
+        other = head(at)
+        return other is not None and other != first and similarity([other], [first]) >= 0.5
+
+    return head(new_at) == first and all(map(copied, others))
 
 
 def support(alignment: Alignment, start: int, end: int) -> float:

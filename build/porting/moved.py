@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from build.porting.alignment import Alignment, align
 from build.porting.candidates import REACH, telling
+from build.porting.functions import outward, shifted
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, human, port_hunk, stands_once
 from build.porting.lines import distinctive
@@ -155,18 +156,10 @@ def _within(alignment: Alignment, placed: Placed, region: Region) -> HunkResult 
     """Port the hunk between the lines around it and the region they moved to."""
     start, end = _lost_run(alignment, placed)
     inner = align(alignment.base[start:end], alignment.ours[region.start : region.end])
-    groups = tuple(Group(g.start - start, g.end - start, g.added) for g in placed.groups)
-    moved = Placed(placed.hunk, placed.number, placed.start - start, placed.end - start, groups)
-    result = port_hunk(inner, moved)
+    result = port_hunk(inner, shifted(placed, -start))
     if not result.edits and result.verdict is not Verdict.UPSTREAM:
         return None
-    edits = tuple(Edit(e.start + region.start, e.end + region.start, e.lines) for e in result.edits)
-    at = result.at + region.start
-    if result.verdict is Verdict.CLEAN:
-        result = replace(result, verdict=Verdict.OFFSET)
-    method = result.method if result.verdict is Verdict.UPSTREAM else Method.MOVED_CODE
-    evidence = "; ".join(part for part in (_moved_to(at, alignment.ours), result.evidence) if part)
-    return replace(result, method=method, evidence=evidence, at=at, edits=edits, offset=at - placed.hunk.first)
+    return outward(result, placed, region.start, alignment, moved=True)
 
 
 def port_without_base(ours: Alignment, hunk_old: Placed) -> HunkResult:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from build.porting import markers
 from build.porting.alignment import Alignment, align
 from build.porting.crosscheck import crosscheck
+from build.porting.functions import port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import HunkResult, context_changes, human, port_hunk
 from build.porting.moved import port_moved, port_without_base
@@ -72,8 +73,7 @@ def _port(alignment: Alignment, placed: Placed) -> HunkResult:
     """Port one hunk where it stands, or where its code moved to."""
     result = port_hunk(alignment, placed)
     if result.verdict is Verdict.CONFLICT:
-        moved = port_moved(alignment, placed)
-        result = moved or result
+        result = port_in_function(alignment, placed) or port_moved(alignment, placed) or result
     if result.verdict in {Verdict.DRIFTED, Verdict.CONFLICT}:
         changes = context_changes(alignment, placed)
         result = replace(result, evidence="; ".join(part for part in (result.evidence, changes) if part))

@@ -26,7 +26,7 @@ def look(alignment: Alignment, group: Group) -> GroupResult:
     tail = alignment.base[group.end : after[0]]
     wanted = tokens([*head, *group.added, *tail])
     at = before[1] + 1
-    if tokens(new) == wanted != tokens(old) and not _moved(alignment, group):
+    if tokens(new) == wanted != tokens(old) and not only_moved(alignment, group):
         return GroupResult(Outcome.UPSTREAM, at, evidence=_where(at, len(new), _same_lines(new, head, group, tail)))
     found = _inside(new, group, alignment.base)
     if found is not None:
@@ -46,7 +46,7 @@ def _same_lines(new: Sequence[bytes], head: Sequence[bytes], group: Group, tail:
     return [norm(line) for line in new] == [norm(line) for line in (*head, *group.added, *tail)]
 
 
-def _moved(alignment: Alignment, group: Group) -> bool:
+def only_moved(alignment: Alignment, group: Group) -> bool:
     """Whether lines that are gone from here were only moved: then removing them is still to be done."""
     removed = [norm(line) for line in group.removed(alignment.base)]
     if group.added or not telling(removed):

@@ -1,0 +1,79 @@
+"""Port a hunk within its function, wherever that stands: its first line is its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from build.porting.alignment import Alignment, align
+from build.porting.groups import Edit, Group, Placed
+from build.porting.hunks import HunkResult, port_hunk
+from build.porting.lines import headings
+from build.porting.placement import added_elsewhere, text
+from build.porting.upstream import only_moved
+from build.series.verdicts import Method, Verdict
+
+
+def port_in_function(alignment: Alignment, placed: Placed) -> HunkResult | None:
+    """Port a hunk between the old and the new form of the function (or class) it stands in.
+
+    An alignment of whole files goes wrong where functions were moved or copied. The first line of a function that
+    both files have once tells which one is meant.
+
+    Returns:
+        None when there is no such line, or no certain place in that function.
+    """
+    chain = headings(alignment.base, placed.groups[0].start)
+    if not chain or placed.start < chain[-1]:
+        return None
+    first = alignment.base_norm[chain[-1]]
+    if list(alignment.base_norm).count(first) != 1 or list(alignment.ours_norm).count(first) != 1:
+        return None
+    old, new = chain[-1], list(alignment.ours_norm).index(first)
+    old_end, new_end = _end(alignment.base, old), _end(alignment.ours, new)
+    if placed.end > old_end:
+        return None
+    inner = align(alignment.base[old:old_end], alignment.ours[new:new_end])
+    result = port_hunk(inner, shifted(placed, -old))
+    if result.verdict is Verdict.CONFLICT or _elsewhere(alignment, placed, result):
+        return None
+    return outward(result, placed, new, alignment, moved=alignment.to[old] != new)
+
+
+def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool:
+    """Whether the rest of the file speaks against what was found within the function."""
+    if result.verdict is Verdict.UPSTREAM:
+        return any(only_moved(alignment, group) for group in placed.groups)
+    return any(added_elsewhere(alignment, group) for group in placed.groups)
+
+
+def _end(lines: Sequence[bytes], start: int) -> int:
+    """Return where the next thing at the top level begins."""
+    depth = len(lines[start]) - len(lines[start].lstrip())
+    for at in range(start + 1, len(lines)):
+        line = lines[at]
+        if line.strip() and len(line) - len(line.lstrip()) <= depth and line.lstrip()[:1].isalpha():
+            return at
+    return len(lines)
+
+
+def shifted(placed: Placed, by: int) -> Placed:
+    """Return a hunk whose old file begins `-by` lines later."""
+    groups = tuple(Group(g.start + by, g.end + by, g.added) for g in placed.groups)
+    return Placed(placed.hunk, placed.number, placed.start + by, placed.end + by, groups)
+
+
+def outward(result: HunkResult, placed: Placed, start: int, alignment: Alignment, *, moved: bool) -> HunkResult:
+    """Return a result found within a piece of the new file that begins at `start`, for the whole file."""
+    at = result.at + start
+    edits = tuple(Edit(e.start + start, e.end + start, e.lines) for e in result.edits)
+    offset = at - placed.hunk.first
+    if result.verdict is Verdict.DRIFTED:
+        offset = at - (placed.groups[0].start + placed.hunk.first - placed.start)
+    result = replace(result, at=at, edits=edits, offset=offset)
+    if result.verdict in {Verdict.CLEAN, Verdict.OFFSET}:
+        result = replace(result, verdict=Verdict.OFFSET if offset else Verdict.CLEAN)
+    if not moved or result.verdict is Verdict.UPSTREAM:
+        return result
+    evidence = "; ".join(p for p in (f"moved to line {at + 1}, {text(alignment.ours[at])}", result.evidence) if p)
+    return replace(result, method=Method.MOVED_CODE, evidence=evidence)
