@@ -41,7 +41,7 @@ from multiworld.events import (
     WorldJoined,
     WorldLeft,
 )
-from multiworld.version import VERSION as __version__
+from multiworld.version import VERSION as __version__  # noqa: N811 - the name that tools look for
 
 if TYPE_CHECKING:
     from multiworld.group import Group as Group
@@ -90,7 +90,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - PEP 562: any of the names above
+def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The end of a session: waiters first, then sockets, then threads and memory.
 
-``release`` and ``cut`` run under the session's lock and block on nothing: whoever waits has its exception when they return.
-``free`` does what may take time in a thread of its own, with a deadline.
+``release`` and ``cut`` run under the session's lock and block on nothing: whoever waits has its exception when they
+return. ``free`` does what may take time in a thread of its own, with a deadline.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def cut(session: Session) -> None:
 
 
 def free(session: Session, *, orderly: bool = False, linger: float = LINGER_SECONDS) -> None:
-    """Give back sockets, threads and backends; in the background, except for an orderly end, which the caller waits for."""
+    """Give back sockets, threads and backends; in the background, except for an orderly end, which the caller waits
+    for."""
     if orderly:
         _linger(session, linger)
         _free(session)
@@ -62,7 +63,7 @@ def _free(session: Session) -> None:
     for slot in tuple(session.slots.values()):
         try:
             slot.free(DRIVER_SECONDS)
-        except Exception:
+        except Exception:  # noqa: PERF203 - one slot's failure must not keep the others
             logger.exception("world %r: its backend could not be freed", session.name)
     session.freed.set()
 

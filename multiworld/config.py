@@ -38,7 +38,8 @@ class Heartbeat:
     def __post_init__(self) -> None:
         if not 0 < self.interval < self.suspect_after <= self.lost_after:
             raise ValueError(
-                f"Heartbeat needs 0 < interval < suspect_after <= lost_after, not {self.interval}, {self.suspect_after}, {self.lost_after}"
+                "Heartbeat needs 0 < interval < suspect_after <= lost_after, "
+                f"not {self.interval}, {self.suspect_after}, {self.lost_after}"
             )
 
 

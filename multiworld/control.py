@@ -6,6 +6,7 @@ import contextlib
 import json
 import selectors
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import BrokenWorldException, PeerLost
@@ -36,7 +37,10 @@ class Control:
 
     def _watch_all(self) -> None:
         for peer, sock in tuple(self._socks.items()):
-            self._session.hub.watch(sock, selectors.EVENT_READ, lambda _, peer=peer: self._read(peer))
+            self._session.hub.watch(sock, selectors.EVENT_READ, self._reader(peer))
+
+    def _reader(self, peer: int) -> Callable[[int], None]:
+        return lambda _: self._read(peer)
 
     def explain(self, peer: int, error: OSError | None) -> None:
         """The data connection to ``peer`` ended: break the world with the reason, as far as one is told."""

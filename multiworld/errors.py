@@ -84,7 +84,7 @@ def _rebuild(kind: type[MultiWorldError], state: Mapping[str, Any]) -> MultiWorl
 
 
 class InvalidArgument(MultiWorldError, ValueError):
-    """An argument cannot be right: rank out of range, list of the wrong length, tensor not contiguous or on the wrong device.
+    """An argument cannot be right: rank out of range, list of a wrong length, tensor not contiguous or elsewhere.
 
     Nothing was sent and the world is as it was.
     """
@@ -133,7 +133,9 @@ class PeerLost(BrokenWorldException):
 
     likely_cause = "the process died, was stopped, or the network between the hosts is cut"
 
-    def __init__(self, world: str | None = None, what: str = "", *, ranks: tuple[int, ...] = (), how: str = "", **fields: Any) -> None:
+    def __init__(
+        self, world: str | None = None, what: str = "", *, ranks: tuple[int, ...] = (), how: str = "", **fields: Any
+    ) -> None:
         super().__init__(world, what, **fields)
         self.ranks = ranks
         self.how = how
@@ -147,7 +149,9 @@ class OpTimeout(BrokenWorldException, TimeoutError):
     """
 
     likely_cause = "a peer is alive but does not take part: it is slow, deadlocked, or calls another operation"
-    what_to_do = "raise timeout= or op_timeout=, or look at what the peer does; to wait for a while only, cancel the await"
+    what_to_do = (
+        "raise timeout= or op_timeout=, or look at what the peer does; to wait for a while only, cancel the await"
+    )
 
     def __init__(self, world: str | None = None, what: str = "", *, timeout: float = 0.0, **fields: Any) -> None:
         super().__init__(world, what, **fields)
@@ -197,7 +201,8 @@ class StaleGeneration(BrokenWorldException):
 
 
 class RendezvousError(BrokenWorldException):
-    """The members could not find each other: duplicate rank, other size, other name, store not reachable, deadline passed."""
+    """The members could not find each other: duplicate rank, other size, other name, store not reachable, deadline
+    passed."""
 
     likely_cause = "another process holds this rank, a member did not come, or the store cannot be reached"
     what_to_do = "check name, rank, size and store on every member"

@@ -94,7 +94,8 @@ class EventBus:
         self._subscribers: list[Callable[[Event], None]] = []
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``callback`` for each event, in the thread where it happens; it must be quick. Returns what unsubscribes."""
+        """Call ``callback`` for each event, in the thread where it happens; it must be quick. Returns what
+        unsubscribes."""
         with self._lock:
             self._subscribers.append(callback)
 
@@ -111,11 +112,12 @@ class EventBus:
         for callback in subscribers:
             try:
                 callback(event)
-            except Exception:
+            except Exception:  # noqa: PERF203 - one subscriber's failure must not keep the others
                 logger.exception("a subscriber failed on %s", type(event).__name__)
 
     def stream(self) -> AsyncIterator[Event]:
-        """Events from this call on, as an asynchronous iterator of the running loop; subscribed at once, not at the first step."""
+        """Events from this call on, as an asynchronous iterator of the running loop; subscribed at once, not at the
+        first step."""
         return _Stream(self)
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class SyncGroup(SyncPointToPoint, SyncCollectives):
-    """Every operation of a group, waiting in the calling thread: ``w.sync.all_reduce(t)`` for ``await w.all_reduce(t)``."""
+    """Every operation of a group, waiting in the calling thread: ``w.sync.all_reduce(t)`` for ``await
+    w.all_reduce(t)``."""
 
 
 class Group(AsyncPointToPoint, AsyncCollectives):

@@ -27,7 +27,8 @@ class WorldManager:
     """Makes, finds and removes worlds.
 
     Args:
-        enable_monitor: whether broken worlds are removed by a ``WatchDog``, as they always were; that a world breaks is noticed in any case.
+        enable_monitor: whether broken worlds are removed by a ``WatchDog``, as they always were; that a world breaks
+            is noticed in any case.
     """
 
     def __init__(self, enable_monitor: bool = True) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiworld.world import World
 
 
-def _prometheus(name: str) -> Any:  # noqa: ANN401
+def _prometheus(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -49,7 +49,7 @@ class Metrics:
         BackendUnavailable: prometheus-client is not installed.
     """
 
-    def __init__(self, worlds: MultiWorld, registry: Any = None) -> None:  # noqa: ANN401
+    def __init__(self, worlds: MultiWorld, registry: Any = None) -> None:
         client = _prometheus("prometheus_client")
         self._families = _prometheus("prometheus_client.core")
         self._worlds = worlds
@@ -123,8 +123,8 @@ class Metrics:
             stalls.add_metric([], self._stalls)
         yield from (joins, breaks, suspicions, stalls)
 
-    def _gauge(self, name: str, text: str, labels: list[str]) -> Any:  # noqa: ANN401
+    def _gauge(self, name: str, text: str, labels: list[str]) -> Any:
         return self._families.GaugeMetricFamily(name, text, labels=labels)
 
-    def _counter(self, name: str, text: str, labels: list[str]) -> Any:  # noqa: ANN401
+    def _counter(self, name: str, text: str, labels: list[str]) -> Any:
         return self._families.CounterMetricFamily(name, text, labels=labels)

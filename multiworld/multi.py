@@ -16,7 +16,6 @@ from multiworld.breaking import LINGER_SECONDS, drop_in_child
 from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_OP_TIMEOUT,
-    FileStorePath,
     Heartbeat,
     TcpStoreAddress,
     WorldConfig,
@@ -32,6 +31,8 @@ from multiworld.threads import run_in_thread, within
 from multiworld.world import World
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from multiworld.session import Session
 
 
@@ -65,7 +66,8 @@ class SyncMultiWorld:
         address: str | None = None,
         resize: bool = False,
     ) -> World:
-        """``join``, waiting in this thread; the world may later be awaited on from one event loop, the first that does."""
+        """``join``, waiting in this thread; the world may later be awaited on from one event loop, the first that
+        does."""
         defaults = self._owner.defaults
         config = checked_config(
             name, rank, size, backend, device, address or defaults.address,
@@ -86,7 +88,8 @@ class MultiWorld:
         op_timeout: default deadline of operations, in seconds.
         heartbeat: default of how silence is noticed.
 
-    Use it as ``async with`` or ``with``; leaving the block leaves every world in good order. One process may have several.
+    Use it as ``async with`` or ``with``; leaving the block leaves every world in good order. One process may have
+    several.
     """
 
     def __init__(
@@ -124,7 +127,9 @@ class MultiWorld:
             return self._worlds[name]
         except KeyError:
             known = ", ".join(map(repr, self._worlds)) or "none"
-            raise InvalidArgument(name, "no such world here", cause=f"joined are: {known}", remedy="join it first") from None
+            raise InvalidArgument(
+                name, "no such world here", cause=f"joined are: {known}", remedy="join it first"
+            ) from None
 
     async def join(
         self,
@@ -171,9 +176,7 @@ class MultiWorld:
         loop = asyncio.get_running_loop()
         cancelled = threading.Event()
         try:
-            return await run_in_thread(
-                self.admit, config, store, resize, loop, cancelled, name=f"mw-join-{name}"
-            )
+            return await run_in_thread(f"mw-join-{name}", self.admit, config, store, resize, loop, cancelled)
         except asyncio.CancelledError:
             cancelled.set()
             raise
@@ -200,9 +203,9 @@ class MultiWorld:
 
     async def close(self) -> None:
         """Leave every world in good order and free everything; nothing is left behind, and the process goes on."""
-        await run_in_thread(self.shut, name="mw-close")
+        await run_in_thread("mw-close", self.shut)
 
-    async def __aenter__(self) -> MultiWorld:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -210,7 +213,7 @@ class MultiWorld:
     ) -> None:
         await self.close()
 
-    def __enter__(self) -> MultiWorld:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

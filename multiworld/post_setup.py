@@ -1,4 +1,5 @@
-"""``m8d-post-setup``: pymultiworld's command that patched PyTorch's files. Here nothing is patched: it checks and says so."""
+"""``m8d-post-setup``: pymultiworld's command that patched PyTorch's files. Here nothing is patched: it checks and
+says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the process does to us: it forks, and it exits. Hooks are set when the first ``MultiWorld`` is made, not at import."""
+"""What the process does to us: it forks, and it exits. Hooks are set when the first ``MultiWorld`` is made, not at
+import."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _hooked = False
 
 def register(owner: MultiWorld) -> None:
     """Look after ``owner`` when the process forks or exits."""
-    global _hooked  # noqa: PLW0603 - hooks can be set but not removed, so once per process
+    global _hooked
     with _guard:
         _alive.add(owner)
         if not _hooked:
@@ -43,7 +44,7 @@ def _at_exit() -> None:
             owner.shut(linger=0.2)
 
 
-def immortal(thing: Any) -> None:  # noqa: ANN401
+def immortal(thing: Any) -> None:
     """Never destroy ``thing``: in a forked child its threads do not exist, and its destructor would wait for them."""
     if thing is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -171,7 +171,7 @@ class Session:
     # frames
 
     def pump(self, lane: Lane) -> None:
-        """Read and handle what came on ``lane``; an error in that ends this world, not the thread, and nobody waits for ever."""
+        """Read and handle what came on ``lane``; an error in that ends this world, and nobody waits for ever."""
         try:
             lane.pump()
         except Exception as error:
@@ -195,9 +195,7 @@ class Session:
             self._on_rare_frame(box, kind, dtype, flags, seq, key, nbytes)
         return None, None
 
-    def _on_rare_frame(
-        self, box: Mailbox, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int
-    ) -> None:
+    def _on_rare_frame(self, box: Mailbox, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int) -> None:
         if kind == Kind.REJECT:
             box.on_reject(dtype, flags, seq, nbytes)
         elif kind == Kind.CANCEL:
@@ -311,7 +309,9 @@ class Session:
     def tally(self) -> Tally:
         """What this generation did so far."""
         sent = Counter({peer: lane.sent for peer, lane in self.lanes.items()})
-        return Tally(Counter(self.operation_counts), sent, Counter({p: lane.received for p, lane in self.lanes.items()}))
+        return Tally(
+            Counter(self.operation_counts), sent, Counter({p: lane.received for p, lane in self.lanes.items()})
+        )
 
     def attach_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve operations that are awaited in ``loop``."""
@@ -326,7 +326,7 @@ class Session:
         """Move this session's data in the calling thread for as long as the block lasts."""
         yield self.bridge.seat()
 
-    async def profiled_async(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:  # noqa: ANN401
+    async def profiled_async(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
         """Run an operation inside a profiler's span."""
         with span(self.name, self.generation, starter.__name__):
             operation = starter(self, group, *args)
@@ -334,7 +334,7 @@ class Session:
                 await wait_async(operation, timeout)
             return operation.result()
 
-    def profiled_sync(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:  # noqa: ANN401
+    def profiled_sync(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
         """Run an operation inside a profiler's span, waiting in this thread."""
         with span(self.name, self.generation, starter.__name__):
             operation = starter(self, group, *args)

@@ -37,14 +37,13 @@ def within(seconds: float, function: Callable[[], T], name: str) -> T:
     return cast("T", value)
 
 
-async def run_in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run ``function(*args)`` in a daemon thread and await its result. ``name=`` names the thread and is not passed on.
+async def run_in_thread(name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``function`` in a daemon thread called ``name`` and await its result.
 
     A cancelled await returns at once; the thread ends when the function does.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-    name = str(kwargs.pop("name", "mw-worker"))
 
     def settle(setter: Callable[[], None]) -> None:
         if not future.done():

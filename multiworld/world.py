@@ -34,9 +34,7 @@ class SyncWorld(SyncGroup):
         """``leave`` of the world, waiting in this thread."""
         self._group._leave()
 
-    def rejoin(
-        self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None
-    ) -> World:
+    def rejoin(self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None) -> World:
         """``rejoin`` of the world, waiting in this thread."""
         self._group._rejoin(rank, size, timeout, None, threading.Event())
         return self._group
@@ -139,8 +137,9 @@ class World(Group):
         return Group(self, members, gid)
 
     async def leave(self) -> None:
-        """Leave in good order: what was sent arrives, then the peers see ``PeerLeft``. Pending operations raise ``WorldClosed``."""
-        await run_in_thread(self._leave, name=f"mw-leave-{self.name}")
+        """Leave in good order: what was sent arrives, then the peers see ``PeerLeft``. Pending operations raise
+        ``WorldClosed``."""
+        await run_in_thread(f"mw-leave-{self.name}", self._leave)
 
     def abort(self, reason: str) -> None:
         """Break the world now, here and on every member; returns at once.
@@ -150,9 +149,7 @@ class World(Group):
         """
         self._live.abort(reason)
 
-    async def rejoin(
-        self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None
-    ) -> World:
+    async def rejoin(self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None) -> World:
         """Assemble the world again under a new generation; every member, or its replacement by ``join``, does the same.
 
         Args:
@@ -170,9 +167,7 @@ class World(Group):
         loop = asyncio.get_running_loop()
         cancelled = threading.Event()
         try:
-            await run_in_thread(
-                self._rejoin, rank, size, timeout, loop, cancelled, name=f"mw-rejoin-{self.name}"
-            )
+            await run_in_thread(f"mw-rejoin-{self.name}", self._rejoin, rank, size, timeout, loop, cancelled)
         except asyncio.CancelledError:
             cancelled.set()
             raise

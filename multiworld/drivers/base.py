@@ -13,8 +13,8 @@ Finished = Callable[[BaseException | None], None]
 class Driver(Protocol):
     """Carries collectives whose members, lengths and dtypes are agreed on already.
 
-    ``open`` blocks until all members have opened theirs. The operations start something and return a handle for ``watch``;
-    they are called in the same order on all members. Ranks are those of the group.
+    ``open`` blocks until all members have opened theirs. The operations start something and return a handle for
+    ``watch``; they are called in the same order on all members. Ranks are those of the group.
     """
 
     name: str
@@ -22,30 +22,30 @@ class Driver(Protocol):
     def open(self) -> None:
         """Connect to the other members; raises if ``abort`` is called meanwhile."""
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:  # noqa: ANN401
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
         """Start a broadcast."""
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:  # noqa: ANN401
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
         """Start an all-reduce in place."""
 
-    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:  # noqa: ANN401
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:
         """Start a reduce in place."""
 
-    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:  # noqa: ANN401
+    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:
         """Start an all-gather."""
 
-    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:  # noqa: ANN401
+    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:
         """Start a gather; ``outputs`` is empty except at the root."""
 
-    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:  # noqa: ANN401
+    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:
         """Start a scatter; ``tensors`` is empty except at the root."""
 
     def all_to_all(
         self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Start an all-to-all of two flat tensors, split as said."""
 
-    def watch(self, work: Any, finished: Finished) -> None:  # noqa: ANN401
+    def watch(self, work: Any, finished: Finished) -> None:
         """Call ``finished`` with None or the error when ``work`` is over, from any thread."""
 
     def abort(self) -> None:

@@ -18,16 +18,17 @@ from multiworld.drivers.values import LaneStore
 
 logger = logging.getLogger(__name__)
 
-# Deadlines are the session's: a wait of Gloo's own that times out would close its connections behind our back. Finite, so
-# that the thread of a connect whose peer died before it dialled us, which nothing else ends, does end.
+# Deadlines are the session's: a wait of Gloo's own that times out would close its connections behind our back.
+# Finite, so that the thread of a connect whose peer died before it dialled us, which nothing else ends, does end.
 _LONGEST = timedelta(days=1)
 _WORKERS = 2
 # Process groups whose threads did not end in time: dropping them would block in their destructor.
 _abandoned: list[Any] = []
 
 
-def _device(address: str) -> Any:  # noqa: ANN401
-    """A Gloo device bound to ``address``; connections made at once where newer releases would wait for the first use."""
+def _device(address: str) -> Any:
+    """A Gloo device bound to ``address``; connections made at once where newer releases would wait for the first use.
+    A Gloo device bound to ``address``; connections made at once where newer releases would wait for the first use."""
     create = dist.ProcessGroupGloo.create_device
     try:
         return create(hostname=address, lazy_init=False)
@@ -35,7 +36,7 @@ def _device(address: str) -> Any:  # noqa: ANN401
         return create(hostname=address)
 
 
-def _options(address: str) -> Any:  # noqa: ANN401
+def _options(address: str) -> Any:
     kind = dist.ProcessGroupGloo
     options = getattr(kind, "_Options", None) or kind.Options
     made = options()
@@ -72,35 +73,35 @@ class GlooDriver:
         if self._aborted:
             raise ConnectionAbortedError("aborted while connecting")
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:  # noqa: ANN401
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
         """Start a broadcast."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         return self._group.broadcast([tensor], options)
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:  # noqa: ANN401
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
         """Start an all-reduce in place."""
         options = dist.AllreduceOptions()
         options.reduceOp = op
         return self._group.allreduce([tensor], options)
 
-    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:  # noqa: ANN401
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:
         """Start a reduce in place."""
         options = dist.ReduceOptions()
         options.reduceOp, options.rootRank = op, root
         return self._group.reduce([tensor], options)
 
-    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:  # noqa: ANN401
+    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:
         """Start an all-gather."""
         return self._group.allgather([list(outputs)], [tensor])
 
-    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:  # noqa: ANN401
+    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:
         """Start a gather."""
         options = dist.GatherOptions()
         options.rootRank = root
         return self._group.gather([list(outputs)] if outputs else [], [tensor], options)
 
-    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:  # noqa: ANN401
+    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:
         """Start a scatter."""
         options = dist.ScatterOptions()
         options.rootRank = root
@@ -108,18 +109,18 @@ class GlooDriver:
 
     def all_to_all(
         self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Start an all-to-all."""
         return self._group.alltoall_base(
             output, tensor, list(output_splits), list(input_splits), dist.AllToAllOptions()
         )
 
-    def watch(self, work: Any, finished: Finished) -> None:  # noqa: ANN401
+    def watch(self, work: Any, finished: Finished) -> None:
         """Report the end of ``work``; nothing polls and no thread waits for it."""
         with self._idle:
             self._under_way[id(work)] = work
 
-        def done(future: Any) -> None:  # noqa: ANN401
+        def done(future: Any) -> None:
             error: BaseException | None = None
             try:
                 future.value()

@@ -65,35 +65,35 @@ class NcclDriver:
         if connect is not None:
             connect(self._device)
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:  # noqa: ANN401
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
         """Start a broadcast."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         return self._group.broadcast([tensor], options)
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:  # noqa: ANN401
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
         """Start an all-reduce in place."""
         options = dist.AllreduceOptions()
         options.reduceOp = op
         return self._group.allreduce([tensor], options)
 
-    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:  # noqa: ANN401
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:
         """Start a reduce in place."""
         options = dist.ReduceOptions()
         options.reduceOp, options.rootRank = op, root
         return self._group.reduce([tensor], options)
 
-    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:  # noqa: ANN401
+    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:
         """Start an all-gather."""
         return self._group.allgather([list(outputs)], [tensor])
 
-    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:  # noqa: ANN401
+    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:
         """Start a gather."""
         options = dist.GatherOptions()
         options.rootRank = root
         return self._group.gather([list(outputs)] if outputs else [], [tensor], options)
 
-    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:  # noqa: ANN401
+    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:
         """Start a scatter."""
         options = dist.ScatterOptions()
         options.rootRank = root
@@ -101,13 +101,13 @@ class NcclDriver:
 
     def all_to_all(
         self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Start an all-to-all."""
         return self._group.alltoall_base(
             output, tensor, list(output_splits), list(input_splits), dist.AllToAllOptions()
         )
 
-    def watch(self, work: Any, finished: Finished) -> None:  # noqa: ANN401
+    def watch(self, work: Any, finished: Finished) -> None:
         """Report the end of ``work``, which NCCL shows only to whoever asks: one thread asks for all."""
         with self._guard:
             self._watching[id(work)] = work, finished
@@ -154,7 +154,7 @@ class NcclDriver:
                 self._look(key, work, finished)
             time.sleep(_POLL_SECONDS)
 
-    def _look(self, key: int, work: Any, finished: Finished) -> None:  # noqa: ANN401
+    def _look(self, key: int, work: Any, finished: Finished) -> None:
         error: BaseException | None = None
         try:
             if not work.is_completed():

@@ -1,4 +1,5 @@
-"""A group's place for a backend: opened by the first collective that needs one, used in order, freed with the session."""
+"""A group's place for a backend: opened by the first collective that needs one, used in order, freed with the
+session."""
 
 from __future__ import annotations
 
@@ -137,4 +138,9 @@ class DriverSlot:
     def _refused(self, operation: CollectiveOperation, error: Exception) -> InvalidArgument:
         session = self._session
         where: dict[str, Any] = {"generation": session.generation, "rank": session.rank, "operation": operation.name}
-        return InvalidArgument(session.name, f"the backend refuses: {error}", cause="it cannot do this for this dtype or reduction", **where)
+        return InvalidArgument(
+            session.name,
+            f"the backend refuses: {error}",
+            cause="it cannot do this for this dtype or reduction",
+            **where,
+        )

@@ -1,8 +1,8 @@
 """Which sockets of this process belong to one backend instance: exactly those whose addresses its members published.
 
 Gloo offers no way to release its waiters, but they end when its sockets are shut down. A backend publishes the socket
-address it listens on; a connection of its has that address on our side or a member's on the other. That is exact, needs no
-lock around the creation of connections, and never takes a socket of somebody else.
+address it listens on; a connection of its has that address on our side or a member's on the other. That is exact,
+needs no lock around the creation of connections, and never takes a socket of somebody else.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _sockaddr(family: int, host: str, port: int) -> bytes:
 
 def _sockets() -> Iterator[socket.socket]:
     """A duplicate of each socket of this process; closing it leaves the original open."""
-    for entry in os.listdir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            if Path(f"/proc/self/fd/{entry}").readlink().parts[0].startswith("socket:"):
-                yield socket.socket(fileno=os.dup(int(entry)))
+            if entry.readlink().parts[0].startswith("socket:"):
+                yield socket.socket(fileno=os.dup(int(entry.name)))

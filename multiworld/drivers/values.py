@@ -1,6 +1,7 @@
 """The store that a backend is set up with: kept by the members themselves, over their lanes.
 
-So the rendezvous store is not needed once a world stands, its host may die, and waiting for a peer's value ends when the world breaks.
+So the rendezvous store is not needed once a world stands, its host may die, and waiting for a peer's value ends when
+the world breaks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class LaneStore(dist.Store):  # type: ignore[misc]  # torch is not followed by t
         self.own: list[bytes] = []
         self.others: list[bytes] = []
 
-    def set(self, key: str, value: Any) -> None:  # noqa: ANN401 - bytes or text, by release
+    def set(self, key: str, value: Any) -> None:
         """Keep the value and send it to the others."""
         data = value if isinstance(value, bytes) else bytes(value, "utf-8") if isinstance(value, str) else bytes(value)
         self.own.append(data)

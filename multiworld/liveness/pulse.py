@@ -1,9 +1,10 @@
 """A sign of life that needs no GIL: the native thread of a small TCP store in each process answers pings.
 
-A Python thread cannot answer while another one holds the GIL, for example during a long model load, and such a peer must
-not be taken for dead. torch's own store server is a native thread that answers as long as the process runs: not when it is
-stopped, frozen, gone or cut off. Peers ask it over connections of their own with two messages of the store's protocol, which
-are tried out on ourselves before anybody relies on them. Should a torch not understand them, a Python thread answers instead.
+A Python thread cannot answer while another one holds the GIL, for example during a long model load, and such a peer
+must not be taken for dead. torch's own store server is a native thread that answers as long as the process runs: not
+when it is stopped, frozen, gone or cut off. Peers ask it over connections of their own with two messages of the
+store's protocol, which are tried out on ourselves before anybody relies on them. Should a torch not understand them,
+a Python thread answers instead.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class PulseServer:
         threading.Thread(target=_accept, args=(self._fallback,), name="mw-pulse", daemon=True).start()
 
 
-def _native_server(address: str, port: int, listener: socket.socket) -> Any:  # noqa: ANN401
+def _native_server(address: str, port: int, listener: socket.socket) -> Any:
     """The store, if it comes up and answers; it owns the listening socket from then on."""
     try:
         store = dist.TCPStore(

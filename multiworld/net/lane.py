@@ -47,7 +47,22 @@ class Lane:
         received: bytes read.
     """
 
-    __slots__ = ("_body", "_fill", "_on_body", "_owner", "_skip", "_staging", "_view", "backlog", "ended", "fd", "peer", "received", "sent", "sock")
+    __slots__ = (
+        "_body",
+        "_fill",
+        "_on_body",
+        "_owner",
+        "_skip",
+        "_staging",
+        "_view",
+        "backlog",
+        "ended",
+        "fd",
+        "peer",
+        "received",
+        "sent",
+        "sock",
+    )
 
     def __init__(self, sock: socket.socket, peer: int, owner: LaneOwner) -> None:
         sock.setblocking(False)
@@ -76,7 +91,8 @@ class Lane:
         nbytes: int = 0,
         operation: Operation | None = None,
     ) -> None:
-        """Write one frame, or what the socket takes of it, the rest later. ``operation`` is complete when all is out."""
+        """Write one frame, or what the socket takes of it, the rest later. ``operation`` is complete when all is out.
+        Write one frame, or what the socket takes of it, the rest later. ``operation`` is complete when all is out."""
         if self.ended:
             return
         header = pack(kind, dtype, flags, seq, key, nbytes)

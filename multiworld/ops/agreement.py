@@ -1,7 +1,7 @@
 """Collectives are agreed on first: everybody tells everybody what it calls, and all compare.
 
-Small payloads travel with that; then the exchange is the whole collective. For larger ones the backend is called once all
-agree, so it never sees lengths that differ. If anything differs, every member sees the same signatures and raises
+Small payloads travel with that; then the exchange is the whole collective. For larger ones the backend is called once
+all agree, so it never sees lengths that differ. If anything differs, every member sees the same signatures and raises
 ``TensorMismatch``, and the backend is not called at all. All methods are called under the session's lock.
 """
 
@@ -35,6 +35,7 @@ class CollectiveOperation(Operation):
         self.finish = plan.finish
 
     def needs(self, peer: int) -> bool:
+        """See ``Operation.needs``."""
         return peer in self.ranks and peer not in self.heard and peer != self.session.rank
 
     def missing(self) -> tuple[int, ...]:
@@ -42,6 +43,7 @@ class CollectiveOperation(Operation):
         return tuple(rank for rank in self.ranks if self.needs(rank))
 
     def waiting_for(self) -> str:
+        """See ``Operation.waiting_for``."""
         missing = self.missing()
         return f"ranks {list(missing)} to call it" if missing else "the backend to finish"
 

@@ -14,12 +14,19 @@ if TYPE_CHECKING:
 
 
 class AnyReceive(Operation):
-    """It asks all peers (ANY), turns into an ordinary receive from the first that offers, and tells all when it is served."""
+    """It asks all peers (ANY), turns into an ordinary receive from the first that offers, and tells all when it is
+    served."""
 
     __slots__ = ("chosen", "key", "peers", "seq", "signature", "view")
 
     def __init__(
-        self, session: Session, key: int, signature: Signature, view: memoryview, keep: Any, peers: tuple[int, ...]  # noqa: ANN401
+        self,
+        session: Session,
+        key: int,
+        signature: Signature,
+        view: memoryview,
+        keep: Any,
+        peers: tuple[int, ...],
     ) -> None:
         super().__init__(session, "recv", keep)
         self.key = key
@@ -52,6 +59,7 @@ class AnyReceive(Operation):
         box.receive(self.chosen)
 
     def withdraw(self) -> None:
+        """See ``Operation.withdraw``."""
         self.withdrawn = True
         self.session.operations.discard(self)
         if self.chosen is None:
@@ -60,11 +68,13 @@ class AnyReceive(Operation):
             self.chosen.withdraw()
 
     def needs(self, peer: int) -> bool:
+        """See ``Operation.needs``."""
         if self.chosen is not None:
             return self.chosen.needs(peer)
         return all(p in self.session.departed for p in self.peers)
 
     def waiting_for(self) -> str:
+        """See ``Operation.waiting_for``."""
         return f"one of the ranks {list(self.peers)} to send"
 
     def _close(self) -> None:
@@ -83,7 +93,7 @@ class _Chosen(ReceiveOperation):
         super().__init__(parent.session, "recv", box, parent.key, parent.signature, parent.view, parent.keep)
         self.asked_by = parent
 
-    def complete(self, value: Any = None) -> None:  # noqa: ANN401
+    def complete(self, value: Any = None) -> None:
         super().complete(value)
         self.asked_by.complete(value)
 

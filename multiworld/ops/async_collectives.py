@@ -18,11 +18,11 @@ class AsyncCollectives(GroupBase):
     """Collectives. Every member calls the same ones in the same order; ranks are those of this group.
 
     Before any payload moves the members compare what they were called with; if anything differs, all of them raise
-    ``TensorMismatch`` and the world stays usable. A cancelled await stops the waiting only: the operation goes on in the
-    background in its place, because the other members count on it, and its tensors are kept alive until it is done.
-    ``timeout`` is in seconds, None is the world's ``op_timeout``; when it passes, the world breaks with ``OpTimeout``.
-    All raise ``PeerLost``, ``OpTimeout`` and ``WorldClosed`` on a broken or closed world, ``InvalidArgument`` at once for
-    arguments that cannot be right.
+    ``TensorMismatch`` and the world stays usable. A cancelled await stops the waiting only: the operation goes on in
+    the background in its place, because the other members count on it, and its tensors are kept alive until it is
+    done. ``timeout`` is in seconds, None is the world's ``op_timeout``; when it passes, the world breaks with
+    ``OpTimeout``. All raise ``PeerLost``, ``OpTimeout`` and ``WorldClosed`` on a broken or closed world,
+    ``InvalidArgument`` at once for arguments that cannot be right.
     """
 
     async def broadcast(self, tensor: torch.Tensor, src: int, *, timeout: float | None = None) -> None:
@@ -95,9 +95,7 @@ class AsyncCollectives(GroupBase):
         """As ``reduce_scatter``, the inputs one after the other in ``tensor``."""
         await self._run(timeout, exchanges.reduce_scatter_tensor, output, tensor, op)
 
-    async def all_to_all(
-        self, output_list: Tensors, input_list: Tensors, *, timeout: float | None = None
-    ) -> None:
+    async def all_to_all(self, output_list: Tensors, input_list: Tensors, *, timeout: float | None = None) -> None:
         """``input_list[r]`` to rank r, whose ``output_list`` gets it at our place; lengths may differ by pair."""
         await self._run(timeout, exchanges.all_to_all, output_list, input_list)
 
@@ -124,20 +122,20 @@ class AsyncCollectives(GroupBase):
 
     async def broadcast_object(
         self, obj: Any = None, src: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Rank ``src``'s ``obj``, on every rank. ``allow`` as in ``recv_object``."""
         return await self._run(timeout, objects.broadcast_object, obj, src, allow)
 
     async def all_gather_object(
         self, obj: Any, *, allow: Sequence[type | str] = (), timeout: float | None = None
-    ) -> list[Any]:  # noqa: ANN401
+    ) -> list[Any]:
         """Every rank's ``obj``, by rank, on every rank."""
         gathered: list[Any] = await self._run(timeout, objects.all_gather_object, obj, allow)
         return gathered
 
     async def gather_object(
         self, obj: Any, dst: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
-    ) -> list[Any] | None:  # noqa: ANN401
+    ) -> list[Any] | None:
         """Every rank's ``obj``, by rank, on rank ``dst``; None on the others."""
         gathered: list[Any] | None = await self._run(timeout, objects.gather_object, obj, dst, allow)
         return gathered
@@ -149,6 +147,6 @@ class AsyncCollectives(GroupBase):
         *,
         allow: Sequence[type | str] = (),
         timeout: float | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """``objs[r]`` of rank ``src``, on rank r."""
         return await self._run(timeout, objects.scatter_object, objs, src, allow)

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 class AsyncPointToPoint(GroupBase):
     """Send and receive. Every operation starts when it is awaited, in the order of the awaits, per peer and tag.
 
-    A send waits until its receive is posted and both agree on length and dtype; no payload moves before that. Cancelling an
-    await never breaks the world and loses no message: an operation that the peer has not matched yet is withdrawn, and a
-    message that is already on its way stays for the next receive. A passed ``timeout`` breaks the world (``OpTimeout``).
+    A send waits until its receive is posted and both agree on length and dtype; no payload moves before that.
+    Cancelling an await never breaks the world and loses no message: an operation that the peer has not matched yet is
+    withdrawn, and a message that is already on its way stays for the next receive. A passed ``timeout`` breaks the
+    world (``OpTimeout``).
     """
 
     async def send(self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
@@ -59,9 +60,7 @@ class AsyncPointToPoint(GroupBase):
         source: int = await self._run(timeout, p2p.recv, tensor, src, tag)
         return source
 
-    async def send_tensor(
-        self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None
-    ) -> None:
+    async def send_tensor(self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send ``tensor`` with its shape and dtype, for ``recv_tensor`` on the other side. Arguments as in ``send``."""
         await self._run(timeout, p2p.send_tensor, tensor, dst, tag)
 
@@ -87,13 +86,13 @@ class AsyncPointToPoint(GroupBase):
         tensor: torch.Tensor = await self._run(timeout, p2p.recv_tensor, src, tag)
         return tensor.to(self.device if device is None else device)
 
-    async def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:  # noqa: ANN401
+    async def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send any picklable object, for ``recv_object`` on the other side. Arguments as in ``send``."""
         await self._run(timeout, p2p.send_object, obj, dst, tag)
 
     async def recv_object(
         self, src: int, *, allow: Sequence[type | str] = (), tag: int = 0, timeout: float | None = None
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Receive an object.
 
         Args:

@@ -44,7 +44,7 @@ class GroupBase:
         """The device that the world was joined with."""
         return self._world.torch_device
 
-    async def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:  # noqa: ANN401
+    async def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
         session = self._world.enter_async(starter.__name__)
         if profiled():
             return await session.profiled_async(self, timeout, starter, *args)
@@ -62,7 +62,7 @@ class SyncBase:
     def __init__(self, group: GroupBase) -> None:
         self._group = group
 
-    def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:  # noqa: ANN401
+    def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
         session = self._group._world.enter_sync(starter.__name__)
         if profiled():
             return session.profiled_sync(self._group, timeout, starter, *args)

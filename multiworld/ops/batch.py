@@ -37,6 +37,7 @@ class BatchOperation(Operation):
         self._check()
 
     def withdraw(self) -> None:
+        """See ``Operation.withdraw``."""
         self.withdrawn = True
         self.session.operations.discard(self)
         for part in self.parts:
@@ -44,6 +45,7 @@ class BatchOperation(Operation):
                 part.withdraw()
 
     def waiting_for(self) -> str:
+        """See ``Operation.waiting_for``."""
         return ", ".join(part.waiting_for() for part in self.parts if not part.done)
 
     def _check(self) -> None:

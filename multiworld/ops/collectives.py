@@ -46,7 +46,9 @@ def as_list(group: GroupBase, operation: str, what: str, tensors: Tensors | None
     """Check a list of one tensor per rank, each of the length and dtype of ``like``."""
     if tensors is None or len(tensors) != group.size:
         given = "no list" if tensors is None else f"{len(tensors)} tensors"
-        raise invalid(group, operation, f"{what} has {given}, the group {group.size} members", "pass one tensor per rank")
+        raise invalid(
+            group, operation, f"{what} has {given}, the group {group.size} members", "pass one tensor per rank"
+        )
     for place, tensor in enumerate(tensors):
         check_tensor(group, operation, tensor)
         if tensor.dtype != like.dtype or tensor.numel() != like.numel():
@@ -90,19 +92,25 @@ def broadcast(session: Session, group: GroupBase, tensor: torch.Tensor, src: int
     return start(session, group, plan)
 
 
-def all_reduce(session: Session, group: GroupBase, tensor: torch.Tensor, op: Any) -> Operation:  # noqa: ANN401
+def all_reduce(session: Session, group: GroupBase, tensor: torch.Tensor, op: Any) -> Operation:
     """Start ``Group.all_reduce``."""
     return _reduce_to(session, group, "all_reduce", Collective.ALL_REDUCE, tensor, op, None)
 
 
-def reduce(session: Session, group: GroupBase, tensor: torch.Tensor, dst: int, op: Any) -> Operation:  # noqa: ANN401
+def reduce(session: Session, group: GroupBase, tensor: torch.Tensor, dst: int, op: Any) -> Operation:
     """Start ``Group.reduce``."""
     check_rank(group, "reduce", "dst", dst)
     return _reduce_to(session, group, "reduce", Collective.REDUCE, tensor, op, dst)
 
 
 def _reduce_to(
-    session: Session, group: GroupBase, name: str, kind: Collective, tensor: torch.Tensor, op: Any, dst: int | None  # noqa: ANN401
+    session: Session,
+    group: GroupBase,
+    name: str,
+    kind: Collective,
+    tensor: torch.Tensor,
+    op: Any,
+    dst: int | None,
 ) -> Operation:
     code = check_tensor(group, name, tensor)
     reduction = Reduction(group, name, op, tensor.dtype)
@@ -117,7 +125,7 @@ def _reduce_to(
         if ours and flat.numel():
             flat.copy_(reduction.apply(tensors_of(parts, flat)))
 
-    def launch(driver: Any) -> Any:  # noqa: ANN401
+    def launch(driver: Any) -> Any:
         if dst is None:
             return driver.all_reduce(flat, reduction.backend_op)
         return driver.reduce(flat, dst, reduction.backend_op)
@@ -161,7 +169,9 @@ def _all_gather(session: Session, group: GroupBase, name: str, outputs: Tensors,
     return start(session, group, plan)
 
 
-def gather(session: Session, group: GroupBase, tensor: torch.Tensor, gather_list: Tensors | None, dst: int) -> Operation:
+def gather(
+    session: Session, group: GroupBase, tensor: torch.Tensor, gather_list: Tensors | None, dst: int
+) -> Operation:
     """Start ``Group.gather``."""
     code = check_tensor(group, "gather", tensor)
     check_rank(group, "gather", "dst", dst)
@@ -184,7 +194,9 @@ def gather(session: Session, group: GroupBase, tensor: torch.Tensor, gather_list
     return start(session, group, plan)
 
 
-def scatter(session: Session, group: GroupBase, tensor: torch.Tensor, scatter_list: Tensors | None, src: int) -> Operation:
+def scatter(
+    session: Session, group: GroupBase, tensor: torch.Tensor, scatter_list: Tensors | None, src: int
+) -> Operation:
     """Start ``Group.scatter``."""
     code = check_tensor(group, "scatter", tensor)
     check_rank(group, "scatter", "src", src)

@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from multiworld.session import Session
 
 
-def reduce_scatter(session: Session, group: GroupBase, output: torch.Tensor, input_list: Tensors, op: Any) -> Operation:  # noqa: ANN401
+def reduce_scatter(session: Session, group: GroupBase, output: torch.Tensor, input_list: Tensors, op: Any) -> Operation:
     """Start ``Group.reduce_scatter``."""
     check_tensor(group, "reduce_scatter", output)
     inputs = as_list(group, "reduce_scatter", "input_list", input_list, output)
     return _reduce_scatter(session, group, "reduce_scatter", output, inputs, op)
 
 
-def reduce_scatter_tensor(session: Session, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor, op: Any) -> Operation:  # noqa: ANN401
+def reduce_scatter_tensor(
+    session: Session, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor, op: Any
+) -> Operation:
     """Start ``Group.reduce_scatter_tensor``."""
     name = "reduce_scatter_tensor"
     check_tensor(group, name, output)
@@ -35,7 +37,12 @@ def reduce_scatter_tensor(session: Session, group: GroupBase, output: torch.Tens
 
 
 def _reduce_scatter(
-    session: Session, group: GroupBase, name: str, output: torch.Tensor, inputs: Tensors, op: Any  # noqa: ANN401
+    session: Session,
+    group: GroupBase,
+    name: str,
+    output: torch.Tensor,
+    inputs: Tensors,
+    op: Any,
 ) -> Operation:
     reduction = Reduction(group, name, op, output.dtype)
     shelf, me, size = Shelf(session), group.rank, group.size
@@ -121,7 +128,9 @@ def _even_small(
             piece(got, place)[:] = piece(sent, place) if place == group.rank else part(parts, place)
 
     packed = signature(Collective.ALL_TO_ALL, step, CODES[sent.dtype])
-    return start(session, group, Plan(name, packed, lambda place: piece(sent, place), absorb, finish=shelf.finish, keep=shelf))
+    return start(
+        session, group, Plan(name, packed, lambda place: piece(sent, place), absorb, finish=shelf.finish, keep=shelf)
+    )
 
 
 def _uneven(
@@ -132,14 +141,17 @@ def _uneven(
     got: torch.Tensor,
     sent: torch.Tensor,
     splits: tuple[list[int], list[int]],
-    after: Any,  # noqa: ANN401
+    after: Any,
 ) -> Operation:
     packed = signature(Collective.ALL_TO_ALL, 0, CODES[sent.dtype], inline=False)
     if group.size == 1:
         got.copy_(sent)
+
+    def launch(driver: Any) -> Any:
+        return driver.all_to_all(shelf.raw(got), shelf.raw(sent), splits[1], splits[0])
+
     plan = Plan(
-        name, packed, lambda _: None, lambda _: after(),
-        None if group.size == 1 else lambda driver: driver.all_to_all(shelf.raw(got), shelf.raw(sent), splits[1], splits[0]),
+        name, packed, lambda _: None, lambda _: after(), None if group.size == 1 else launch,
         after, shelf.finish, shelf, splits,
     )  # fmt: skip
     return start(session, group, plan)
@@ -147,11 +159,18 @@ def _uneven(
 
 def _check_row(group: GroupBase, name: str, what: str, tensors: Tensors, inputs: Tensors) -> None:
     if len(tensors) != group.size:
-        raise invalid(group, name, f"{what} has {len(tensors)} tensors, the group {group.size} members", "pass one tensor per rank")
+        raise invalid(
+            group,
+            name,
+            f"{what} has {len(tensors)} tensors, the group {group.size} members",
+            "pass one tensor per rank",
+        )
     for place, tensor in enumerate(tensors):
         check_tensor(group, name, tensor)
         if tensor.dtype != inputs[0].dtype:
-            raise invalid(group, name, f"{what}[{place}] is {tensor.dtype}, the first input {inputs[0].dtype}", "make them alike")
+            raise invalid(
+                group, name, f"{what}[{place}] is {tensor.dtype}, the first input {inputs[0].dtype}", "make them alike"
+            )
 
 
 def _splits(group: GroupBase, name: str, what: str, tensor: torch.Tensor, sizes: Sequence[int] | None) -> list[int]:
@@ -162,7 +181,8 @@ def _splits(group: GroupBase, name: str, what: str, tensor: torch.Tensor, sizes:
             raise invalid(group, name, f"{rows} rows cannot be split evenly among {group.size}", f"pass {what}")
         sizes = [rows // group.size] * group.size
     if len(sizes) != group.size or sum(sizes) != rows or min(sizes) < 0:
-        raise invalid(group, name, f"{what} is {list(sizes)} for {rows} rows and {group.size} members", "make it add up")
+        raise invalid(
+            group, name, f"{what} is {list(sizes)} for {rows} rows and {group.size} members", "make it add up"
+        )
     per_row = tensor.nbytes // rows if rows else 0
     return [size * per_row for size in sizes]
-

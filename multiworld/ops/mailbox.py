@@ -1,9 +1,9 @@
 """Messages with one peer: receives are posted to the sender, who sends only what fits exactly.
 
-The receiver says what it waits for (POST); the sender, who knows what it has, compares and either sends the payload (DATA)
-or says what it has instead (REJECT). So a wrong length or dtype is known to both before a payload moves, nothing arrives
-that has no place, and in the common case, the receive being posted first, no time is spent on it. All methods are called
-under the session's lock.
+The receiver says what it waits for (POST); the sender, who knows what it has, compares and either sends the payload
+(DATA) or says what it has instead (REJECT). So a wrong length or dtype is known to both before a payload moves,
+nothing arrives that has no place, and in the common case, the receive being posted first, no time is spent on it. All
+methods are called under the session's lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ class SendOperation(Operation):
     __slots__ = ("box", "dtype", "key", "matched", "mode", "nbytes", "offered", "payload")
 
     def __init__(
-        self, session: Session, name: str, box: Mailbox, key: int, signature: Signature, payload: tuple[Any, ...], keep: Any  # noqa: ANN401
+        self,
+        session: Session,
+        name: str,
+        box: Mailbox,
+        key: int,
+        signature: Signature,
+        payload: tuple[Any, ...],
+        keep: Any,
     ) -> None:
         super().__init__(session, name, keep)
         self.box = box
@@ -54,9 +61,11 @@ class SendOperation(Operation):
             self.session.operations.discard(self)
 
     def needs(self, peer: int) -> bool:
+        """See ``Operation.needs``."""
         return peer == self.box.lane.peer
 
     def waiting_for(self) -> str:
+        """See ``Operation.waiting_for``."""
         state = "to take the payload" if self.matched else "to post the receive"
         return f"rank {self.box.lane.peer} {state}"
 
@@ -66,7 +75,16 @@ class ReceiveOperation(Operation):
 
     __slots__ = ("arriving", "box", "buffer", "dtype", "key", "mode", "nbytes", "seq", "view")
 
-    def __init__(self, session: Session, name: str, box: Mailbox, key: int, signature: Signature, view: memoryview | None, keep: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        box: Mailbox,
+        key: int,
+        signature: Signature,
+        view: memoryview | None,
+        keep: Any,
+    ) -> None:
         super().__init__(session, name, keep)
         self.box = box
         self.key = key
@@ -87,9 +105,11 @@ class ReceiveOperation(Operation):
         self.box.orphan(self)
 
     def needs(self, peer: int) -> bool:
+        """See ``Operation.needs``."""
         return peer == self.box.lane.peer
 
     def waiting_for(self) -> str:
+        """See ``Operation.waiting_for``."""
         return f"rank {self.box.lane.peer} to send"
 
 
@@ -172,7 +192,13 @@ class Mailbox:
             return
         self._forget_orphan(operation)
         ours = describe(*operation.signature)
-        operation.fail(self._mismatch(f"expects {ours}, rank {self.lane.peer} sends {describe(flags, dtype, nbytes)}", ours, describe(flags, dtype, nbytes)))
+        operation.fail(
+            self._mismatch(
+                f"expects {ours}, rank {self.lane.peer} sends {describe(flags, dtype, nbytes)}",
+                ours,
+                describe(flags, dtype, nbytes),
+            )
+        )
 
     def on_cancel(self, seq: int, key: int) -> None:
         """The peer withdraws a post; too late if the payload is on its way."""
@@ -217,7 +243,9 @@ class Mailbox:
 
     def _answer(self, operation: SendOperation, seq: int, mode: int, dtype: int, nbytes: int) -> None:
         if operation.mode == mode and (
-            (operation.dtype == dtype and operation.nbytes == nbytes) if mode == Mode.FIXED else operation.nbytes <= nbytes
+            (operation.dtype == dtype and operation.nbytes == nbytes)
+            if mode == Mode.FIXED
+            else operation.nbytes <= nbytes
         ):
             operation.matched = True
             self.lane.put(

@@ -36,9 +36,13 @@ def check_tensor(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
         InvalidArgument: not a tensor, not dense, not contiguous, not on the world's device, or of an unknown dtype.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise invalid(group, operation, f"{type(tensor).__name__} given where a tensor is expected", "pass a torch.Tensor")
+        raise invalid(
+            group, operation, f"{type(tensor).__name__} given where a tensor is expected", "pass a torch.Tensor"
+        )
     if tensor.layout is not torch.strided or not tensor.is_contiguous():
-        raise invalid(group, operation, "the tensor is not contiguous", "pass tensor.contiguous(), and copy back what is received")
+        raise invalid(
+            group, operation, "the tensor is not contiguous", "pass tensor.contiguous(), and copy back what is received"
+        )
     if tensor.device.type != group.device.type and tensor.device.type != "cpu":
         raise invalid(
             group,
@@ -48,7 +52,9 @@ def check_tensor(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
         )
     code = CODES.get(tensor.dtype)
     if code is None:
-        raise invalid(group, operation, f"tensors of {tensor.dtype} cannot be sent", "convert the tensor, or send it as an object")
+        raise invalid(
+            group, operation, f"tensors of {tensor.dtype} cannot be sent", "convert the tensor, or send it as an object"
+        )
     return code
 
 
@@ -63,5 +69,7 @@ def invalid(group: GroupBase, operation: str, what: str, remedy: str) -> Invalid
 def check_rank(group: GroupBase, operation: str, what: str, rank: int) -> int:
     """Check that ``rank`` is one of the group; the world rank it stands for."""
     if not isinstance(rank, int) or not 0 <= rank < len(group.ranks):
-        raise invalid(group, operation, f"{what} is {rank!r}, not a rank of 0 to {len(group.ranks) - 1}", f"correct {what}")
+        raise invalid(
+            group, operation, f"{what} is {rank!r}, not a rank of 0 to {len(group.ranks) - 1}", f"correct {what}"
+        )
     return group.ranks[rank]

@@ -1,4 +1,5 @@
-"""Starters of collectives of objects: pickles that travel with the signatures, loaded only as far as the receiver allows."""
+"""Starters of collectives of objects: pickles that travel with the signatures, loaded only as far as the receiver
+allows."""
 
 from __future__ import annotations
 
@@ -31,19 +32,19 @@ def _start(
     return start(session, group, plan)
 
 
-def broadcast_object(session: Session, group: GroupBase, obj: Any, src: int, allow: Allow) -> Operation:  # noqa: ANN401
+def broadcast_object(session: Session, group: GroupBase, obj: Any, src: int, allow: Allow) -> Operation:
     """Start ``Group.broadcast_object``."""
     check_rank(group, "broadcast_object", "src", src)
     ours = group.rank == src
     data = dumps(obj) if ours else None
 
-    def result(parts: Parts) -> Any:  # noqa: ANN401
+    def result(parts: Parts) -> Any:
         return obj if ours else loads(part(parts, src), allow, session)
 
     return _start(session, group, "broadcast_object", Collective.BROADCAST_OBJECT, src, lambda _: data, result)
 
 
-def all_gather_object(session: Session, group: GroupBase, obj: Any, allow: Allow) -> Operation:  # noqa: ANN401
+def all_gather_object(session: Session, group: GroupBase, obj: Any, allow: Allow) -> Operation:
     """Start ``Group.all_gather_object``."""
     data = dumps(obj)
 
@@ -53,7 +54,7 @@ def all_gather_object(session: Session, group: GroupBase, obj: Any, allow: Allow
     return _start(session, group, "all_gather_object", Collective.ALL_GATHER_OBJECT, -1, lambda _: data, result)
 
 
-def gather_object(session: Session, group: GroupBase, obj: Any, dst: int, allow: Allow) -> Operation:  # noqa: ANN401
+def gather_object(session: Session, group: GroupBase, obj: Any, dst: int, allow: Allow) -> Operation:
     """Start ``Group.gather_object``."""
     check_rank(group, "gather_object", "dst", dst)
     data = dumps(obj)
@@ -64,7 +65,13 @@ def gather_object(session: Session, group: GroupBase, obj: Any, dst: int, allow:
         return [obj if one is None else loads(one, allow, session) for one in parts]
 
     return _start(
-        session, group, "gather_object", Collective.GATHER_OBJECT, dst, lambda place: data if place == dst else None, result
+        session,
+        group,
+        "gather_object",
+        Collective.GATHER_OBJECT,
+        dst,
+        lambda place: data if place == dst else None,
+        result,
     )
 
 
@@ -74,12 +81,20 @@ def scatter_object(session: Session, group: GroupBase, objs: Sequence[Any] | Non
     ours = group.rank == src
     if ours and (objs is None or len(objs) != group.size):
         given = "nothing" if objs is None else f"{len(objs)} objects"
-        raise invalid(group, "scatter_object", f"objs has {given}, the group {group.size} members", "pass one object per rank")
+        raise invalid(
+            group, "scatter_object", f"objs has {given}, the group {group.size} members", "pass one object per rank"
+        )
     data = [dumps(one) for one in objs] if ours and objs is not None else []
 
-    def result(parts: Parts) -> Any:  # noqa: ANN401
+    def result(parts: Parts) -> Any:
         return objs[src] if ours and objs is not None else loads(part(parts, src), allow, session)
 
     return _start(
-        session, group, "scatter_object", Collective.SCATTER_OBJECT, src, lambda place: data[place] if ours else None, result
+        session,
+        group,
+        "scatter_object",
+        Collective.SCATTER_OBJECT,
+        src,
+        lambda place: data[place] if ours else None,
+        result,
     )

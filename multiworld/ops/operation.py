@@ -45,7 +45,7 @@ class Operation:
         "withdrawn",
     )
 
-    def __init__(self, session: Session, name: str, keep: Any = None) -> None:  # noqa: ANN401
+    def __init__(self, session: Session, name: str, keep: Any = None) -> None:
         self.session = session
         self.name = name
         self.done = False
@@ -60,7 +60,7 @@ class Operation:
         self._future: asyncio.Future[None] | None = None
         self._wake = -1
 
-    def complete(self, value: Any = None) -> None:  # noqa: ANN401
+    def complete(self, value: Any = None) -> None:
         """Record success and wake whoever waits."""
         if not self.done:
             self._value = value
@@ -72,7 +72,7 @@ class Operation:
             self._error = error
             self._settle()
 
-    def result(self) -> Any:  # noqa: ANN401
+    def result(self) -> Any:
         """The value of a done operation; raises its error, with this operation's name in it."""
         if self._error is not None:
             raise self._error.with_context(operation=self.name)

@@ -55,7 +55,15 @@ def _key(group: GroupBase, operation: str, tag: int) -> int:
     return message_key(group.gid, tag)
 
 
-def _start_send(session: Session, name: str, peer: int, key: int, signature: tuple[int, int, int], payload: tuple[Any, ...], keep: Any) -> Operation:  # noqa: ANN401
+def _start_send(
+    session: Session,
+    name: str,
+    peer: int,
+    key: int,
+    signature: tuple[int, int, int],
+    payload: tuple[Any, ...],
+    keep: Any,
+) -> Operation:
     box = session.mailbox(peer)
     operation = SendOperation(session, name, box, key, signature, payload, keep)
     with session.lock:
@@ -64,7 +72,15 @@ def _start_send(session: Session, name: str, peer: int, key: int, signature: tup
     return operation
 
 
-def _start_receive(session: Session, name: str, peer: int, key: int, signature: tuple[int, int, int], view: memoryview | None, keep: Any) -> ReceiveOperation:  # noqa: ANN401
+def _start_receive(
+    session: Session,
+    name: str,
+    peer: int,
+    key: int,
+    signature: tuple[int, int, int],
+    view: memoryview | None,
+    keep: Any,
+) -> ReceiveOperation:
     box = session.mailbox(peer)
     operation = ReceiveOperation(session, name, box, key, signature, view, keep)
     with session.lock:
@@ -105,7 +121,9 @@ def _received(group: GroupBase, tensor: torch.Tensor, target: torch.Tensor, sour
     return group.ranks.index(source)
 
 
-def _start_any(session: Session, group: GroupBase, key: int, signature: tuple[int, int, int], view: memoryview, keep: Any) -> Operation:  # noqa: ANN401
+def _start_any(
+    session: Session, group: GroupBase, key: int, signature: tuple[int, int, int], view: memoryview, keep: Any
+) -> Operation:
     peers = tuple(rank for rank in group.ranks if rank != session.rank)
     if not peers:
         raise invalid(group, "recv", "there is nobody else in the group", "receive in a group of two or more")
@@ -145,7 +163,7 @@ def _with_shape(operation: ReceiveOperation) -> torch.Tensor:
     return tensor
 
 
-def send_object(session: Session, group: GroupBase, obj: Any, dst: int, tag: int) -> Operation:  # noqa: ANN401
+def send_object(session: Session, group: GroupBase, obj: Any, dst: int, tag: int) -> Operation:
     """Start ``Group.send_object``."""
     peer, key = _peer_and_key(group, "send_object", "dst", dst, tag)
     payload = dumps(obj)

@@ -40,14 +40,14 @@ _ALWAYS: Final = frozenset(
 )
 
 
-def dumps(obj: Any) -> bytes:  # noqa: ANN401
+def dumps(obj: Any) -> bytes:
     """Pickle ``obj``, tensors in it through their storages' bytes."""
     out = io.BytesIO()
     _Pickler(out, protocol=4).dump(obj)
     return out.getvalue()
 
 
-def loads(data: memoryview | bytes, allow: Sequence[type | str], session: Session) -> Any:  # noqa: ANN401
+def loads(data: memoryview | bytes, allow: Sequence[type | str], session: Session) -> Any:
     """Unpickle ``data``.
 
     Args:
@@ -62,9 +62,7 @@ def loads(data: memoryview | bytes, allow: Sequence[type | str], session: Sessio
     try:
         return _Unpickler(io.BytesIO(bytes(data)), _ALWAYS | names).load()
     except ObjectRefused as refused:
-        raise refused.with_context(
-            world=session.name, generation=session.generation, rank=session.rank
-        ) from None
+        raise refused.with_context(world=session.name, generation=session.generation, rank=session.rank) from None
     except Exception as error:
         raise ObjectRefused(
             session.name,
@@ -77,7 +75,7 @@ def loads(data: memoryview | bytes, allow: Sequence[type | str], session: Sessio
 class _Pickler(pickle.Pickler):
     """Tensors go as dtype, shape and bytes: no storage classes, nothing to be rebuilt by name."""
 
-    def persistent_id(self, obj: Any) -> Any:  # noqa: ANN401
+    def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter:
             flat = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             return "tensor", str(obj.dtype), tuple(obj.shape), bytes(bytes_of(flat))
@@ -91,13 +89,13 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._allowed = allowed
 
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
+    def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
         if full not in self._allowed:
             raise ObjectRefused(what=f"the object needs {full}, which is not allowed here")
         return super().find_class(module, name)
 
-    def persistent_load(self, pid: Any) -> Any:  # noqa: ANN401
+    def persistent_load(self, pid: Any) -> Any:
         if pid[0] == "dtype":
             return _dtype(pid[1])
         _, dtype, shape, data = pid
@@ -106,7 +104,7 @@ class _Unpickler(pickle.Unpickler):
         return flat.view(_dtype(dtype)).reshape(shape)
 
 
-def _dtype(name: str) -> Any:  # noqa: ANN401
+def _dtype(name: str) -> Any:
     found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise ObjectRefused(what=f"unknown dtype {name!r}")

@@ -13,8 +13,8 @@ from multiworld.net.frames import dtype_name
 if TYPE_CHECKING:
     from multiworld.drivers.base import Driver
 
-#: Payloads up to this size travel with the signatures, on the lanes; larger ones through the backend. Below it, the extra
-#: round of agreement would cost more than the payload: one exchange does both.
+#: Payloads up to this size travel with the signatures, on the lanes; larger ones through the backend. Below it, the
+#: extra round of agreement would cost more than the payload: one exchange does both.
 INLINE_BYTES: Final = 32 * 1024
 NO_REDUCTION: Final = 255
 
@@ -79,7 +79,12 @@ class Plan:
 
 
 def signature(
-    kind: Collective, nbytes: int = 0, dtype: int = 0, root: int = -1, reduction: int = NO_REDUCTION, inline: bool = True
+    kind: Collective,
+    nbytes: int = 0,
+    dtype: int = 0,
+    root: int = -1,
+    reduction: int = NO_REDUCTION,
+    inline: bool = True,
 ) -> bytes:
     """Pack what members must agree on."""
     return _SIGNATURE.pack(kind, dtype, reduction, inline, root, nbytes)

@@ -43,13 +43,15 @@ class Reduction:
         InvalidArgument: the reduction is unknown, or not one for this dtype.
     """
 
-    def __init__(self, group: GroupBase, operation: str, op: Any, dtype: torch.dtype) -> None:  # noqa: ANN401
+    def __init__(self, group: GroupBase, operation: str, op: Any, dtype: torch.dtype) -> None:
         name = _name(op)
         if name is None:
             raise invalid(group, operation, f"reduction {op!r} is not known here", f"use one of {', '.join(_COMBINE)}")
         exact = not (dtype.is_floating_point or dtype.is_complex)
         if (name in _BITWISE and not exact) or (name == "AVG" and exact):
-            raise invalid(group, operation, f"{name} of {dtype} is not defined", "convert the tensor, or use another reduction")
+            raise invalid(
+                group, operation, f"{name} of {dtype} is not defined", "convert the tensor, or use another reduction"
+            )
         self.name = name
         self.code = _CODES[name]
         #: what the backend is asked for: it has no average on every release
@@ -65,7 +67,7 @@ class Reduction:
         return result.div_(count) if self.name == "AVG" else result
 
 
-def _name(op: Any) -> str | None:  # noqa: ANN401
+def _name(op: Any) -> str | None:
     for name in _COMBINE:
         if op == getattr(ReduceOp, name, None):
             return name

@@ -60,7 +60,7 @@ class Shelf:
         self._kept.append(tensor)
         return tensor
 
-    def finish(self, value: Any) -> Any:  # noqa: ANN401
+    def finish(self, value: Any) -> Any:
         """Copy back what was staged, in the thread that waits."""
         for target, staged in self._back:
             target.copy_(staged)

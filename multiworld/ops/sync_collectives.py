@@ -24,9 +24,7 @@ class SyncCollectives(SyncBase):
         """``broadcast`` of the group, waiting in this thread."""
         self._run(timeout, collectives.broadcast, tensor, src)
 
-    def all_reduce(
-        self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, *, timeout: float | None = None
-    ) -> None:
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, *, timeout: float | None = None) -> None:
         """``all_reduce`` of the group, waiting in this thread."""
         self._run(timeout, collectives.all_reduce, tensor, op)
 
@@ -90,9 +88,7 @@ class SyncCollectives(SyncBase):
         """``reduce_scatter_tensor`` of the group, waiting in this thread."""
         self._run(timeout, exchanges.reduce_scatter_tensor, output, tensor, op)
 
-    def all_to_all(
-        self, output_list: Tensors, input_list: Tensors, *, timeout: float | None = None
-    ) -> None:
+    def all_to_all(self, output_list: Tensors, input_list: Tensors, *, timeout: float | None = None) -> None:
         """``all_to_all`` of the group, waiting in this thread."""
         self._run(timeout, exchanges.all_to_all, output_list, input_list)
 
@@ -119,20 +115,20 @@ class SyncCollectives(SyncBase):
 
     def broadcast_object(
         self, obj: Any = None, src: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """``broadcast_object`` of the group, waiting in this thread."""
         return self._run(timeout, objects.broadcast_object, obj, src, allow)
 
     def all_gather_object(
         self, obj: Any, *, allow: Sequence[type | str] = (), timeout: float | None = None
-    ) -> list[Any]:  # noqa: ANN401
+    ) -> list[Any]:
         """``all_gather_object`` of the group, waiting in this thread."""
         gathered: list[Any] = self._run(timeout, objects.all_gather_object, obj, allow)
         return gathered
 
     def gather_object(
         self, obj: Any, dst: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
-    ) -> list[Any] | None:  # noqa: ANN401
+    ) -> list[Any] | None:
         """``gather_object`` of the group, waiting in this thread."""
         gathered: list[Any] | None = self._run(timeout, objects.gather_object, obj, dst, allow)
         return gathered
@@ -144,6 +140,6 @@ class SyncCollectives(SyncBase):
         *,
         allow: Sequence[type | str] = (),
         timeout: float | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """``scatter_object`` of the group, waiting in this thread."""
         return self._run(timeout, objects.scatter_object, objs, src, allow)

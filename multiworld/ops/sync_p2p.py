@@ -24,16 +24,12 @@ class SyncPointToPoint(SyncBase):
         """``send`` of the group, waiting in this thread."""
         self._run(timeout, p2p.send, tensor, dst, tag)
 
-    def recv(
-        self, tensor: torch.Tensor, src: int | None = None, *, tag: int = 0, timeout: float | None = None
-    ) -> int:
+    def recv(self, tensor: torch.Tensor, src: int | None = None, *, tag: int = 0, timeout: float | None = None) -> int:
         """``recv`` of the group, waiting in this thread."""
         source: int = self._run(timeout, p2p.recv, tensor, src, tag)
         return source
 
-    def send_tensor(
-        self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None
-    ) -> None:
+    def send_tensor(self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """``send_tensor`` of the group, waiting in this thread."""
         self._run(timeout, p2p.send_tensor, tensor, dst, tag)
 
@@ -49,13 +45,13 @@ class SyncPointToPoint(SyncBase):
         tensor: torch.Tensor = self._run(timeout, p2p.recv_tensor, src, tag)
         return tensor.to(self._group.device if device is None else device)
 
-    def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:  # noqa: ANN401
+    def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """``send_object`` of the group, waiting in this thread."""
         self._run(timeout, p2p.send_object, obj, dst, tag)
 
     def recv_object(
         self, src: int, *, allow: Sequence[type | str] = (), tag: int = 0, timeout: float | None = None
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """``recv_object`` of the group, waiting in this thread."""
         return self._run(timeout, p2p.recv_object, src, tag, allow)
 

@@ -1,8 +1,9 @@
 """Joining: claim a rank, wait for the others, connect, and be in, all under one generation or not at all.
 
-A generation is claimed rank by rank and complete when all have met; it never gets another member after that. Whoever finds
-that an assembly cannot be completed, because a claimant is dead or the world has to come back, opens the next one with a
-compare-and-set, and everybody still waiting moves there. Two halves of a split world cannot both complete one.
+A generation is claimed rank by rank and complete when all have met; it never gets another member after that. Whoever
+finds that an assembly cannot be completed, because a claimant is dead or the world has to come back, opens the next
+one with a compare-and-set, and everybody still waiting moves there. Two halves of a split world cannot both complete
+one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from multiworld.config import WorldConfig
 from multiworld.errors import RendezvousError, StaleGeneration
 from multiworld.events import EventBus, WorldJoined
 from multiworld.rendezvous.ledger import Claim, Ledger
-from multiworld.rendezvous.wiring import Doorman, WiringFailed, Wires, alive, wire
+from multiworld.rendezvous.wiring import Doorman, Wires, WiringFailed, alive, wire
 from multiworld.session import Session
 
 if TYPE_CHECKING:
@@ -78,7 +79,11 @@ def assemble(
         session.attach_loop(loop)
     bus.publish(
         WorldJoined(
-            world=config.name, generation=generation, rank=config.rank, size=config.size, seconds=time.monotonic() - started
+            world=config.name,
+            generation=generation,
+            rank=config.rank,
+            size=config.size,
+            seconds=time.monotonic() - started,
         )
     )
     return session
@@ -88,7 +93,13 @@ class Assembly:
     """One call of ``join`` or ``rejoin``, over as many generations as it takes."""
 
     def __init__(
-        self, hub: Hub, config: WorldConfig, source: StoreSource, resize: bool, after: int, cancelled: Callable[[], bool]
+        self,
+        hub: Hub,
+        config: WorldConfig,
+        source: StoreSource,
+        resize: bool,
+        after: int,
+        cancelled: Callable[[], bool],
     ) -> None:
         self._config = config
         self._after = after
@@ -115,8 +126,12 @@ class Assembly:
     def _open_ledger(self, source: StoreSource) -> Ledger:
         try:
             return Ledger(source.open(self._config.join_timeout), self._config.name)
-        except Exception as error:  # torch raises other types on every release
-            self._fail(f"the store {source.where} cannot be reached: {error}", "nobody hosts it, or the way there is cut", error)
+        except Exception as error:  # noqa: BLE001 - torch raises other types on every release
+            self._fail(
+                f"the store {source.where} cannot be reached: {error}",
+                "nobody hosts it, or the way there is cut",
+                error,
+            )
 
     def _newest(self) -> int | None:
         """The generation to enter, opened if that is for us to do; None to wait."""
@@ -167,9 +182,7 @@ class Assembly:
 
     def _claim(self, generation: int, incarnation: str) -> None:
         config, endpoint = self._config, self._endpoint
-        ours = Claim(
-            incarnation, endpoint.address, endpoint.port, endpoint.pulse.port, os.getpid(), config.backend
-        )
+        ours = Claim(incarnation, endpoint.address, endpoint.port, endpoint.pulse.port, os.getpid(), config.backend)
         holder = self._ledger.claim(generation, config.rank, ours)
         if holder.incarnation == incarnation:
             return
@@ -243,7 +256,10 @@ class Assembly:
         if self._cancelled():
             self._fail("joining was cancelled", "the await was cancelled or the MultiWorld closed")
         if time.monotonic() > self._deadline:
-            self._fail(f"not assembled within {self._config.join_timeout} s: {self._why}", "a member did not start, or joined under another name, size or store")
+            self._fail(
+                f"not assembled within {self._config.join_timeout} s: {self._why}",
+                "a member did not start, or joined under another name, size or store",
+            )
 
     def _refuse_size(self, generation: int, size: int) -> NoReturn:
         self._fail(
@@ -253,7 +269,8 @@ class Assembly:
 
     def _refuse_duplicate(self, generation: int, holder: Claim) -> NoReturn:
         self._fail(
-            f"rank {self._config.rank} is taken in generation {generation} by process {holder.pid} at {holder.address}, which is alive",
+            f"rank {self._config.rank} is taken in generation {generation} by process {holder.pid} "
+            f"at {holder.address}, which is alive",
             "two processes were started with one rank, or the world is complete already",
         )
 

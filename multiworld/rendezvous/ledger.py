@@ -1,7 +1,8 @@
 """What the store says of a world: its generation, who claimed which rank, whether it is complete.
 
-One store may serve many worlds: all keys are under the world's name, those of one assembly under its generation. Nothing
-here blocks: a value is read with a compare-and-set that cannot succeed, because ``get`` of a missing key would wait.
+One store may serve many worlds: all keys are under the world's name, those of one assembly under its generation.
+Nothing here blocks: a value is read with a compare-and-set that cannot succeed, because ``get`` of a missing key
+would wait.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Ledger:
         world: name of the world.
     """
 
-    def __init__(self, store: Any, world: str) -> None:  # noqa: ANN401
+    def __init__(self, store: Any, world: str) -> None:
         self._store = store
         self._prefix = f"multiworld/{world}"
 

@@ -55,7 +55,12 @@ def _from_environment(name: str, variable: str, what: str) -> int:
     try:
         return int(os.environ[variable])
     except (KeyError, ValueError):
-        raise _invalid(name, None, f"no {what} given, and {variable} is not set to a number", f"pass {what}=, or launch with torchrun") from None
+        raise _invalid(
+            name,
+            None,
+            f"no {what} given, and {variable} is not set to a number",
+            f"pass {what}=, or launch with torchrun",
+        ) from None
 
 
 def _checked_device(name: str, rank: int, backend: str, device: torch.device | str | None) -> str:
@@ -64,7 +69,13 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
             name, f"unknown backend {backend!r}", cause=f"known are {', '.join(BACKENDS)}", rank=rank, operation="join"
         )
     if backend == "gloo":
-        _require(name, rank, "gloo", dist.is_available() and hasattr(dist, "ProcessGroupGloo"), "this torch is built without Gloo")
+        _require(
+            name,
+            rank,
+            "gloo",
+            dist.is_available() and hasattr(dist, "ProcessGroupGloo"),
+            "this torch is built without Gloo",
+        )
         return str(torch.device("cpu" if device is None else device))
     nccl = importlib.import_module("multiworld.drivers.nccl")
     why = nccl.unavailable()

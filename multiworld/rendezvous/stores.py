@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
@@ -20,7 +20,8 @@ from multiworld.errors import InvalidArgument, RendezvousError
 from multiworld.liveness.pulse import answers
 from multiworld.process import immortal
 
-StoreLike = str | TcpStoreAddress | FileStorePath | dist.Store
+#: ``"tcp://host:port"``, ``"file:///path"``, ``"env://"``, an address, a path, or any ``torch.distributed.Store``
+StoreLike: TypeAlias = "str | TcpStoreAddress | FileStorePath | Any"
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class StoreSource:
         address: the local address that peers of such a store reach us at.
     """
 
-    where: TcpStoreAddress | FileStorePath | dist.Store
+    where: TcpStoreAddress | FileStorePath | Any
     address: str
 
-    def open(self, timeout: float) -> Any:  # noqa: ANN401
+    def open(self, timeout: float) -> Any:
         """A client for one thread; ``timeout`` in seconds bounds its waits."""
         if isinstance(self.where, TcpStoreAddress):
             return dist.TCPStore(
@@ -100,7 +101,7 @@ class StoreBook:
                 raise
 
 
-def _parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStorePath | dist.Store:
+def _parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStorePath | Any:
     if not isinstance(store, str):
         return store
     if store == "env://":
@@ -141,9 +142,9 @@ def _bound(host: str, port: int) -> socket.socket:
     return socket.create_server((str(address[0]), port), family=family, backlog=4096)
 
 
-def _served(host: str, port: int, listener: socket.socket) -> Any:  # noqa: ANN401
-    # The listening socket is ours and bound to one address: the store itself would take every interface. The native thread
-    # that is not libuv's takes it on every release.
+def _served(host: str, port: int, listener: socket.socket) -> Any:
+    # The listening socket is ours and bound to one address: the store itself would take every interface. The native
+    # thread that is not libuv's takes it on every release.
     return dist.TCPStore(
         host, port, None, True, timedelta(seconds=30), False, master_listen_fd=listener.detach(), use_libuv=False
     )

@@ -1,7 +1,7 @@
 """The connections between the members of one generation: two to each peer, one for data, one for control.
 
-The higher rank dials the lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the
-reason. When a member has all its connections it says so on each, and is in when everybody has.
+The higher rank dials the lower. Both say who they are; a wrong world, generation, rank or incarnation is refused,
+with the reason. When a member has all its connections it says so on each, and is in when everybody has.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def dial(claim: Claim, hello: Mapping[str, Any], timeout: float) -> socket.socke
         sock.sendall(json.dumps(dict(hello)).encode() + b"\n")
         reply = json.loads(_line(sock))
         if not reply.get("ok"):
-            raise PermissionError(reply.get("why", "refused"))
+            raise PermissionError(reply.get("why", "refused"))  # noqa: TRY301 - the socket is closed below
     except ValueError as error:
         sock.close()
         raise ConnectionAbortedError("answered with something else than a reply") from error
@@ -187,7 +187,7 @@ def _all_ready(wires: Wires, deadline: float) -> None:
 
 
 @contextlib.contextmanager
-def _blaming(peer: int) -> Any:  # noqa: ANN401
+def _blaming(peer: int) -> Any:
     try:
         yield
     except OSError as error:

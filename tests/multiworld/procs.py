@@ -13,8 +13,8 @@
         b.signal(signal.SIGSTOP)
         assert a.result() == value
 
-A worker is a function of a test module. Every wait has a deadline; a worker's exception is raised, with its traceback, where
-the test waits for it.
+A worker is a function of a test module. Every wait has a deadline; a worker's exception is raised, with its
+traceback, where the test waits for it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 DEADLINE = 30.0
@@ -36,11 +37,11 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "pytest", "pytest.__main__", "multiworld.multi"])
 
 
-class WorkerFailed(AssertionError):
+class WorkerFailed(AssertionError):  # noqa: N818 - says what it is
     """The worker raised; the text is its traceback."""
 
 
-class WorkerGone(AssertionError):
+class WorkerGone(AssertionError):  # noqa: N818 - says what it is
     """The worker ended without a word."""
 
 
@@ -65,7 +66,7 @@ def _main(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...])
     link = Link(pipe)
     try:
         outcome: tuple[str, Any] = ("returned", function(link, *args))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, the test is told
         outcome = ("raised", traceback.format_exc())
     with contextlib.suppress(OSError):
         pipe.send(outcome)
@@ -175,8 +176,7 @@ def cluster() -> Iterator[Cluster]:
 def process_state(pid: int) -> str:
     """The state letter of a process, as in ``/proc/<pid>/stat``; X if there is none."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "X"
 

@@ -60,8 +60,12 @@ def _barrier_twice(link: Link, store: str) -> None:
 
 
 @pytest.mark.parametrize("operation", ["recv", "all_reduce", "barrier"])
-@pytest.mark.parametrize(("signal_number", "limit", "how"), [(signal.SIGKILL, 0.3, "eof"), (signal.SIGSTOP, 1.2, "silence")])
-def test_a_lost_peer_breaks_its_world_only(store: str, operation: str, signal_number: int, limit: float, how: str) -> None:
+@pytest.mark.parametrize(
+    ("signal_number", "limit", "how"), [(signal.SIGKILL, 0.3, "eof"), (signal.SIGSTOP, 1.2, "silence")]
+)
+def test_a_lost_peer_breaks_its_world_only(
+    store: str, operation: str, signal_number: int, limit: float, how: str
+) -> None:
     with cluster() as c:
         victim = c.start(_idle_member, store, 1, ["a"])
         c.start(_barrier_twice, store)

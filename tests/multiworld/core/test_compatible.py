@@ -26,7 +26,9 @@ def _leader(link: Link, ports: dict[str, int]) -> Any:
     async def main() -> Any:
         manager = WorldManager()
         for name, port in ports.items():
-            await manager.initialize_world(name, 0, 2, backend="gloo", addr="127.0.0.1", port=port, device=torch.device("cpu"))
+            await manager.initialize_world(
+                name, 0, 2, backend="gloo", addr="127.0.0.1", port=port, device=torch.device("cpu")
+            )
         received: dict[str, int] = dict.fromkeys(ports, 0)
         errors: dict[str, str] = {}
         worlds = dict.fromkeys(ports, 1)
@@ -38,7 +40,7 @@ def _leader(link: Link, ports: dict[str, int]) -> Any:
                     received[world] += 1
                     if received == dict.fromkeys(ports, 3):
                         link.send("three of each")
-                except Exception as e:
+                except Exception as e:  # noqa: BLE001 - as the examples do
                     errors[world] = type(e).__name__ + ": " + str(e)
                     del worlds[world]
         broken = {name: manager.communicator.is_broken(name) for name in (*ports, "unknown")}

@@ -261,9 +261,7 @@ def test_an_interrupted_wait_means_a_cancelled_one(store: str) -> None:
 
 def run_script(text: str, *args: str) -> str:
     """Run a Python program of its own, as a user would, to its very end; what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", text, *args], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", text, *args], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

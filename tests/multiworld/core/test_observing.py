@@ -59,7 +59,9 @@ def test_metrics_count_operations_bytes_and_breaks(store: str) -> None:
         assert read("multiworld_world_active", {"world": "w"}) == 1
         w.abort("on purpose")
         wait_until(
-            lambda: read("multiworld_breaks_total", {"world": "w", "cause": "WorldClosed"}) == 1, 5, "the break was not counted"
+            lambda: read("multiworld_breaks_total", {"world": "w", "cause": "WorldClosed"}) == 1,
+            5,
+            "the break was not counted",
         )
         assert read("multiworld_world_active", {"world": "w"}) == 0
         w.sync.rejoin()
@@ -83,7 +85,7 @@ def test_leaving_is_an_event(store: str) -> None:
     seen: list[str] = []
     with MultiWorld() as mw:
         mw.subscribe(lambda event: seen.append(type(event).__name__))
-        mw.subscribe(lambda event: 1 / 0)  # a subscriber that fails stops nobody
+        mw.subscribe(lambda _: 1 / 0)  # a subscriber that fails stops nobody
         mw.sync.join("w", 0, 1, store=store).sync.leave()
         wait_until(lambda: WorldLeft.__name__ in seen, 5, "no WorldLeft")
     assert seen == ["WorldJoined", "WorldLeft"]
@@ -96,7 +98,8 @@ import multiworld
 assert "torch" not in sys.modules, "torch was loaded"
 from multiworld import BrokenWorldException, Heartbeat, PeerLost
 assert "torch" not in sys.modules, "torch was loaded"
-assert before == (dict(os.environ), signal.getsignal(signal.SIGUSR1), list(logging.root.handlers), sorted(os.listdir(".")))
+after = dict(os.environ), signal.getsignal(signal.SIGUSR1), list(logging.root.handlers), sorted(os.listdir("."))
+assert before == after
 """
 
 

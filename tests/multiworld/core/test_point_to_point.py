@@ -208,7 +208,8 @@ async def bad_arguments(w: Any) -> int:
             await call()
         error = caught.value
         assert (error.world, error.rank, error.generation) == ("w", w.rank, 1), error
-        assert error.operation and error.remedy, error
+        assert error.operation, error
+        assert error.remedy, error
         count += 1
     await w.barrier()
     return count

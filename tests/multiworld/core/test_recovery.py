@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +22,11 @@ def _check(w: Any) -> float:
 
 
 def census() -> tuple[int, int]:
-    """Descriptors and threads of this process once it has settled: what a broken generation still frees does not count."""
+    """Descriptors and threads of this process once it has settled: what a broken generation still frees does not
+    count."""
     seen = []
     for _ in range(20):
-        seen.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+        seen.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
         time.sleep(0.025)
     return min(fds for fds, _ in seen), min(threads for _, threads in seen)
 
@@ -39,7 +40,7 @@ def _rejoins_often(link: Link, store: str, rank: int, times: int) -> Any:
                 assert _check(w) == 2
                 w.abort("on purpose")
             else:
-                with pytest.raises(PeerLost):  # which may come as early as in the check
+                with pytest.raises(PeerLost):  # noqa: PT012 - which may come as early as in the check
                     assert _check(w) == 2
                     w.sync.recv(torch.zeros(1), 1 - rank)
             started = time.monotonic()
