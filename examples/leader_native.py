@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import sys
 import time
 
 import torch
 
-from multiworld import MultiWorld, PeerLost, TcpStoreAddress
+from multiworld import MultiWorld, PeerLost, TcpStoreAddress, World
 
 REQUESTS = 300
-
-
-def say(text: str) -> None:
-    """Print a line at once."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def worker(name: str, store: TcpStoreAddress) -> None:
@@ -40,11 +33,11 @@ def worker(name: str, store: TcpStoreAddress) -> None:
     asyncio.run(serve())
 
 
-async def ask(world: object, count: int) -> int:
+async def ask(world: World, count: int) -> int:
     """Send requests to the worker of a world and check the answers; how many were answered."""
     for number in range(count):
-        await world.send_tensor(torch.full((1000,), float(number)), 1)  # type: ignore[attr-defined]
-        answer = await world.recv_tensor(1)  # type: ignore[attr-defined]
+        await world.send_tensor(torch.full((1000,), float(number)), 1)
+        answer = await world.recv_tensor(1)
         assert answer[0] == 2 * number
         await asyncio.sleep(0.002)
     return count
@@ -58,8 +51,8 @@ async def main() -> None:
         workers = {name: context.Process(target=worker, args=(name, store)) for name in ("left", "right")}
         for process in workers.values():
             process.start()
-        left, right = await asyncio.gather(*(mw.join(name, 0, 2, store=store) for name in workers))
-        say("both worlds stand")
+        left, _ = await asyncio.gather(*(mw.join(name, 0, 2, store=store) for name in workers))
+        print("both worlds stand")
 
         asking = {name: asyncio.create_task(ask(mw[name], REQUESTS)) for name in workers}
         await asyncio.sleep(0.2)
@@ -68,16 +61,18 @@ async def main() -> None:
         try:
             await asking["left"]
         except PeerLost as lost:
-            say(f"left: rank {lost.ranks[0]} is lost, noticed by {lost.how} after {(time.monotonic() - killed) * 1e3:.0f} ms")
-        say(f"right: {await asking['right']} requests answered, as if nothing had happened")
+            print(
+                f"left: rank {lost.ranks[0]} is lost, noticed by {lost.how} after {(time.monotonic() - killed) * 1e3:.0f} ms"
+            )
+        print(f"right: {await asking['right']} requests answered, as if nothing had happened")
 
         spare = context.Process(target=worker, args=("left", store))
         spare.start()
         await left.rejoin()
-        say(f"left: back as generation {left.generation}, {await ask(left, 10)} requests answered by the replacement")
+        print(f"left: back as generation {left.generation}, {await ask(left, 10)} requests answered by the replacement")
     for process in (*workers.values(), spare):
         process.join()
-    say("done")
+    print("done")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A leader in two worlds, one worker killed: the leader goes on with the other. In pymultiworld's API.
 
-Nothing here is ours: the same file runs with pymultiworld 0.2.3. Run ``python examples/leader_pymultiworld.py``; it starts
-the two workers itself and kills one in the middle.
+Nothing here is ours: the same file runs with pymultiworld 0.2.3. Run ``python examples/leader_pymultiworld.py``; it
+starts the two workers itself and kills one in the middle.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import sys
 import time
 
 import torch
+
 from multiworld.communicator import BrokenWorldException
 from multiworld.manager import WorldManager
 

@@ -61,17 +61,17 @@ async def close(stage: Stage) -> None:
     await stage.close()
 
 
-def end(stage: Stage, code: int) -> None:  # noqa: ARG001
+def end(stage: Stage, code: int) -> None:
     """Exit without leaving anything in order."""
     raise SystemExit(code)
 
 
-def vanish(stage: Stage, code: int) -> None:  # noqa: ARG001
+def vanish(stage: Stage, code: int) -> None:
     """Exit at once, without the interpreter's clean-up."""
     os._exit(code)
 
 
-async def operate(stage: Stage, name: str, row: Row, peer: int) -> Any:  # noqa: ANN401
+async def operate(stage: Stage, name: str, row: Row, peer: int) -> Any:
     """Call one operation that needs ``peer``; say so as soon as it is under way."""
     task = asyncio.ensure_future(OPERATIONS[row.operation].call(stage.mw[name], peer, row.count))
     await asyncio.sleep(0)  # the task's first step has begun the operation, and waits now
@@ -87,7 +87,7 @@ async def operate_for_ever(stage: Stage, name: str, row: Row, peer: int) -> None
             stage.mark("going round")
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401
+def _plain(value: Any) -> Any:
     return None if isinstance(value, torch.Tensor | list) else value
 
 
@@ -142,14 +142,14 @@ class Held:
     sockets: int
 
 
-def held(stage: Stage) -> Held:  # noqa: ARG001
+def held(stage: Stage) -> Held:
     """Count threads and descriptors, as the kernel sees them."""
     links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]  # noqa: PTH115 - text
     sockets = sum(link.startswith("socket:") for link in links)
     return Held(len(list(Path("/proc/self/task").iterdir())), len(links), sockets)
 
 
-def thread_id(stage: Stage, name: str) -> int:  # noqa: ARG001
+def thread_id(stage: Stage, name: str) -> int:
     """Kernel id of the thread whose name begins so."""
     found = [t.native_id for t in threading.enumerate() if t.name.startswith(name)]
     assert found, f"no thread {name!r} among {[t.name for t in threading.enumerate()]}"
@@ -168,7 +168,7 @@ async def serve_all(stage: Stage, name: str, row: Row) -> None:
 
 
 async def await_claims(
-    stage: Stage,  # noqa: ARG001
+    stage: Stage,
     store: TcpStoreAddress,
     world: str,
     ranks: tuple[int, ...],

@@ -36,34 +36,34 @@ def _ones(count: int) -> torch.Tensor:
     return torch.ones(count)
 
 
-def _many(world: Any, count: int) -> list[torch.Tensor]:  # noqa: ANN401
+def _many(world: Any, count: int) -> list[torch.Tensor]:
     return [torch.ones(count) for _ in range(world.size)]
 
 
-def _send(w: Any, peer: int, n: int) -> Awaitable[Any]:  # noqa: ANN401
+def _send(w: Any, peer: int, n: int) -> Awaitable[Any]:
     awaitable: Awaitable[Any] = w.send(_ones(n), peer)
     return awaitable
 
 
-def _gather(w: Any, peer: int, n: int) -> Awaitable[Any]:  # noqa: ANN401
+def _gather(w: Any, peer: int, n: int) -> Awaitable[Any]:
     root = (peer + 1) % w.size
     awaitable: Awaitable[Any] = w.gather(_ones(n), _many(w, n) if w.rank == root else None, root)
     return awaitable
 
 
-def _scatter(w: Any, peer: int, n: int) -> Awaitable[Any]:  # noqa: ANN401
+def _scatter(w: Any, peer: int, n: int) -> Awaitable[Any]:
     awaitable: Awaitable[Any] = w.scatter(_ones(n), _many(w, n) if w.rank == peer else None, peer)
     return awaitable
 
 
-def _batch(w: Any, peer: int, n: int) -> Awaitable[Any]:  # noqa: ANN401
+def _batch(w: Any, peer: int, n: int) -> Awaitable[Any]:
     from multiworld import P2P
 
     awaitable: Awaitable[Any] = w.batch_p2p([P2P("send", _ones(n), peer), P2P("recv", _ones(n), peer)])
     return awaitable
 
 
-def _objects(w: Any) -> list[Any]:  # noqa: ANN401
+def _objects(w: Any) -> list[Any]:
     return [{"rank": rank} for rank in range(w.size)]
 
 

@@ -53,7 +53,7 @@ class Scene:
         assert self._store is not None
         return self._store
 
-    def actor(self, name: str = "", **options: Any) -> Actor:  # noqa: ANN401
+    def actor(self, name: str = "", **options: Any) -> Actor:
         """A fresh worker process."""
         return self.cast.actor(name or f"worker-{next(_numbers)}", **options)
 
@@ -61,12 +61,12 @@ class Scene:
         """Fresh worker processes."""
         return [self.actor() for _ in range(count)]
 
-    def start_join(self, name: str, actor: Actor, rank: int, size: int, **options: Any) -> Running:  # noqa: ANN401
+    def start_join(self, name: str, actor: Actor, rank: int, size: int, **options: Any) -> Running:
         """One actor begins to join."""
         options = {"store": self.store, "backend": self.backend, "join_timeout": JOIN_SECONDS, **options}
         return actor.start(acts.join, name, rank, size, options)
 
-    def join(self, name: str, actors: Sequence[Actor], **options: Any) -> int:  # noqa: ANN401
+    def join(self, name: str, actors: Sequence[Actor], **options: Any) -> int:
         """All ``actors`` join ``name``, in the order of their ranks; the generation, which is the same for all."""
         running = [self.start_join(name, actor, rank, len(actors), **options) for rank, actor in enumerate(actors)]
         results = [call.result(JOIN_SECONDS + 5) for call in running]
@@ -75,7 +75,7 @@ class Scene:
         assert len(generations) == 1, f"members of one assembly are in generations {generations}"
         return generations.pop()
 
-    def everywhere(self, actors: Sequence[Actor], function: Callable[..., Any], *args: Any) -> list[Any]:  # noqa: ANN401
+    def everywhere(self, actors: Sequence[Actor], function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function in all ``actors`` at once; their results."""
         running = [actor.start(function, *args) for actor in actors]
         return [call.result(ANSWER_SECONDS) for call in running]

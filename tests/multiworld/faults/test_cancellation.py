@@ -28,7 +28,7 @@ MIRROR = {
 }  # fmt: skip
 
 
-def _cancel(scene: Scene, call: Any, target: str) -> None:  # noqa: ANN401
+def _cancel(scene: Scene, call: Any, target: str) -> None:
     at = time.monotonic()
     call.cancel()
     outcome = call.outcome()
@@ -266,7 +266,7 @@ def test_keyboard_interrupt_in_synchronous_receive(scene: Scene) -> None:
     scene.works(WORLD, members)
 
 
-def default_interrupt(stage: Stage) -> bool:  # noqa: ARG001
+def default_interrupt(stage: Stage) -> bool:
     """Let Ctrl-C raise ``KeyboardInterrupt`` where the main thread is, instead of cancelling asyncio's main task."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return True

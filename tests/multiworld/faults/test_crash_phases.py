@@ -40,7 +40,7 @@ def crash_at(stage: Stage, event: str, turn: int) -> None:
     sys.addaudithook(hook)
 
 
-def _crashed(scene: Scene, victim: Any, event: str) -> Fired:  # noqa: ANN401
+def _crashed(scene: Scene, victim: Any, event: str) -> Fired:
     mark = victim.wait_for("crashing")
     assert mark.value == event
     return scene.injector.died(victim, f"crash at {event}", mark.at, -signal.SIGKILL)
@@ -149,7 +149,7 @@ def crash_calling(stage: Stage, path: str) -> None:
     owner = pkgutil.resolve_name(owner_path)
     assert callable(getattr(owner, name)), f"there is no {path} any more"
 
-    def instead(*_: Any, **__: Any) -> None:  # noqa: ANN401
+    def instead(*_: Any, **__: Any) -> None:
         stage.mark("crashing", path)
         os.kill(os.getpid(), signal.SIGKILL)
 

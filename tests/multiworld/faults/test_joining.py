@@ -18,7 +18,7 @@ SHORT = 2.0
 AT_ONCE = 1.5
 
 
-def _refused(scene: Scene, call: Any, kind: type[Exception], words: str, within: float = AT_ONCE) -> Any:  # noqa: ANN401
+def _refused(scene: Scene, call: Any, kind: type[Exception], words: str, within: float = AT_ONCE) -> Any:
     outcome = call.outcome()
     assert isinstance(outcome.error, kind), f"{outcome.error!r}, value {outcome.value!r}"
     assert words in str(outcome.error), str(outcome.error)

@@ -109,7 +109,7 @@ def _sockets() -> Iterator[socket.socket]:
                 yield socket.socket(fileno=os.dup(int(entry)))
 
 
-def listening(stage: Stage) -> list[tuple[str, int]]:  # noqa: ARG001
+def listening(stage: Stage) -> list[tuple[str, int]]:
     """TCP addresses that this process listens on."""
     found = []
     for sock in _sockets():
@@ -119,7 +119,7 @@ def listening(stage: Stage) -> list[tuple[str, int]]:  # noqa: ARG001
     return found
 
 
-def send_rubbish(stage: Stage, ports: list[int], rubbish: bytes) -> int:  # noqa: ARG001
+def send_rubbish(stage: Stage, ports: list[int], rubbish: bytes) -> int:
     """Write ``rubbish`` to every established connection of ours from or to one of those ports; how many."""
     count = 0
     for sock in _sockets():

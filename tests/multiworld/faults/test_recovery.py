@@ -23,7 +23,7 @@ WORLD = "struck"
 RECV = Row("recv", SMALL)
 
 
-def store_keys(stage: Stage, store: TcpStoreAddress) -> int:  # noqa: ARG001
+def store_keys(stage: Stage, store: TcpStoreAddress) -> int:
     """How many keys the store holds."""
     client = dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=10))
     return int(client.num_keys())

@@ -161,7 +161,7 @@ def load_model(stage: Stage, seconds: float) -> int:
 @pytest.mark.parametrize(
     ("function", "seconds", "mark"), [(hold_gil, 10, "holding"), (load_model, 30.0, "loading")], ids=["gil", "load"]
 )
-def test_slow_but_alive(scene: Scene, function: Any, seconds: float, mark: str) -> None:  # noqa: ANN401
+def test_slow_but_alive(scene: Scene, function: Any, seconds: float, mark: str) -> None:
     """Nobody is declared dead, and a receive that waited all the time gets its message."""
     a, b = members = scene.actors(2)
     scene.join(WORLD, members)
