@@ -42,7 +42,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         pytest.skip("needs gcc")
     folder = tmp_path_factory.mktemp("library")
     (folder / "x.c").write_text("int answer(void) { return 42; }\n")
-    command = [gcc, "-shared", "-fPIC", "-Wl,--build-id=0x" + "ab" * 20, "-o", folder / "x.so", folder / "x.c"]
+    command: list[str | Path] = [
+        gcc,
+        "-shared",
+        "-fPIC",
+        "-Wl,--build-id=0x" + "ab" * 20,
+        "-o",
+        folder / "x.so",
+        folder / "x.c",
+    ]
     subprocess.run(command, check=True, timeout=60)
     return (folder / "x.so").read_bytes()
 

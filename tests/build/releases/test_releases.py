@@ -20,7 +20,8 @@ def test_entry_is_complete(version: str) -> None:
     assert set(entry.wheel.sha256) == set(entry.wheel.pythons) == set(entry.wheel.libtorch_cuda_build_ids)
     assert entry.wheel.local == "cu" + entry.wheel.cuda.replace(".", "")
     assert all(package.headers_sha256 for package in entry.header_packages)
-    assert all(item.reason for item in (*entry.header_packages, *entry.defines, *entry.extra_units))
+    reasons = [*(item.reason for item in entry.header_packages), *(item.reason for item in entry.defines)]
+    assert all((*reasons, *(unit.reason for unit in entry.extra_units)))
     pinned = {package.name: package.version for package in entry.header_packages}
     assert pinned.get("nvidia-nccl-cu12", entry.wheel.nccl) == entry.wheel.nccl
 

@@ -16,7 +16,12 @@ from .repos import commit, make_patch, make_repo, numbered, parsed
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Git:
-    files = {"a.c": numbered(60), "b.c": numbered(30), "sub/c.h": b"int c;\n", "bin": bytes(range(256))}
+    files: dict[str, bytes | None] = {
+        "a.c": numbered(60),
+        "b.c": numbered(30),
+        "sub/c.h": b"int c;\n",
+        "bin": bytes(range(256)),
+    }
     return make_repo(tmp_path / "source", files)
 
 

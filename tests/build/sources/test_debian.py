@@ -45,7 +45,7 @@ class Archive:
         self.index(version)
 
     def gpg(self, *arguments: str) -> bytes:
-        command = ["gpg", "--homedir", self.keys, "--batch", "--yes", "--passphrase", "", *arguments]
+        command: list[str | Path] = ["gpg", "--homedir", self.keys, "--batch", "--yes", "--passphrase", "", *arguments]
         return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
 
     def index(self, version: str) -> None:
