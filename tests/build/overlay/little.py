@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from build.overlay import toolchain
 from build.overlay.flags import COMMON
 from build.overlay.model import Inputs, Object
@@ -113,9 +115,7 @@ def inputs(
     shutil.copytree(little.tree, folder)
     write(folder, edits)
     units = (Unit(path=extra, reason="the test says so"),) if extra else ()
-    release = Release(
-        **{**{f: getattr(little.release, f) for f in little.release.__struct_fields__}, "extra_units": units}
-    )
+    release = msgspec.structs.replace(little.release, extra_units=units)
     return Inputs(
         release=release, tree=folder, tree_identity="test", changed=tuple(edits), wheel=little.wheel, python=PYTHON,
         wheel_sha256="0" * 64, headers=(), safe_headers=safe or {}, toolchain=toolchain.find(9),
@@ -134,9 +134,7 @@ def as_object(path: Path, unit: str = "a.cpp") -> Object:
 
 
 def with_release(given: Inputs, **changes: object) -> Inputs:
-    """Return `given` with other facts of the wheel."""
-    import msgspec
-
+    """Return `given` with another entry of the release."""
     return replace(given, release=msgspec.structs.replace(given.release, **changes))
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from elftools.elf.elffile import ELFFile
 
@@ -153,8 +154,6 @@ def test_another_build_of_the_wheel_is_refused_before_compiling(
 ) -> None:
     wheel = little.release.wheel
     given = lt.inputs(little, tmp_path / "tree", EDIT)
-    import msgspec
-
     other = lt.with_release(given, wheel=msgspec.structs.replace(wheel, libtorch_cuda_build_ids={lt.PYTHON: "f" * 40}))
     with pytest.raises(OverlayCheckError) as caught:
         build_overlay(other, tmp_path / "out")

@@ -109,7 +109,7 @@ def test_bytes_do_not_depend_on_where_things_lie(
     little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit = lt.edited(NCCL_CPP, "return 1 +", "return __FILE__[0] + __builtin_strlen(__FILE__) +")
-    made = []
+    made: list[Object] = []
     for place in ("one", "another/much/longer"):
         monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / place / "cache"))
         given = lt.inputs(little, tmp_path / place / "tree", edit)

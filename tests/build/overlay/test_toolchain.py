@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -77,7 +76,7 @@ def test_a_compiler_that_does_not_work(body: str, tmp_path: Path, monkeypatch: p
 def test_binutils_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, tmp_path / "bin")
     program(tmp_path / "bin", "g++", "echo 12")
-    os.unlink(tmp_path / "bin" / "nm")
+    (tmp_path / "bin" / "nm").unlink()
     with pytest.raises(EnvironmentUnfitError, match="binutils are missing: nm"):
         toolchain.find(9)
 

@@ -79,7 +79,7 @@ def test_the_making_of_wheels_is_measured(little: Little, tmp_path: Path) -> Non
         output = lr.finish(process)
     assert process.returncode == 0, output
     rows = {row["name"]: row for row in json.loads((tmp_path / "figures.json").read_text())}
-    assert len(rows) == 5
+    assert len(rows) == 6
     assert 0 < rows[f"compile and link {lt.VERSION}, nothing cached"]["value"] < 75
     assert 10 < rows["peak memory of that"]["value"] < 1000
     assert rows["overlay wheel"]["value"] * 1e6 == next(place.results.glob("multiworld*")).stat().st_size
