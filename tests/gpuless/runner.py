@@ -29,6 +29,8 @@ _BASE = {
     "TORCH_NCCL_ENABLE_MONITORING": "1",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "60",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    # 2.9 sleeps four times this long before it aborts, whether it dumps or not.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
     # The C++ stack dumper unwinds all threads, takes seconds, and now and then crashes by itself (2.6.0).
     "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",

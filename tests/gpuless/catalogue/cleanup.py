@@ -53,7 +53,8 @@ def _ending(name: str, title: str, how: str, **args: object) -> Probe:
 _ABORT_FAILS = ["ncclCommAbort", FAIL, 2]
 _ABORT_HANGS = ["ncclCommAbort", HANG, 0]
 _MONITOR = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}  # one that loses its patience while a probe runs
-_DUMP = RECORDING | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+# Dumps with the time that releases up to 2.6 leave them by default.
+_DUMP = RECORDING | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "60000"}
 
 PROBES: tuple[Probe, ...] = (
     pending("pending-async-error", "NCCL reports ncclRemoteError; the watchdog aborts", [ASYNC_ERROR]),
