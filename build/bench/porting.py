@@ -26,6 +26,8 @@ ROOTS = ("torch/csrc/", "aten/src/ATen/native/", "c10/")
 SUFFIXES = (".cpp", ".cu", ".cuh", ".h")
 #: The promises: right placements as a multiple of the best other tool's, and the share of right verdicts.
 FACTOR, VERDICTS = 1.3, 0.98
+#: Never looked at while the engine was made (that was done with seeds 1 to 4).
+HELD_OUT = 20261121
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def _share(tally: Tally, scenario: str) -> str:
     return f"{good} of {good + bad}"
 
 
-def bench(tree: Tree, count: int = 400, seed: int = 1) -> bool:
+def bench(tree: Tree, count: int = 300, seed: int = HELD_OUT) -> bool:
     """Run the benchmark, print its table, and tell whether the promises are kept."""
     scores = measure(sources_of(tree), count, seed)
     console.print(table(scores, seed))

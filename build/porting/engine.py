@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -148,7 +149,8 @@ def _decided(ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], de
 def _notes(patch: PatchFile) -> tuple[str, ...]:
     """Return what is odd about a patch: a diffstat that its hunks do not bear out hints at a cut."""
     stat = diffstat(patch.header)
-    if stat is None or any(change.binary is not None for change in patch.changes):
+    mails = len(re.findall(rb"^From [0-9a-f]{40} ", patch.data, re.MULTILINE))
+    if stat is None or mails > 1 or any(change.binary is not None for change in patch.changes):
         return ()
     hunks = [hunk for change in patch.changes for hunk in change.hunks]
     counted = (

@@ -55,7 +55,7 @@ class Finder:
         found = _best(wanted, self._read("changed", names), SPLIT, path)
         if found is None:
             return None
-        if found[0] in old and _share(wanted, self.old.read_many([found[0]])[found[0]]) > SPLIT / 2:
+        if found[0] in old and _share(wanted, self.old.read_many([found[0]]).get(found[0], b"")) > SPLIT / 2:
             return None  # the file had such lines before: a copy, not the piece that moved
         return found[0], f"{found[1]:.0%} of the telling lines around it are in {found[0]}"
 
@@ -75,8 +75,8 @@ class Finder:
         """Return the candidates' contents, read once per kind of file."""
         wanted = [name for name in names if name not in self._contents.setdefault(key, {})]
         if wanted:
-            self._contents[key] |= self.new.tree.read_many(wanted)
-        return {name: self._contents[key][name] for name in names if name in self._contents[key]}
+            self._contents[key] |= {**dict.fromkeys(wanted, b""), **self.new.tree.read_many(wanted)}
+        return {name: self._contents[key][name] for name in names}
 
 
 def alike(a: str, b: str) -> bool:
