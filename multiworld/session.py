@@ -92,7 +92,7 @@ class Session:
         self._agreements: dict[int, Agreement] = {}
         self._any_seq = 0
         self.control = Control(self, wires.controls)
-        peers = {peer: (claim.address, claim.pulse) for peer, claim in claims.items() if peer != self.rank}
+        peers = {peer: claim for peer, claim in claims.items() if peer != self.rank}
         hub.monitor.add(self, peers, config.heartbeat)
         hub.on_tick(self.check_deadlines)
 

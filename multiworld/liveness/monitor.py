@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from multiworld.config import Heartbeat
+from multiworld.liveness.neighbour import PATIENCE, ProcessId
 from multiworld.liveness.pulse import HELLO, PING
 
 if TYPE_CHECKING:
     from multiworld.net.hub import Hub
+    from multiworld.rendezvous.ledger import Claim
     from multiworld.session import Session
 
 Address = tuple[str, int]
@@ -27,6 +29,7 @@ class Watch:
     session: Session
     peer: int
     heartbeat: Heartbeat
+    process: ProcessId
     suspected: bool = False
 
 
@@ -105,7 +108,7 @@ class PeerProcess:
 
 
 def _judge(watch: Watch, silence: float) -> None:
-    if silence >= watch.heartbeat.lost_after:
+    if silence >= watch.heartbeat.lost_after and not _starved(watch, silence):
         watch.session.peer_silent(watch.peer, silence)
     elif silence >= watch.heartbeat.suspect_after and not watch.suspected:
         watch.suspected = True
@@ -113,6 +116,11 @@ def _judge(watch: Watch, silence: float) -> None:
     elif silence < watch.heartbeat.suspect_after and watch.suspected:
         watch.suspected = False
         watch.session.peer_recovered(watch.peer, silence)
+
+
+def _starved(watch: Watch, silence: float) -> bool:
+    """Whether the peer is silent only because its machine, which is ours, is overloaded."""
+    return silence < watch.heartbeat.lost_after * PATIENCE and bool(watch.process.running())
 
 
 class Monitor:
@@ -125,15 +133,16 @@ class Monitor:
         hub.on_stall(self._stall)
         hub.on_close(self._close)
 
-    def add(self, session: Session, peers: dict[int, Address], heartbeat: Heartbeat) -> None:
-        """Watch ``peers`` (world rank to pulse address) for ``session``. From any thread."""
+    def add(self, session: Session, peers: dict[int, Claim], heartbeat: Heartbeat) -> None:
+        """Watch ``peers``, by world rank, for ``session``. From any thread."""
 
         def work() -> None:
-            for peer, address in peers.items():
+            for peer, claim in peers.items():
+                address = claim.address, claim.pulse
                 process = self._processes.get(address)
                 if process is None:
                     process = self._processes[address] = PeerProcess(self._hub, address)
-                process.watches.append(Watch(session, peer, heartbeat))
+                process.watches.append(Watch(session, peer, heartbeat, claim.process))
 
         self._hub.call(work)
 

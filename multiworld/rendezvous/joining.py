@@ -9,7 +9,6 @@ one.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from multiworld.config import WorldConfig
 from multiworld.errors import RendezvousError, StaleGeneration
 from multiworld.events import EventBus, WorldJoined
+from multiworld.liveness.neighbour import this_process
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.wiring import Doorman, Wires, WiringFailed, alive, wire
 from multiworld.session import Session
@@ -182,7 +182,11 @@ class Assembly:
 
     def _claim(self, generation: int, incarnation: str) -> None:
         config, endpoint = self._config, self._endpoint
-        ours = Claim(incarnation, endpoint.address, endpoint.port, endpoint.pulse.port, os.getpid(), config.backend)
+        us = this_process()
+        ours = Claim(
+            incarnation, endpoint.address, endpoint.port, endpoint.pulse.port,
+            us.machine, us.pid, us.started, config.backend,
+        )  # fmt: skip
         holder = self._ledger.claim(generation, config.rank, ours)
         if holder.incarnation == incarnation:
             return
@@ -219,8 +223,12 @@ class Assembly:
 
     def _wire(self, generation: int, claims: dict[int, Claim], doorman: Doorman) -> Wires:
         config = self._config
+
+        def given_up() -> bool:
+            return self._cancelled() or self._ledger.generation() != generation
+
         try:
-            return wire(config.name, generation, config.rank, claims, doorman, self._deadline, self._cancelled)
+            return wire(config.name, generation, config.rank, claims, doorman, self._deadline, given_up)
         except WiringFailed as failed:
             self._why = f"rank {failed.peer} came but could not be connected to: {failed.why}"
             self._check_time()

@@ -11,6 +11,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from multiworld.liveness.neighbour import ProcessId
+
 _NEVER = "\x01never\x01"
 
 
@@ -23,7 +25,9 @@ class Claim:
         address: where its listener and its pulse are.
         port: of the listener.
         pulse: port of the pulse.
-        pid: process number, for messages.
+        machine: see ``ProcessId``.
+        pid: process number.
+        started: see ``ProcessId``.
         backend: what it means to use.
     """
 
@@ -31,12 +35,19 @@ class Claim:
     address: str
     port: int
     pulse: int
+    machine: str
     pid: int
+    started: int
     backend: str
 
     def packed(self) -> str:
         """As the value of a key."""
         return json.dumps(asdict(self), sort_keys=True)
+
+    @property
+    def process(self) -> ProcessId:
+        """The process that claimed."""
+        return ProcessId(self.machine, self.pid, self.started)
 
     @classmethod
     def unpacked(cls, value: str) -> Claim:

@@ -123,7 +123,7 @@ def wire(
         claims: of all members, by rank.
         doorman: who answers those that dial us.
         deadline: monotonic time.
-        cancelled: asked now and then; True gives up.
+        cancelled: asked now and then; True gives up, because nobody wants it any more or the others have moved on.
 
     Raises:
         WiringFailed: with the rank of the peer that is missing.
@@ -147,7 +147,7 @@ def wire(
 
 def _dialled(peer: int, claim: Claim, hello: dict[str, Any], deadline: float) -> socket.socket:
     try:
-        return dial(claim, hello, max(0.1, min(2.0, deadline - time.monotonic())))
+        return dial(claim, hello, max(0.1, min(5.0, deadline - time.monotonic())))
     except OSError as error:
         raise WiringFailed(peer, str(error)) from error
 

@@ -143,7 +143,7 @@ def test_a_passed_deadline_breaks_the_world_on_both_sides(store: str) -> None:
 def _aborts(link: Link, store: str) -> str:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 0, 2, store=store)
-        w.sync.barrier()
+        w.sync.recv(torch.zeros(1), 1)  # the other one is in
         w.abort("disk full")
         with pytest.raises(WorldClosed) as caught:
             w.sync.barrier()
@@ -153,7 +153,7 @@ def _aborts(link: Link, store: str) -> str:
 def _is_aborted(link: Link, store: str) -> str:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 1, 2, store=store)
-        w.sync.barrier()
+        w.sync.send(torch.zeros(1), 0)
         with pytest.raises(PeerLost) as caught:
             w.sync.barrier()
         return str(caught.value)

@@ -178,7 +178,7 @@ FORKS = """
 import os, sys, torch
 from multiworld import MultiWorld, WrongContext
 with MultiWorld() as mw:
-    w = mw.sync.join("w", int(sys.argv[2]), 2, store=sys.argv[1])
+    w = mw.sync.join("w", int(sys.argv[2]), 2, store=sys.argv[1], join_timeout=80)
     w.sync.all_reduce(torch.ones(50_000))
     child = os.fork()
     if child == 0:
@@ -261,7 +261,7 @@ def test_an_interrupted_wait_means_a_cancelled_one(store: str) -> None:
 
 def run_script(text: str, *args: str) -> str:
     """Run a Python program of its own, as a user would, to its very end; what it printed."""
-    done = subprocess.run([sys.executable, "-c", text, *args], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", text, *args], capture_output=True, text=True, timeout=85, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -271,7 +271,7 @@ import asyncio, sys, time, torch, threading
 from multiworld import MultiWorld
 mw = MultiWorld()
 async def main():
-    w = await mw.join("w", 0, 2, store=sys.argv[1])
+    w = await mw.join("w", 0, 2, store=sys.argv[1], join_timeout=80)
     asyncio.create_task(w.recv(torch.zeros(1), 1))
     asyncio.create_task(w.all_reduce(torch.zeros(100_000)))
     await asyncio.sleep(0.1)

@@ -49,7 +49,9 @@ def _rejoins_often(link: Link, store: str, rank: int, times: int) -> Any:
             if i == 4:
                 early = census()
         assert w.generation == times + 1
-        late = census()
+        deadline = time.monotonic() + 10
+        while (late := census()) > early and time.monotonic() < deadline:
+            pass  # an overloaded machine takes longer to free the last generation
         assert _check(w) == 2
         return w.generation, max(took), early, late
 
