@@ -61,9 +61,8 @@ async def main() -> None:
         try:
             await asking["left"]
         except PeerLost as lost:
-            print(
-                f"left: rank {lost.ranks[0]} is lost, noticed by {lost.how} after {(time.monotonic() - killed) * 1e3:.0f} ms"
-            )
+            after = (time.monotonic() - killed) * 1e3
+            print(f"left: rank {lost.ranks[0]} is lost, noticed by {lost.how} after {after:.0f} ms")
         print(f"right: {await asking['right']} requests answered, as if nothing had happened")
 
         spare = context.Process(target=worker, args=("left", store))

@@ -64,13 +64,15 @@ class Actor:
 
     Attributes:
         name: for messages.
-        pid: of the process.
+        pid: of the process; the kernel may give it to another one once this one is reaped.
+        code: its exit code once it is reaped.
     """
 
     def __init__(self, cast: Cast, name: str, pid: int, channel: socket.socket) -> None:
         self.cast = cast
         self.name = name
         self.pid = pid
+        self.code: int | None = None
         self._channel = channel
         self._numbers = itertools.count(1)
         self._outcomes: dict[int, Outcome] = {}
@@ -181,7 +183,6 @@ class Cast:
     def __init__(self, log: Path, python_path: tuple[str, ...] = ()) -> None:
         self.log = log
         self.actors: list[Actor] = []
-        self._codes: dict[int, int] = {}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = os.pathsep.join([*python_path, *filter(None, sys.path)])
         with log.open("ab") as stderr:
@@ -215,7 +216,7 @@ class Cast:
 
     def exit_code(self, actor: Actor, timeout: float) -> int:
         """Wait until ``actor`` has ended, reap it, and return its exit code."""
-        if actor.pid not in self._codes:
+        if actor.code is None:
             descriptor = os.pidfd_open(actor.pid)
             try:
                 if not select.select([descriptor], [], [], timeout)[0]:
@@ -223,12 +224,12 @@ class Cast:
             finally:
                 os.close(descriptor)
             self._control.send(json.dumps({"do": "status", "pid": actor.pid}).encode())
-            self._codes[actor.pid] = json.loads(self._control.recv(1024))["status"]
-        return self._codes[actor.pid]
+            actor.code = int(json.loads(self._control.recv(1024))["status"])
+        return actor.code
 
     def dismiss(self, actor: Actor) -> None:
         """End ``actor`` if it lives, and reap it."""
-        if actor.pid not in self._codes:
+        if actor.code is None:
             os.kill(actor.pid, signal.SIGKILL)
             self.exit_code(actor, 10.0)
         actor.close()
