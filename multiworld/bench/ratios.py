@@ -33,7 +33,7 @@ class Pair:
     left: Actor
     right: Actor
 
-    def both(self, function: Turns, *args: Any) -> list[Any]:  # noqa: ANN401
+    def both(self, function: Turns, *args: Any) -> list[Any]:
         """Run ``function`` in both; their results."""
         calls = [actor.start(function, *args) for actor in (self.left, self.right)]
         return [call.result(_TURN_SECONDS) for call in calls]

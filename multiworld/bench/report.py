@@ -68,7 +68,7 @@ class Figure:
         }
 
 
-def judged(name: str, wanted: str, measured: str, good: bool, **values: Any) -> Figure:  # noqa: ANN401
+def judged(name: str, wanted: str, measured: str, good: bool, **values: Any) -> Figure:
     """A figure with its verdict."""
     return Figure(name, wanted, measured, Verdict.OK if good else Verdict.MISSED, values)
 

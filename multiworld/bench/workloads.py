@@ -54,7 +54,7 @@ class PlainGroup:
         dist.barrier()
 
 
-def _round_trip(group: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401
+def _round_trip(group: Any, tensors: list[torch.Tensor]) -> None:
     if group.rank == 0:
         group.send(tensors[0], 1)
         group.recv(tensors[1], 1)
@@ -63,7 +63,7 @@ def _round_trip(group: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN40
         group.send(tensors[0], 0)
 
 
-async def _round_trip_awaited(group: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401
+async def _round_trip_awaited(group: Any, tensors: list[torch.Tensor]) -> None:
     if group.rank == 0:
         await group.send(tensors[0], 1)
         await group.recv(tensors[1], 1)
@@ -72,7 +72,7 @@ async def _round_trip_awaited(group: Any, tensors: list[torch.Tensor]) -> None: 
         await group.send(tensors[0], 0)
 
 
-def _one_way(group: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401
+def _one_way(group: Any, tensors: list[torch.Tensor]) -> None:
     if group.rank == 0:
         for _ in range(BURST):
             group.send(tensors[0], 1)
@@ -83,7 +83,7 @@ def _one_way(group: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401
         group.send(tensors[2], 0)
 
 
-async def _one_way_awaited(group: Any, tensors: list[torch.Tensor]) -> None:  # noqa: ANN401
+async def _one_way_awaited(group: Any, tensors: list[torch.Tensor]) -> None:
     if group.rank == 0:
         for _ in range(BURST):
             await group.send(tensors[0], 1)
@@ -155,11 +155,11 @@ def turns_plain(stage: Stage, name: str, nbytes: int, count: int) -> list[float]
 class _Synchronous:
     """The synchronous twin of a world, with its rank."""
 
-    def __init__(self, world: Any) -> None:  # noqa: ANN401
+    def __init__(self, world: Any) -> None:
         self.rank = world.rank
         self._sync = world.sync
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - every operation
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._sync, name)
 
 
@@ -180,7 +180,7 @@ async def turns_awaited(stage: Stage, name: str, nbytes: int, count: int) -> lis
     return seconds
 
 
-def _timed(workload: Workload, group: Any, nbytes: int, count: int) -> list[float]:  # noqa: ANN401
+def _timed(workload: Workload, group: Any, nbytes: int, count: int) -> list[float]:
     work, tensors = workload.waiting, _tensors(nbytes)
     seconds = []
     work(group, tensors)

@@ -52,7 +52,7 @@ class Stage:
             closing, self._mw = self._mw, None
             await closing.close()
 
-    def mark(self, name: str, value: Any = None) -> None:  # noqa: ANN401
+    def mark(self, name: str, value: Any = None) -> None:
         """Tell the conductor that we are here; it is out when this returns."""
         self._send(Mark(name, time.monotonic(), value))
 

@@ -47,7 +47,7 @@ class Running:
         """How it ended; ``OverdueError`` after ``timeout`` seconds."""
         return self._actor.outcome_of(self.number, timeout)
 
-    def result(self, timeout: float = 20.0) -> Any:  # noqa: ANN401
+    def result(self, timeout: float = 20.0) -> Any:
         """What it returned; raises what it raised."""
         outcome = self.outcome(timeout)
         if outcome.error is not None:
@@ -80,13 +80,13 @@ class Actor:
         self._input = bytearray()
         self._gone = False
 
-    def start(self, function: Callable[..., Any], *args: Any) -> Running:  # noqa: ANN401
+    def start(self, function: Callable[..., Any], *args: Any) -> Running:
         """Start ``function(stage, *args)`` in the actor."""
         number = next(self._numbers)
         self.send(Call(number, function, args))
         return Running(self, number)
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 20.0) -> Any:  # noqa: ANN401
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 20.0) -> Any:
         """Run ``function(stage, *args)`` in the actor and return its result."""
         return self.start(function, *args).result(timeout)
 
@@ -130,7 +130,7 @@ class Actor:
         """Let the actor end by itself."""
         self._channel.close()
 
-    def _wait(self, look: Callable[[], Any], what: str, timeout: float) -> Any:  # noqa: ANN401
+    def _wait(self, look: Callable[[], Any], what: str, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
         while (found := look()) is None:
             left = deadline - time.monotonic()

@@ -63,7 +63,7 @@ class Outcome:
         return self.ended - self.started
 
 
-def packed(message: Any) -> bytes:  # noqa: ANN401
+def packed(message: Any) -> bytes:
     """Pickle ``message``; what cannot be pickled in an outcome is replaced by its description."""
     try:
         data = pickle.dumps(message)

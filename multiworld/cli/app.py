@@ -26,7 +26,7 @@ errors = Console(stderr=True, highlight=False)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
-def _guarded(work: Callable[[], Any]) -> Any:  # noqa: ANN401
+def _guarded(work: Callable[[], Any]) -> Any:
     """Run ``work``; a mistake of the user's gives a message and exit code 2, not a traceback."""
     try:
         return work()

@@ -185,7 +185,7 @@ async def _two_in_one() -> str:
         return f"joined, exchanged, broken (noticed in {noticed * 1e3:.1f} ms), {again}"
 
 
-async def _exchange(a: Any, b: Any) -> None:  # noqa: ANN401
+async def _exchange(a: Any, b: Any) -> None:
     got = torch.zeros(4)
     await asyncio.gather(a.send(torch.arange(4.0), 1), b.recv(got, 0))
     sums = [torch.ones(100_000), torch.ones(100_000)]
@@ -194,7 +194,7 @@ async def _exchange(a: Any, b: Any) -> None:  # noqa: ANN401
         raise RuntimeError("a world of two delivered wrong data")
 
 
-async def _break_seconds(world: Any) -> float:  # noqa: ANN401
+async def _break_seconds(world: Any) -> float:
     started = time.monotonic()
     try:
         await world.recv(torch.zeros(1), 0, timeout=5.0)
