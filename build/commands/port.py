@@ -15,6 +15,7 @@ from build.porting import folder, release
 from build.porting.prove import prove
 from build.porting.report import PortReport, to_terminal
 from build.porting.session import discard
+from build.porting.undo import give_up
 
 
 def register(app: typer.Typer) -> None:
@@ -61,7 +62,7 @@ def regenerate_patch(
     place = Place(request.folder / wanted, request.state, f"regenerate-patch {wanted} --series {series}")
     with paths.locked(request.state, f"the port of {series} to {wanted}"):
         if action == "abort":
-            discard(request.state)
+            give_up(request.folder, wanted, request.state)
             step(f"the port of {series} to {wanted} is given up")
             return
         report = release.port_release(request)

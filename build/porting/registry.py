@@ -109,17 +109,40 @@ def write_entry(folder: Path, version: str, entry: ReleaseEntry) -> None:
     Raises:
         ReleaseDataError: the manifest would not be valid with it; it stays as it was.
     """
-    path = folder / "manifest.toml"
-    text = path.read_text(encoding="utf-8")
+    text = (folder / "manifest.toml").read_text(encoding="utf-8")
     block = _entry_text(version, entry)
-    head = re.escape(f'[release."{version}"]')
-    # An entry ends where the next table that is not its own begins, or at the comment above that one.
-    found = re.search(rf'^{head}\n(?:(?!^\[(?!\[?release\."{re.escape(version)}")|^#).*\n?)*', text, re.MULTILINE)
+    found = _find(text, version)
     if found:
         after = text[found.end() :]
         text = text[: found.start()] + block + ("\n" if after else "") + after
     else:
         text = text.rstrip("\n") + "\n\n" + block
+    _store(folder, version, text, entry)
+
+
+def remove_entry(folder: Path, version: str) -> None:
+    """Take a release's entry out of a series' manifest, if it has one.
+
+    Raises:
+        ReleaseDataError: the manifest would not be valid without it; it stays as it was.
+    """
+    text = (folder / "manifest.toml").read_text(encoding="utf-8")
+    found = _find(text, version)
+    if found:
+        rest = text[found.end() :]
+        _store(folder, version, (text[: found.start()] + rest).rstrip("\n") + "\n", None)
+
+
+def _find(text: str, version: str) -> re.Match[str] | None:
+    """Find a release's entry: it ends where a table that is not its own begins, or the comment above that."""
+    name = re.escape(version)
+    head = re.escape(f'[release."{version}"]')
+    return re.search(rf'^{head}\n(?:(?!^\[(?!\[?release\."{name}")|^#).*\n?)*', text, re.MULTILINE)
+
+
+def _store(folder: Path, version: str, text: str, entry: ReleaseEntry | None) -> None:
+    """Write a manifest that says `entry` about a release, and is valid."""
+    path = folder / "manifest.toml"
     data = text.encode("utf-8")
     if manifests.parse(data, f"{folder.name}/manifest.toml").release.get(version) != entry:
         raise ReleaseDataError(f"cannot enter {version} into {path}", remedy="enter it by hand")

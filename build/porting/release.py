@@ -19,6 +19,7 @@ from build.porting.registry import known_release, set_series, write_entry
 from build.porting.report import PortReport, from_json, report_of
 from build.porting.session import Outcome, Session
 from build.porting.trees import Tree, open_tree
+from build.porting.undo import keep, remember
 from build.releases import Release
 from build.series import manifest as manifests
 from build.series.export import Exported, write_series
@@ -91,6 +92,7 @@ def port_release(request: Request) -> PortReport:
     if done is not None:
         return done
     origin = _origin(request, manifest)
+    before = remember(request.folder, request.release)
     release = known_release(request.release, origin)
     chosen = choose(request.folder, manifest, origin, request.release)
     with tempfile.TemporaryDirectory(prefix="multiworld-trees-") as workplace:
@@ -99,6 +101,7 @@ def port_release(request: Request) -> PortReport:
         session = Session(chosen.patches, old, new, request.state)
         outcome = run(session, request.action)
         report = _report(request, chosen, outcome)
+        keep(before, request.state)
         _write(request, release, manifest, chosen, outcome, report)
     if report.complete:
         session.close()

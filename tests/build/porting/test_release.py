@@ -10,6 +10,7 @@ from build import paths, releases
 from build.errors import UsageError
 from build.porting import registry
 from build.porting.release import Request, port_release
+from build.porting.undo import give_up
 from build.series import manifest as manifests
 from build.series.git import Git
 from build.series.lint import Source, lint_series
@@ -118,6 +119,27 @@ def test_upstream_and_conflict_are_entered_as_such(repo: Git) -> None:
     entry = manifests.load(folder(repo)).release["2.4.0"]
     assert (entry.patches, entry.missing, entry.verified) == (("two",), (), Verified.PORTED)
     assert b"+both\n" in (folder(repo) / "2.4.0" / "0001-two.patch").read_bytes()
+
+
+def test_giving_up_brings_the_series_back(repo: Git) -> None:
+    def content() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in folder(repo).rglob("*") if path.is_file()}
+
+    before = content()
+    port_release(request(repo, "2.4.0"))
+    assert content() != before
+    state = request(repo, "2.4.0").state
+    give_up(folder(repo), "2.4.0", state)
+    assert content() == before
+    assert not state.exists()
+    with pytest.raises(UsageError, match="no port waits"):
+        give_up(folder(repo), "2.4.0", state)
+    port_release(request(repo, "2.1.2"))
+    kept = content()
+    repo.out("tag", "-f", "v2.1.2", "v2.4.0")
+    assert not port_release(request(repo, "2.1.2", again=True)).complete
+    give_up(folder(repo), "2.1.2", request(repo, "2.1.2").state)
+    assert content() == kept
 
 
 def test_hand_written_patches_are_not_replaced_by_accident(repo: Git) -> None:
