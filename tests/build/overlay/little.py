@@ -13,8 +13,7 @@ import msgspec
 
 from build.overlay import toolchain
 from build.overlay.flags import COMMON
-from build.overlay.model import Inputs, Object
-from build.overlay.objects import sha256
+from build.overlay.model import Inputs
 from build.overlay.symbols import build_id
 from build.releases import OfficialWheel, Release, Unit
 from tests.build.overlay import little_sources as text
@@ -127,10 +126,6 @@ def edited(path: str, old: str, new: str) -> dict[str, str]:
     every = {**text.HEADERS, **text.CUDA, **text.CPU, **text.PYTHON}
     assert old in every[path]
     return {path: every[path].replace(old, new)}
-
-
-def as_object(path: Path, unit: str = "a.cpp") -> Object:
-    return Object(unit, path, sha256(path), (), 0.0, "test")
 
 
 def with_release(given: Inputs, **changes: object) -> Inputs:
