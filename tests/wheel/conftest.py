@@ -2,7 +2,7 @@
 
 MULTIWORLD_TORCH_PYTHON  the interpreter; it needs torch and nothing else of ours
 MULTIWORLD_TORCH_FORM    stock, patched (the patched wheel) or overlay (official torch and the overlay wheel)
-MULTIWORLD_BUILD_JSON    the record of the build; not needed for stock
+MULTIWORLD_BUILD_JSON    the record of the build: which version, commit and replaced symbols to expect
 
 `nox -s test-RELEASE` sets them.
 """
