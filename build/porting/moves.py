@@ -15,6 +15,7 @@ _KINDS = (
     frozenset({".py", ".pyi"}),
     frozenset({".cmake", ".txt"}),
 )
+_VENDORED = ("third_party/", "vendor/", "external/")
 #: Share of an old file's telling lines that a new one must have to be the same file.
 RENAMED = 0.5
 #: The same for a piece of a file, which is short and must be certain.
@@ -23,6 +24,8 @@ SPLIT = 0.7
 MARGIN = 0.2
 #: Long lines that a file is first asked for, since most files have none of them.
 PROBES = 8
+#: Files read at once, and the size in bytes from which a file is no source that anyone splits or renames.
+BATCH, LARGEST = 256, 1 << 19
 
 
 @dataclass(slots=True)
@@ -31,7 +34,7 @@ class Finder:
 
     old: Tree
     new: Layer
-    _contents: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    _contents: dict[str, bytes] = field(default_factory=dict)
     _names: dict[str, list[str]] = field(default_factory=dict)
 
     def renamed(self, path: str, data: bytes) -> tuple[str, str] | None:
@@ -42,7 +45,7 @@ class Finder:
         if len(same) == 1:
             return same[0], "the same content under another name"
         lines = {norm(line) for line in data.split(b"\n") if distinctive(line)}
-        found = _best(lines, self._read("fresh", [n for n in fresh if alike(path, n)]), RENAMED, path)
+        found = _best(lines, self._read([n for n in fresh if alike(path, n)]), RENAMED, path)
         return (found[0], f"{found[1]:.0%} of its telling lines are in {found[0]}") if found else None
 
     def piece(self, path: str, lines: Sequence[bytes]) -> tuple[str, str] | None:
@@ -52,7 +55,7 @@ class Finder:
             return None
         old = self.old.entries
         names = [name for name in self._changed(path) if name != path]
-        found = _best(wanted, self._read("changed", names), SPLIT, path)
+        found = _best(wanted, self._read(names), SPLIT, path)
         if found is None:
             return None
         if found[0] in old and _share(wanted, self.old.read_many([found[0]]).get(found[0], b"")) > SPLIT / 2:
@@ -61,26 +64,31 @@ class Finder:
 
     def _changed(self, path: str) -> list[str]:
         """Return the files of the same kind that are new or changed."""
-        suffix = posixpath.splitext(path)[1]
-        if suffix not in self._names:
+        kind = f"{path.startswith(_VENDORED)} {posixpath.splitext(path)[1]}"
+        if kind not in self._names:
             old = self.old.entries
-            self._names[suffix] = [
+            self._names[kind] = [
                 name
                 for name, entry in self.new.tree.entries.items()
                 if (name not in old or old[name].blob != entry.blob) and alike(path, name)
             ]
-        return self._names[suffix]
+        return self._names[kind]
 
-    def _read(self, key: str, names: Sequence[str]) -> dict[str, bytes]:
-        """Return the candidates' contents, read once per kind of file."""
-        wanted = [name for name in names if name not in self._contents.setdefault(key, {})]
-        if wanted:
-            self._contents[key] |= {**dict.fromkeys(wanted, b""), **self.new.tree.read_many(wanted)}
-        return {name: self._contents[key][name] for name in names}
+    def _read(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Return the candidates' contents, each read once, some at a time: a whole tree at once takes too much room."""
+        wanted = [name for name in names if name not in self._contents]
+        for start in range(0, len(wanted), BATCH):
+            part = wanted[start : start + BATCH]
+            found = self.new.tree.read_many(part)
+            self._contents |= {name: found.get(name, b"") for name in part}
+            self._contents |= {name: b"" for name in part if len(found.get(name, b"")) > LARGEST}
+        return {name: self._contents[name] for name in names}
 
 
 def alike(a: str, b: str) -> bool:
-    """Tell whether two paths are of one kind of file."""
+    """Tell whether two paths are of one kind of file, and both or neither other people's code."""
+    if a.startswith(_VENDORED) != b.startswith(_VENDORED):
+        return False
     left, right = posixpath.splitext(a)[1], posixpath.splitext(b)[1]
     return left == right or any(left in kind and right in kind for kind in _KINDS)
 
