@@ -92,7 +92,8 @@ def summary(verdicts: Sequence[HunkVerdict]) -> str:
     counts = Counter(item.verdict for item in verdicts if item not in decided)
     parts = [f"{counts[word]} {word.value}" for word in Verdict if counts[word]]
     parts += [f"{len(decided)} decided by hand"] if decided else []
-    return f"{len(verdicts)} hunks: {', '.join(parts)}" if parts else "no hunks"
+    noun = "hunk" if len(verdicts) == 1 else "hunks"
+    return f"{len(verdicts)} {noun}: {', '.join(parts)}" if parts else "no hunks"
 
 
 def to_terminal(report: PortReport) -> Group:
