@@ -75,6 +75,7 @@ class Actor:
         self.code: int | None = None
         self._channel = channel
         self._numbers = itertools.count(1)
+        self._latest = 0
         self._outcomes: dict[int, Outcome] = {}
         self._marks: list[Mark] = []
         self._input = bytearray()
@@ -82,7 +83,7 @@ class Actor:
 
     def start(self, function: Callable[..., Any], *args: Any) -> Running:
         """Start ``function(stage, *args)`` in the actor."""
-        number = next(self._numbers)
+        number = self._latest = next(self._numbers)
         self.send(Call(number, function, args))
         return Running(self, number)
 
@@ -97,10 +98,8 @@ class Actor:
             self._channel.sendall(LENGTH.pack(len(data)) + data)
 
     def wait_for(self, mark: str, timeout: float = 20.0) -> Mark:
-        """The first mark of that name not asked for yet."""
-        found: Mark = self._wait(
-            lambda: next((m for m in self._marks if m.name == mark), None), f"mark {mark!r}", timeout
-        )
+        """The first mark of that name not asked for yet; raises what the latest call raised instead of coming there."""
+        found: Mark = self._wait(lambda: self._marked(mark), f"mark {mark!r}", timeout)
         self._marks.remove(found)
         return found
 
@@ -129,6 +128,13 @@ class Actor:
     def close(self) -> None:
         """Let the actor end by itself."""
         self._channel.close()
+
+    def _marked(self, name: str) -> Mark | None:
+        mark = next((mark for mark in self._marks if mark.name == name), None)
+        latest = self._outcomes.get(self._latest)
+        if mark is None and latest is not None and latest.error is not None:
+            raise latest.error
+        return mark
 
     def _wait(self, look: Callable[[], Any], what: str, timeout: float) -> Any:
         deadline = time.monotonic() + timeout

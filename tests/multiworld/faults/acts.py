@@ -79,6 +79,27 @@ async def operate(stage: Stage, name: str, row: Row, peer: int) -> Any:
     return _plain(await task)
 
 
+class Twin:
+    """The synchronous twin of a world under the names that the table of operations uses."""
+
+    def __init__(self, world: Any) -> None:
+        self.rank, self.size = world.rank, world.size
+        self._sync = world.sync
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sync, name)
+
+
+async def operate_in_thread(stage: Stage, name: str, row: Row, peer: int) -> Any:
+    """``operate`` with the synchronous twin, in a thread."""
+    twin, session = Twin(stage.mw[name]), stage.mw[name].enter_sync("test")
+    task = asyncio.ensure_future(asyncio.to_thread(OPERATIONS[row.operation].call, twin, peer, row.count))
+    while not session.operations and not task.done():
+        await asyncio.sleep(0.001)
+    stage.mark("operating")
+    return _plain(await task)
+
+
 async def operate_for_ever(stage: Stage, name: str, row: Row, peer: int) -> None:
     """Call it again and again; say so after the third time."""
     for turn in range(1_000_000):

@@ -173,6 +173,34 @@ def test_cancelled_rejoin(scene: Scene) -> None:
     scene.works(WORLD, members)
 
 
+async def cancelled_leave(stage: Stage, name: str) -> None:
+    """Leave, and stop waiting for it at once; then leave again."""
+    world = stage.mw[name]
+    task = asyncio.ensure_future(world.leave())
+    await asyncio.sleep(0)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    stage.mark("cancelled")
+    await world.leave()
+
+
+def test_cancelled_leave(scene: Scene) -> None:
+    """The world is left all the same, in good order."""
+    a, b = members = scene.actors(2)
+    scene.join(CALM, members)
+    scene.join(WORLD, members)
+    waiting = b.start(acts.operate, WORLD, Row("recv", SMALL), 0)
+    b.wait_for("operating")
+    call = a.start(cancelled_leave, WORLD)
+    scene.injector.record("cancel", a.name, a.wait_for("cancelled").at, "CancelledError was raised")
+    call.result()
+    error = waiting.outcome().error
+    assert isinstance(error, PeerLost)
+    assert error.how == "left"
+    scene.works(CALM, members)
+
+
 async def loop_closed(stage: Stage, options: dict[str, Any]) -> str:
     """In a thread: an event loop that is closed with a receive pending; then the ``MultiWorld`` is closed."""
     mine = MultiWorld()

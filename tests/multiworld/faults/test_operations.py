@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -81,11 +82,21 @@ CASES = [
 
 @pytest.mark.parametrize(("row", "fault"), CASES, ids=lambda value: str(value))
 def test_member_is_hit_while_others_wait(scene: Scene, row: Row, fault: Fault) -> None:
+    _hit(scene, row, fault, acts.operate)
+
+
+@pytest.mark.parametrize("fault", [KILL, FREEZE, LEAVE, ABORT], ids=str)
+@pytest.mark.parametrize("row", rows(FEW), ids=str)
+def test_member_is_hit_while_others_wait_in_threads(scene: Scene, row: Row, fault: Fault) -> None:
+    _hit(scene, row, fault, acts.operate_in_thread)
+
+
+def _hit(scene: Scene, row: Row, fault: Fault, operate: Callable[..., Any]) -> None:
     a, b, victim = members = scene.actors(3)
     scene.join(CALM, [a, b])
     scene.join(WORLD, members)
     scene.everywhere(members, acts.watch_events)
-    waiting = [actor.start(acts.operate, WORLD, row, VICTIM) for actor in (a, b)]
+    waiting = [actor.start(operate, WORLD, row, VICTIM) for actor in (a, b)]
     for actor in (a, b):
         actor.wait_for("operating")
     fired = fault.strike(scene, victim)
@@ -95,7 +106,7 @@ def test_member_is_hit_while_others_wait(scene: Scene, row: Row, fault: Fault) -
     for actor in (a, b):
         broken = [e for e in actor.run(acts.events) if isinstance(e, WorldBroken)]
         assert [e.world for e in broken] == [WORLD]
-    again = a.start(acts.operate, WORLD, row, VICTIM).outcome()
+    again = a.start(operate, WORLD, row, VICTIM).outcome()
     assert isinstance(again.error, PeerLost), "an operation on a broken world raises its first cause at once"
     assert again.error.operation is not None
 
