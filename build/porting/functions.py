@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from build.porting.alignment import Alignment, align
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, port_hunk
 from build.porting.lines import headings
+from build.porting.markers import Region, region
 from build.porting.placement import added_elsewhere, text
 from build.porting.upstream import only_moved
 from build.series.verdicts import Method, Verdict
@@ -23,6 +24,26 @@ def port_in_function(alignment: Alignment, placed: Placed) -> HunkResult | None:
     Returns:
         None when there is no such line, or no certain place in that function.
     """
+    found = function_of(alignment, placed)
+    if found is None:
+        return None
+    result = port_hunk(found.alignment, shifted(placed, -found.old))
+    if result.verdict is Verdict.CONFLICT or _elsewhere(alignment, placed, result):
+        return None
+    return outward(result, placed, found.new, alignment, moved=alignment.to[found.old] != found.new)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that both files have: where it begins in each, and its lines aligned."""
+
+    old: int
+    new: int
+    alignment: Alignment
+
+
+def function_of(alignment: Alignment, placed: Placed) -> Function | None:
+    """Return the function (or class) a hunk stands in, None when its first line is not in each file just once."""
     chain = headings(alignment.base, placed.groups[0].start)
     if not chain or placed.start < chain[-1]:
         return None
@@ -30,14 +51,21 @@ def port_in_function(alignment: Alignment, placed: Placed) -> HunkResult | None:
     if list(alignment.base_norm).count(first) != 1 or list(alignment.ours_norm).count(first) != 1:
         return None
     old, new = chain[-1], list(alignment.ours_norm).index(first)
-    old_end, new_end = _end(alignment.base, old), _end(alignment.ours, new)
+    old_end = _end(alignment.base, old)
     if placed.end > old_end:
         return None
-    inner = align(alignment.base[old:old_end], alignment.ours[new:new_end])
-    result = port_hunk(inner, shifted(placed, -old))
-    if result.verdict is Verdict.CONFLICT or _elsewhere(alignment, placed, result):
-        return None
-    return outward(result, placed, new, alignment, moved=alignment.to[old] != new)
+    return Function(old, new, align(alignment.base[old:old_end], alignment.ours[new : _end(alignment.ours, new)]))
+
+
+def conflict_of(alignment: Alignment, placed: Placed) -> Region:
+    """Return the lines that a hunk left to a human is about: in its function, if that is known."""
+    found = function_of(alignment, placed)
+    if found is None:
+        return region(alignment, placed)
+    inner = region(found.alignment, shifted(placed, -found.old))
+    return Region(
+        (inner.old[0] + found.old, inner.old[1] + found.old), (inner.new[0] + found.new, inner.new[1] + found.new)
+    )
 
 
 def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from build.porting import markers
 from build.porting.alignment import Alignment, align
 from build.porting.crosscheck import crosscheck
-from build.porting.functions import port_in_function
+from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import HunkResult, context_changes, human, port_hunk
 from build.porting.moved import port_moved, port_without_base
@@ -107,7 +107,7 @@ def _conflicts(
     final = list(results)
     while True:
         areas = [
-            (markers.region(alignment, placed), placed)
+            (conflict_of(alignment, placed), placed)
             for placed, result in zip(located, final, strict=True)
             if placed and result.verdict is Verdict.CONFLICT
         ]
