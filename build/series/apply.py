@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -194,10 +193,3 @@ def changed_paths(git: Git, base: str, head: str) -> tuple[ChangedPath, ...]:
         path = next(parts) if status[0] in "RC" else old_path
         found.append(ChangedPath(path, _STATUS[status[0]], old_path, old_mode, new_mode, old_blob, new_blob))
     return tuple(found)
-
-
-def discard(target: Path) -> None:
-    """Remove a checkout made by `apply_series`; one with uncommitted changes is refused."""
-    if _read_record(target) is not None:
-        _refuse_dirty(target)
-        shutil.rmtree(target)

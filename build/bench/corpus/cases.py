@@ -189,8 +189,3 @@ def _new_name(name: str, dice: random.Random) -> str:
     stem, suffix = posixpath.splitext(base)
     choices = [f"{folder}/impl/{base}", f"{folder}/{stem}_impl{suffix}", f"moved/{base}"]
     return dice.choice(choices)
-
-
-def only(case: Case, number: int) -> Case:
-    """Return a case with only one of its expectations, for looking into it."""
-    return replace(case, expected=(case.expected[number],))
