@@ -118,7 +118,8 @@ class Lane:
         for part in parts:
             view = memoryview(part).cast("B")
             if sent < len(view):
-                views.append(view[sent:])
+                # Without an operation to wait for, nobody keeps the memory: what is not out yet is copied.
+                views.append(view[sent:] if operation is not None else memoryview(bytes(view[sent:])))
             sent = max(0, sent - len(view))
         self.backlog.extend((view, operation if view is views[-1] else None) for view in views)
         self._owner.on_backlog(self)

@@ -76,8 +76,7 @@ class Agreement:
         return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
 
     def _tell(self, peer: int, seq: int, packed: bytes, data: Bytes | None) -> None:
-        # A copy of small data: the tensor may be overwritten by the result before the socket has taken all.
-        parts: tuple[Any, ...] = (packed,) if data is None else (packed, bytes(data))
+        parts: tuple[Any, ...] = (packed,) if data is None else (packed, data)
         nbytes = sum(map(len, parts))
         self.session.lanes[peer].put(
             Kind.SIGNATURE, flags=len(packed), seq=seq, key=self.gid, payload=parts, nbytes=nbytes

@@ -37,9 +37,9 @@ def _nothing(_: int) -> None:
     return None
 
 
-def small(session: Session, nbytes: int) -> bool:
-    """Whether pieces of that length travel with the signatures."""
-    return nbytes <= INLINE_BYTES and session.config.backend != "nccl"
+def small(session: Session, group: GroupBase, nbytes: int) -> bool:
+    """Whether pieces of that length, one to each other member, travel with the signatures."""
+    return nbytes * (group.size - 1) <= INLINE_BYTES and session.config.backend != "nccl"
 
 
 def as_list(group: GroupBase, operation: str, what: str, tensors: Tensors | None, like: torch.Tensor) -> Tensors:
@@ -77,7 +77,7 @@ def broadcast(session: Session, group: GroupBase, tensor: torch.Tensor, src: int
     check_rank(group, "broadcast", "src", src)
     shelf, ours = Shelf(session), group.rank == src
     flat = shelf.both(tensor) if not ours else shelf.source(tensor)
-    inline = small(session, flat.nbytes)
+    inline = small(session, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
         if not ours:
@@ -116,14 +116,14 @@ def _reduce_to(
     reduction = Reduction(group, name, op, tensor.dtype)
     shelf, ours = Shelf(session), dst is None or group.rank == dst
     flat = shelf.both(tensor)
-    inline = small(session, flat.nbytes)
+    inline = small(session, group, flat.nbytes)
 
     def outgoing(place: int) -> Bytes | None:
         return bytes_of(flat) if inline and dst in (None, place) else None
 
     def absorb(parts: Parts) -> None:
         if ours and flat.numel():
-            flat.copy_(reduction.apply(tensors_of(parts, flat)))
+            reduction.apply(flat, tensors_of(parts, flat))
 
     def launch(driver: Any) -> Any:
         if dst is None:
@@ -154,7 +154,7 @@ def all_gather_into_tensor(session: Session, group: GroupBase, output: torch.Ten
 def _all_gather(session: Session, group: GroupBase, name: str, outputs: Tensors, tensor: torch.Tensor) -> Operation:
     shelf, me = Shelf(session), group.rank
     flat, flats = shelf.source(tensor), [shelf.target(output) for output in outputs]
-    inline = small(session, flat.nbytes)
+    inline = small(session, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
         for place, target in enumerate(flats):
@@ -179,7 +179,7 @@ def gather(
     shelf, me = Shelf(session), group.rank
     outputs = as_list(group, "gather", "gather_list", gather_list, tensor) if me == dst else ()
     flat, flats = shelf.source(tensor), [shelf.target(output) for output in outputs]
-    inline = small(session, flat.nbytes)
+    inline = small(session, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
         for place, target in enumerate(flats):
@@ -204,7 +204,7 @@ def scatter(
     shelf, me = Shelf(session), group.rank
     inputs = as_list(group, "scatter", "scatter_list", scatter_list, tensor) if me == src else ()
     flat, flats = shelf.target(tensor), [shelf.source(one) for one in inputs]
-    inline = small(session, flat.nbytes)
+    inline = small(session, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
         bytes_of(flat)[:] = bytes_of(flats[me]) if me == src else part(parts, src)
@@ -240,6 +240,5 @@ def part(parts: Parts, place: int) -> memoryview:
 
 
 def tensors_of(parts: Parts, own: torch.Tensor) -> list[torch.Tensor]:
-    """What every rank contributed, by rank, the first as a copy that may be overwritten."""
-    found = [own if part is None else torch.frombuffer(part, dtype=own.dtype) for part in parts]
-    return [found[0].clone(), *found[1:]]
+    """What every rank contributed, by rank."""
+    return [own if part is None else torch.frombuffer(part, dtype=own.dtype) for part in parts]

@@ -47,11 +47,11 @@ def _reduce_scatter(
     reduction = Reduction(group, name, op, output.dtype)
     shelf, me, size = Shelf(session), group.rank, group.size
     target, flats = shelf.target(output), [shelf.source(one) for one in inputs]
-    inline = small(session, target.nbytes)
+    inline = small(session, group, target.nbytes)
 
     def reduced(parts: list[torch.Tensor]) -> None:
         if target.numel():
-            target.copy_(reduction.apply(parts))
+            reduction.apply(target, parts)
 
     if inline:
         plan = Plan(
@@ -112,7 +112,7 @@ def all_to_all_single(
     shelf = Shelf(session)
     sent, got = shelf.source(tensor), shelf.target(output)
     even = output_split_sizes is None and input_split_sizes is None
-    if even and to == of and small(session, to[0]):
+    if even and to == of and small(session, group, to[0]):
         return _even_small(session, group, name, shelf, got, sent, to[0])
     return _uneven(session, group, name, shelf, got, sent, (to, of), lambda: None)
 

@@ -13,9 +13,9 @@ from multiworld.net.frames import dtype_name
 if TYPE_CHECKING:
     from multiworld.drivers.base import Driver
 
-#: Payloads up to this size travel with the signatures, on the lanes; larger ones through the backend. Below it, the
-#: extra round of agreement would cost more than the payload: one exchange does both.
-INLINE_BYTES: Final = 32 * 1024
+#: Collectives in which a member sends up to this much in all travel with the signatures, on the lanes; larger ones go
+#: through the backend. Below it the extra round of agreement would cost more than the payload: one exchange does both.
+INLINE_BYTES: Final = 512 * 1024
 NO_REDUCTION: Final = 255
 
 Bytes = memoryview | bytes

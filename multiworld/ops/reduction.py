@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce as fold
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +13,10 @@ from multiworld.ops.memory import invalid
 
 if TYPE_CHECKING:
     from multiworld.ops.base import GroupBase
+
+#: below ATen's grain size (32,768), so that it works in this thread: waking its pool costs more than it gains here, and
+#: on a busy machine a hundred times more
+CHUNK: Final = 32_000
 
 _Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -57,10 +61,12 @@ class Reduction:
         #: what the backend is asked for: it has no average on every release
         self.backend_op = ReduceOp.SUM if name == "AVG" else getattr(ReduceOp, name)
 
-    def apply(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """Reduce flat tensors in order, into the first."""
-        result = fold(_COMBINE[self.name], tensors)
-        return self.complete(result, len(tensors))
+    def apply(self, target: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+        """Reduce flat ``tensors`` in order, into ``target``, which may be one of them."""
+        for begin in range(0, target.numel(), CHUNK):
+            end = begin + CHUNK
+            parts = [tensors[0][begin:end].clone(), *(tensor[begin:end] for tensor in tensors[1:])]
+            target[begin:end].copy_(self.complete(fold(_COMBINE[self.name], parts), len(parts)))
 
     def complete(self, result: torch.Tensor, count: int) -> torch.Tensor:
         """The last step, after ``count`` tensors were combined."""

@@ -32,7 +32,7 @@ def _waiting_leader(link: Link, store: str, operation: str) -> dict[str, Any]:
         async with MultiWorld() as mw:
             a = await mw.join("a", 0, 2, store=store)
             b = await mw.join("b", 0, 2, store=store)
-            t = torch.zeros(100_000)
+            t = torch.zeros(200_000)
             await b.barrier()
             calls = {"recv": lambda: a.recv(t, 1), "all_reduce": lambda: a.all_reduce(t), "barrier": a.barrier}
             task = asyncio.create_task(calls[operation]())

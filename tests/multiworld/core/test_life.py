@@ -98,7 +98,7 @@ def _cancels_collective(link: Link, store: str, rank: int) -> Any:
     async def main() -> Any:
         async with MultiWorld() as mw:
             w = await mw.join("w", rank, 2, store=store)
-            t = torch.ones(50_000)
+            t = torch.ones(200_000)
             if rank == 0:
                 with pytest.raises(asyncio.TimeoutError):
                     await asyncio.wait_for(w.all_reduce(t), 0.05)
@@ -106,7 +106,7 @@ def _cancels_collective(link: Link, store: str, rank: int) -> Any:
             else:
                 link.recv()
                 await w.all_reduce(t)
-            other = torch.ones(50_000)
+            other = torch.ones(200_000)
             await w.all_reduce(other)
             return t[0].item(), other[0].item()
 
@@ -179,7 +179,7 @@ import os, sys, torch
 from multiworld import MultiWorld, WrongContext
 with MultiWorld() as mw:
     w = mw.sync.join("w", int(sys.argv[2]), 2, store=sys.argv[1], join_timeout=80)
-    w.sync.all_reduce(torch.ones(50_000))
+    w.sync.all_reduce(torch.ones(200_000))
     child = os.fork()
     if child == 0:
         try:
@@ -188,7 +188,7 @@ with MultiWorld() as mw:
             assert "forked child" in str(error)
             sys.exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    t = torch.ones(50_000)
+    t = torch.ones(200_000)
     w.sync.all_reduce(t)
     print(t[0].item())
 """
