@@ -32,14 +32,10 @@ def known_release(version: str, like: str, path: Path = releases.RELEASES_TOML) 
     if version in known:
         return known[version]
     step(f"release {version} is new: reading its official wheel")
-    text = entry_text(read_facts(version), known[like])
-    # Parsed before it is written: an entry that would not load again is never stored.
-    data = path.read_bytes().rstrip(b"\n") + b"\n\n" + text.encode()
-    release = releases.parse(data, path.name)[version]
-    with written_beside(path) as part:
-        part.write_bytes(data)
-    releases.load.cache_clear()
-    return release
+    # Without the build ids: they lie deep in wheels of 770 MB, and first it has to be seen whether it can be ported.
+    text = entry_text(read_facts(version, build_ids=False), known[like])
+    _write(path, path.read_bytes().rstrip(b"\n") + b"\n\n" + text.encode())
+    return releases.parse(path.read_bytes(), path.name)[version]
 
 
 def entry_text(facts: WheelFacts, like: Release) -> str:
@@ -75,6 +71,29 @@ def entry_text(facts: WheelFacts, like: Release) -> str:
     return tomli_w.dumps({"release": {facts.version: entry}})
 
 
+def fill_build_ids(version: str, path: Path = releases.RELEASES_TOML) -> None:
+    """Read the build ids of a release that was entered without, since an overlay is bound to them.
+
+    Raises:
+        SourceError: the index no longer has the release.
+    """
+    known = releases.parse(path.read_bytes(), path.name)[version]
+    if known.wheel.libtorch_cuda_build_ids:
+        return
+    ids = read_facts(version).libtorch_cuda_build_ids
+    head = f'[release."{version}".wheel.libtorch_cuda_build_ids]\n'.encode()
+    lines = "".join(f'"{python}" = "{value}"\n' for python, value in ids.items()).encode()
+    _write(path, path.read_bytes().replace(head, head + lines, 1))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a releases file that loads."""
+    releases.parse(data, path.name)
+    with written_beside(path) as part:
+        part.write_bytes(data)
+    releases.load.cache_clear()
+
+
 def set_series(version: str, series: str, path: Path = releases.RELEASES_TOML) -> None:
     """Note in a release's entry that `series` applies to it."""
     known = releases.parse(path.read_bytes(), path.name)[version]
@@ -91,11 +110,7 @@ def set_series(version: str, series: str, path: Path = releases.RELEASES_TOML) -
     if new is None:
         head = f'[release."{version}"]\n'.encode()
         new = block.replace(head, head + f"series = [{names}]\n".encode(), 1)
-    data = data[:start] + new + data[stop:]
-    releases.parse(data, path.name)
-    with written_beside(path) as part:
-        part.write_bytes(data)
-    releases.load.cache_clear()
+    _write(path, data[:start] + new + data[stop:])
 
 
 def write_entry(folder: Path, version: str, entry: ReleaseEntry) -> None:

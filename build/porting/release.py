@@ -15,7 +15,7 @@ from build.errors import UsageError
 from build.porting.engine import PatchState
 from build.porting.folder import JSON, MARKDOWN, reports, run
 from build.porting.output import Committed, render
-from build.porting.registry import known_release, set_series, write_entry
+from build.porting.registry import fill_build_ids, known_release, set_series, write_entry
 from build.porting.report import PortReport, from_json, report_of
 from build.porting.session import Outcome, Session
 from build.porting.trees import Tree, open_tree
@@ -213,6 +213,7 @@ def _write(
         entry = structs.replace(entry, verified=old.verified, note=old.note)
     write_entry(request.folder, request.release, entry)
     if not entry.missing:
+        fill_build_ids(request.release)
         set_series(request.release, request.series)
 
 

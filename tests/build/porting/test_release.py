@@ -50,7 +50,8 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
     monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "cache"))
     toml = tmp_path / "releases.toml"
     toml.write_bytes(releases.RELEASES_TOML.read_bytes())
-    monkeypatch.setattr(registry.set_series, "__defaults__", (toml,))
+    for function in (registry.set_series, registry.fill_build_ids):
+        monkeypatch.setattr(function, "__defaults__", (toml,))
     git = make_repo(tmp_path / "repo", {"a.c": numbered(40), "b.c": numbered(40)})
     git.out("tag", "v2.2.1")
     steps: list[Files] = [{"a.c": numbered(40, l10="mine\n")}, {"b.c": numbered(40, l10="mine\n")}]
