@@ -1,4 +1,4 @@
-"""The ``multiworld`` command: doctor, bench, chaos."""
+"""The ``multiworld`` command: doctor, bench, chaos, top."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -116,3 +117,30 @@ def chaos(
         for table in chaos_tables(report):
             console.print(table)
     raise typer.Exit(0 if report.good else 1)
+
+
+@app.command()
+def top(
+    folder: Annotated[Path, typer.Argument(help="Folder that processes write their status into (StatusFile).")],
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Show the worlds of running processes, live; they opt in with multiworld.cli.status.StatusFile."""
+    from rich.live import Live
+
+    from multiworld.cli.status import read_all
+    from multiworld.cli.tables import top_view
+
+    if not folder.is_dir():
+        errors.print(f"[bold red]multiworld:[/] {folder} is no folder; processes make it with StatusFile(mw, folder)")
+        raise typer.Exit(2)
+    if once:
+        console.print(top_view(read_all(folder)))
+        return
+    try:
+        with Live(top_view(read_all(folder)), console=console, screen=True) as live:
+            while True:
+                time.sleep(interval)
+                live.update(top_view(read_all(folder)))
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from multiworld.chaos.plan import Plan
     from multiworld.chaos.report import ChaosReport
     from multiworld.cli.doctor import Check
+    from multiworld.cli.status import ProcessStatus
 
+_STATES = {"active": "green", "joining": "yellow", "broken": "bold red", "closed": "dim"}
 _COLOURS = {"ok": "green", "note": "yellow", "fail": "bold red", "missed": "bold red", "not measured": "dim"}
 
 
@@ -96,3 +99,21 @@ def chaos_tables(report: ChaosReport) -> Iterator[Table]:
     for promise in report.promises:
         table.add_row(promise.name, verdict_text("ok" if promise.kept else "fail"), Text(promise.seen))
     yield table
+
+
+def top_view(processes: Sequence[ProcessStatus]) -> Group:
+    """The worlds of all processes, and their latest events."""
+    table = _table("worlds", "pid", "program", "world", "rank", "size", "generation", "state", "first cause")
+    for process in processes:
+        pid = Text(f"{process.pid}{' (silent)' if process.stale else ''}", style="dim" if process.stale else "")
+        for world in process.worlds:
+            state = Text(world.state, style=_STATES.get(world.state, ""))
+            numbers = (str(world.rank), str(world.size), str(world.generation))
+            table.add_row(pid, process.name, world.name, *numbers, state, Text(world.failure))
+        if not process.worlds:
+            table.add_row(pid, process.name, "none", "", "", "", "", "")
+    events = _table("events", "pid", "event")
+    told = sorted((text, process.pid) for process in processes for text in process.events)  # they begin with their time
+    for text, number in told[-15:]:
+        events.add_row(str(number), Text(text))
+    return Group(table, events)

@@ -29,7 +29,7 @@ def injector(request: pytest.FixtureRequest) -> Iterator[Injector]:
     """Makes faults; a test that used it and made none has shown nothing, and fails."""
     made = Injector()
     yield made
-    if not getattr(request.node, "went_wrong", False):
+    if getattr(request.node, "went_well", False):
         assert made.fired, "no fault was injected"
 
 
@@ -58,5 +58,8 @@ def scene(cast: Cast, injector: Injector, backend: Backend, request: pytest.Fixt
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     """Tell fixtures whether their test failed, so that they show the actors' log."""
     outcome = yield
-    if outcome.get_result().failed:
+    report = outcome.get_result()
+    if report.failed:
         item.went_wrong = True  # type: ignore[attr-defined]
+    elif report.when == "call" and report.passed:
+        item.went_well = True  # type: ignore[attr-defined]

@@ -14,13 +14,18 @@ from typer.testing import CliRunner
 from multiworld.bench.plot import draw
 from multiworld.bench.report import BenchReport
 from multiworld.bench.stats import Spread, paired_ratio, percentile
+from multiworld.chaos.actor import Stage
 from multiworld.chaos.cast import Cast
-from multiworld.chaos.injector import Fired, Injector, NotFiredError
+from multiworld.chaos.injector import Fired, Injector, NotFiredError, proven
 from multiworld.chaos.labour import Notice, Tally
 from multiworld.chaos.plan import FaultKind, Plan, draw_plan
 from multiworld.chaos.promises import judge
 from multiworld.chaos.report import Story
+from multiworld.cli.app import app
+from multiworld.cli.status import StatusFile, read_all
 from multiworld.errors import InvalidArgument
+from tests.multiworld.faults import acts
+from tests.multiworld.faults.scene import Scene
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -117,7 +122,7 @@ def test_doctor() -> None:
     done = _command("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert done.returncode == 0, checks
-    assert "rejoined as generation 2" in checks["a world of two"]["found"]
+    assert "rejoined as generation" in checks["a world of two"]["found"]
 
 
 def test_command_without_its_extra() -> None:
@@ -134,8 +139,6 @@ def test_command_without_its_extra() -> None:
 )
 def test_mistakes_of_the_user(arguments: tuple[str, ...]) -> None:
     """A message and exit code 2, without a traceback."""
-    from multiworld.cli.app import app
-
     done = CliRunner().invoke(app, list(arguments))
     assert done.exit_code == 2
     assert done.exception is None or isinstance(done.exception, SystemExit)
@@ -163,3 +166,34 @@ def test_bench_with_real_workers() -> None:
 def test_nothing_to_plot(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument):
         draw(BenchReport((), (), {"torch": "", "rounds": ""}), tmp_path / "plot.png")
+
+
+async def show_status(stage: Stage, folder: str) -> None:
+    """Opt in to ``multiworld top``."""
+    stage.props["status"] = StatusFile(stage.mw, folder, interval=0.2)
+
+
+def hide_status(stage: Stage) -> None:
+    """Opt out."""
+    stage.props["status"].close()
+
+
+def test_top(scene: Scene, tmp_path: Path) -> None:
+    """A broken world and a dead process are seen from outside; the file goes with its owner."""
+    a, b, victim = scene.actors(3)
+    scene.join("calm", [a, b])
+    scene.join("struck", [a, victim])
+    for actor in (a, b, victim):
+        actor.run(show_status, str(tmp_path))
+    scene.injector.kill(victim)
+    a.run(acts.await_break, "struck")
+    proven(lambda: "seen" if "PeerLost" in _top(tmp_path) and "(silent)" in _top(tmp_path) else None, "the view")
+    a.run(hide_status)
+    assert {status.pid for status in read_all(tmp_path)} == {b.pid, victim.pid}
+    (tmp_path / "torn.multiworld.json").write_text('{"pid": 1')
+    assert len(read_all(tmp_path)) == 2
+    assert CliRunner().invoke(app, ["top", str(tmp_path / "nowhere")]).exit_code == 2
+
+
+def _top(folder: Path) -> str:
+    return CliRunner().invoke(app, ["top", "--once", str(folder)]).output

@@ -1,0 +1,157 @@
+"""What ``multiworld top`` shows of a process: a file that the process itself writes, because it was asked to.
+
+    from multiworld.cli.status import StatusFile
+
+    with StatusFile(mw, "/run/user/1000/my-service"):
+        ...
+
+Nothing listens and nobody can write into the process; whoever may read the folder may look.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from multiworld.events import Event, WorldBroken
+
+if TYPE_CHECKING:
+    from multiworld.multi import MultiWorld
+    from multiworld.world import World
+
+_EVENTS = 20
+_SUFFIX = ".multiworld.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStatus:
+    """One world of a process."""
+
+    name: str
+    rank: int
+    size: int
+    generation: int
+    state: str
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process.
+
+    Attributes:
+        pid: of the process.
+        name: of its program.
+        at: wall-clock time of the status, seconds since the epoch.
+        interval: seconds between two of them.
+        worlds: its worlds.
+        events: the latest, newest last.
+    """
+
+    pid: int
+    name: str
+    at: float
+    interval: float
+    worlds: tuple[WorldStatus, ...]
+    events: tuple[str, ...]
+
+    @property
+    def stale(self) -> bool:
+        """Whether the process has stopped telling."""
+        return time.time() - self.at > 3 * self.interval + 1.0
+
+
+class StatusFile:
+    """Writes the status of a ``MultiWorld`` into a folder, from a thread of its own, until it is closed.
+
+    Args:
+        mw: whose worlds.
+        folder: that ``multiworld top`` is pointed at; it is made, readable by its owner only.
+        interval: seconds between two writes; an event is written at once.
+    """
+
+    def __init__(self, mw: MultiWorld, folder: str | os.PathLike[str], interval: float = 1.0) -> None:
+        self._mw = mw
+        self._interval = interval
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path = Path(folder, f"{os.getpid()}-{id(self):x}{_SUFFIX}")
+        self._events: deque[str] = deque(maxlen=_EVENTS)
+        self._wake = threading.Event()
+        self._closed = False
+        self._unsubscribe = mw.subscribe(self._note)
+        self._thread = threading.Thread(target=self._run, name="mw-status", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and take the file away."""
+        self._closed = True
+        self._unsubscribe()
+        self._wake.set()
+        self._thread.join(timeout=5)
+        self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> StatusFile:  # noqa: PYI034 - typing.Self is not in 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _note(self, event: Event) -> None:
+        self._events.append(_told(event))
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._write()
+            self._wake.wait(self._interval)
+            self._wake.clear()
+
+    def _write(self) -> None:
+        worlds = tuple(_status(world) for world in tuple(self._mw.worlds.values()))
+        name = Path(sys.argv[0]).name or "python"
+        status = ProcessStatus(os.getpid(), name, time.time(), self._interval, worlds, tuple(self._events))
+        partial = self._path.with_suffix(".part")
+        partial.write_text(json.dumps(asdict(status)), encoding="utf-8")
+        partial.replace(self._path)
+
+
+def read_all(folder: Path) -> list[ProcessStatus]:
+    """The statuses in ``folder``, by process number; a file that goes away meanwhile is left out."""
+    found = []
+    for path in folder.glob(f"*{_SUFFIX}"):
+        status = _read(path)
+        if status is not None:
+            found.append(status)
+    return sorted(found, key=lambda status: status.pid)
+
+
+def _read(path: Path) -> ProcessStatus | None:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        worlds = tuple(WorldStatus(**world) for world in data.pop("worlds"))
+        return ProcessStatus(worlds=worlds, events=tuple(data.pop("events")), **data)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _status(world: World) -> WorldStatus:
+    failure = world.failure
+    text = "" if failure is None else f"{type(failure).__name__}: {failure.what}"
+    return WorldStatus(world.name, world.world_rank, world.config.size, world.generation, world.state.value, text)
+
+
+def _told(event: Event) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(event.at))
+    what = f": {event.failure.what}" if isinstance(event, WorldBroken) else ""
+    where = f" {event.world} generation {event.generation}" if event.world else ""
+    return f"{at} {type(event).__name__}{where}{what}"
