@@ -41,7 +41,9 @@ def machine() -> str:
     """What is the same for processes that can look at each other in ``/proc``, and for no others."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+        # Of two network namespaces the wire between them may be cut, which is no overload.
+        spaces = (str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("pid", "net"))
+        return " ".join((boot, *spaces))
     except OSError:
         return f"unknown {os.urandom(8).hex()}"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from multiworld import BrokenWorldException, PeerLost, TcpStoreAddress, WorldState
-from multiworld.chaos.cast import Actor, Cast, Running
+from multiworld.chaos.cast import Actor, Cast, OverdueError, Running, VanishedError
 from multiworld.chaos.injector import Fired, Injector
 from multiworld.chaos.messages import Outcome
 from tests.multiworld.faults import acts
@@ -78,7 +78,10 @@ class Scene:
     def everywhere(self, actors: Sequence[Actor], function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function in all ``actors`` at once; their results."""
         running = [actor.start(function, *args) for actor in actors]
-        return [call.result(ANSWER_SECONDS) for call in running]
+        try:
+            return [call.result(ANSWER_SECONDS) for call in running]
+        except OverdueError as overdue:
+            raise OverdueError(f"{overdue}; of the others: {[_came_of(call) for call in running]}") from None
 
     def works(self, name: str, actors: Sequence[Actor], rounds: int = 2) -> None:
         """Assert that the world carries messages and collectives, with the right data."""
