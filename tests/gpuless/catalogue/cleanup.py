@@ -68,14 +68,14 @@ PROBES: tuple[Probe, ...] = (
         "pending-wait",
         "the same; wait() of the pending operation raises",
         [ASYNC_ERROR],
-        waits=True,
+        judge="wait",
     ),
     pending(
         "pending-barrier-wait",
         "the same with a barrier; its wait() raises",
         [ASYNC_ERROR],
         operation="barrier",
-        waits=True,
+        judge="wait",
     ),
     pending(
         "pending-new-peer",
@@ -96,7 +96,7 @@ PROBES: tuple[Probe, ...] = (
         [],
         timeout=4,
         within=15,
-        waits=True,
+        judge="wait",
     ),
     pending(
         "pending-dump-first",
@@ -164,7 +164,15 @@ PROBES: tuple[Probe, ...] = (
         [ASYNC_ERROR, _ABORT_HANGS],
         until="ncclCommAbort",
         aborts=False,
-        waits=True,
+        judge="wait",
+    ),
+    pending(
+        "abort-hangs-stream",
+        "ncclCommAbort hangs; a wait() that raises leaves the current stream, which all worlds share, usable",
+        [ASYNC_ERROR, _ABORT_HANGS],
+        until="ncclCommAbort",
+        aborts=False,
+        judge="stream",
     ),
     pending(
         "abort-hangs-barrier-wait",
@@ -173,7 +181,7 @@ PROBES: tuple[Probe, ...] = (
         until="ncclCommAbort",
         aborts=False,
         operation="barrier",
-        waits=True,
+        judge="wait",
     ),
     pending(
         "watchdog-hangs",

@@ -15,7 +15,7 @@ def run(
     broken: str = "second",
     until: str = "",
     aborts: bool = True,
-    waits: bool = False,
+    judge: str = "next call",
     timeout: float = 0,
     operation: str = "all_reduce",
     following: str = "all_reduce",
@@ -25,7 +25,8 @@ def run(
     Args:
         inject, within, broken, until, aborts, timeout, operation: see `breakage.break_world`.
         window: seconds the process has to stay alive after the fault was dealt with.
-        waits: judge what wait() of the pending operation says; otherwise the world's next operation.
+        judge: what decides: the world's "next call" or wait() of the pending operation ("wait") has to raise;
+            or the "stream" has to be usable after such a wait().
         following: the broken world's next operation.
     """
     breakage = break_world(inject, within, broken, until, aborts, timeout, operation)
@@ -35,9 +36,10 @@ def run(
         return "NOT_LAUNCHED", detail
     detail["next call"] = answer(lambda: breakage.sick.run(following))
     detail["wait"] = answer(breakage.work.wait)
-    # Not judged: wait() makes the current stream wait, for ever where NCCL cannot abort.
-    detail["stream afterwards"] = answer(lambda: tensor(1).cpu())
+    # A wait() that makes the current stream wait blocks it for ever where NCCL cannot abort.
+    detail["stream"] = answer(lambda: tensor(1).cpu())
     if aborts and detail["aborted after"] is None:
         return "NOT_ABORTED", detail
-    judged = detail["wait" if waits else "next call"]
-    return {"returned": "NO_EXCEPTION", "no answer": "STALLED"}.get(str(judged), "OK"), detail
+    if judge == "stream":
+        return ("OK" if detail["stream"] == "returned" else "STALLED"), detail
+    return {"returned": "NO_EXCEPTION", "no answer": "STALLED"}.get(str(detail[judge]), "OK"), detail

@@ -65,7 +65,10 @@ def _backend(kind: str, store: TorchObject, timeout: datetime.timedelta) -> Torc
 
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return ProcessGroupNCCL2(store, 0, 2, options, DEVICE)
+    try:
+        return ProcessGroupNCCL2(store, 0, 2, options, DEVICE)
+    except TypeError:  # 2.14 takes the current device
+        return ProcessGroupNCCL2(store, 0, 2, options)
 
 
 def _group(backend: TorchObject) -> TorchObject:
