@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,17 @@ from rich.table import Table
 from build.paths import written_beside
 
 _RESAMPLES = 2000
+
+
+class Verdict(Enum):
+    """What a figure says about the promise."""
+
+    KEPT = "kept"
+    MISSED = "missed"
+    OPEN = "not decided"
+
+
+_STYLES = {Verdict.KEPT: "green", Verdict.MISSED: "bold red", Verdict.OPEN: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,7 @@ class Figure:
         limit: what it may be at most.
         unit: of value, spread and limit.
         how: number of samples and what the spread is.
+        interval: whether the spread is where the true value lies, so that a limit inside of it decides nothing.
     """
 
     name: str
@@ -38,11 +51,14 @@ class Figure:
     limit: float
     unit: str
     how: str
+    interval: bool = False
 
     @property
-    def kept(self) -> bool:
+    def verdict(self) -> Verdict:
         """Whether the promise is kept."""
-        return self.value <= self.limit
+        if self.interval and self.low <= self.limit < self.high:
+            return Verdict.OPEN
+        return Verdict.KEPT if self.value <= self.limit else Verdict.MISSED
 
 
 def of_samples(name: str, samples: Sequence[float], limit: float, unit: str) -> Figure:
@@ -66,7 +82,7 @@ def of_ratios(name: str, ours: Sequence[float], theirs: Sequence[float], limit: 
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
     low, high = medians[round(0.025 * _RESAMPLES)], medians[round(0.975 * _RESAMPLES) - 1]
     how = f"{len(ratios)} interleaved rounds, 95 % interval"
-    return Figure(name, statistics.median(ratios), low, high, limit, "x", how)
+    return Figure(name, statistics.median(ratios), low, high, limit, "x", how, interval=True)
 
 
 def table(figures: Sequence[Figure], title: str) -> Table:
@@ -76,7 +92,7 @@ def table(figures: Sequence[Figure], title: str) -> Table:
         made.add_column(column, justify="right" if column in ("limit", "measured", "spread") else "left")
     for item in figures:
         spread = "" if item.low == item.high else f"{_number(item.low)} to {_number(item.high)}"
-        verdict = "[green]kept[/]" if item.kept else "[bold red]missed[/]"
+        verdict = f"[{_STYLES[item.verdict]}]{item.verdict.value}[/]"
         limit, value = f"{_number(item.limit)} {item.unit}", f"{_number(item.value)} {item.unit}"
         made.add_row(escape(item.name), limit, value, spread, item.how, verdict)
     return made
@@ -89,6 +105,6 @@ def _number(value: float) -> str:
 
 def write(figures: Sequence[Figure], path: Path) -> None:
     """Write figures as JSON."""
-    rows = [asdict(item) | {"kept": item.kept} for item in figures]
+    rows = [asdict(item) | {"verdict": item.verdict.value} for item in figures]
     with written_beside(path) as part:
         part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")

@@ -79,7 +79,7 @@ def bench(
             f"{cores} cores, load {load:.1f}"
             + (": busy with other work, so times are too long" if load > cores + 1 else "")
         )
-    missed = [item.name for item in found if not item.kept]
+    missed = [item.name for item in found if item.verdict is figures.Verdict.MISSED]
     if "porting" in wanted and not _porting():
         missed.append("porting")
     if json is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from build.bench.child import Cost, cost
-from build.bench.figures import Figure, of_ratios, of_samples, write
+from build.bench.figures import Figure, Verdict, of_ratios, of_samples, write
 from build.bench.imports import figures
 from build.errors import ProbeError
 from build.wheeltest.environments import Form
@@ -37,8 +37,9 @@ def test_verdicts() -> None:
     assert of_samples("x", [1.0, 9.0, 2.0], 2.0, "s") == Figure(
         "x", 2.0, 1.0, 9.0, 2.0, "s", "3 runs, least to greatest"
     )
-    assert of_samples("x", [1.0, 2.0, 9.0], 2.0, "s").kept
-    assert not of_samples("x", [1.0, 2.1, 9.0], 2.0, "s").kept
+    assert of_samples("x", [1.0, 2.0, 9.0], 2.0, "s").verdict is Verdict.KEPT
+    assert of_samples("x", [1.0, 2.1, 9.0], 2.0, "s").verdict is Verdict.MISSED
+    assert of_ratios("x", [0.9, 1.2, 1.3, 0.8, 1.1] * 3, [1.0] * 15, 1.05).verdict is Verdict.OPEN
 
 
 def test_ratios_are_of_pairs_and_the_interval_holds_the_median() -> None:
@@ -46,26 +47,28 @@ def test_ratios_are_of_pairs_and_the_interval_holds_the_median() -> None:
     theirs = [1.0 + n for n in range(15)]
     slower = of_ratios("x", [1.2 * value for value in theirs], theirs, 1.05)
     assert (round(slower.low, 9), round(slower.value, 9), round(slower.high, 9)) == (1.2, 1.2, 1.2)
-    assert not slower.kept
+    assert slower.verdict is Verdict.MISSED
     noisy = of_ratios("x", [value * (1.0 + 0.01 * (n % 5 - 2)) for n, value in enumerate(theirs)], theirs, 1.05)
     assert noisy.low <= noisy.value <= noisy.high
     assert noisy.low < noisy.high
-    assert noisy.kept
+    assert noisy.verdict is Verdict.KEPT
 
 
 def test_each_form_is_compared_with_stock() -> None:
     def costs(factor: float) -> list[Cost]:
-        return [Cost(n * factor, n, int(n * 1e6), "") for n in (1.0, 2.0, 3.0)]
+        return [Cost(n * factor, n, 0, f"{n}\n") for n in (1.0, 2.0, 3.0)]
 
     found = figures({Form.STOCK: costs(1.0), Form.PATCHED: costs(1.0), Form.OVERLAY: costs(1.5)})
     assert len(found) == 6
-    assert [item.name for item in found if not item.kept] == ["import torch, overlay form: time beside stock"]
+    assert [item.name for item in found if item.verdict is not Verdict.KEPT] == [
+        "import torch, overlay: time beside stock"
+    ]
 
 
 def test_figures_as_json(tmp_path: Path) -> None:
     write([of_samples("x", [1.0], 2.0, "s")], tmp_path / "f.json")
     (row,) = json.loads((tmp_path / "f.json").read_text())
-    assert (row["name"], row["value"], row["limit"], row["kept"]) == ("x", 1.0, 2.0, True)
+    assert (row["name"], row["value"], row["limit"], row["verdict"]) == ("x", 1.0, 2.0, "kept")
 
 
 def test_the_making_of_wheels_is_measured(little: Little, tmp_path: Path) -> None:
