@@ -94,6 +94,15 @@ class Scene:
         return [s.failure for s in found]
 
 
+def _came_of(call: Running) -> str:
+    """What a call has come to by now, for a message."""
+    try:
+        outcome = call.outcome(0.1)
+    except (OverdueError, VanishedError) as error:
+        return type(error).__name__
+    return repr(outcome.error or "done")
+
+
 def lost(outcome: Outcome, world: str, rank: int | None, within: float, fired: Fired, how: set[str]) -> PeerLost:
     """Assert that a call ended with the loss of ``rank`` (None: any), noticed in one of the ways ``how``, in time."""
     error = outcome.error
