@@ -1,7 +1,8 @@
 """A peer process on this very machine can be looked at: starved is not stopped.
 
-On an overloaded machine a process may not get to answer a ping for a second although nothing is wrong with it. Where the
-kernel can be asked (same boot, same process namespace), a silent peer that is neither stopped nor gone is given more time.
+On an overloaded machine a process may not get to answer a ping for a second although nothing is wrong with it. Where
+the kernel can be asked (same boot, same process namespace), a silent peer that is neither stopped nor gone is given
+more time.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld.config import WorldConfig
 from multiworld.errors import RendezvousError, StaleGeneration
@@ -107,7 +107,9 @@ class Assembly:
         self._cancelled = cancelled
         self._deadline = time.monotonic() + config.join_timeout
         self._endpoint = hub.endpoint(source.address)
-        self._ledger = self._open_ledger(source)
+        self._source = source
+        self._client = self._open_client(source)
+        self._ledger = Ledger(self._client, config.name)
         self._why = "no other member has come"
 
     def run(self) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
@@ -123,9 +125,9 @@ class Assembly:
             except _Moved:
                 continue
 
-    def _open_ledger(self, source: StoreSource) -> Ledger:
+    def _open_client(self, source: StoreSource) -> Any:
         try:
-            return Ledger(source.open(self._config.join_timeout), self._config.name)
+            return source.open(self._config.join_timeout)
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
             self._fail(
                 f"the store {source.where} cannot be reached: {error}",
@@ -241,6 +243,7 @@ class Assembly:
                 self._ledger.seal(generation)
             if generation > 1:
                 self._ledger.forget(generation - 1, (self._config.rank,), whole=self._config.rank == 0)
+            self._source.give_back(self._client)
         except Exception as error:  # noqa: BLE001 - of the store's many types
             self._why = str(error)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,8 +21,14 @@ from multiworld.errors import InvalidArgument, RendezvousError
 from multiworld.liveness.pulse import answers
 from multiworld.process import immortal
 
+#: clients of one store that are kept for later
+MAX_IDLE = 2
 #: ``"tcp://host:port"``, ``"file:///path"``, ``"env://"``, an address, a path, or any ``torch.distributed.Store``
 StoreLike: TypeAlias = "str | TcpStoreAddress | FileStorePath | Any"
+
+
+#: a compare-and-set that changes nothing, to see whether a client works
+_HARMLESS = ("multiworld/probe", "\x01never\x01", "\x01never\x01")
 
 
 @dataclass(frozen=True)
@@ -31,13 +38,20 @@ class StoreSource:
     Attributes:
         where: its address, or the caller's store.
         address: the local address that peers of such a store reach us at.
+        idle: clients that nobody uses now, shared by all worlds of one store.
     """
 
     where: TcpStoreAddress | FileStorePath | Any
     address: str
+    idle: list[Any] = field(default_factory=list)
 
     def open(self, timeout: float) -> Any:
-        """A client for one thread; ``timeout`` in seconds bounds its waits."""
+        """A client for one thread, a kept one if it still works; ``timeout`` in seconds bounds its waits."""
+        while self.idle:
+            client = self.idle.pop()
+            with contextlib.suppress(RuntimeError):  # its host is gone, maybe another is there by now
+                client.compare_set(*_HARMLESS)
+                return client
         if isinstance(self.where, TcpStoreAddress):
             return dist.TCPStore(
                 self.where.host, self.where.port, None, False, timedelta(seconds=max(timeout, 0.1)), False
@@ -46,6 +60,11 @@ class StoreSource:
             return dist.FileStore(self.where.path, -1)
         return self.where
 
+    def give_back(self, client: Any) -> None:
+        """Keep a TCP client for the next generation: connecting anew takes longer than all the rest of a rejoin."""
+        if isinstance(self.where, TcpStoreAddress) and len(self.idle) < MAX_IDLE:
+            self.idle.append(client)
+
 
 class StoreBook:
     """The stores that this process hosts; one per address, for all its worlds and their generations."""
@@ -53,6 +72,7 @@ class StoreBook:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._hosted: dict[tuple[str, int], Any] = {}
+        self._idle: dict[str, list[Any]] = {}
 
     def serve(self, host: str, port: int) -> TcpStoreAddress:
         """Host a store at ``host``:``port``, bound there only; the address with the real port.
@@ -76,13 +96,15 @@ class StoreBook:
         where = _parsed(store, config)
         if isinstance(where, TcpStoreAddress):
             self._host_if_ours(where, config)
-            return StoreSource(where, config.address or _local_address(where.host, where.port))
+            idle = self._idle.setdefault(str(where), [])
+            return StoreSource(where, config.address or _local_address(where.host, where.port), idle)
         return StoreSource(where, config.address or "127.0.0.1")
 
     def close(self) -> None:
         """Stop hosting."""
         with self._guard:
             self._hosted.clear()
+            self._idle.clear()
 
     def drop_in_child(self) -> None:
         """Leave the hosted stores alone in a forked child, where their threads do not exist."""

@@ -50,7 +50,7 @@ def _rejoins_often(link: Link, store: str, rank: int, times: int) -> Any:
                 early = census()
         assert w.generation == times + 1
         deadline = time.monotonic() + 10
-        while (late := census()) > early and time.monotonic() < deadline:
+        while (late := census()) > (early[0] + 3, early[1]) and time.monotonic() < deadline:
             pass  # an overloaded machine takes longer to free the last generation
         assert _check(w) == 2
         return w.generation, max(took), early, late
@@ -67,7 +67,7 @@ def test_rejoin_a_hundred_times_leaves_nothing_behind(tcp_store: str) -> None:
         for generation, slowest, early, late in c.results(80):
             assert generation == 101
             assert slowest < 1.0
-            assert late[0] <= early[0]
+            assert late[0] <= early[0] + 3  # clients kept for later; a leak in each would be 95
             assert late[1] <= early[1]
     assert client.num_keys() <= 6  # generation, size, sealed, two claims, and the store's own
 
