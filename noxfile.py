@@ -77,10 +77,11 @@ def tests(session: nox.Session) -> None:
     before_numpy_2 = tuple(int(part) for part in torch.split(".")[:2]) < (2, 3)
     session.run("python", "-m", "pip", "install", "-q", f"torch=={torch}", "numpy<2" if before_numpy_2 else "numpy")
     session.install("-e", ".[cli,metrics]")
-    env = {"PYTHONPATH": str(HERE)}
-    paths = [item for item in ("tests/build", "tests/multiworld") if (HERE / item).is_dir()]
-    junit = f"--junitxml={HERE / 'dist' / f'tests-{torch}.xml'}"
-    session.run("python", "-m", "pytest", junit, *(arguments or paths), env=env)
+    # One after the other: the tooling's tests compile, and the package's tests judge how soon a fault is noticed.
+    runs = [("named", arguments)] if arguments else [("build", ["tests/build"]), (torch, ["tests/multiworld"])]
+    for name, what in runs:
+        junit = f"--junitxml={HERE / 'dist' / f'tests-{name}.xml'}"
+        session.run("python", "-m", "pytest", "-q", "-n", "2", junit, *what, env={"PYTHONPATH": str(HERE)})
 
 
 @nox.session
