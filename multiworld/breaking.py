@@ -26,13 +26,14 @@ DRIVER_SECONDS = 10.0
 LINGER_SECONDS = 2.0
 
 
-def release(session: Session, error: BrokenWorldException) -> None:
+def release(session: Session, error: BrokenWorldException, *, orderly: bool = False) -> None:
     """Fail every operation with ``error``, and let nothing begin any more; under the session's lock."""
+    cut = not orderly or any(operation.running for operation in session.operations)
     for operation in tuple(session.operations):
         operation.fail(error)
     session.any_receives.clear()
     for slot in session.slots.values():
-        slot.stop()
+        slot.stop(cut=cut)
     session.hub.monitor.remove(session)
     session.hub.off_tick(session.check_deadlines)
     session.doorman.close()

@@ -298,7 +298,7 @@ class Session:
                 self.failure = error
                 for lane in self.lanes.values():
                     lane.put(Kind.BYE)
-                release(self, error)
+                release(self, error, orderly=True)
         if not was_broken:
             self.control.tell_bye()
             self.publish(WorldLeft(**self._event()))

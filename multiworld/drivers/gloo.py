@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 # Finite, so that the thread of a connect whose peer died before it dialled us, which nothing else ends, does end.
 _LONGEST = timedelta(days=1)
 _WORKERS = 2
+#: after the last connection is closed, time for Gloo's loop to leave the code that closed it
+SETTLE_SECONDS = 0.02
 # Process groups whose threads did not end in time: dropping them would block in their destructor.
 _abandoned: list[Any] = []
 
@@ -133,6 +135,15 @@ class GlooDriver:
 
         work.get_future().add_done_callback(done)
 
+    def _await_closed(self, until: float) -> None:
+        """Wait until Gloo has closed the connections that were shut down.
+
+        Its loop may be on the way to do so, and older releases crash if the group is destroyed meanwhile.
+        """
+        while sockets.remaining(self._store.own, self._store.others) and time.monotonic() < until:
+            time.sleep(0.005)
+        time.sleep(SETTLE_SECONDS)
+
     def abort(self) -> None:
         """Release every waiter by shutting down the sockets of this process group, and no other."""
         self._aborted = True
@@ -146,6 +157,8 @@ class GlooDriver:
         until = time.monotonic() + deadline
         with self._idle:
             idle = self._idle.wait_for(lambda: not self._under_way, max(0.0, until - time.monotonic()))
+        if self._aborted:
+            self._await_closed(until)
         if not idle:
             logger.warning("gloo: operations did not end in %.1f s; their process group is left alone", deadline)
             _abandoned.append((self._group, self._store))

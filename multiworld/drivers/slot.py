@@ -48,6 +48,7 @@ class DriverSlot:
         self._driver: Driver | None = None
         self._opener: threading.Thread | None = None
         self._ready = False
+        self._cut = False
         self._waiting: list[CollectiveOperation] = []
 
     def launch(self, operation: CollectiveOperation) -> None:
@@ -67,19 +68,27 @@ class DriverSlot:
         memory = memoryview(bytearray(nbytes))
         return memory, lambda: self._store.receive(bytes(memory[:split]).decode(), bytes(memory[split:]))
 
-    def stop(self) -> None:
-        """Release whoever waits for or in the backend."""
+    def stop(self, *, cut: bool) -> None:
+        """Release whoever waits for the backend to open, and with ``cut`` whoever waits in it.
+
+        Without, its connections stay until they are closed in good order: peers may still be reading what we sent.
+        """
+        self._cut = cut
         self._store.stop()
-        if self._driver is not None:
+        if self._driver is not None and cut:
             threading.Thread(target=self._driver.abort, name=f"mw-abort-{self._session.name}", daemon=True).start()
 
     def free(self, deadline: float) -> None:
         """Free the backend; blocks for at most about ``deadline`` seconds."""
+        if self._driver is None:
+            return
+        if self._cut or not self._ready:
+            self._driver.abort()
         if self._opener is not None:
             self._opener.join(deadline)
-        if self._driver is not None:
-            self._driver.abort()
-            self._driver.close(deadline)
+        if self._cut:
+            self._driver.abort()  # connections that were made meanwhile
+        self._driver.close(deadline)
 
     def drop_in_child(self) -> None:
         """Leave the backend alone in a forked child."""

@@ -34,6 +34,15 @@ def shut_down(own: Sequence[bytes], others: Sequence[bytes]) -> int:
     return count
 
 
+def remaining(own: Sequence[bytes], others: Sequence[bytes]) -> int:
+    """How many TCP connections of one backend instance are open still."""
+    count = 0
+    for copy in _sockets():
+        with copy, contextlib.suppress(OSError):
+            count += _belongs(copy, own, others)
+    return count
+
+
 def _belongs(sock: socket.socket, own: Sequence[bytes], others: Sequence[bytes]) -> bool:
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
         return False

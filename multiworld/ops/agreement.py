@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class CollectiveOperation(Operation):
     """A collective of a group, from its signature to its end."""
 
-    __slots__ = ("gid", "heard", "plan", "ranks", "running", "seq")
+    __slots__ = ("gid", "heard", "plan", "ranks", "seq")
 
     def __init__(self, session: Session, gid: int, ranks: tuple[int, ...], plan: Plan) -> None:
         super().__init__(session, plan.name, plan.keep)
@@ -31,7 +31,6 @@ class CollectiveOperation(Operation):
         self.plan = plan
         self.seq = -1
         self.heard: dict[int, tuple[bytes, memoryview]] = {}
-        self.running = False
         self.finish = plan.finish
 
     def needs(self, peer: int) -> bool:

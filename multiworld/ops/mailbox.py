@@ -100,7 +100,7 @@ class ReceiveOperation(Operation):
         return self.mode, self.dtype, self.nbytes
 
     def withdraw(self) -> None:
-        """The post stays open for the next receive that fits it; a message under way is kept for that one."""
+        """The post is cancelled; a message that is under way already is kept for the next receive."""
         self.withdrawn = True
         self.box.orphan(self)
 
@@ -124,8 +124,8 @@ class Mailbox:
         self.wanted: dict[int, ReceiveOperation] = {}  # ours, by seq
         self.any_posts: dict[int, deque[int]] = {}  # the peer's, by key
         self.kept: dict[int, deque[ReceiveOperation]] = {}  # arrived for a withdrawn receive
-        self.orphans: dict[int, deque[ReceiveOperation]] = {}  # withdrawn, post still open
-        self.blocked: dict[int, deque[ReceiveOperation]] = {}  # wait until orphans that do not fit are settled
+        self.orphans: dict[int, deque[ReceiveOperation]] = {}  # withdrawn, not settled yet
+        self.blocked: dict[int, deque[ReceiveOperation]] = {}  # wait until the withdrawn ones are settled
         self._seq = 0
 
     # ours
@@ -136,21 +136,14 @@ class Mailbox:
         self._match(operation.key)
 
     def receive(self, operation: ReceiveOperation) -> None:
-        """Take a message that was kept, adopt an open post, or post the receive."""
+        """Take a message that was kept, or post the receive once all withdrawn ones are settled, to keep the order."""
         key = operation.key
         if self.kept.get(key):
             self._take_kept(operation, self.kept[key].popleft())
-            return
-        orphans = self.orphans.get(key)
-        if orphans:
-            if orphans[0].signature == operation.signature:
-                self._adopt(operation, orphans.popleft())
-                return
-            for orphan in orphans:
-                self.lane.put(Kind.CANCEL, seq=orphan.seq, key=key)
+        elif self.orphans.get(key):
             self.blocked.setdefault(key, deque()).append(operation)
-            return
-        self._post(operation)
+        else:
+            self._post(operation)
 
     def orphan(self, operation: ReceiveOperation) -> None:
         """Nobody waits for this receive any more."""
@@ -158,11 +151,14 @@ class Mailbox:
         blocked = self.blocked.get(operation.key)
         if blocked and operation in blocked:
             blocked.remove(operation)
-        elif operation.seq in self.wanted and not operation.arriving:
+        elif operation.arriving:
+            self.orphans.setdefault(operation.key, deque()).append(operation)
+        elif operation.seq in self.wanted:
             if operation.view is not None:  # the tensor is the caller's again: what comes goes to memory of our own
                 operation.view = memoryview(bytearray(operation.nbytes))
                 operation.keep = None
             self.orphans.setdefault(operation.key, deque()).append(operation)
+            self.lane.put(Kind.CANCEL, seq=operation.seq, key=operation.key)
 
     # the peer's
 
@@ -296,10 +292,6 @@ class Mailbox:
             operation.view[:] = message.view
         operation.buffer, operation.dtype = message.buffer, message.dtype
         operation.complete(self.lane.peer)
-
-    def _adopt(self, operation: ReceiveOperation, orphan: ReceiveOperation) -> None:
-        operation.seq = orphan.seq
-        self.wanted[operation.seq] = operation
 
     def _forget_orphan(self, operation: ReceiveOperation, settle: bool = True) -> None:
         orphans = self.orphans.get(operation.key)

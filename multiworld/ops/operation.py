@@ -24,6 +24,7 @@ class Operation:
         done: whether the outcome is there.
         deadline: monotonic time after which the session breaks; infinite until somebody waits.
         withdrawn: nobody waits for it any more.
+        running: the backend works on it.
         keep: what must stay alive until it is done, such as tensors.
         finish: makes the result of the value, in the thread that asked.
         parent: the batch it is part of.
@@ -40,6 +41,7 @@ class Operation:
         "keep",
         "name",
         "parent",
+        "running",
         "session",
         "timeout",
         "withdrawn",
@@ -50,6 +52,7 @@ class Operation:
         self.name = name
         self.done = False
         self.withdrawn = False
+        self.running = False
         self.deadline = float("inf")
         self.timeout = 0.0
         self.keep = keep

@@ -138,31 +138,38 @@ class Assembly:
     def _newest(self) -> int | None:
         """The generation to enter, opened if that is for us to do; None to wait."""
         newest = self._ledger.generation()
+        if self._resize and not self._after:
+            return self._resized(newest)
         if newest <= self._after:
             return self._ledger.advance(newest, self._after + 1)
         if not self._ledger.sealed(newest):
             return newest
         return self._after_sealed(newest)
 
-    def _after_sealed(self, sealed: int) -> int | None:
+    def _resized(self, newest: int) -> int | None:
+        """The generation that the members have opened with our size; a newcomer opens none itself."""
+        size = self._ledger.size(newest) if newest else None
+        if size == self._config.size and not self._ledger.sealed(newest):
+            return newest
+        self._why = f"the members have not rejoined with size {self._config.size}"
+        return None
+
+    def _after_sealed(self, sealed: int) -> int:
+        """What follows a complete generation that we are not in: the next one, if our place is free."""
         config = self._config
         size = self._ledger.size(sealed)
-        if size is not None and size != config.size and not self._resize:
-            self._refuse_size(sealed, size)
-        if size is not None and config.rank >= size:
-            self._why = f"the members of generation {sealed} have not rejoined with size {config.size}"
-            return None
+        other_size = size is not None and size != config.size
+        if other_size and not self._after:
+            self._refuse_size(sealed, size or 0)
         holder = self._ledger.claimed(sealed, config.rank)
-        if holder is not None and alive(config.name, sealed, config.rank, holder):
-            if self._after:
-                raise StaleGeneration(
-                    config.name, f"the world is in generation {sealed} without this process", current=sealed,
-                    generation=self._after, rank=config.rank, operation="rejoin",
-                )  # fmt: skip
-            if not self._resize:
-                self._refuse_duplicate(sealed, holder)
-            self._why = f"the members of generation {sealed} have not rejoined"
-            return None
+        taken = holder is not None and alive(config.name, sealed, config.rank, holder)
+        if self._after and (taken or other_size):
+            raise StaleGeneration(
+                config.name, f"the world is in generation {sealed} without this process", current=sealed,
+                generation=self._after, rank=config.rank, operation="rejoin",
+            )  # fmt: skip
+        if taken and holder is not None:
+            self._refuse_duplicate(sealed, holder)
         return self._ledger.advance(sealed)
 
     def _enter(self, generation: int) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
