@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.gpuless.catalogue.cleanup import PROBES as CLEANUP
-from tests.gpuless.catalogue.groups import failing
+from tests.gpuless.catalogue.groups import CALLS, failing
 from tests.gpuless.model import Patch, Probe
 
 _MODES = {0: "no-handling", 1: "tear-down", 3: "skip-clean-up"}
@@ -18,6 +18,9 @@ _SAME = (
     "abort-hangs",
     "watchdog-hangs",
 )
+_INIT = ("ncclCommInitRank", "ncclCommInitRankConfig")
+_GROUP_END = ("ncclGroupEnd",)
+_SYSTEM_ERROR = 2  # ncclSystemError: every release can convert it, and `remote-error` acts in every mode
 
 
 def _in_mode(probe: Probe, mode: int) -> Probe:
@@ -42,7 +45,20 @@ def _coalescing(mode: int) -> Probe:
     return replace(probe, environment={"TORCH_NCCL_ASYNC_ERROR_HANDLING": str(mode)}, patched=None)
 
 
+def _enqueue(mode: int, operation: str, suffix: str = "", sites: tuple[str, ...] = CALLS) -> Probe:
+    """An operation that fails while it is enqueued: group, process and exception are as on stock."""
+    title = f"mode {mode}: {operation}{suffix}: an NCCL call fails while it is enqueued"
+    args = {"operation": operation, "code": _SYSTEM_ERROR, "sites": list(sites), "fresh": sites == _INIT}
+    probe = failing(f"{_MODES[mode]}-{operation}{suffix}", Patch.UNCHANGED, title, sites, **args)
+    return replace(probe, environment={"TORCH_NCCL_ASYNC_ERROR_HANDLING": str(mode)}, patched=None)
+
+
 PROBES: tuple[Probe, ...] = (
     *(_in_mode(p, mode) for mode in _MODES for p in CLEANUP if p.id in _SAME),
     *map(_coalescing, _MODES),
+    *(_enqueue(3, op) for op in ("all_reduce_coalesced", "send", "gather", "all_to_all")),
+    _enqueue(3, "gather", "-group-end", _GROUP_END),
+    _enqueue(3, "all_reduce", "-init", _INIT),
+    *(_enqueue(1, op) for op in ("all_reduce_coalesced", "gather")),
+    _enqueue(0, "send"),
 )
