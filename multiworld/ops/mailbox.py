@@ -154,9 +154,7 @@ class Mailbox:
         elif operation.arriving:
             self.orphans.setdefault(operation.key, deque()).append(operation)
         elif operation.seq in self.wanted:
-            if operation.view is not None:  # the tensor is the caller's again: what comes goes to memory of our own
-                operation.view = memoryview(bytearray(operation.nbytes))
-                operation.keep = None
+            operation.view = operation.keep = None  # the tensor is the caller's again: what comes gets its own memory
             self.orphans.setdefault(operation.key, deque()).append(operation)
             self.lane.put(Kind.CANCEL, seq=operation.seq, key=operation.key)
 
