@@ -120,14 +120,15 @@ class Control:
         elif message.get("say") == "break":
             ranks = tuple(int(rank) for rank in message.get("ranks", (peer,)))
             session = self._session
-            what = f"rank {peer} reports: {message.get('what')}"
+            said = str(message.get("what"))
+            what = said if " reports: " in said else f"rank {peer} reports: {said}"
             cause = None
             if session.rank in ranks:
                 cause = "this process was silent for the others: stopped, starved or cut off"
+            # Told on: who hears of us first must not take our closing for the cause.
             session.break_(
                 PeerLost(
                     session.name, what, cause=cause, ranks=ranks, how="reported",
                     generation=session.generation, rank=session.rank,
-                ),
-                tell=False,
+                )
             )  # fmt: skip

@@ -76,14 +76,23 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
             dist.is_available() and hasattr(dist, "ProcessGroupGloo"),
             "this torch is built without Gloo",
         )
-        return str(torch.device("cpu" if device is None else device))
+        return str(_device(name, rank, "cpu" if device is None else device))
     nccl = importlib.import_module("multiworld.drivers.nccl")
     why = nccl.unavailable()
     _require(name, rank, "nccl", why is None, why or "")
-    chosen = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
+    chosen = torch.device("cuda", torch.cuda.current_device()) if device is None else _device(name, rank, device)
     if chosen.type != "cuda":
         raise _invalid(name, rank, f"device {chosen} with backend 'nccl'", "pass a CUDA device, or backend='gloo'")
     return str(chosen)
+
+
+def _device(name: str, rank: int, device: torch.device | str) -> torch.device:
+    """Return the device that is meant; torch's own error would name neither world nor rank."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        first = str(error).splitlines()[0]
+        raise _invalid(name, rank, f"device {device!r} is none: {first}", "pass 'cpu', 'cuda' or 'cuda:N'") from None
 
 
 def _require(name: str, rank: int, backend: str, there: bool, cause: str) -> None:
