@@ -35,6 +35,16 @@ def events(stage: Stage) -> list[Any]:
     return list(stage.props["events"])
 
 
+async def events_of(stage: Stage, kind: type) -> list[Any]:
+    """The events of a kind since ``watch_events``, once there is one: a waiter may wake before its event is published."""
+    until = time.monotonic() + 5.0
+    while not (found := [event for event in stage.props["events"] if isinstance(event, kind)]):
+        if time.monotonic() > until:
+            break
+        await asyncio.sleep(0.01)
+    return found
+
+
 async def join(stage: Stage, name: str, rank: int, size: int, options: dict[str, Any]) -> tuple[int, int]:
     """Join; our rank and the generation."""
     world = await stage.mw.join(name, rank, size, **options)

@@ -104,7 +104,7 @@ def _hit(scene: Scene, row: Row, fault: Fault, operate: Callable[..., Any]) -> N
     assert [str(f.with_context(operation=None)) for f in failures] == [str(f) for f in scene.broken(WORLD, [a, b])]
     scene.works(CALM, [a, b])
     for actor in (a, b):
-        broken = [e for e in actor.run(acts.events) if isinstance(e, WorldBroken)]
+        broken = actor.run(acts.events_of, WorldBroken)
         assert [e.world for e in broken] == [WORLD]
     again = a.start(operate, WORLD, row, VICTIM).outcome()
     assert isinstance(again.error, PeerLost), "an operation on a broken world raises its first cause at once"
