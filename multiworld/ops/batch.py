@@ -41,8 +41,7 @@ class BatchOperation(Operation):
         self.withdrawn = True
         self.session.operations.discard(self)
         for part in self.parts:
-            if not part.done:
-                part.withdraw()
+            part.withdraw()
 
     def waiting_for(self) -> str:
         """See ``Operation.waiting_for``."""

@@ -56,7 +56,7 @@ class SendOperation(Operation):
     def withdraw(self) -> None:
         """Nothing was sent if it was not matched; else it goes on in the background."""
         self.withdrawn = True
-        if not self.matched and self.offered < 0:
+        if not self.done and not self.matched and self.offered < 0:
             self.box.sends[self.key].remove(self)
             self.session.operations.discard(self)
 
@@ -151,6 +151,8 @@ class Mailbox:
         blocked = self.blocked.get(operation.key)
         if blocked and operation in blocked:
             blocked.remove(operation)
+        elif operation.succeeded:  # between its end and the waiter's waking: the message is put back, as the oldest
+            self._keep_message(operation, oldest=True)
         elif operation.arriving:
             self.orphans.setdefault(operation.key, deque()).append(operation)
         elif operation.seq in self.wanted:
@@ -272,11 +274,15 @@ class Mailbox:
         self._forget_orphan(operation, settle=False)
         self._keep_message(operation)
 
-    def _keep_message(self, operation: ReceiveOperation) -> None:
+    def _keep_message(self, operation: ReceiveOperation, *, oldest: bool = False) -> None:
         if operation.buffer is None and operation.view is not None:
             operation.view = memoryview(bytes(operation.view))  # a copy: the tensor is the caller's again
             operation.keep = None
-        self.kept.setdefault(operation.key, deque()).append(operation)
+        kept = self.kept.setdefault(operation.key, deque())
+        if oldest:
+            kept.appendleft(operation)
+        else:
+            kept.append(operation)
         self._unblock(operation.key)
         self.session.offer_kept(self, operation.key)
 

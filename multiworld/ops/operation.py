@@ -75,6 +75,11 @@ class Operation:
             self._error = error
             self._settle()
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether it is done, and well."""
+        return self.done and self._error is None
+
     def result(self) -> Any:
         """The value of a done operation; raises its error, with this operation's name in it."""
         if self._error is not None:

@@ -84,7 +84,8 @@ def _start_receive(
     box = session.mailbox(peer)
     operation = ReceiveOperation(session, name, box, key, signature, view, keep)
     with session.lock:
-        if session.admit(operation, (peer,)):
+        # What a peer sent before it left is still there to be received.
+        if session.admit(operation, () if box.kept.get(key) else (peer,)):
             box.receive(operation)
     return operation
 

@@ -121,7 +121,7 @@ def test_a_rename_that_upstream_made_as_well(tmp_path: Path) -> None:
 
 def test_binary_files(tmp_path: Path) -> None:
     old: Files = {"x.bin": BINARY, "k": b"k\n"}
-    kinds = [
+    kinds: list[tuple[Files, Verdict]] = [
         ({"k": b"other\n"}, Verdict.CLEAN),
         ({"x.bin": BINARY_2}, Verdict.UPSTREAM),
         ({"x.bin": b"\0a"}, Verdict.CONFLICT),

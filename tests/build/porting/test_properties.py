@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -65,7 +66,7 @@ def build(
 
 @SLOW
 @given(CASE)
-def test_what_is_ported_applies_and_exports_to_itself(case) -> None:  # noqa: ANN001
+def test_what_is_ported_applies_and_exports_to_itself(case: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         git, made = build(Path(folder), case)
         old, new = (Tree(git, git.resolve(tag), tag) for tag in ("old", "new"))
@@ -87,7 +88,7 @@ def test_what_is_ported_applies_and_exports_to_itself(case) -> None:  # noqa: AN
 
 @SLOW
 @given(CASE)
-def test_porting_to_the_same_tree_is_the_identity(case) -> None:  # noqa: ANN001
+def test_porting_to_the_same_tree_is_the_identity(case: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         git, made = build(Path(folder), case)
         tree = Tree(git, git.resolve("old"), "old")
@@ -98,7 +99,7 @@ def test_porting_to_the_same_tree_is_the_identity(case) -> None:  # noqa: ANN001
 
 @SLOW
 @given(CASE)
-def test_a_conflict_changes_nothing_but_its_markers(case) -> None:  # noqa: ANN001
+def test_a_conflict_changes_nothing_but_its_markers(case: Any) -> None:
     """Taking the new tree's side of every conflict gives exactly what was placed."""
     from build.porting.resolve import _WHOLE
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from build.series.git import Git
+from build.series.model import PatchFile
 from build.series.patchfile import parse
 
 IDENT = {
@@ -65,5 +66,5 @@ def make_patch(git: Git, files: dict[str, bytes | None], subject: str = "change"
     return data
 
 
-def parsed(data: bytes, name: str = "0001-change.patch"):  # noqa: ANN201
+def parsed(data: bytes, name: str = "0001-change.patch") -> PatchFile:
     return parse(data, name)

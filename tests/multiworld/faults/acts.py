@@ -36,7 +36,7 @@ def events(stage: Stage) -> list[Any]:
 
 
 async def events_of(stage: Stage, kind: type) -> list[Any]:
-    """The events of a kind since ``watch_events``, once there is one: a waiter may wake before its event is published."""
+    """The events of a kind since ``watch_events``, once there is one: a waiter may wake before its event."""
     until = time.monotonic() + 5.0
     while not (found := [event for event in stage.props["events"] if isinstance(event, kind)]):
         if time.monotonic() > until:

@@ -110,18 +110,18 @@ def test_collective_cancelled_while_data_flows(scene: Scene, name: str) -> None:
     scene.works(WORLD, members)
 
 
-async def count_up(stage: Stage, name: str, first: int, last: int) -> None:
+async def count_up(stage: Stage, name: str, count: int, length: int) -> None:
     """Send numbered tensors."""
-    for number in range(first, last):
-        await stage.mw[name].send(torch.full((1 << 16,), float(number)), 0)
+    for number in range(count):
+        await stage.mw[name].send(torch.full((length,), float(number)), 0)
 
 
-async def receive_with_cancellations(stage: Stage, name: str, count: int) -> list[float]:
+async def receive_with_cancellations(stage: Stage, name: str, count: int, length: int) -> list[float]:
     """Receive numbered tensors, cancelling again and again; the numbers."""
     world, got = stage.mw[name], []
     delay = 0.0
     while len(got) < count:
-        tensor = torch.zeros(1 << 16)
+        tensor = torch.zeros(length)
         delay = (delay + 0.00017) % 0.004
         try:
             await asyncio.wait_for(world.recv(tensor, 1), delay)
@@ -132,12 +132,14 @@ async def receive_with_cancellations(stage: Stage, name: str, count: int) -> lis
     return got
 
 
-def test_no_message_is_lost_by_cancelling(scene: Scene) -> None:
+@pytest.mark.parametrize(("count", "length"), [(100, 1 << 10), (100, 1 << 16), (20, 1 << 22)])
+def test_no_message_is_lost_by_cancelling(scene: Scene, count: int, length: int) -> None:
+    """Nor torn, nor out of order: cancelled before it comes, and in the middle of it."""
     a, b = members = scene.actors(2)
     scene.join(WORLD, members)
-    receiving = a.start(receive_with_cancellations, WORLD, 100)
-    sending = b.start(count_up, WORLD, 0, 100)
-    assert receiving.result(40) == [float(number) for number in range(100)]
+    receiving = a.start(receive_with_cancellations, WORLD, count, length)
+    sending = b.start(count_up, WORLD, count, length)
+    assert receiving.result(60) == [float(number) for number in range(count)]
     sending.result()
     scene.injector.record("cancel", a.name, time.monotonic(), "wait_for with short times")
     scene.works(WORLD, members)
