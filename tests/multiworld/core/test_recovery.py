@@ -64,9 +64,8 @@ def test_rejoin_a_hundred_times_leaves_nothing_behind(tcp_store: str) -> None:
     with cluster() as c:
         for rank in range(2):
             c.start(_rejoins_often, tcp_store, rank, 100)
-        for generation, slowest, early, late in c.results(80):
+        for generation, _, early, late in c.results(80):  # how long each took is measured by `multiworld bench`
             assert generation == 101
-            assert slowest < 1.0
             assert late[0] <= early[0] + 3  # clients kept for later; a leak in each would be 95
             assert late[1] <= early[1]
     assert client.num_keys() <= 6  # generation, size, sealed, two claims, and the store's own
