@@ -52,6 +52,26 @@ def _tool(session: nox.Session, *arguments: str) -> None:
     session.run("python", "-m", "build", *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
 
 
+def _pytest(session: nox.Session, suites: dict[str, str]) -> None:
+    """Run suites (name: folder), or what the command line names instead, on the torch that it names."""
+    arguments = list(session.posargs)
+    torch = TORCH
+    if "--torch" in arguments:
+        place = arguments.index("--torch")
+        torch = arguments[place + 1]
+        del arguments[place : place + 2]
+    session.install(*_group("tooling", "test"))
+    # pip, not uv: it knows the find-links folders a machine may be configured with.
+    session.install("pip")
+    before_numpy_2 = tuple(int(part) for part in torch.split(".")[:2]) < (2, 3)
+    session.run("python", "-m", "pip", "install", "-q", f"torch=={torch}", "numpy<2" if before_numpy_2 else "numpy")
+    session.install("-e", ".[cli,metrics]")
+    chosen = {"named": arguments} if arguments else {name: [folder] for name, folder in suites.items()}
+    for name, what in chosen.items():
+        junit = f"--junitxml={HERE / 'dist' / f'tests-{name}-{torch}.xml'}"
+        session.run("python", "-m", "pytest", "-q", "-n", "2", junit, *what, env={"PYTHONPATH": str(HERE)})
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, strict mypy, and the checks of every patch series."""
@@ -65,23 +85,14 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Tests of the tooling and of multiworld on a torch from the index: `-- --torch 2.6.0`, then pytest's arguments."""
-    arguments = list(session.posargs)
-    torch = TORCH
-    if "--torch" in arguments:
-        place = arguments.index("--torch")
-        torch = arguments[place + 1]
-        del arguments[place : place + 2]
-    session.install(*_group("tooling", "test"))
-    # pip, not uv: it knows the find-links folders a machine may be configured with.
-    session.install("pip")
-    before_numpy_2 = tuple(int(part) for part in torch.split(".")[:2]) < (2, 3)
-    session.run("python", "-m", "pip", "install", "-q", f"torch=={torch}", "numpy<2" if before_numpy_2 else "numpy")
-    session.install("-e", ".[cli,metrics]")
     # One after the other: the tooling's tests compile, and the package's tests judge how soon a fault is noticed.
-    runs = [("named", arguments)] if arguments else [("build", ["tests/build"]), (torch, ["tests/multiworld"])]
-    for name, what in runs:
-        junit = f"--junitxml={HERE / 'dist' / f'tests-{name}.xml'}"
-        session.run("python", "-m", "pytest", "-q", "-n", "2", junit, *what, env={"PYTHONPATH": str(HERE)})
+    _pytest(session, {"build": "tests/build", "core": "tests/multiworld/core"})
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """The fault-tolerance suite: real processes, real faults, some five minutes: `-- [--torch 2.6.0]`."""
+    _pytest(session, {"faults": "tests/multiworld/faults"})
 
 
 @nox.session

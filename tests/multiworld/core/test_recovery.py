@@ -48,7 +48,7 @@ def _rejoins_often(link: Link, store: str, rank: int, times: int) -> Any:
             took.append(time.monotonic() - started)
             if i == 4:
                 early = census()
-        assert w.generation == times + 1
+        assert w.generation >= times + 1  # two that race may use one up
         deadline = time.monotonic() + 10
         while (late := census()) > (early[0] + 3, early[1]) and time.monotonic() < deadline:
             pass  # an overloaded machine takes longer to free the last generation
@@ -64,8 +64,10 @@ def test_rejoin_a_hundred_times_leaves_nothing_behind(tcp_store: str) -> None:
     with cluster() as c:
         for rank in range(2):
             c.start(_rejoins_often, tcp_store, rank, 100)
-        for generation, _, early, late in c.results(80):  # how long each took is measured by `multiworld bench`
-            assert generation == 101
+        results = list(c.results(80))
+        assert len({generation for generation, *_ in results}) == 1, "all members of one assembly have one generation"
+        for generation, _, early, late in results:  # how long each took is measured by `multiworld bench`
+            assert generation >= 101
             assert late[0] <= early[0] + 3  # clients kept for later; a leak in each would be 95
             assert late[1] <= early[1]
     assert client.num_keys() <= 6  # generation, size, sealed, two claims, and the store's own
