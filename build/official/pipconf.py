@@ -1,7 +1,7 @@
 """What pip is configured with on this machine: indexes, certificates, proxy, local wheel folders.
 
 Files are fetched with httpx rather than with `pip download`: it resumes a 770 MB download, reads single
-members of a remote wheel by range, and needs no pip in the environment. pip's own settings hold all the same.
+members of a remote wheel by range. pip's own settings hold all the same.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-#: pip's own default, and the only index named in this project.
-DEFAULT_INDEX = "https://pypi.org/simple"
+from pip._internal.models.index import PyPI
+
+#: pip's own default, asked of pip itself: this project names no index.
+DEFAULT_INDEX: str = PyPI.simple_url
 
 #: The file of the whole machine.
 SYSTEM_CONFIG = Path("/etc/pip.conf")
