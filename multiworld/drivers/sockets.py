@@ -54,8 +54,10 @@ def _belongs(sock: socket.socket, own: Sequence[bytes], others: Sequence[bytes])
 
 
 def _published(family: int, address: tuple[object, ...], values: Iterable[bytes]) -> bool:
-    needle = _sockaddr(family, str(address[0]), int(str(address[1])))
-    return any(needle in value for value in values)
+    host, port = str(address[0]), int(str(address[1]))
+    # A socket on its way to be connected has port 0 and no address: eight bytes that are nearly all zero, as they are
+    # in any published value (a world of size 2 has them for its size).
+    return port != 0 and any(_sockaddr(family, host, port) in value for value in values)
 
 
 def _sockaddr(family: int, host: str, port: int) -> bytes:
