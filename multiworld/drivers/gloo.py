@@ -29,7 +29,7 @@ _abandoned: list[Any] = []
 
 
 def _device(address: str) -> Any:
-    """A Gloo device bound to ``address``; connections made at once where newer releases would wait for the first use."""
+    """A Gloo device at ``address``; connections made at once where newer releases would wait for the first use."""
     create = dist.ProcessGroupGloo.create_device
     try:
         return create(hostname=address, lazy_init=False)

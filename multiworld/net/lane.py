@@ -91,7 +91,7 @@ class Lane:
         nbytes: int = 0,
         operation: Operation | None = None,
     ) -> None:
-        """Write one frame, or what the socket takes of it, the rest later. ``operation`` is complete when all is out."""
+        """Write a frame, or what the socket takes of it, the rest later. ``operation`` is complete when all is out."""
         if self.ended:
             return
         header = pack(kind, dtype, flags, seq, key, nbytes)
