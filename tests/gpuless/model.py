@@ -80,7 +80,7 @@ class Probe:
     args: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     fires: tuple[str, ...] = ()
-    since: tuple[int, int] = (2, 2)
+    since: tuple[int, int] = (2, 0)
     before: tuple[int, int] = (99, 0)
     without: frozenset[tuple[int, int]] = frozenset()
     stock: Mapping[str, Outcome] = field(default_factory=lambda: MappingProxyType({}))

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -105,6 +105,7 @@ def _execute(probe: Probe, subject: Subject, native: Native, folder: Path) -> tu
     """Return the exit status (None: killed at the deadline) and what the process wrote."""
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment |= _BASE | dict(probe.environment) | native.environment
+    environment |= _old_names(environment)
     environment |= {
         "GPULESS_CONTROL": str(folder / "control"),
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(folder / "trace_"),
@@ -120,6 +121,14 @@ def _execute(probe: Probe, subject: Subject, native: Native, folder: Path) -> tu
         )  # fmt: skip
         code = _wait(process, probe.timeout)
     return code, (folder / "output").read_text(encoding="utf-8", errors="replace")
+
+
+def _old_names(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the mode of error handling under the name that releases before 2.2 know alone.
+
+    Later releases read it as well, where the new name is not set; it always is.
+    """
+    return {"NCCL_ASYNC_ERROR_HANDLING": environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"]}
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:

@@ -7,6 +7,7 @@ is aborted in time, its next operation raises, and the other world's operations 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tests.gpuless.catalogue.recorder import RECORDING
 from tests.gpuless.model import Patch, Probe
@@ -52,6 +53,7 @@ def _ending(name: str, title: str, how: str, **args: object) -> Probe:
 
 _ABORT_FAILS = ["ncclCommAbort", FAIL, 2]
 _ABORT_HANGS = ["ncclCommAbort", HANG, 0]
+_MONITORED = (2, 2)  # the first release with a heartbeat monitor and with dumps
 _MONITOR = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}  # one that loses its patience while a probe runs
 # Dumps with the time that releases up to 2.6 leave them by default.
 _DUMP = RECORDING | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "60000"}
@@ -98,30 +100,39 @@ PROBES: tuple[Probe, ...] = (
         within=15,
         judge="wait",
     ),
-    pending(
-        "pending-dump-first",
-        "the same on the first process group, flight recorder dumps on, heartbeat timeout 3 s",
-        [ASYNC_ERROR],
-        _DUMP | _MONITOR,
-        broken="first",
-        window=9,
-        within=5,
+    replace(
+        pending(
+            "pending-dump-first",
+            "the same on the first process group, flight recorder dumps on, heartbeat timeout 3 s",
+            [ASYNC_ERROR],
+            _DUMP | _MONITOR,
+            broken="first",
+            window=9,
+            within=5,
+        ),
+        since=_MONITORED,
     ),
-    pending(
-        "pending-dump-second",
-        "the same on another process group, dumps on, heartbeat timeout 3 s",
-        [ASYNC_ERROR],
-        _DUMP | _MONITOR,
-        window=9,
-        within=5,
+    replace(
+        pending(
+            "pending-dump-second",
+            "the same on another process group, dumps on, heartbeat timeout 3 s",
+            [ASYNC_ERROR],
+            _DUMP | _MONITOR,
+            window=9,
+            within=5,
+        ),
+        since=_MONITORED,
     ),
-    pending(
-        "pending-dump-patient",
-        "dumps on, a patient monitor: the abort does not wait for dumps",
-        [ASYNC_ERROR],
-        _DUMP,
-        window=1,
-        within=5,
+    replace(
+        pending(
+            "pending-dump-patient",
+            "dumps on, a patient monitor: the abort does not wait for dumps",
+            [ASYNC_ERROR],
+            _DUMP,
+            window=1,
+            within=5,
+        ),
+        since=_MONITORED,
     ),
     pending(
         "event-query-illegal-address",
@@ -183,14 +194,17 @@ PROBES: tuple[Probe, ...] = (
         operation="barrier",
         judge="wait",
     ),
-    pending(
-        "watchdog-hangs",
-        "a CUDA call hangs the watchdog; heartbeat timeout 3 s",
-        [["cudaEventQuery", HANG, 0]],
-        _MONITOR,
-        until="cudaEventQuery",
-        within=15,
-        window=9,
+    replace(
+        pending(
+            "watchdog-hangs",
+            "a CUDA call hangs the watchdog; heartbeat timeout 3 s",
+            [["cudaEventQuery", HANG, 0]],
+            _MONITOR,
+            until="cudaEventQuery",
+            within=15,
+            window=9,
+        ),
+        since=_MONITORED,
     ),
     *(
         ending

@@ -15,6 +15,7 @@ PROBES: tuple[Probe, ...] = (
         program="recorder",
         args={"door": "function"},
         environment=RECORDING,
+        since=(2, 2),
     ),
     Probe(
         id="recorder-handler",

@@ -18,7 +18,7 @@ def run(
     """Break a world, end it, and use the other one.
 
     Args:
-        how: "abort" (its method, `_shutdown` before 2.6) or "delete" (drop the last reference).
+        how: "abort" (its method, `_shutdown` before 2.6, `_abort` in 2.1) or "delete" (drop the last reference).
         inject, until, aborts: see `breakage.break_world`.
     """
     breakage = break_world(inject, within=10, broken="second", until=until, aborts=aborts)
@@ -31,7 +31,8 @@ def run(
 
 def _abort(breakage: Breakage) -> Callable[[], object]:
     group = breakage.sick.group
-    way: Callable[[], object] = getattr(group, "abort", None) or group._shutdown
+    names = ("abort", "_shutdown", "_abort")
+    way: Callable[[], object] = next(getattr(group, name) for name in names if hasattr(group, name))
     return way
 
 
