@@ -87,6 +87,7 @@ class StatusFile:
         self._wake = threading.Event()
         self._closed = False
         self._unsubscribe = mw.subscribe(self._note)
+        self._write()  # the process is to be seen from here on, even if it dies at once
         self._thread = threading.Thread(target=self._run, name="mw-status", daemon=True)
         self._thread.start()
 
@@ -112,9 +113,9 @@ class StatusFile:
 
     def _run(self) -> None:
         while not self._closed:
-            self._write()
             self._wake.wait(self._interval)
             self._wake.clear()
+            self._write()
 
     def _write(self) -> None:
         worlds = tuple(_status(world) for world in tuple(self._mw.worlds.values()))

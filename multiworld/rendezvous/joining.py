@@ -178,7 +178,8 @@ class Assembly:
         if size != config.size:
             self._refuse_size(generation, size)
         incarnation = secrets.token_hex(8)
-        doorman = Doorman(self._endpoint, config.name, generation, config.rank, incarnation)
+        place = config.name, generation, config.rank, incarnation
+        doorman = Doorman(self._endpoint, *place, withdrawn=self._cancelled)
         try:
             self._claim(generation, incarnation)
             claims = self._await_claims(generation)

@@ -47,13 +47,31 @@ class Wires:
 
 
 class Doorman:
-    """Answers visitors for one world and generation: peers that dial us, and probes that ask whether we live."""
+    """Answers visitors for one world and generation: peers that dial us, and probes that ask whether we live.
 
-    def __init__(self, endpoint: Endpoint, world: str, generation: int, rank: int, incarnation: str) -> None:
+    Args:
+        endpoint: where they come to.
+        world: its name.
+        generation: its generation.
+        rank: ours.
+        incarnation: of our claim.
+        withdrawn: True once we do not want to be that member any more: a cancelled join gives its rank back at once.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        world: str,
+        generation: int,
+        rank: int,
+        incarnation: str,
+        withdrawn: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.arrived: queue.SimpleQueue[tuple[int, str, socket.socket]] = queue.SimpleQueue()
         self._endpoint = endpoint
         self._where = world, generation
         self._me = rank, incarnation
+        self._withdrawn = withdrawn
         endpoint.expect(world, generation, self._answer)
 
     def close(self) -> None:
@@ -64,7 +82,7 @@ class Doorman:
                 self.arrived.get_nowait()[2].close()
 
     def _answer(self, hello: dict[str, Any]) -> tuple[dict[str, Any], Taker | None]:
-        if (hello.get("to"), hello.get("incarnation")) != self._me:
+        if (hello.get("to"), hello.get("incarnation")) != self._me or self._withdrawn():
             return {"ok": False, "why": "this process is not that member"}, None
         role, peer = hello.get("role"), hello.get("from")
         if role not in ROLES or not isinstance(peer, int):
