@@ -128,11 +128,11 @@ def _build(report: PortReport, request: release.Request, source: Path | None) ->
         ToolError: the build or a probe failed.
     """
     found, failure = prove(report, request.folder / request.release, source)
+    failing = sum(probe.fails_on_stock for probe in found.probes)
+    step(f"{len(found.probes)} probes: the defects of {failing} show on the stock wheel")
     for probe in found.probes:
-        note(
-            f"{probe.name}: {'fails' if probe.fails_on_stock else 'passes'} on stock, "
-            f"{'passes' if probe.passes_on_patched else 'fails'} on patched"
-        )
+        if not probe.passes_on_patched:
+            note(f"{probe.name} on the patched wheels: {probe.patched or 'no result'}, wanted {probe.wanted}")
     if failure is not None:
         raise failure
     step(f"{request.series} for {request.release} is built and probed: raise `verified` in its manifest")

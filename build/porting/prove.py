@@ -12,14 +12,11 @@ from build.console import step
 from build.errors import ProbeError, ToolError
 from build.pipeline import Request, build_release
 from build.porting.folder import reports
-from build.porting.report import PortReport, ProbeReport
+from build.porting.report import PortReport, ProbeReport, not_needed
 from build.series.export import write_series
 from build.wheeltest.environments import Form
-from build.wheeltest.results import NAME, TestRecord
+from build.wheeltest.results import NAME, Case, TestRecord
 from build.wheeltest.suite import prove_release
-
-#: What a probe says when the defect did not show.
-PASSED = "ok"
 
 
 def prove(report: PortReport, folder: Path, source: Path | None = None) -> tuple[PortReport, ToolError | None]:
@@ -43,9 +40,8 @@ def prove(report: PortReport, folder: Path, source: Path | None = None) -> tuple
         failure = error
         record = _kept(report.new) if isinstance(error, ProbeError) else None
     found = structs.replace(report, probes=probes_of(record) if record else ())
-    for probe in found.probes:
-        if not probe.fails_on_stock:
-            step(f"probe {probe.name} passes on the stock wheel: its patch may no longer be needed")
+    for patch in not_needed(found.probes):
+        step(f"no probe of {patch} fails on the stock wheel: it may no longer be needed")
     keep = [path.name for path in folder.glob("*.patch")]
     write_series(folder, reports(found), keep=keep)
     return found, failure
@@ -61,14 +57,18 @@ def _kept(release: str) -> TestRecord | None:
 
 def probes_of(record: TestRecord) -> tuple[ProbeReport, ...]:
     """Return what each probe did on the stock wheel and on the patched ones."""
-    stock: dict[str, bool] = {}
-    patched: dict[str, bool] = {}
+    stock: dict[str, str] = {}
+    patched: dict[str, list[Case]] = {}
     for run in record.runs:
         for case in run.cases:
-            if not case.probe:
-                continue
-            if run.form == Form.STOCK.value:
-                stock[case.probe] = case.got != PASSED
-            else:
-                patched[case.probe] = patched.get(case.probe, True) and case.got == PASSED
-    return tuple(ProbeReport(name, stock.get(name, False), ok) for name, ok in patched.items())
+            if case.probe and run.form == Form.STOCK.value:
+                stock[case.probe] = case.got
+            elif case.probe:
+                patched.setdefault(case.probe, []).append(case)
+    return tuple(_probe(cases, stock.get(name, "")) for name, cases in patched.items())
+
+
+def _probe(cases: list[Case], stock: str) -> ProbeReport:
+    """Return the report of one probe from what it did in each patched form."""
+    found = [ProbeReport(case.probe, case.patch, stock, case.got) for case in cases]
+    return next((item for item in found if not item.passes_on_patched), found[0])

@@ -13,6 +13,9 @@ from build.porting.engine import PatchPort, PatchState
 from build.series.show import LEGEND, STYLES, legend, verdict_table
 from build.series.verdicts import HunkVerdict, Method, Verdict
 
+#: What a probe says when no defect showed, and the patches' names under which both wheels must do the same.
+PASSED = "ok"
+SAME = ("unchanged", "baseline")
 _STATE_STYLE = {PatchState.PORTED: "green", PatchState.UNNEEDED: "cyan", PatchState.NEEDS_HUMAN: "bold red"}
 
 
@@ -27,11 +30,46 @@ class PatchReport(msgspec.Struct, frozen=True):
 
 
 class ProbeReport(msgspec.Struct, frozen=True):
-    """One probe after a port: whether it still fails on the stock wheel, and passes on the patched one."""
+    """One probe after a port.
+
+    Attributes:
+        name: the probe.
+        patch: the patch whose defect it shows; `unchanged` or `baseline` where stock and patched must do the same.
+        stock: what it did on the stock wheel; empty if it was not run there.
+        patched: what it did on the patched wheels: where they differ, what is not `wanted`.
+    """
 
     name: str
-    fails_on_stock: bool
-    passes_on_patched: bool
+    patch: str
+    stock: str
+    patched: str
+
+    @property
+    def of_patch(self) -> bool:
+        """Whether it is about a defect."""
+        return self.patch not in SAME
+
+    @property
+    def fails_on_stock(self) -> bool:
+        """Whether the defect showed on the stock wheel."""
+        return self.of_patch and self.stock not in ("", PASSED)
+
+    @property
+    def wanted(self) -> str:
+        """What it has to do on a patched wheel."""
+        return PASSED if self.of_patch else self.stock
+
+    @property
+    def passes_on_patched(self) -> bool:
+        """Whether the patched wheels did what is wanted."""
+        return self.patched == self.wanted
+
+
+def not_needed(probes: Sequence[ProbeReport]) -> tuple[str, ...]:
+    """Return the patches of which no probe failed on the stock wheel: the release may not need them."""
+    patches = dict.fromkeys(probe.patch for probe in probes if probe.of_patch and probe.stock)
+    needed = {probe.patch for probe in probes if probe.fails_on_stock}
+    return tuple(patch for patch in patches if patch not in needed)
 
 
 class PortReport(msgspec.Struct, frozen=True):
@@ -121,10 +159,7 @@ def to_markdown(report: PortReport) -> bytes:
         out += ["| file | hunk | line | verdict | carried by | evidence |", "|---|---|---|---|---|---|"]
         out += [_row(item) for item in patch.verdicts]
     if report.probes:
-        out += ["", "## Probes", "", "| probe | stock wheel | patched wheel |", "|---|---|---|"]
-        out += [
-            f"| {p.name} | {_stock(p)} | {'passes' if p.passes_on_patched else '**fails**'} |" for p in report.probes
-        ]
+        out += _probes(report.probes)
     if report.edit:
         out += ["", "## To edit", "", *(f"- `{path}`" for path in report.edit)]
     seen = {item.verdict for item in report.verdicts}
@@ -132,8 +167,27 @@ def to_markdown(report: PortReport) -> bytes:
     return ("\n".join(out) + "\n").encode("utf-8", "replace")
 
 
-def _stock(probe: ProbeReport) -> str:
-    return "fails, so the patch is needed" if probe.fails_on_stock else "**passes: the defect is gone upstream**"
+def _probes(probes: Sequence[ProbeReport]) -> list[str]:
+    """Return what the probes said: patch by patch, then each of them."""
+    out = [
+        "",
+        "## Probes",
+        "",
+        "Backend: nccl (simulated). A patch is needed as long as one of its probes fails on stock.",
+    ]
+    out += ["", "| patch | probes | fail on the stock wheel | as wanted on the patched wheels |", "|---|---|---|---|"]
+    for patch in dict.fromkeys(probe.patch for probe in probes):
+        mine = [probe for probe in probes if probe.patch == patch]
+        failing = sum(probe.fails_on_stock for probe in mine) if mine[0].of_patch else "-"
+        out.append(f"| {patch} | {len(mine)} | {failing} | {sum(probe.passes_on_patched for probe in mine)} |")
+    out += ["", *(f"**`{patch}` may no longer be needed: none of its probes fails.**" for patch in not_needed(probes))]
+    out += ["", "| probe | patch | stock wheel | patched wheels |", "|---|---|---|---|"]
+    return [*out, *map(_probe, probes)]
+
+
+def _probe(item: ProbeReport) -> str:
+    patched = item.patched if item.passes_on_patched else f"**{item.patched}**, wanted {item.wanted}"
+    return f"| {item.name} | {item.patch} | {item.stock or 'not run'} | {patched} |"
 
 
 def _row(item: HunkVerdict) -> str:
