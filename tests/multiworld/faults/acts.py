@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from multiworld import BrokenWorldException, TcpStoreAddress, WorldBroken, WorldState
 from multiworld.chaos.actor import Stage
+from multiworld.rendezvous.ledger import Ledger
 from tests.multiworld.faults.operations import OPERATIONS, Row
 
 
@@ -207,8 +208,8 @@ async def await_claims(
 ) -> None:
     """Wait until ``ranks`` of that generation are claimed in the store."""
     client = dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=10))
-    keys = [f"multiworld/{world}/{generation}/rank/{rank}" for rank in ranks]
+    ledger = Ledger(client, world)
     deadline = time.monotonic() + 10
-    while not client.check(keys):
-        assert time.monotonic() < deadline, f"no {keys} in the store"
+    while not all(ledger.claimed(generation, rank) for rank in ranks):
+        assert time.monotonic() < deadline, f"not all of ranks {ranks} are claimed"
         await asyncio.sleep(0.005)

@@ -1,0 +1,163 @@
+"""Named values in a store that are written once, and a number that only grows: all that members need to agree.
+
+Nothing here blocks for longer than a lost race takes: ``get`` of a missing key would wait, so that it is only called
+for keys that are known to be there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any, Final, Protocol
+
+import torch.distributed as dist
+
+_NEVER: Final = "\x01never\x01"
+#: how long whoever has won the right to write may take, until the next one may: it has died in between, most likely
+WRITER_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 0.001
+#: how often in a row a writer may have died in between, as far as the keys of that are deleted again
+_TURNS: Final = 3
+
+
+class Cells(Protocol):
+    """The operations that members agree with; each is atomic for all processes."""
+
+    def read(self, name: str) -> str | None:
+        """The value of ``name``, None if nobody has written it."""
+
+    def put_first(self, name: str, value: str) -> str:
+        """Write ``name`` unless somebody else has; the value that it has now."""
+
+    def number(self, name: str) -> int:
+        """The number ``name``, 0 if nobody has raised it."""
+
+    def raise_from(self, name: str, current: int, to: int) -> int:
+        """Raise the number to ``to`` if it still is ``current``; the number that it is now."""
+
+    def delete(self, name: str) -> None:
+        """Delete the value ``name``, if it is there."""
+
+    def forget_raise(self, name: str, current: int) -> None:
+        """Delete what is left of ``raise_from(name, current, ...)``; nobody may raise from there any more."""
+
+
+def cells_of(store: Any, prefix: str) -> Cells:
+    """The cells of ``store`` whose keys begin with ``prefix``, in the way that is safe with this torch.
+
+    Up to torch 2.2 ``compare_set`` makes the ``bytes`` it returns without holding the GIL (``init.cpp``: the result is
+    built under ``call_guard<gil_scoped_release>``), which corrupts the memory of a process with other threads. These
+    releases are known by a method that came later than the repair.
+    """
+    return SwappedCells(store, prefix) if hasattr(dist.Store, "check") else CountedCells(store, prefix)
+
+
+class SwappedCells:
+    """Cells by compare-and-set.
+
+    Args:
+        store: a client of the calling thread's own.
+        prefix: of all keys.
+    """
+
+    def __init__(self, store: Any, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def read(self, name: str) -> str | None:
+        """See ``Cells``; a compare-and-set that cannot succeed."""
+        value = self._swap(name, _NEVER, _NEVER)
+        return None if value == _NEVER else value
+
+    def put_first(self, name: str, value: str) -> str:
+        """See ``Cells``."""
+        return self._swap(name, "", value)
+
+    def number(self, name: str) -> int:
+        """See ``Cells``."""
+        return int(self.read(name) or 0)
+
+    def raise_from(self, name: str, current: int, to: int) -> int:
+        """See ``Cells``."""
+        self._swap(name, str(current) if current else "", str(to))
+        return self.number(name)
+
+    def delete(self, name: str) -> None:
+        """See ``Cells``."""
+        self._store.delete_key(f"{self._prefix}/{name}")
+
+    def forget_raise(self, name: str, current: int) -> None:
+        """See ``Cells``; nothing is left."""
+
+    def _swap(self, name: str, expected: str, desired: str) -> str:
+        value = self._store.compare_set(f"{self._prefix}/{name}", expected, desired)
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class CountedCells:
+    """Cells by counters, for stores whose compare-and-set cannot be used: whoever counts first may write.
+
+    A writer that dies between its count and its write holds the others up for ``WRITER_SECONDS``; then the next may.
+
+    Args:
+        store: a client of the calling thread's own.
+        prefix: of all keys.
+    """
+
+    def __init__(self, store: Any, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def read(self, name: str) -> str | None:
+        """See ``Cells``."""
+        if not self._add(f"{name}/there", 0):
+            return None
+        value = self._store.get(self._key(name))
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+    def put_first(self, name: str, value: str) -> str:
+        """See ``Cells``."""
+        for turn in itertools.count():
+            if self._add(f"{name}/turn/{turn}", 1) == 1:
+                self._store.set(self._key(name), value)
+                self._add(f"{name}/there", 1)
+                return value
+            until = time.monotonic() + WRITER_SECONDS
+            while time.monotonic() < until:
+                held = self.read(name)
+                if held is not None:
+                    return held
+                time.sleep(_POLL_SECONDS)
+        raise AssertionError  # for the type checker: the turns do not end
+
+    def number(self, name: str) -> int:
+        """See ``Cells``."""
+        return self._add(name, 0)
+
+    def raise_from(self, name: str, current: int, to: int) -> int:
+        """See ``Cells``."""
+        for turn in itertools.count():
+            if self.number(name) != current:
+                break
+            if self._add(f"{name}/from/{current}/{turn}", 1) == 1:
+                return self._add(name, to - current)
+            until = time.monotonic() + WRITER_SECONDS
+            while self.number(name) == current and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+        return self.number(name)
+
+    def delete(self, name: str) -> None:
+        """See ``Cells``."""
+        for key in (name, f"{name}/there", *(f"{name}/turn/{turn}" for turn in range(_TURNS))):
+            self._store.delete_key(self._key(key))
+
+    def forget_raise(self, name: str, current: int) -> None:
+        """See ``Cells``."""
+        for turn in range(_TURNS):
+            self._store.delete_key(self._key(f"{name}/from/{current}/{turn}"))
+
+    def _add(self, name: str, amount: int) -> int:
+        return int(self._store.add(self._key(name), amount))
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
