@@ -65,7 +65,8 @@ class Fault:
         return self.name
 
 
-KILL = Fault("kill", _killed, frozenset({"eof", "reported"}), GONE_SECONDS)
+# A dying process frees its memory and ends all its threads before its sockets: on a loaded machine it is silent first.
+KILL = Fault("kill", _killed, frozenset({"eof", "silence", "reported"}), GONE_SECONDS)
 FREEZE = Fault("freeze", _frozen, frozenset({"silence", "reported"}), SILENT_SECONDS)
 EXIT = Fault("exit", _exits, frozenset({"eof", "reported", "left"}), GONE_SECONDS)
 VANISH = Fault("vanish", _vanishes, frozenset({"eof", "reported"}), GONE_SECONDS)
