@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.gpuless.model import Patch, Probe
 
+#: Operations that 2.0 does not have.
+SINCE_2_1 = ("all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
 _OPERATIONS = [
     "all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter",
     "all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
@@ -11,12 +15,22 @@ _OPERATIONS = [
     "all_to_all", "all_to_all_single", "all_to_all_single_uneven", "barrier",
 ]  # fmt: skip
 
+_WORKS = Probe(
+    id="works",
+    patch=Patch.BASELINE,
+    title="copies to the device and back, every operation of a world, nothing injected",
+    program="works",
+    args={"operations": _OPERATIONS},
+    since=(2, 1),
+)
+
 PROBES: tuple[Probe, ...] = (
-    Probe(
-        id="works",
-        patch=Patch.BASELINE,
-        title="copies to the device and back, every operation of a world, nothing injected",
-        program="works",
-        args={"operations": _OPERATIONS},
+    _WORKS,
+    replace(
+        _WORKS,
+        id="works-2.0",
+        args={"operations": [name for name in _OPERATIONS if name not in SINCE_2_1]},
+        since=(2, 0),
+        before=(2, 1),
     ),
 )

@@ -48,6 +48,7 @@ def _ending(name: str, title: str, how: str, **args: object) -> Probe:
         args={"how": how, **args},
         fires=("ncclCommGetAsyncError",),
         evidence=TERMINATING,
+        since=(2, 0) if how == "delete" else (2, 1),  # 2.0 cannot be asked to abort
     )
 
 

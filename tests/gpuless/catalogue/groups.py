@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.gpuless.catalogue.baseline import SINCE_2_1
 from tests.gpuless.model import Patch, Probe
 
 CALLS = (
@@ -34,7 +35,8 @@ def failing(name: str, patch: Patch, title: str, fires: tuple[str, ...] = CALLS,
 
 def _call_fails(operation: str, patch: Patch) -> Probe:
     title = f"{operation}: its NCCL call fails with ncclRemoteError, and the end of its group too"
-    return failing(operation, patch, title, operation=operation)
+    probe = failing(operation, patch, title, operation=operation)
+    return replace(probe, since=(2, 1)) if operation in SINCE_2_1 else probe
 
 
 def _system_error(operation: str, patch: Patch) -> Probe:

@@ -9,6 +9,7 @@ from tests.gpuless.catalogue.groups import CALLS, failing
 from tests.gpuless.model import Patch, Probe
 
 _MODES = {0: "no-handling", 1: "tear-down", 3: "skip-clean-up"}
+_SINCE = {3: (2, 1)}  # the mode is not in 2.0
 _SAME = (
     "pending-async-error",
     "pending-wait",
@@ -31,10 +32,16 @@ def _in_mode(probe: Probe, mode: int) -> Probe:
         title=f"mode {mode}: {probe.title}",
         args={**probe.args, "within": 3},
         environment={**probe.environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING": str(mode)},
+        since=max(probe.since, _SINCE.get(mode, probe.since)),
         # In modes that do not abort the abort's injection is never reached: that too has to stay so.
         fires=("ncclAllReduce",),
         patched=None,
     )
+
+
+def _unchanged(probe: Probe, mode: int) -> Probe:
+    environment = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": str(mode)}
+    return replace(probe, environment=environment, since=_SINCE.get(mode, probe.since), patched=None)
 
 
 def _coalescing(mode: int) -> Probe:
@@ -42,7 +49,7 @@ def _coalescing(mode: int) -> Probe:
     title = f"mode {mode}: an all-reduce of a coalescing region fails"
     name = f"{_MODES[mode]}-coalescing_manager"
     probe = failing(name, Patch.UNCHANGED, title, operation="coalescing_manager")
-    return replace(probe, environment={"TORCH_NCCL_ASYNC_ERROR_HANDLING": str(mode)}, patched=None)
+    return _unchanged(probe, mode)
 
 
 def _enqueue(mode: int, operation: str, suffix: str = "", sites: tuple[str, ...] = CALLS) -> Probe:
@@ -50,7 +57,7 @@ def _enqueue(mode: int, operation: str, suffix: str = "", sites: tuple[str, ...]
     title = f"mode {mode}: {operation}{suffix}: an NCCL call fails while it is enqueued"
     args = {"operation": operation, "code": _SYSTEM_ERROR, "sites": list(sites), "fresh": sites == _INIT}
     probe = failing(f"{_MODES[mode]}-{operation}{suffix}", Patch.UNCHANGED, title, sites, **args)
-    return replace(probe, environment={"TORCH_NCCL_ASYNC_ERROR_HANDLING": str(mode)}, patched=None)
+    return _unchanged(probe, mode)
 
 
 PROBES: tuple[Probe, ...] = (

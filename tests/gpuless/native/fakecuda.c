@@ -266,6 +266,13 @@ API cudaGetLastError(void) {
 }
 API cudaPeekAtLastError(void) { return last_error; }
 
+#if CUDART_VERSION < 12000 /* its cudaGetDriverEntryPoint says nothing else than its result */
+enum cudaDriverEntryPointQueryResult {
+  cudaDriverEntryPointSuccess,
+  cudaDriverEntryPointSymbolNotFound
+};
+#endif
+
 static cudaError_t driver_entry(const char *name, void **f,
                                 enum cudaDriverEntryPointQueryResult *found) {
   void *driver = dlopen("libcuda.so.1", RTLD_LAZY);
@@ -277,7 +284,7 @@ static cudaError_t driver_entry(const char *name, void **f,
 __attribute__((visibility("default"))) cudaError_t
 gpuless_entry(const char *name, void **f, unsigned long long flags,
               enum cudaDriverEntryPointQueryResult *found) {
-  return driver_entry(name, f, found);
+  return driver_entry(name, f, CUDART_VERSION < 12000 ? NULL : found);
 }
 __asm__(".globl cudaGetDriverEntryPoint\n.set cudaGetDriverEntryPoint, gpuless_entry\n");
 #undef cudaGetDriverEntryPointByVersion

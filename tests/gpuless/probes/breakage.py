@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import fake
+import torch
 from world import TIMEOUT, TorchObject, World
 
 _PATIENCE = 5.0  # seconds for one call of an application
@@ -54,6 +56,8 @@ def break_world(
     worlds = [World(timeout=limit if broken == name else TIMEOUT) for name in ("first", "second")]
     for world in worlds:
         world.run("all_reduce")
+    if torch.__version__.startswith("2.0."):
+        time.sleep(0.5)  # its watchdog looks as it starts, and then every ten seconds: the second look is meant
     sick, healthy = worlds if broken == "first" else worlds[::-1]
     (comm,) = sick.comms
     fake.inject("ncclAllReduce", fake.HOLD, comm=comm)

@@ -21,7 +21,7 @@ def run(
         how: "abort" (its method, `_shutdown` before 2.6, `_abort` in 2.1) or "delete" (drop the last reference).
         inject, until, aborts: see `breakage.break_world`.
     """
-    breakage = break_world(inject, within=10, broken="second", until=until, aborts=aborts)
+    breakage = break_world(inject, within=12, broken="second", until=until, aborts=aborts)
     breakage.detail["ended"] = answer(_WAYS[how](breakage), _PATIENCE)
     time.sleep(2)  # no event to wait for: what must not happen is an end of the process
     if not breakage.look_at_other_world():

@@ -11,7 +11,7 @@ from world import tensor
 def run(
     inject: list[tuple[str, int, int]],
     window: float = 3.0,
-    within: float = 10.0,
+    within: float = 12.0,  # 2.0's watchdog looks every ten seconds
     broken: str = "second",
     until: str = "",
     aborts: bool = True,

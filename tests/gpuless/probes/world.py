@@ -86,6 +86,13 @@ def _group(backend: TorchObject) -> TorchObject:
 
 def _coalescing_manager(backend: TorchObject) -> TorchObject:
     backend._start_coalescing()
+    if torch.__version__.startswith("2.0."):  # its manager ends the region whatever happens, and gives it the works
+        works: list[TorchObject] = []
+        try:
+            works.append(backend.allreduce([tensor(1)]))
+        finally:
+            backend._end_coalescing(works)
+        return works[0]
     backend.allreduce([tensor(1)])
     return backend._end_coalescing()
 
