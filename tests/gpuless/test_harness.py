@@ -42,6 +42,10 @@ def _run(probe: Probe, subject: Subject, native: Native) -> ProbeResult:
     return run_probe(probe, subject, native, Form.STOCK)
 
 
+def _works(subject: Subject) -> Probe:
+    return next(probe for probe in PROBES if probe.program == "works" and probe.covers(subject.release))
+
+
 def _own(program: str, **settings: object) -> Probe:
     probe = Probe(id="test", patch=Patch.BASELINE, title="", program=program)
     return replace(probe, **settings)  # type: ignore[arg-type]
@@ -53,7 +57,7 @@ def test_imitation_keeps_its_promises(subject: Subject, native: Native) -> None:
 
 
 def test_real_process_group_works_without_injection(subject: Subject, native: Native) -> None:
-    result = _run(_BY_ID["works"], subject, native)
+    result = _run(_works(subject), subject, native)
     assert result.got is Outcome.OK, (result.detail, result.output)
     assert result.detail["reduced"] == [1.0, 2.0]
 
@@ -67,7 +71,7 @@ def test_injection_fires_and_reaches_the_caller(subject: Subject, native: Native
 
 
 def test_probe_whose_injection_never_fires_shows_nothing(subject: Subject, native: Native) -> None:
-    result = _run(replace(_BY_ID["works"], fires=("ncclCommRevoke",)), subject, native)
+    result = _run(replace(_works(subject), fires=("ncclCommRevoke",)), subject, native)
     assert result.got is Outcome.NOT_INJECTED
 
 
