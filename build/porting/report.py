@@ -155,7 +155,7 @@ def to_markdown(report: PortReport) -> bytes:
     out += [f"- not tried: {item}" for item in report.skipped]
     for patch in report.patches:
         out += ["", f"## {patch.name}", ""]
-        out += [f"Note: {note}" for note in patch.notes]
+        out += [line for note in patch.notes for line in (f"Note: {note}", "")]
         out += ["| file | hunk | line | verdict | carried by | evidence |", "|---|---|---|---|---|---|"]
         out += [_row(item) for item in patch.verdicts]
     if report.probes:
