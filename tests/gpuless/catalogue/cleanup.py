@@ -135,6 +135,15 @@ PROBES: tuple[Probe, ...] = (
         ),
         since=_MONITORED,
     ),
+    Probe(
+        id="store-gone",
+        patch=Patch.CLEANUP_ONLY,
+        title="dumps on; the store of the first process group goes away",
+        program="store_gone",
+        environment=_DUMP,
+        evidence=TERMINATING,
+        since=(2, 4),  # the first release whose heartbeat monitor asks the store
+    ),
     pending(
         "event-query-illegal-address",
         "cudaEventQuery fails on the watchdog thread with cudaErrorIllegalAddress",

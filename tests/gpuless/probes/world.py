@@ -25,10 +25,15 @@ def tensor(*values: float) -> torch.Tensor:
 
 
 class World:
-    """A process group with its own store, and the communicators made for it."""
+    """A process group with its own store (default: one that it serves), and the communicators made for it."""
 
-    def __init__(self, backend: str = "classic", timeout: datetime.timedelta = TIMEOUT) -> None:
-        self.store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    def __init__(
+        self,
+        backend: str = "classic",
+        timeout: datetime.timedelta = TIMEOUT,
+        store: TorchObject | None = None,
+    ) -> None:
+        self.store = store or dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
         self.group = _backend(backend, dist.PrefixStore("world", self.store), timeout)
         self.comms: set[int] = set()
         _KEPT.append(self)
