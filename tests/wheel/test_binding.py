@@ -10,6 +10,9 @@ from tests.wheel.conftest import TIMEOUT, Subject
 
 PROGRAM = Path(__file__).with_name("binding.py")
 SONAME = "libtorch_mw.so"
+# Opened by torch in a scope of its own (2.0's fuser): what it has copies of, type information of inline classes, it
+# takes from itself, on stock as well. Everything that it takes from elsewhere has to come from the overlay.
+APART = frozenset({"libnvfuser_codegen.so"})
 
 
 def bindings(subject: Subject) -> dict[str, dict[str, object]]:
@@ -23,12 +26,20 @@ def bindings(subject: Subject) -> dict[str, dict[str, object]]:
     return found
 
 
+def _strangers(library: str, row: dict[str, object]) -> list[object]:
+    """Return what a library takes from where it must not."""
+    other = row["other"]
+    assert isinstance(other, list)
+    own = f" in {library}" if library in APART else None
+    return [item for item in other if own is None or not str(item).endswith(own)]
+
+
 def test_every_use_is_bound_as_the_form_says(subject: Subject) -> None:
     found = bindings(subject)
     assert {"libtorch_cuda.so", "libtorch_python.so"} <= found.keys(), "the check looked at nothing"
     if subject.form == "stock":
         assert all(row["overlay"] == 0 and row["other"] for row in found.values()), found
     else:
-        elsewhere = {library: row["other"] for library, row in found.items() if row["other"]}
+        elsewhere = {library: other for library, row in found.items() if (other := _strangers(library, row))}
         assert not elsewhere
         assert all(row["overlay"] for row in found.values())
