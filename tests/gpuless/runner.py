@@ -128,7 +128,8 @@ def _old_names(environment: Mapping[str, str]) -> dict[str, str]:
 
     Later releases read it as well, where the new name is not set; it always is.
     """
-    return {"NCCL_ASYNC_ERROR_HANDLING": environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"]}
+    name = "NCCL_ASYNC_ERROR_HANDLING"
+    return {name: environment.get(name, environment[f"TORCH_{name}"])}
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:

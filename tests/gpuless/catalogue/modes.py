@@ -60,6 +60,14 @@ def _enqueue(mode: int, operation: str, suffix: str = "", sites: tuple[str, ...]
     return _unchanged(probe, mode)
 
 
+def _by_another_name(operation: str) -> Probe:
+    """Up to 2.1 the mode has one name; what the name of later releases says must not matter to the patches."""
+    title = f"{operation}: mode 1, while the name of later releases says 2"
+    probe = failing(f"other-name-{operation}", Patch.UNCHANGED, title, operation=operation, code=_SYSTEM_ERROR)
+    environment = {"NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
+    return replace(probe, environment=environment, before=(2, 2), patched=None)
+
+
 PROBES: tuple[Probe, ...] = (
     *(_in_mode(p, mode) for mode in _MODES for p in CLEANUP if p.id in _SAME),
     *map(_coalescing, _MODES),
@@ -68,4 +76,5 @@ PROBES: tuple[Probe, ...] = (
     _enqueue(3, "all_reduce", "-init", _INIT),
     *(_enqueue(1, op) for op in ("all_reduce_coalesced", "gather")),
     _enqueue(0, "send"),
+    *map(_by_another_name, ("all_reduce_coalesced", "gather")),
 )
