@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from multiworld.drivers import sockets
 from multiworld.drivers.base import Finished
+from multiworld.drivers.calls import ProcessGroupCalls
 from multiworld.drivers.values import LaneStore
 
 logger = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ def _options(address: str) -> Any:
     return made
 
 
-class GlooDriver:
+class GlooDriver(ProcessGroupCalls):
     """One ``ProcessGroupGloo``.
 
     Args:
@@ -63,7 +62,6 @@ class GlooDriver:
         self._store = store
         self._rank, self._size = rank, size
         self._address = address
-        self._group: Any = None
         self._under_way: dict[int, Any] = {}
         self._idle = threading.Condition()
         self._aborted = False
@@ -73,48 +71,6 @@ class GlooDriver:
         self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, _options(self._address))
         if self._aborted:
             raise ConnectionAbortedError("aborted while connecting")
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
-        """Start a broadcast."""
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = root, 0
-        return self._group.broadcast([tensor], options)
-
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
-        """Start an all-reduce in place."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = op
-        return self._group.allreduce([tensor], options)
-
-    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:
-        """Start a reduce in place."""
-        options = dist.ReduceOptions()
-        options.reduceOp, options.rootRank = op, root
-        return self._group.reduce([tensor], options)
-
-    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:
-        """Start an all-gather."""
-        return self._group.allgather([list(outputs)], [tensor])
-
-    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:
-        """Start a gather."""
-        options = dist.GatherOptions()
-        options.rootRank = root
-        return self._group.gather([list(outputs)] if outputs else [], [tensor], options)
-
-    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:
-        """Start a scatter."""
-        options = dist.ScatterOptions()
-        options.rootRank = root
-        return self._group.scatter([output], [list(tensors)] if tensors else [], options)
-
-    def all_to_all(
-        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
-    ) -> Any:
-        """Start an all-to-all."""
-        return self._group.alltoall_base(
-            output, tensor, list(output_splits), list(input_splits), dist.AllToAllOptions()
-        )
 
     def watch(self, work: Any, finished: Finished) -> None:
         """Report the end of ``work``; nothing polls and no thread waits for it."""

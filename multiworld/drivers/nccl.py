@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from multiworld.drivers.base import Finished
+from multiworld.drivers.calls import ProcessGroupCalls
 from multiworld.drivers.values import LaneStore
 
 # Deadlines are the session's.
@@ -31,7 +31,7 @@ def unavailable() -> str | None:
     return None
 
 
-class NcclDriver:
+class NcclDriver(ProcessGroupCalls):
     """One ``ProcessGroupNCCL``, or its successor where a release has one.
 
     Args:
@@ -47,7 +47,6 @@ class NcclDriver:
         self._store = store
         self._rank, self._size = rank, size
         self._device = torch.device(device)
-        self._group: Any = None
         self._aborting: threading.Thread | None = None
         self._watching: dict[int, tuple[Any, Finished]] = {}
         self._watcher: threading.Thread | None = None
@@ -64,48 +63,6 @@ class NcclDriver:
         connect = getattr(self._group, "eager_connect_single_device", None)
         if connect is not None:
             connect(self._device)
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
-        """Start a broadcast."""
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = root, 0
-        return self._group.broadcast([tensor], options)
-
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
-        """Start an all-reduce in place."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = op
-        return self._group.allreduce([tensor], options)
-
-    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:
-        """Start a reduce in place."""
-        options = dist.ReduceOptions()
-        options.reduceOp, options.rootRank = op, root
-        return self._group.reduce([tensor], options)
-
-    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:
-        """Start an all-gather."""
-        return self._group.allgather([list(outputs)], [tensor])
-
-    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:
-        """Start a gather."""
-        options = dist.GatherOptions()
-        options.rootRank = root
-        return self._group.gather([list(outputs)] if outputs else [], [tensor], options)
-
-    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:
-        """Start a scatter."""
-        options = dist.ScatterOptions()
-        options.rootRank = root
-        return self._group.scatter([output], [list(tensors)] if tensors else [], options)
-
-    def all_to_all(
-        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
-    ) -> Any:
-        """Start an all-to-all."""
-        return self._group.alltoall_base(
-            output, tensor, list(output_splits), list(input_splits), dist.AllToAllOptions()
-        )
 
     def watch(self, work: Any, finished: Finished) -> None:
         """Report the end of ``work``, which NCCL shows only to whoever asks: one thread asks for all."""
