@@ -226,7 +226,7 @@ def test_a_killed_parent_is_noticed_although_its_child_lives(store: str) -> None
         parent.kill()
         how, noticed = waiter.result()
     assert how == "eof"
-    assert noticed - killed < 0.5
+    assert noticed - killed < 5  # a silent one is given ten
 
 
 def _interrupt_when_waiting(w: Any) -> None:

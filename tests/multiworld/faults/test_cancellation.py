@@ -16,12 +16,11 @@ import torch
 from multiworld import MultiWorld, PeerLost, WorldState, WrongContext
 from multiworld.chaos.actor import Stage
 from tests.multiworld.faults import acts
-from tests.multiworld.faults.bounds import ANSWER_SECONDS, GONE_SECONDS, SILENT_SECONDS
+from tests.multiworld.faults.bounds import ANSWER_SECONDS, AT_ONCE_SECONDS, GONE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import COLLECTIVES, OPERATIONS, POINT_TO_POINT, SMALL, Row, rows
 from tests.multiworld.faults.scene import CALM, Scene, lost
 
 WORLD = "struck"
-AT_ONCE = 1.0
 MIRROR = {
     "send": "recv", "recv": "send", "send_tensor": "recv_tensor", "recv_tensor": "send_tensor",
     "send_object": "recv_object", "recv_object": "send_object", "batch_p2p": "batch_p2p",
@@ -33,7 +32,7 @@ def _cancel(scene: Scene, call: Any, target: str) -> None:
     call.cancel()
     outcome = call.outcome()
     assert isinstance(outcome.error, asyncio.CancelledError), repr(outcome)
-    assert outcome.ended - at < AT_ONCE
+    assert outcome.ended - at < AT_ONCE_SECONDS
     scene.injector.record("cancel", target, at, "CancelledError was raised")
 
 
@@ -291,7 +290,7 @@ def test_keyboard_interrupt_in_synchronous_receive(scene: Scene) -> None:
     os.kill(a.pid, signal.SIGINT)
     outcome = call.outcome()
     assert outcome.value == "interrupted"
-    assert outcome.ended - at < AT_ONCE
+    assert outcome.ended - at < AT_ONCE_SECONDS
     scene.injector.record("SIGINT", a.name, at, "KeyboardInterrupt was raised")
     scene.works(WORLD, members)
 

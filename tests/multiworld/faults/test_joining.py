@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import socket
-import time
 from typing import Any
 
 import pytest
 
 from multiworld import InvalidArgument, RendezvousError, StaleGeneration, TcpStoreAddress
 from tests.multiworld.faults import acts
-from tests.multiworld.faults.bounds import SILENT_SECONDS
+from tests.multiworld.faults.bounds import AT_ONCE_SECONDS, GRACE_SECONDS
 from tests.multiworld.faults.scene import CALM, Scene
 
 WORLD = "struck"
 SHORT = 2.0
-AT_ONCE = 1.5
 
 
-def _refused(scene: Scene, call: Any, kind: type[Exception], words: str, within: float = AT_ONCE) -> Any:
+def _refused(scene: Scene, call: Any, kind: type[Exception], words: str, within: float = AT_ONCE_SECONDS) -> Any:
     outcome = call.outcome()
     assert isinstance(outcome.error, kind), f"{outcome.error!r}, value {outcome.value!r}"
     assert words in str(outcome.error), str(outcome.error)
@@ -99,9 +97,8 @@ def test_nobody_hosts_the_store(scene: Scene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     store = TcpStoreAddress("127.0.0.1", port, hosted=False)
-    _refused(
-        scene, scene.start_join(WORLD, a, 0, 2, store=store, join_timeout=SHORT), RendezvousError, str(port), SHORT + 3
-    )
+    call = scene.start_join(WORLD, a, 0, 2, store=store, join_timeout=SHORT)
+    _refused(scene, call, RendezvousError, str(port), SHORT + GRACE_SECONDS)
     scene.works(CALM, members)
 
 
@@ -110,7 +107,7 @@ def test_stale_generation(scene: Scene) -> None:
     a, b, spare = scene.actors(3)
     scene.join(WORLD, [a, b])
     scene.injector.freeze(b)
-    time.sleep(SILENT_SECONDS)  # the others lose it meanwhile
+    a.run(acts.await_break, WORLD)
     running = [a.start(acts.rejoin, WORLD), scene.start_join(WORLD, spare, 1, 2)]
     assert running[0].result() == 2
     assert running[1].result() == (1, 2)

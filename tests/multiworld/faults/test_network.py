@@ -12,7 +12,7 @@ from multiworld import Heartbeat, PeerLost, RendezvousError, WorldState
 from multiworld.chaos.cast import Actor
 from multiworld.chaos.injector import proven
 from tests.multiworld.faults import acts
-from tests.multiworld.faults.bounds import SILENT_SECONDS
+from tests.multiworld.faults.bounds import GRACE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.network import RIGHT, Namespaces, Network, established, missing, namespaces
 from tests.multiworld.faults.operations import LARGE, SMALL, Row
 from tests.multiworld.faults.scene import CALM, Scene, lost
@@ -112,7 +112,7 @@ def test_halves_never_share_a_generation(hosts: TwoHosts) -> None:
     scene.works(WORLD, [a, b])
     outcome = alone.outcome(SHORT + 15)
     assert isinstance(outcome.error, RendezvousError), repr(outcome.error)
-    assert outcome.seconds < SHORT + 3.0
+    assert outcome.seconds < SHORT + GRACE_SECONDS
     hosts.net.heal()
     again = right.start(acts.rejoin, WORLD, {"timeout": SHORT}).outcome(SHORT + 15)
     assert again.error is not None
@@ -158,6 +158,6 @@ def test_cut_while_joining(hosts: TwoHosts, healed: bool) -> None:
     for call in running:
         outcome = call.outcome(SHORT + 15)
         assert isinstance(outcome.error, RendezvousError), repr(outcome.error)
-        assert outcome.seconds < SHORT + 3.0
+        assert outcome.seconds < SHORT + GRACE_SECONDS
     scene.works(CALM, [a, b])
     assert right.run(acts.held).threads < 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from datetime import timedelta
 
@@ -63,7 +62,6 @@ def test_rejoin_a_hundred_times(scene: Scene) -> None:
     scene.injector.record("abort", "rank 0", time.monotonic(), "a hundred generations more")
     assert members[0].run(acts.standing, WORLD).generation == 104
     scene.works(WORLD, members)
-    assert statistics.median(seconds) < 1.0
     _settles(scene, members, before, keys)
 
 

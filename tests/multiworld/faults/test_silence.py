@@ -14,7 +14,7 @@ import torch
 from multiworld import Heartbeat, OwnStall, PeerLost, PeerRecovered, PeerSuspected, WorldState
 from multiworld.chaos.actor import Stage
 from tests.multiworld.faults import acts
-from tests.multiworld.faults.bounds import SILENT_SECONDS
+from tests.multiworld.faults.bounds import GRACE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import SMALL, Row
 from tests.multiworld.faults.scene import CALM, Scene, lost
 
@@ -41,7 +41,7 @@ def test_frozen_peer_does_not_hold_up_wait_for(scene: Scene) -> None:
     scene.injector.freeze(victim)
     outcome = a.start(wait_for_recv, WORLD, 1, 0.3).outcome()
     assert outcome.value == "TimeoutError"
-    assert 0.3 <= outcome.seconds < 0.3 + 0.7
+    assert 0.3 <= outcome.seconds < 0.3 + GRACE_SECONDS
 
 
 def test_frozen_peer_while_three_worlds_are_busy(scene: Scene) -> None:
