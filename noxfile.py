@@ -86,12 +86,12 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Tests of the tooling and of multiworld on a torch from the index: `-- --torch 2.6.0`, then pytest's arguments."""
     # One after the other: the tooling's tests compile, and the package's tests judge how soon a fault is noticed.
-    _pytest(session, {"build": "tests/build", "core": "tests/multiworld/core"})
+    _pytest(session, {"build": "tests/build", "core": "tests/multiworld/core", "faults": "tests/multiworld/faults"})
 
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """The fault-tolerance suite: real processes, real faults, some five minutes: `-- [--torch 2.6.0]`."""
+    """Only the fault-tolerance suite: real processes, real faults, some three minutes: `-- [--torch 2.6.0]`."""
     _pytest(session, {"faults": "tests/multiworld/faults"})
 
 

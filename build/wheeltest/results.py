@@ -30,7 +30,7 @@ class Run(msgspec.Struct, frozen=True):
 
     Attributes:
         form: how torch was installed.
-        suite: which tests, `wheel` or `multiworld`.
+        suite: which tests, `wheel`, `multiworld core` or `multiworld faults`.
         exit: pytest's exit status.
         cases: its tests.
     """
