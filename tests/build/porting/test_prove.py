@@ -68,6 +68,11 @@ def test_probe_that_was_not_run_on_stock_says_nothing_of_need() -> None:
     )
 
 
+def test_other_mode_that_was_not_run_on_stock_is_no_failure() -> None:
+    (probe,) = probes_of(_record(mode_1=("unchanged", "", "terminated", "terminated")))
+    assert probe.passes_on_patched
+
+
 def test_report_with_probes_is_read_back() -> None:
     report = _report(_record(send=("group-leak", "group leaked", "ok", "ok")))
     assert from_json(to_json(report)) == report
