@@ -50,7 +50,7 @@ def _rejoins_often(link: Link, store: str, rank: int, times: int) -> Any:
                 early = census()
         assert w.generation >= times + 1  # two that race may use one up
         deadline = time.monotonic() + 10
-        while (late := census()) > (early[0] + 3, early[1]) and time.monotonic() < deadline:
+        while (late := census()) > (early[0] + 10, early[1]) and time.monotonic() < deadline:
             pass  # an overloaded machine takes longer to free the last generation
         assert _check(w) == 2
         return w.generation, max(took), early, late
@@ -68,7 +68,9 @@ def test_rejoin_a_hundred_times_leaves_nothing_behind(tcp_store: str) -> None:
         assert len({generation for generation, *_ in results}) == 1, "all members of one assembly have one generation"
         for generation, _, early, late in results:  # how long each took is measured by `multiworld bench`
             assert generation >= 101
-            assert late[0] <= early[0] + 3  # clients kept for later; a leak in each would be 95
+            # Clients kept for later, or one group that Gloo did not let go of (it is said in a warning); a leak in each
+            # generation would be hundreds.
+            assert late[0] <= early[0] + 10
             assert late[1] <= early[1]
     # Generation, size, sealed, two claims, the store's own, and what each takes to agree on; a leak would be hundreds.
     assert client.num_keys() <= 20
