@@ -11,6 +11,8 @@ from enum import Enum
 from pathlib import Path
 
 import uv
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
 
 from build.console import step
 from build.errors import EnvironmentUnfitError
@@ -46,6 +48,12 @@ def install(python: Path, *requirements: str | Path) -> None:
     _uv("pip", "install", "--quiet", "--python", python, *requirements)
 
 
+def _before_numpy_2(wheels: list[Path]) -> bool:
+    """Say whether the torch among the wheels was built for numpy 1: with numpy 2 it warns on import."""
+    parsed = (parse_wheel_filename(path.name) for path in wheels)
+    return any(name == "torch" and version < Version("2.3") for name, version, _, _ in parsed)
+
+
 @contextmanager
 def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
     """Make an environment, yield its interpreter, and remove it.
@@ -64,7 +72,7 @@ def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
         wanted = sys.executable if python == ".".join(map(str, sys.version_info[:2])) else python
         _uv("venv", "--quiet", "--no-python-downloads", "--python", wanted, folder / "venv")
         interpreter = folder / "venv" / "bin" / "python"
-        install(interpreter, *wheels, "numpy" if python != "3.8" else "numpy<2")
+        install(interpreter, *wheels, "numpy<2" if _before_numpy_2(wheels) else "numpy")
         yield interpreter
     finally:
         shutil.rmtree(folder, ignore_errors=True)
