@@ -9,6 +9,11 @@ DEFAULT_OP_TIMEOUT = 300.0
 DEFAULT_JOIN_TIMEOUT = 30.0
 
 
+def is_duration(value: object) -> bool:
+    """Whether ``value`` is a number of seconds above 0; infinity is."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
 class WorldState(enum.Enum):
     """Where a world is in its life."""
 

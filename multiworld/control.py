@@ -122,7 +122,7 @@ class Control:
             session = self._session
             said = str(message.get("what"))
             what = said if " reports: " in said else f"rank {peer} reports: {said}"
-            cause = None
+            cause = f"see what rank {peer} reports" if message.get("kind") != "PeerLost" else None
             if session.rank in ranks:
                 cause = "this process was silent for the others: stopped, starved or cut off"
             # Told on: who hears of us first must not take our closing for the cause.

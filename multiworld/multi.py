@@ -19,6 +19,7 @@ from multiworld.config import (
     Heartbeat,
     TcpStoreAddress,
     WorldConfig,
+    is_duration,
 )
 from multiworld.errors import InvalidArgument, WrongContext
 from multiworld.events import Event, EventBus
@@ -100,6 +101,11 @@ class MultiWorld:
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self.defaults = Defaults(address, op_timeout, heartbeat or Heartbeat())
+        if not is_duration(op_timeout) or not isinstance(self.defaults.heartbeat, Heartbeat):
+            raise InvalidArgument(
+                what=f"op_timeout is {op_timeout!r}, heartbeat {heartbeat!r}",
+                remedy="pass seconds above 0 and a Heartbeat",
+            )
         self._bus = EventBus()
         self._lock = threading.Lock()
         self._worlds: dict[str, World] = {}
@@ -191,6 +197,7 @@ class MultiWorld:
         Returns:
             Its address with the real port, to be given to ``join`` here and on other members. It lives until ``close``.
         """
+        self._check_usable(None)
         return self._stores.serve(host, port)
 
     def events(self) -> AsyncIterator[Event]:
@@ -199,6 +206,7 @@ class MultiWorld:
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``callback`` for each event, in the thread where it happens; returns what ends it."""
+        self._check_usable(None)
         return self._bus.subscribe(callback)
 
     async def close(self) -> None:
@@ -323,8 +331,10 @@ class MultiWorld:
                 )
             self._joining.add(config.name)
 
-    def _check_usable(self, name: str) -> None:
+    def _check_usable(self, name: str | None) -> None:
         if os.getpid() != self._pid:
             raise WrongContext(name, "MultiWorld used in a forked child of the process that made it")
         if self._closed:
-            raise WrongContext(name, "MultiWorld is closed", cause="close() was called, or its block was left")
+            raise WrongContext(
+                name, "MultiWorld is closed", cause="close() was called, or its block was left", remedy="make a new one"
+            )

@@ -264,6 +264,8 @@ class Session:
 
     def lost(self, peer: int, how: str, what: str, cause: str | None = None) -> None:
         """Break the world because of ``peer``."""
+        if cause is None and how == "left":
+            cause = "leave() or close() was called there"
         self.break_(PeerLost(self.name, what, cause=cause, ranks=(peer,), how=how, **self._where(None)))
 
     def break_(self, error: BrokenWorldException, *, tell: bool = True) -> None:

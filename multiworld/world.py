@@ -14,8 +14,9 @@ import torch
 
 from multiworld.breaking import LINGER_SECONDS
 from multiworld.config import WorldConfig, WorldState
-from multiworld.errors import BrokenWorldException, InvalidArgument, WrongContext
+from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WrongContext
 from multiworld.group import Group, SyncGroup
+from multiworld.rendezvous.settings import checked_config
 from multiworld.tally import Tally
 from multiworld.threads import run_in_thread
 
@@ -216,8 +217,7 @@ class World(Group):
         loop: asyncio.AbstractEventLoop | None,
         cancelled: threading.Event,
     ) -> None:
-        wanted: dict[str, Any] = {"rank": rank, "size": size, "join_timeout": timeout}
-        config = replace(self._config, **{k: v for k, v in wanted.items() if v is not None})
+        config = self._config_of_rejoin(rank, size, timeout)
         if self._live.failure is None:
             self._live.leave()
         loop = loop if loop is not None else self._loop
@@ -226,6 +226,20 @@ class World(Group):
         self._earlier.add(self._live.tally())
         self._config, self._live = config, session
         self.ranks = tuple(range(config.size))
+
+    def _config_of_rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> WorldConfig:
+        """What to rejoin with, checked before the world that stands is left."""
+        was = self._config
+        try:
+            checked_config(
+                was.name, was.rank if rank is None else rank, was.size if size is None else size, was.backend,
+                was.device, was.address, was.op_timeout, was.join_timeout if timeout is None else timeout,
+                was.heartbeat,
+            )  # fmt: skip
+        except MultiWorldError as error:
+            raise error.with_context(operation="rejoin", generation=self.generation) from None
+        wanted: dict[str, Any] = {"rank": rank, "size": size, "join_timeout": timeout}
+        return replace(was, **{k: v for k, v in wanted.items() if v is not None})
 
     def __repr__(self) -> str:
         place = f"rank={self.world_rank}, size={self.size}, generation={self.generation}"

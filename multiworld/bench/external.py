@@ -21,6 +21,24 @@ _SECONDS = 120
 Progress = Callable[[str], None]
 
 
+def check(python: Path | None) -> None:
+    """See, before anything is measured, that the interpreter is there.
+
+    Raises:
+        InvalidArgument: it is not, or has no pymultiworld.
+    """
+    if python is None:
+        return
+    command = [str(python), "-c", "from multiworld.manager import WorldManager"]
+    remedy = "name the python of an environment with `pip install multiworld==0.2.3` and its own set-up done"
+    try:
+        done = subprocess.run(command, cwd=tempfile.gettempdir(), capture_output=True, text=True, timeout=_SECONDS)
+    except OSError as error:
+        raise InvalidArgument(what=f"{python} cannot be run: {error.strerror}", remedy=remedy) from None
+    if done.returncode:
+        raise InvalidArgument(what=f"{python} has no pymultiworld", cause=done.stderr[-300:], remedy=remedy)
+
+
 def compare(python: Path | None, progress: Progress) -> list[Figure]:
     """Round trips of the same program under both packages.
 

@@ -8,6 +8,25 @@ from multiworld.bench.report import BenchReport, Comparison
 from multiworld.errors import InvalidArgument
 
 
+def check(path: Path) -> None:
+    """See, before anything is measured, that a plot can be written.
+
+    Raises:
+        InvalidArgument: matplotlib is missing, or the ending of ``path`` or its folder is unknown.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise InvalidArgument(what="a plot needs matplotlib", remedy="pip install 'multiworld[plot]'") from None
+    known = Figure().canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".") not in known:
+        raise InvalidArgument(
+            what=f"{path.name} has no known ending", remedy=f"choose one of {', '.join(sorted(known))}"
+        )
+    if not path.absolute().parent.is_dir():
+        raise InvalidArgument(what=f"{path.absolute().parent} is no folder", remedy="make it first, or choose another")
+
+
 def draw(report: BenchReport, path: Path) -> None:
     """Write a plot of the ratios with their intervals.
 
@@ -16,12 +35,11 @@ def draw(report: BenchReport, path: Path) -> None:
         path: file to write; its ending says the format.
 
     Raises:
-        InvalidArgument: matplotlib is missing, the ending is unknown, or there is nothing to plot.
+        InvalidArgument: see ``check``; or there is nothing to plot.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise InvalidArgument(what="a plot needs matplotlib", remedy="pip install 'multiworld[plot]'") from None
+    check(path)
+    from matplotlib.figure import Figure
+
     if not report.comparisons:
         raise InvalidArgument(what="there is nothing to plot", cause="the part 'ratios' was not measured")
     figure = Figure(figsize=(9, 5.5), layout="constrained")

@@ -53,8 +53,11 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
     wanted = options.parts or PARTS
     if unknown := set(wanted) - set(PARTS):
         raise InvalidArgument(
-            what=f"there is no part {', '.join(sorted(unknown))}", cause=f"parts are {', '.join(PARTS)}"
+            what=f"there is no part {', '.join(sorted(unknown))}",
+            cause="it is misspelt, most likely",
+            remedy=f"choose some of {', '.join(PARTS)}",
         )
+    external.check(options.pymultiworld)
     before = os.getloadavg()
     with tempfile.TemporaryDirectory(prefix="multiworld-bench-") as folder, Cast(Path(folder, "actors.log")) as cast:
         host = cast.actor("store")

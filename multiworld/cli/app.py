@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from multiworld.errors import MultiWorldError
 
@@ -32,7 +33,7 @@ def _guarded(work: Callable[[], Any]) -> Any:
     try:
         return work()
     except (MultiWorldError, ValueError, OSError) as error:
-        errors.print(f"[bold red]multiworld:[/] {error}")
+        errors.print(f"[bold red]multiworld:[/] {escape(str(error))}")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         errors.print("multiworld: interrupted")
@@ -79,10 +80,12 @@ def bench(
     options = BenchOptions(
         quick=quick, parts=tuple(filter(None, only.split(","))), rounds=rounds, pymultiworld=pymultiworld
     )
+    if plot is not None:
+        from multiworld.bench.plot import check, draw
+
+        _guarded(lambda: check(plot))
     report = _guarded(lambda: run(options, _progress))
     if plot is not None:
-        from multiworld.bench.plot import draw
-
         _guarded(lambda: draw(report, plot))
     if as_json:
         _print_json(report.as_json())

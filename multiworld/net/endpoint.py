@@ -40,17 +40,20 @@ class Endpoint:
         self.address = address
         self.port: int = self._listener.getsockname()[1]
         self.pulse = PulseServer(address)
-        self._answerers: dict[tuple[str, int], Answerer] = {}
+        self._answerers: dict[tuple[str, int, str], Answerer] = {}
         hub.on_close(self.close)
         hub.call(lambda: hub.watch(self._listener, selectors.EVENT_READ, self._accept))
 
-    def expect(self, world: str, generation: int, answerer: Answerer) -> None:
-        """Let ``answerer`` answer visitors of this world and generation, in the hub's thread."""
-        self._answerers[world, generation] = answerer
+    def expect(self, world: str, generation: int, incarnation: str, answerer: Answerer) -> None:
+        """Let ``answerer`` answer visitors of this world, generation and incarnation, in the hub's thread.
 
-    def forget(self, world: str, generation: int) -> None:
+        A process may have several memberships of one world, in several ``MultiWorld``.
+        """
+        self._answerers[world, generation, incarnation] = answerer
+
+    def forget(self, world: str, generation: int, incarnation: str) -> None:
         """Nobody answers for it any more."""
-        self._answerers.pop((world, generation), None)
+        self._answerers.pop((world, generation, incarnation), None)
 
     def close(self) -> None:
         """Stop listening."""
@@ -96,13 +99,13 @@ class Endpoint:
     def _answer(self, said: bytes, sock: socket.socket) -> None:
         try:
             hello = json.loads(said)
-            answerer = self._answerers.get((hello["world"], hello["generation"]))
+            answerer = self._answerers.get((hello["world"], hello["generation"], hello["incarnation"]))
         except (ValueError, KeyError, TypeError):
             sock.close()
             return
         taker: Taker | None = None
         if answerer is None:
-            why = f"world {hello['world']!r} is not in generation {hello['generation']} here"
+            why = f"that member of world {hello['world']!r} is not in generation {hello['generation']} here"
             reply: dict[str, Any] = {"ok": False, "why": why}
         else:
             reply, taker = answerer(hello)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.config import is_duration
+from multiworld.errors import InvalidArgument
 from multiworld.ops.operation import wait_async, wait_sync
 from multiworld.profiling import profiled
 
@@ -15,6 +17,14 @@ if TYPE_CHECKING:
     from multiworld.world import World
 
 Starter = Callable[..., "Operation"]
+
+
+def _check(group: GroupBase, timeout: float | None, starter: Starter) -> None:
+    if timeout is not None and not is_duration(timeout):
+        raise InvalidArgument(
+            group._world.name, f"timeout is {timeout!r}", remedy="pass seconds above 0; None is the world's op_timeout",
+            rank=group._world.world_rank, operation=starter.__name__,
+        )  # fmt: skip
 
 
 class GroupBase:
@@ -45,6 +55,7 @@ class GroupBase:
         return self._world.torch_device
 
     async def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
+        _check(self, timeout, starter)
         session = self._world.enter_async(starter.__name__)
         if profiled():
             return await session.profiled_async(self, timeout, starter, *args)
@@ -63,6 +74,7 @@ class SyncBase:
         self._group = group
 
     def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
+        _check(self._group, timeout, starter)
         session = self._group._world.enter_sync(starter.__name__)
         if profiled():
             return session.profiled_sync(self._group, timeout, starter, *args)

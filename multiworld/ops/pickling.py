@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from multiworld.errors import ObjectRefused
+from multiworld.errors import InvalidArgument, ObjectRefused
 from multiworld.ops.memory import bytes_of
 
 if TYPE_CHECKING:
@@ -41,9 +41,19 @@ _ALWAYS: Final = frozenset(
 
 
 def dumps(obj: Any) -> bytes:
-    """Pickle ``obj``, tensors in it through their storages' bytes."""
+    """Pickle ``obj``, tensors in it through their storages' bytes.
+
+    Raises:
+        InvalidArgument: it cannot be pickled.
+    """
     out = io.BytesIO()
-    _Pickler(out, protocol=4).dump(obj)
+    try:
+        _Pickler(out, protocol=4).dump(obj)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+        raise InvalidArgument(
+            what=f"{type(obj).__name__} cannot be sent: {error}", cause="it holds something that pickle cannot take",
+            remedy="send plain data or an object of a class in a module; nothing was sent and the world goes on",
+        ) from None  # fmt: skip
     return out.getvalue()
 
 

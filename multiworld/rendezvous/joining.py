@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld.config import WorldConfig
-from multiworld.errors import RendezvousError, StaleGeneration
+from multiworld.errors import InvalidArgument, RendezvousError, StaleGeneration
 from multiworld.events import EventBus, WorldJoined
 from multiworld.liveness.neighbour import this_process
 from multiworld.rendezvous.ledger import Claim, Ledger
@@ -23,6 +23,7 @@ from multiworld.rendezvous.wiring import Doorman, Wires, WiringFailed, alive, wi
 from multiworld.session import Session
 
 if TYPE_CHECKING:
+    from multiworld.net.endpoint import Endpoint
     from multiworld.net.hub import Hub
     from multiworld.rendezvous.stores import StoreSource
 
@@ -106,7 +107,7 @@ class Assembly:
         self._resize = resize
         self._cancelled = cancelled
         self._deadline = time.monotonic() + config.join_timeout
-        self._endpoint = hub.endpoint(source.address)
+        self._endpoint = self._open_endpoint(hub, source.address)
         self._source = source
         self._client = self._open_client(source)
         self._ledger = Ledger(self._client, config.name)
@@ -125,13 +126,23 @@ class Assembly:
             except _Moved:
                 continue
 
+    def _open_endpoint(self, hub: Hub, address: str) -> Endpoint:
+        try:
+            return hub.endpoint(address)
+        except OSError as error:
+            raise InvalidArgument(
+                self._config.name, f"nobody can be reached here at {address!r}: {error.strerror or error}",
+                cause="it is not an address of this machine", remedy="pass address= with one of its addresses",
+                rank=self._config.rank, operation="rejoin" if self._after else "join",
+            ) from None  # fmt: skip
+
     def _open_client(self, source: StoreSource) -> Any:
         try:
             return source.open(self._config.join_timeout)
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
             self._fail(
                 f"the store {source.where} cannot be reached: {error}",
-                "nobody hosts it, or the way there is cut",
+                "nobody hosts it, the way there is cut, or its file cannot be written",
                 error,
             )
 

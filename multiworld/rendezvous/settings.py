@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import math
 import os
 
 import torch
 import torch.distributed as dist
 
-from multiworld.config import Heartbeat, WorldConfig
+from multiworld.config import Heartbeat, WorldConfig, is_duration
 from multiworld.errors import BackendUnavailable, InvalidArgument
 
 BACKENDS = ("gloo", "nccl")
@@ -39,11 +38,15 @@ def checked_config(
     size = _from_environment(name, "WORLD_SIZE", "size") if size is None else size
     if not isinstance(size, int) or not 1 <= size <= MAX_SIZE:
         raise _invalid(name, rank, f"size {size!r} is not in 1..{MAX_SIZE}", "pass the number of members")
-    if not isinstance(rank, int) or not 0 <= rank < size:
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < size:
         raise _invalid(name, rank, f"rank {rank!r} is not in 0..{size - 1}", "pass our place among the members, from 0")
     for what, value in (("op_timeout", op_timeout), ("join_timeout", join_timeout)):
-        if not value > 0 or math.isnan(value):
+        if not is_duration(value):
             raise _invalid(name, rank, f"{what} is {value!r}", "pass seconds above 0; math.inf waits for ever")
+    if not isinstance(heartbeat, Heartbeat):
+        raise _invalid(
+            name, rank, f"heartbeat is {heartbeat!r}", "pass a Heartbeat(interval, suspect_after, lost_after)"
+        )
     place = _checked_device(name, rank, backend, device)
     return WorldConfig(
         name=name, rank=rank, size=size, backend=backend, device=place, address=address,
@@ -76,7 +79,12 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
             dist.is_available() and hasattr(dist, "ProcessGroupGloo"),
             "this torch is built without Gloo",
         )
-        return str(_device(name, rank, "cpu" if device is None else device))
+        place = _device(name, rank, "cpu" if device is None else device)
+        if place.type == "cuda":
+            _require(
+                name, rank, "gloo", torch.cuda.is_available(), f"torch sees no CUDA device, but device={str(place)!r}"
+            )
+        return str(place)
     nccl = importlib.import_module("multiworld.drivers.nccl")
     why = nccl.unavailable()
     _require(name, rank, "nccl", why is None, why or "")

@@ -53,6 +53,8 @@ class StoreSource:
                 self.where.host, self.where.port, None, False, timedelta(seconds=max(timeout, 0.1)), False
             )
         if isinstance(self.where, FileStorePath):
+            # Tried first: where it cannot open its file, the store's constructor goes on trying, and holds the GIL.
+            _open_file(self.where.path, timeout)
             return dist.FileStore(self.where.path, -1)
         return self.where
 
@@ -76,6 +78,12 @@ class StoreBook:
         Raises:
             RendezvousError: the address is in use or not ours.
         """
+        if not isinstance(host, str) or not isinstance(port, int) or not 0 <= port <= 65535:
+            raise InvalidArgument(
+                what=f"no store can be hosted at {host!r}, port {port!r}",
+                remedy="pass a local address as text and a port from 0 to 65535; 0 takes a free one",
+                operation="serve_store",
+            )
         with self._guard:
             if (host, port) in self._hosted:
                 return TcpStoreAddress(host, port, hosted=False)
@@ -91,9 +99,16 @@ class StoreBook:
         """What ``store`` means for this membership; hosts it where that is our part."""
         where = _parsed(store, config)
         if isinstance(where, TcpStoreAddress):
+            try:
+                address = config.address or _local_address(where.host, where.port)
+            except OSError as error:
+                raise RendezvousError(
+                    config.name, f"the store {where} cannot be reached: {error.strerror or error}",
+                    cause="the host's name is not known here, or there is no way to it", rank=config.rank,
+                    operation="join",
+                ) from None  # fmt: skip
             self._host_if_ours(where, config)
-            idle = self._idle.setdefault(str(where), [])
-            return StoreSource(where, config.address or _local_address(where.host, where.port), idle)
+            return StoreSource(where, address, self._idle.setdefault(str(where), []))
         return StoreSource(where, config.address or "127.0.0.1")
 
     def close(self) -> None:
@@ -120,8 +135,12 @@ class StoreBook:
 
 
 def _parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStorePath | Any:
-    if not isinstance(store, str):
+    if isinstance(store, TcpStoreAddress) and not 0 < store.port <= 65535:
+        raise _no_store(config, store)
+    if isinstance(store, (TcpStoreAddress, FileStorePath)) or hasattr(store, "compare_set"):
         return store
+    if not isinstance(store, str):
+        raise _no_store(config, store)
     if store == "env://":
         return _from_environment(config)
     parts = urlsplit(store)
@@ -132,10 +151,14 @@ def _parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStor
         pass  # no number for a port: refused below
     if parts.scheme == "file" and parts.path:
         return FileStorePath(parts.path)
-    raise InvalidArgument(
+    raise _no_store(config, store)
+
+
+def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
+    return InvalidArgument(
         config.name,
         f"{store!r} is no store",
-        cause="known are tcp://host:port, file:///path and env://",
+        cause="known are tcp://host:port, file:///path, env:// and the stores of torch.distributed",
         remedy="correct it; for port 0 call serve_store() and pass on the address it returns",
         rank=config.rank,
         operation="join",
@@ -177,7 +200,7 @@ def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
         f"no store can be hosted at {host}:{port}: {error.strerror or error}",
         cause=cause,
         remedy="choose another port, or port 0 with serve_store(); or host the store elsewhere and pass its address",
-        operation="join",
+        operation="serve_store",
     )
 
 
@@ -189,11 +212,13 @@ def _local_address(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def wait_for_file(path: str, timeout: float) -> bool:
-    """Whether the folder of a store's file is there within ``timeout`` seconds."""
+def _open_file(path: str, timeout: float) -> None:
+    """Make the file of a store, or see that it is there, once its folder is, on a file system that may lag behind.
+
+    Raises:
+        OSError: it cannot be opened, or its folder does not come within ``timeout`` seconds.
+    """
     until = time.monotonic() + timeout
-    while not Path(path).parent.is_dir():
-        if time.monotonic() > until:
-            return False
+    while not Path(path).parent.is_dir() and time.monotonic() < until:
         time.sleep(0.05)
-    return True
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))

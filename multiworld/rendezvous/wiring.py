@@ -69,10 +69,10 @@ class Doorman:
     ) -> None:
         self.arrived: queue.SimpleQueue[tuple[int, str, socket.socket]] = queue.SimpleQueue()
         self._endpoint = endpoint
-        self._where = world, generation
+        self._where = world, generation, incarnation
         self._me = rank, incarnation
         self._withdrawn = withdrawn
-        endpoint.expect(world, generation, self._answer)
+        endpoint.expect(*self._where, self._answer)
 
     def close(self) -> None:
         """Answer nobody any more."""

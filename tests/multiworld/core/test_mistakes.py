@@ -1,0 +1,123 @@
+"""Mistakes of the caller: a typed error at once, which names the remedy; nothing else is touched."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from procs import Link, cluster
+
+from multiworld import InvalidArgument, MultiWorld, RendezvousError, TcpStoreAddress, WorldState, WrongContext
+from multiworld.errors import BackendUnavailable, MultiWorldError
+
+
+@pytest.fixture
+def mw() -> Iterator[MultiWorld]:
+    with MultiWorld() as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({"store": None}, InvalidArgument, "is no store"),
+        ({"store": 5}, InvalidArgument, "is no store"),
+        ({"store": TcpStoreAddress("127.0.0.1", 0)}, InvalidArgument, "serve_store"),
+        ({"store": "tcp://nowhere.invalid:2000", "rank": 1, "size": 2}, RendezvousError, "nowhere.invalid"),
+        ({"address": "nowhere.invalid"}, InvalidArgument, "address"),
+        ({"address": "203.0.113.4"}, InvalidArgument, "address"),
+        ({"join_timeout": "x"}, InvalidArgument, "join_timeout"),
+        ({"join_timeout": math.nan}, InvalidArgument, "join_timeout"),
+        ({"heartbeat": 3}, InvalidArgument, "Heartbeat"),
+        ({"rank": True}, InvalidArgument, "rank True"),
+        pytest.param(
+            {"device": "cuda"}, BackendUnavailable, "CUDA",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
+    ],
+)  # fmt: skip
+def test_join(mw: MultiWorld, store: str, arguments: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        mw.sync.join("w", **{"rank": 0, "size": 1, "store": store, **arguments})
+    assert words in str(caught.value)
+    assert isinstance(caught.value, MultiWorldError)
+    assert caught.value.world == "w"
+    assert caught.value.remedy
+    assert mw.sync.join("w", 0, 1, store=store).state is WorldState.ACTIVE, "the name is free again"
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/folder/store", "/proc/version"])
+def test_a_file_store_that_cannot_be_opened_stalls_nobody(mw: MultiWorld, path: str) -> None:
+    """The constructor of torch's store would try again and again for minutes, holding the GIL."""
+    started = time.monotonic()
+    with pytest.raises(RendezvousError, match="cannot be reached"):
+        mw.sync.join("w", 0, 1, store=f"file://{path}", join_timeout=0.5)
+    assert time.monotonic() - started < 8
+
+
+@pytest.mark.parametrize("port", [-1, 70000, "80"])
+def test_serve_store(mw: MultiWorld, port: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        mw.serve_store(port=port)
+    assert caught.value.operation == "serve_store"
+
+
+@pytest.mark.parametrize("arguments", [{"op_timeout": -1}, {"op_timeout": "x"}, {"heartbeat": 1}])
+def test_multiworld(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        MultiWorld(**arguments)
+
+
+def test_a_closed_multiworld_hosts_and_tells_nothing() -> None:
+    closed = MultiWorld()
+    closed.sync.close()
+    with pytest.raises(WrongContext, match="make a new one"):
+        closed.serve_store()
+    with pytest.raises(WrongContext):
+        closed.subscribe(lambda _: None)
+
+
+def _times_out_wrongly(link: Link, store: str, rank: int) -> Any:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", rank, 2, store=store)
+        for timeout in (0, -1, math.nan, "x"):
+            with pytest.raises(InvalidArgument) as caught:
+                w.sync.recv(torch.zeros(1), 1 - rank, timeout=timeout)
+            assert (caught.value.operation, caught.value.world) == ("recv", "w")
+            with pytest.raises(InvalidArgument):
+                asyncio.run(w.recv(torch.zeros(1), 1 - rank, timeout=timeout))
+        with pytest.raises(InvalidArgument, match="cannot be sent"):
+            w.sync.send_object(lambda: 1, 1 - rank)
+        for wrong in ({"rank": 9}, {"size": 0}, {"timeout": -1}):
+            with pytest.raises(InvalidArgument) as caught:
+                w.sync.rejoin(**wrong)
+            assert caught.value.operation == "rejoin"
+        total = torch.ones(1)
+        w.sync.all_reduce(total)
+        return w.generation, float(total)
+
+
+def test_a_mistaken_call_leaves_the_world_as_it_was(store: str) -> None:
+    with cluster() as c:
+        for rank in range(2):
+            c.start(_times_out_wrongly, store, rank)
+        assert c.results() == [(1, 2.0), (1, 2.0)]
+
+
+def test_two_members_of_one_world_in_one_process(mw: MultiWorld, store: str) -> None:
+    """Each in a MultiWorld of its own; a third that takes a rank of theirs is told whose it is."""
+    with MultiWorld() as other, MultiWorld() as third:
+        joined: list[Any] = []
+        thread = threading.Thread(target=lambda: joined.append(other.sync.join("w", 1, 2, store=store)))
+        thread.start()
+        first = mw.sync.join("w", 0, 2, store=store)
+        thread.join(10)
+        with pytest.raises(RendezvousError, match="rank 0 is taken"):
+            third.sync.join("w", 0, 2, store=store, join_timeout=5)
+        assert first.state is joined[0].state is WorldState.ACTIVE
