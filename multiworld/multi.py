@@ -310,6 +310,10 @@ class MultiWorld:
         self._stores.close()
         self._hub.release()
 
+    def waiting_threads(self) -> set[int]:
+        """Idents of the threads that wait for an operation; for the package's own use."""
+        return {ident for world in tuple(self._worlds.values()) for ident in world.enter_any().bridge.waiting_threads()}
+
     def drop_in_child(self) -> None:
         """Close our copies of everything in a forked child; for the package's own use."""
         for world in self._worlds.values():

@@ -8,11 +8,15 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multiworld.multi import MultiWorld
+
+#: how long threads whose waits were ended by the exit may take to end themselves
+ENDING_SECONDS = 1.0
 
 _guard = threading.Lock()
 _alive: weakref.WeakSet[MultiWorld] = weakref.WeakSet()
@@ -38,10 +42,20 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """Leave every world that is still joined, pending operations or not, without waiting for anybody."""
+    """Leave every world that is still joined, pending operations or not, without waiting for any peer.
+
+    Daemon threads that waited for an operation get ``WorldClosed`` now, and a moment to end: Python aborts if one of
+    them is about to print its traceback when the interpreter goes.
+    """
+    waiting: set[int] = set()
     for owner in list(_alive):
         with contextlib.suppress(Exception):
+            waiting |= owner.waiting_threads()
             owner.shut(linger=0.2)
+    until = time.monotonic() + ENDING_SECONDS
+    for thread in threading.enumerate():
+        if thread.ident in waiting and thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def immortal(thing: Any) -> None:

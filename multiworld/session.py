@@ -326,7 +326,12 @@ class Session:
     @contextlib.contextmanager
     def drivers_seat(self) -> Iterator[Seat]:
         """Move this session's data in the calling thread for as long as the block lasts."""
-        yield self.bridge.seat()
+        seat = self.bridge.seat()
+        seat.taken = True
+        try:
+            yield seat
+        finally:
+            seat.taken = False
 
     async def profiled_async(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
         """Run an operation inside a profiler's span."""

@@ -40,10 +40,16 @@ def _thread_wake() -> int:
 
 
 class Seat:
-    """A thread that waits: it polls the lanes of the session and moves what is ready."""
+    """A thread that waits: it polls the lanes of the session and moves what is ready.
+
+    Attributes:
+        wake: eventfd that wakes it.
+        taken: whether the thread waits now.
+    """
 
     def __init__(self, session: Session, wake: int) -> None:
         self.wake = wake
+        self.taken = False
         self._session = session
         self._lanes = {lane.fd: lane for lane in session.lanes.values()}
         self._poll = select.poll()
@@ -126,6 +132,10 @@ class LoopBridge:
         if seat is None or seat.wake != wake:
             seat = self._seats[ident] = Seat(self._session, wake)
         return seat
+
+    def waiting_threads(self) -> set[int]:
+        """Idents of the threads that wait now."""
+        return {ident for ident, seat in tuple(self._seats.items()) if seat.taken}
 
     def want_write(self, lane: Lane) -> None:
         """Something is left to be written on ``lane``."""
