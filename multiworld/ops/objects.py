@@ -36,7 +36,7 @@ def broadcast_object(session: Session, group: GroupBase, obj: Any, src: int, all
     """Start ``Group.broadcast_object``."""
     check_rank(group, "broadcast_object", "src", src)
     ours = group.rank == src
-    data = dumps(obj) if ours else None
+    data = dumps(obj, session) if ours else None
 
     def result(parts: Parts) -> Any:
         return obj if ours else loads(part(parts, src), allow, session)
@@ -46,7 +46,7 @@ def broadcast_object(session: Session, group: GroupBase, obj: Any, src: int, all
 
 def all_gather_object(session: Session, group: GroupBase, obj: Any, allow: Allow) -> Operation:
     """Start ``Group.all_gather_object``."""
-    data = dumps(obj)
+    data = dumps(obj, session)
 
     def result(parts: Parts) -> list[Any]:
         return [obj if one is None else loads(one, allow, session) for one in parts]
@@ -57,7 +57,7 @@ def all_gather_object(session: Session, group: GroupBase, obj: Any, allow: Allow
 def gather_object(session: Session, group: GroupBase, obj: Any, dst: int, allow: Allow) -> Operation:
     """Start ``Group.gather_object``."""
     check_rank(group, "gather_object", "dst", dst)
-    data = dumps(obj)
+    data = dumps(obj, session)
 
     def result(parts: Parts) -> list[Any] | None:
         if group.rank != dst:
@@ -84,7 +84,7 @@ def scatter_object(session: Session, group: GroupBase, objs: Sequence[Any] | Non
         raise invalid(
             group, "scatter_object", f"objs has {given}, the group {group.size} members", "pass one object per rank"
         )
-    data = [dumps(one) for one in objs] if ours and objs is not None else []
+    data = [dumps(one, session) for one in objs] if ours and objs is not None else []
 
     def result(parts: Parts) -> Any:
         return objs[src] if ours and objs is not None else loads(part(parts, src), allow, session)

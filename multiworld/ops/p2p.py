@@ -167,7 +167,7 @@ def _with_shape(operation: ReceiveOperation) -> torch.Tensor:
 def send_object(session: Session, group: GroupBase, obj: Any, dst: int, tag: int) -> Operation:
     """Start ``Group.send_object``."""
     peer, key = _peer_and_key(group, "send_object", "dst", dst, tag)
-    payload = dumps(obj)
+    payload = dumps(obj, session)
     return _start_send(session, "send_object", peer, key, (Mode.OBJECT, 0, len(payload)), (payload,), None)
 
 

@@ -40,8 +40,12 @@ _ALWAYS: Final = frozenset(
 )
 
 
-def dumps(obj: Any) -> bytes:
+def dumps(obj: Any, session: Session) -> bytes:
     """Pickle ``obj``, tensors in it through their storages' bytes.
+
+    Args:
+        obj: what is to be sent.
+        session: whose world and rank the error names.
 
     Raises:
         InvalidArgument: it cannot be pickled.
@@ -51,8 +55,10 @@ def dumps(obj: Any) -> bytes:
         _Pickler(out, protocol=4).dump(obj)
     except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
         raise InvalidArgument(
-            what=f"{type(obj).__name__} cannot be sent: {error}", cause="it holds something that pickle cannot take",
+            session.name, f"{type(obj).__name__} cannot be sent: {error}",
+            cause="it holds something that pickle cannot take",
             remedy="send plain data or an object of a class in a module; nothing was sent and the world goes on",
+            generation=session.generation, rank=session.rank,
         ) from None  # fmt: skip
     return out.getvalue()
 

@@ -52,8 +52,8 @@ def cells_of(store: Any, prefix: str) -> Cells:
     return SwappedCells(store, prefix) if hasattr(dist.Store, "check") else CountedCells(store, prefix)
 
 
-class SwappedCells:
-    """Cells by compare-and-set.
+class _StoreCells:
+    """Cells in a store.
 
     Args:
         store: a client of the calling thread's own.
@@ -63,6 +63,13 @@ class SwappedCells:
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+
+class SwappedCells(_StoreCells):
+    """Cells by compare-and-set."""
 
     def read(self, name: str) -> str | None:
         """See ``Cells``; a compare-and-set that cannot succeed."""
@@ -84,29 +91,21 @@ class SwappedCells:
 
     def delete(self, name: str) -> None:
         """See ``Cells``."""
-        self._store.delete_key(f"{self._prefix}/{name}")
+        self._store.delete_key(self._key(name))
 
     def forget_raise(self, name: str, current: int) -> None:
         """See ``Cells``; nothing is left."""
 
     def _swap(self, name: str, expected: str, desired: str) -> str:
-        value = self._store.compare_set(f"{self._prefix}/{name}", expected, desired)
+        value = self._store.compare_set(self._key(name), expected, desired)
         return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class CountedCells:
+class CountedCells(_StoreCells):
     """Cells by counters, for stores whose compare-and-set cannot be used: whoever counts first may write.
 
     A writer that dies between its count and its write holds the others up for ``WRITER_SECONDS``; then the next may.
-
-    Args:
-        store: a client of the calling thread's own.
-        prefix: of all keys.
     """
-
-    def __init__(self, store: Any, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
 
     def read(self, name: str) -> str | None:
         """See ``Cells``."""
@@ -158,6 +157,3 @@ class CountedCells:
 
     def _add(self, name: str, amount: int) -> int:
         return int(self._store.add(self._key(name), amount))
-
-    def _key(self, name: str) -> str:
-        return f"{self._prefix}/{name}"

@@ -75,9 +75,6 @@ def assemble(
     started = time.monotonic()
     attempt = Assembly(hub, config, source, resize, after, cancelled)
     generation, wires, doorman, claims = attempt.run()
-    session = Session(hub, bus, config, generation, wires, doorman, claims, source.address)
-    if loop is not None:
-        session.attach_loop(loop)
     bus.publish(
         WorldJoined(
             world=config.name,
@@ -87,6 +84,10 @@ def assemble(
             seconds=time.monotonic() - started,
         )
     )
+    # Only now: a peer may break the world at once, and that is to be told after the joining.
+    session = Session(hub, bus, config, generation, wires, doorman, claims, source.address)
+    if loop is not None:
+        session.attach_loop(loop)
     return session
 
 

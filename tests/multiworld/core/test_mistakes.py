@@ -92,8 +92,9 @@ def _times_out_wrongly(link: Link, store: str, rank: int) -> Any:
             assert (caught.value.operation, caught.value.world) == ("recv", "w")
             with pytest.raises(InvalidArgument):
                 asyncio.run(w.recv(torch.zeros(1), 1 - rank, timeout=timeout))
-        with pytest.raises(InvalidArgument, match="cannot be sent"):
+        with pytest.raises(InvalidArgument, match="cannot be sent") as caught:
             w.sync.send_object(lambda: 1, 1 - rank)
+        assert (caught.value.world, caught.value.rank) == ("w", rank)
         for wrong in ({"rank": 9}, {"size": 0}, {"timeout": -1}):
             with pytest.raises(InvalidArgument) as caught:
                 w.sync.rejoin(**wrong)
