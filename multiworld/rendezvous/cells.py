@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from datetime import timedelta
 from typing import Any, Final, Protocol
 
 import torch.distributed as dist
@@ -110,6 +111,10 @@ class CountedCells(_StoreCells):
     def read(self, name: str) -> str | None:
         """See ``Cells``."""
         if not self._add(f"{name}/there", 0):
+            return None
+        try:  # deleted meanwhile, it would be waited for as long as the store's own timeout says
+            self._store.wait([self._key(name)], timedelta(seconds=WRITER_SECONDS))
+        except RuntimeError:
             return None
         value = self._store.get(self._key(name))
         return value.decode() if isinstance(value, bytes) else str(value)
