@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import importlib
 import pkgutil
-import signal
 import subprocess
 import sys
-from types import FrameType
 
 import typer
 
 import build.commands
+from build import signals
 from build.console import err_console, log
 from build.errors import EnvironmentUnfitError, ToolError
 from build.process import kill_all
@@ -26,18 +25,6 @@ _MACHINE = {
     errno.EPERM: "make it writable for you, or name another folder",
     errno.EROFS: "name a folder on a file system that can be written",
 }
-
-
-class _InterruptOnce:
-    """Leaves as after Ctrl-C, once: nox and CI systems send more signals while the first is cleaned up after."""
-
-    def __init__(self) -> None:
-        self._seen = False
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if not self._seen:
-            self._seen = True
-            raise KeyboardInterrupt
 
 
 def _interrupted() -> int:
@@ -101,10 +88,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def run() -> int:
     """Run the command of this process, with its signals handled."""
-    handler = _InterruptOnce()
-    signal.signal(signal.SIGINT, handler)
-    signal.signal(signal.SIGTERM, handler)
-    return main()
+    signals.handle()
+    try:
+        return main()
+    finally:
+        signals.ignore()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+"""Ctrl-C and an end from outside: leave once, and leave even when the signal finds the main thread asleep."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+
+#: Seconds between two attempts to wake the main thread: a person does not notice it, a busy machine neither.
+_AGAIN = 0.05
+HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+class InterruptOnce:
+    """Raises KeyboardInterrupt, once: nox and CI systems send more signals while the first is cleaned up after."""
+
+    def __init__(self) -> None:
+        # Not an Event: its lock would be waited for for ever by a second signal in the middle of `set`.
+        self.seen = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Handle a signal, whichever; see `signal.signal`."""
+        if not self.seen:
+            self.seen = True
+            raise KeyboardInterrupt
+
+
+def handle() -> None:
+    """Make SIGINT and SIGTERM a KeyboardInterrupt of the main thread, wherever that thread waits.
+
+    Python runs a handler when its main thread runs next. A signal that comes between the last look at the flag and
+    the wait for a lock, or that the kernel gives to another thread, interrupts no wait: the flag is set and the main
+    thread sleeps on, until a compiler ends half an hour later. Therefore a thread is told of each signal through the
+    wakeup descriptor (which the C handler writes, whatever Python does) and sends it to the main thread again until
+    the handler has run.
+
+    Raises:
+        ValueError: called outside the main thread.
+    """
+    handler = InterruptOnce()
+    for number in HANDLED:
+        signal.signal(number, handler)
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    main = threading.get_ident()
+    threading.Thread(target=_repeat, args=(told, handler, main), name="signals", daemon=True).start()
+
+
+def ignore() -> None:
+    """Let no signal change the exit status: at its end Python sets handlers back to those that kill."""
+    for number in HANDLED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _repeat(told: int, handler: InterruptOnce, main: int) -> None:
+    """Send the main thread its first signal again until it was seen."""
+    os.read(told, 1)
+    time.sleep(_AGAIN)
+    while not handler.seen:
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(_AGAIN)
