@@ -7,12 +7,13 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from build.console import log
 from build.errors import EnvironmentUnfitError
+from build.signals import held
 
 _live: set[subprocess.Popen[bytes]] = set()
 _GRACE = 10.0
@@ -60,33 +61,25 @@ def run(
     """
     argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
-    with _start(argv, cwd, env or {}, stdin) as process:
-        _live.add(process)
-        try:
-            out, err = process.communicate(stdin, timeout)
-        except BaseException:
-            # Ctrl-C or a timeout must not leave compilers or probes behind.
-            _kill(process)
-            raise
-        finally:
-            _live.discard(process)
+    source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+    with _running(lambda: _start(argv, cwd, env or {}, source, subprocess.PIPE)) as process:
+        out, err = process.communicate(stdin, timeout)
     log.debug("-> %d\n%s", process.returncode, err.decode("utf-8", "replace"))
     return Completed(argv, process.returncode, out, err)
 
 
 def _start(
-    argv: tuple[str, ...], cwd: Path | None, env: Mapping[str, str], stdin: bytes | None
+    argv: tuple[str, ...],
+    cwd: Path | None,
+    env: Mapping[str, str],
+    source: int | None = None,
+    output: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own, so that it can be ended with all that it starts."""
+    everything = {**os.environ, **env}
     try:
         return subprocess.Popen(
-            argv,
-            cwd=cwd,
-            env={**os.environ, **env},
-            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
+            argv, cwd=cwd, env=everything, stdin=source, stdout=output, stderr=output, start_new_session=True
         )
     except (FileNotFoundError, PermissionError) as error:
         if error.filename is not None and str(error.filename) == str(cwd):
@@ -96,6 +89,31 @@ def _start(
             cause="it is not installed, not on PATH, or not executable",
             remedy=f"install {Path(argv[0]).name}",
         ) from None
+
+
+@contextlib.contextmanager
+def _running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command and see that Ctrl-C or a timeout leaves nothing of it, whenever they come.
+
+    With `grace` (seconds) the command is told of Ctrl-C and may clean up as long, before it is killed.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        # Interrupted in the middle of it, a command would run that nobody knows.
+        with held():
+            started.append(start())
+            _live.update(started)
+        yield started[0]
+    except BaseException as error:
+        for process in started:
+            if grace and isinstance(error, KeyboardInterrupt):
+                _ask_to_end(process, grace)
+            _kill(process)
+        raise
+    finally:
+        for process in started:
+            with process:
+                _live.discard(process)
 
 
 def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], timeout: float) -> int:
@@ -111,27 +129,22 @@ def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str
         Its exit status.
 
     Raises:
+        EnvironmentUnfitError: the program does not exist or cannot be run.
         subprocess.TimeoutExpired: `timeout` passed.
     """
-    argv = [str(part) for part in command]
+    argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
-    with subprocess.Popen(argv, cwd=cwd, env={**os.environ, **env}, start_new_session=True) as process:
-        _live.add(process)
-        try:
-            return process.wait(timeout)
-        except KeyboardInterrupt:
-            _ask_to_end(process)
-            raise
-        finally:
-            _kill(process)
-            _live.discard(process)
+    with _running(lambda: _start(argv, cwd, env), _GRACE) as process:
+        status = process.wait(timeout)
+        _kill(process)
+    return status
 
 
-def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
+def _ask_to_end(process: subprocess.Popen[bytes], grace: float) -> None:
     """Pass Ctrl-C on and give the command time to clean up: a test run has processes and folders of its own."""
     with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
         process.send_signal(signal.SIGINT)
-        process.wait(_GRACE)
+        process.wait(grace)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

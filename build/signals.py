@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 #: Seconds between two attempts to wake the main thread: a person does not notice it, a busy machine neither.
@@ -47,6 +49,26 @@ def handle() -> None:
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     main = threading.get_ident()
     threading.Thread(target=_repeat, args=(told, handler, main), name="signals", daemon=True).start()
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Keep signals of the main thread back until the block has ended; elsewhere they come to the main thread anyway.
+
+    Handlers are exchanged and signals not blocked: a command started meanwhile would inherit the mask.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda seen, _: came.append(seen)) for number in HANDLED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for first in came[:1]:
+            signal.raise_signal(first)
 
 
 def ignore() -> None:

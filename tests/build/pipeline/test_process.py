@@ -66,23 +66,63 @@ def test_a_shown_command_leaves_no_child(tmp_path: Path, capfd: pytest.CaptureFi
     assert gone(int((tmp_path / "pid").read_text()))
 
 
-def test_ctrl_c_reaches_a_shown_command_in_time_to_clean_up(tmp_path: Path) -> None:
-    """The command is in a session of its own: the terminal's signal reaches this project's process only."""
-    ready, cleaned = tmp_path / "ready", tmp_path / "cleaned"
-    inner = f"import time\ntry:\n open({str(ready)!r},'w'); time.sleep(60)\nfinally:\n open({str(cleaned)!r},'w')\n"
-    outer = f"""
-import sys
-from pathlib import Path
-from build.process import run_shown
+#: Waits for Ctrl-C, and cleans up after it.
+_INNER = """
+import sys, time
 try:
-    run_shown([sys.executable, "-c", {inner!r}], cwd=Path("/"), env={{}}, timeout=60)
+    open(sys.argv[1], "w").close()
+    time.sleep(60)
+finally:
+    open(sys.argv[2], "w").close()
+"""
+_OUTER = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from build.process import run, run_shown
+
+class Interrupted(subprocess.Popen):
+    def __init__(self, *args, **keywords):
+        super().__init__(*args, **keywords)
+        end = time.monotonic() + 30
+        while not os.path.exists(sys.argv[2]) and time.monotonic() < end:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        Path(sys.argv[2] + ".pid").write_text(str(self.pid))
+
+if "early" in sys.argv:
+    subprocess.Popen = Interrupted
+command = [sys.executable, "-c", sys.argv[1], *sys.argv[2:4]]
+try:
+    if "shown" in sys.argv:
+        run_shown(command, cwd=Path("/"), env={}, timeout=60)
+    else:
+        run(command, timeout=60)
 except KeyboardInterrupt:
     sys.exit(130)
 """
-    with subprocess.Popen([sys.executable, "-c", outer], env={**os.environ, "PYTHONPATH": str(REPO)}) as process:
+
+
+def _outer(*arguments: str | Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", _OUTER, _INNER, *arguments]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPO)})
+
+
+def test_ctrl_c_reaches_a_shown_command_in_time_to_clean_up(tmp_path: Path) -> None:
+    """The command is in a session of its own: the terminal's signal reaches this project's process only."""
+    ready, cleaned = tmp_path / "ready", tmp_path / "cleaned"
+    with _outer(ready, cleaned, "shown") as process:
         end = time.monotonic() + 30
         while not ready.exists() and time.monotonic() < end:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
     assert cleaned.exists()
+
+
+@pytest.mark.parametrize("way", ["shown", "quiet"])
+def test_ctrl_c_while_a_command_is_being_started_leaves_nothing_of_it(tmp_path: Path, way: str) -> None:
+    ready, cleaned = tmp_path / "ready", tmp_path / "cleaned"
+    with _outer(ready, cleaned, way, "early") as process:
+        assert process.wait(60) == 130
+    assert gone(int((tmp_path / "ready.pid").read_text()))
+    assert cleaned.exists() == (way == "shown")
