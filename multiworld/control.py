@@ -33,7 +33,10 @@ class Control:
         self._said = dict.fromkeys(socks, b"")
         for sock in socks.values():
             sock.setblocking(False)
-        session.hub.call(self._watch_all)
+
+    def start(self) -> None:
+        """Listen to the peers, once the session is whole."""
+        self._session.hub.call(self._watch_all)
 
     def _watch_all(self) -> None:
         for peer, sock in tuple(self._socks.items()):

@@ -95,6 +95,8 @@ class Session:
         peers = {peer: claim for peer, claim in claims.items() if peer != self.rank}
         hub.monitor.add(self, peers, config.heartbeat)
         hub.on_tick(self.check_deadlines)
+        # Last: a peer may have broken the world already, and that is handled in the hub's thread.
+        self.control.start()
 
     # operations
 

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -164,6 +165,46 @@ def test_abort_ends_the_world_for_everybody_with_its_reason(store: str) -> None:
         a, b = c.start(_aborts, store), c.start(_is_aborted, store)
         assert "disk full" in a.result()
         assert "disk full" in b.result()
+
+
+def _aborts_at_once(link: Link, store: str) -> None:
+    with MultiWorld() as mw:
+        mw.sync.join("w", 1, 2, store=store).abort("at once")
+        link.send("aborted")
+        link.recv(60)
+
+
+def _joins_slowly(link: Link, store: str) -> Any:
+    """What the peer says has come, and the hub's thread has had time for it, before any step that makes a session."""
+    from multiworld.control import Control
+    from multiworld.liveness.monitor import Monitor
+    from multiworld.net.hub import Hub
+
+    def waits(owner: Any, name: str, hub: Callable[[Any], Hub]) -> None:
+        real = getattr(owner, name)
+
+        def slow(self: Any, *args: Any) -> None:
+            real(self, *args)
+            time.sleep(0.3)
+            assert hub(self).call_and_wait(lambda: None)
+
+        setattr(owner, name, slow)
+
+    with MultiWorld() as mw:
+        waits(Control, "__init__", lambda control: control._session.hub)
+        waits(Monitor, "add", lambda monitor: monitor._hub)
+        w = mw.sync.join("w", 0, 2, store=store)
+        with pytest.raises(PeerLost) as caught:
+            w.sync.recv(torch.zeros(1), 1)
+        wait_until(lambda: not mw._hub.monitor._processes, 10, "the broken session is still watched for")
+        return str(caught.value)
+
+
+def test_a_break_that_comes_while_the_session_is_made(store: str) -> None:
+    with cluster() as c:
+        peer, slow = c.start(_aborts_at_once, store), c.start(_joins_slowly, store)
+        assert peer.recv(60) == "aborted"
+        assert "at once" in slow.result()
 
 
 def _leaves_early(link: Link, store: str, rank: int) -> Any:
