@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from build.errors import CompileError
+from build.overlay import objects
 from build.overlay.model import Inputs, Object
 from build.overlay.objects import compile_units
 from build.overlay.toolchain import Toolchain
@@ -138,8 +139,9 @@ def test_a_unit_that_does_not_compile_says_why_and_leaves_nothing(
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path) -> None:
+def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other compiler, and what it started, would run for a minute."""
+    monkeypatch.setattr(objects, "jobs", lambda: 2)  # a machine with one core, or little memory, has one
     script, started = tmp_path / "slow-g++", tmp_path / "started"
     script.write_text(
         f'#!/bin/sh\ncase "$*" in *Secret*) while [ ! -e {started} ]; do :; done; exit 1;; esac\n'
@@ -151,4 +153,4 @@ def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path) ->
     began = time.monotonic()
     with pytest.raises(CompileError, match="Secret"):
         compile_units(slow, {NCCL_CPP: "test", HIDDEN_CPP: "test"})
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
