@@ -7,8 +7,11 @@ return. ``free`` does what may take time in a thread of its own, with a deadline
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import socket
+import struct
+import termios
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -85,9 +88,27 @@ def _finished(session: Session, lane: Lane) -> bool:
             lane.flush()
         if lane.backlog and not lane.ended:
             return False
+        lane.ended = True  # nobody else reads from it any more
         with contextlib.suppress(OSError):
             lane.sock.shutdown(socket.SHUT_WR)
-        return True
+        return _taken(lane.sock)
+
+
+def _taken(sock: socket.socket) -> bool:
+    """Whether the peer's machine has all that was written.
+
+    What the peer sent is read and dropped: to close a socket with something unread resets the connection, and what is
+    on its way is lost.
+    """
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        unacknowledged = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0" * 4))[0]
+        return bool(unacknowledged <= 1)  # the end itself counts as one
+    except OSError:
+        pass
+    return True  # the peer has ended the connection
 
 
 def drop_in_child(session: Session) -> None:

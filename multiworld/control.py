@@ -104,9 +104,16 @@ class Control:
         self._said[peer] += data
         *lines, self._said[peer] = self._said[peer].split(b"\n")
         for line in lines:
-            self._handle(peer, json.loads(line))
+            self._take(peer, line)
         if not data:
             self._ended(peer, sock)
+
+    def _take(self, peer: int, line: bytes) -> None:
+        try:
+            self._handle(peer, json.loads(line))
+        except (ValueError, TypeError, AttributeError) as error:
+            what = f"rank {peer} sent on its control connection what cannot be right: {error}"
+            self._session.lost(peer, "protocol", what)
 
     def _ended(self, peer: int, sock: socket.socket) -> None:
         self._session.hub.unwatch(sock)

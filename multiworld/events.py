@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ class EventBus:
     """Hands events to subscribers, from any thread, without ever blocking the one who publishes."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a stream may be collected in the middle of ours, and unsubscribes
         self._subscribers: list[Callable[[Event], None]] = []
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
@@ -128,7 +129,15 @@ class _Stream(AsyncIterator[Event]):
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._backlog: deque[Event] = deque(maxlen=MAX_BACKLOG)
-        self._unsubscribe = bus.subscribe(self._put)
+        # Held weakly by the bus: a stream that nobody reads any more ends, and with it its backlog.
+        stream = weakref.ref(self)
+
+        def put(event: Event) -> None:
+            alive = stream()
+            if alive is not None:
+                alive._put(event)
+
+        self._unsubscribe = bus.subscribe(put)
 
     def _put(self, event: Event) -> None:
         self._backlog.append(event)

@@ -127,6 +127,9 @@ class WorldManager:
 
     def _world_broke(self, world_name: str) -> None:
         """Its name is free for ``initialize_world`` again; operations go on raising the first cause."""
+        world = self.find(world_name)
+        if world is None or world.state is not WorldState.BROKEN:
+            return  # the program was faster: it has removed this world, or made it anew
         with contextlib.suppress(ValueError):
             self.remove_world(world_name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from multiworld.session import Session
 
 
+#: how long ``close`` waits for broken worlds to be freed; what takes longer goes on in the background
+FREEING_SECONDS = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What ``join`` uses where it is not told otherwise; fields as in ``WorldConfig``."""
@@ -44,6 +49,15 @@ class Defaults:
     address: str | None
     op_timeout: float
     heartbeat: Heartbeat
+
+
+class Attempt:
+    """One call of ``join``: whether its caller has given up, and the world once it is in; both under the owner's
+    lock."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.world: World | None = None
 
 
 class SyncMultiWorld:
@@ -74,7 +88,7 @@ class SyncMultiWorld:
             name, rank, size, backend, device, address or defaults.address,
             defaults.op_timeout if op_timeout is None else op_timeout, join_timeout, heartbeat or defaults.heartbeat,
         )  # fmt: skip
-        return self._owner.admit(config, store, resize, None, threading.Event())
+        return self._owner.admit(config, store, resize, None, Attempt())
 
     def close(self) -> None:
         """``close``, waiting in this thread."""
@@ -107,7 +121,8 @@ class MultiWorld:
                 remedy="pass seconds above 0 and a Heartbeat",
             )
         self._bus = EventBus()
-        self._lock = threading.Lock()
+        #: what worlds there are, and which generation of each is the live one
+        self.lock = threading.Lock()
         self._worlds: dict[str, World] = {}
         self._joining: set[str] = set()
         self._stores = StoreBook()
@@ -179,12 +194,15 @@ class MultiWorld:
             name, rank, size, backend, device, address or defaults.address,
             defaults.op_timeout if op_timeout is None else op_timeout, join_timeout, heartbeat or defaults.heartbeat,
         )  # fmt: skip
+        attempt = Attempt()
         loop = asyncio.get_running_loop()
-        cancelled = threading.Event()
         try:
-            return await run_in_thread(f"mw-join-{name}", self.admit, config, store, resize, loop, cancelled)
+            return await run_in_thread(f"mw-join-{name}", self.admit, config, store, resize, loop, attempt)
         except asyncio.CancelledError:
-            cancelled.set()
+            with self.lock:
+                attempt.cancelled.set()
+            if attempt.world is not None:  # it was in already, and the caller never got it; nothing in it blocks yet
+                attempt.world.leave_within(0.0)
             raise
 
     def serve_store(self, host: str = "127.0.0.1", port: int = 0) -> TcpStoreAddress:
@@ -235,22 +253,23 @@ class MultiWorld:
         store: StoreLike,
         resize: bool,
         loop: asyncio.AbstractEventLoop | None,
-        cancelled: threading.Event,
+        attempt: Attempt,
     ) -> World:
         """Join in this thread; for the package's own use."""
         self._reserve(config)
         try:
             source = self._stores.source(store, config)
-            session = self._assemble(config, source, loop, resize, 0, cancelled)
+            session = self._assemble(config, source, loop, resize, 0, attempt.cancelled)
             world = World(self, config, session, source, loop)
-            with self._lock:
-                self._worlds[config.name] = world
-            if self._closed or cancelled.is_set():
+            with self.lock:
+                if not self._closed and not attempt.cancelled.is_set():
+                    self._worlds[config.name] = attempt.world = world
+            if attempt.world is None:
                 world.leave_within(0.0)
                 self._check_usable(config.name)
             return world
         finally:
-            with self._lock:
+            with self.lock:
                 self._joining.discard(config.name)
 
     def assemble(
@@ -261,8 +280,32 @@ class MultiWorld:
         cancelled: threading.Event,
     ) -> Session:
         """Assemble ``world`` again after its last generation; for the package's own use."""
-        self._check_usable(config.name)
-        return self._assemble(config, world.source, loop, True, world.generation, cancelled)
+        new = self._list(world)
+        try:
+            return self._assemble(config, world.source, loop, True, world.generation, cancelled)
+        except BaseException:
+            if new:
+                self.forget(world)
+            raise
+
+    def lists(self, world: World) -> bool:
+        """Whether ``world`` is one of ours, and not left; under the lock; for the package's own use."""
+        return not self._closed and self._worlds.get(world.name) is world
+
+    def _list(self, world: World) -> bool:
+        """Take a world that comes back into the list; whether it had been left."""
+        self._check_usable(world.name)
+        with self.lock:
+            if self._worlds.get(world.name, world) is not world or world.name in self._joining:
+                raise InvalidArgument(
+                    world.name,
+                    "another world of this name was joined here since this one was left",
+                    remedy="go on with that one, or leave it first",
+                    operation="rejoin",
+                )
+            new = world.name not in self._worlds
+            self._worlds[world.name] = world
+            return new
 
     def _assemble(
         self,
@@ -274,17 +317,15 @@ class MultiWorld:
         cancelled: threading.Event,
     ) -> Session:
         def work() -> Session:
-            session = assemble(
+            return assemble(
                 self._hub, self._bus, config, source,
                 loop=loop, resize=resize, after=after, cancelled=lambda: cancelled.is_set() or self._closed,
             )  # fmt: skip
-            if cancelled.is_set():
-                session.leave(0.0)
-            return session
 
         try:
             # In a thread of its own: a store whose host is frozen blocks far beyond every timeout it was given.
-            return within(config.join_timeout + STORE_GRACE_SECONDS, work, f"mw-meet-{config.name}")
+            seconds = config.join_timeout + STORE_GRACE_SECONDS
+            return within(seconds, work, f"mw-meet-{config.name}", lambda session: session.leave(0.0))
         except TimeoutError:
             cancelled.set()
             raise store_silent(config, source.where, after) from None
@@ -294,19 +335,22 @@ class MultiWorld:
 
     def forget(self, world: World) -> None:
         """Drop a world that was left; for the package's own use."""
-        with self._lock:
+        with self.lock:
             if self._worlds.get(world.name) is world:
                 del self._worlds[world.name]
 
     def shut(self, linger: float = LINGER_SECONDS) -> None:
         """Close in this thread, waiting ``linger`` seconds per world for what was sent; for the package's own use."""
-        with self._lock:
+        with self.lock:
             if self._closed or os.getpid() != self._pid:
                 return
             self._closed = True
             worlds = list(self._worlds.values())
         for world in worlds:
             world.leave_within(linger)
+        until = time.monotonic() + min(linger, FREEING_SECONDS)
+        for world in worlds:  # what broke shortly before is freed in the background
+            world.enter_any().freed.wait(max(0.0, until - time.monotonic()))
         self._stores.close()
         self._hub.release()
 
@@ -323,7 +367,7 @@ class MultiWorld:
 
     def _reserve(self, config: WorldConfig) -> None:
         self._check_usable(config.name)
-        with self._lock:
+        with self.lock:
             if config.name in self._worlds or config.name in self._joining:
                 raise InvalidArgument(
                     config.name,

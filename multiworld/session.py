@@ -93,8 +93,9 @@ class Session:
         self._any_seq = 0
         self.control = Control(self, wires.controls)
         peers = {peer: claim for peer, claim in claims.items() if peer != self.rank}
-        hub.monitor.add(self, peers, config.heartbeat)
+        # In this order: a silence may break the world at the next tick, and that takes the deadlines' tick back.
         hub.on_tick(self.check_deadlines)
+        hub.monitor.add(self, peers, config.heartbeat)
         # Last: a peer may have broken the world already, and that is handled in the hub's thread.
         self.control.start()
 
@@ -209,9 +210,9 @@ class Session:
         elif kind == Kind.ANY_DONE:
             box.on_any_done(seq, key)
         elif kind == Kind.OFFER:
-            waiting = next((op for op in self.any_receives if op.seq == seq), None)
-            if waiting is not None:
-                waiting.choose(box)
+            box.on_offer(seq)
+        elif kind == Kind.TAKE:
+            box.on_take(seq, key)
         elif kind == Kind.BYE:
             self.on_bye(box.lane.peer)
         else:
@@ -246,8 +247,14 @@ class Session:
 
     def peer_silent(self, peer: int, silence: float) -> None:
         """``peer`` gave no sign of life for too long."""
-        if peer not in self.leaving:
+        if not self._may_be_silent(peer):
             self.lost(peer, "silence", f"rank {peer} gave no sign of life for {silence:.2f} s")
+
+    def _may_be_silent(self, peer: int) -> bool:
+        """Who has said that it leaves may end any time; but not while its last messages are waited for."""
+        if peer in self.departed:
+            return True
+        return peer in self.leaving and not any(operation.needs(peer) for operation in tuple(self.operations))
 
     def peer_suspected(self, peer: int, silence: float) -> None:
         """``peer`` may be lost soon."""
@@ -277,12 +284,13 @@ class Session:
                 return
             self.failure = error
             self.state = WorldState.BROKEN
+            # Before anybody is released: whoever rejoins at once has its WorldJoined told after this.
+            self.publish(WorldBroken(**self._event(), failure=error))
             release(self, error)
         if tell:  # before the data connections end, so that the others know why
             self.control.tell_break(error)
         with self.lock:
             cut(self)
-        self.publish(WorldBroken(**self._event(), failure=error))
         free(self)
 
     def abort(self, reason: str) -> None:
@@ -328,12 +336,11 @@ class Session:
     @contextlib.contextmanager
     def drivers_seat(self) -> Iterator[Seat]:
         """Move this session's data in the calling thread for as long as the block lasts."""
-        seat = self.bridge.seat()
-        seat.taken = True
         try:
-            yield seat
+            yield self.bridge.seat()
         finally:
-            seat.taken = False
+            with self.lock:
+                self.bridge.rise()
 
     async def profiled_async(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
         """Run an operation inside a profiler's span."""

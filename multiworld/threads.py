@@ -7,34 +7,72 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import Generic, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def within(seconds: float, function: Callable[[], T], name: str) -> T:
+class _Handover(Generic[T]):
+    """A result that is either taken by whoever waits or, when nobody does any more, given back."""
+
+    def __init__(self, give_back: Callable[[T], None]) -> None:
+        self._give_back = give_back
+        self._lock = threading.Lock()
+        self._outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        self._gone = False
+
+    def work(self, function: Callable[[], T]) -> None:
+        """Get the result."""
+        try:
+            value = function()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            self._outcome.put((None, error))
+            return
+        with self._lock:
+            if not self._gone:
+                self._outcome.put((value, None))
+                return
+        self._give_back(value)
+
+    def take(self, seconds: float) -> T:
+        """Wait for the result."""
+        try:
+            value, error = self._outcome.get(timeout=seconds)
+        except BaseException:
+            self._go()
+            raise
+        if error is not None:
+            raise error
+        return cast("T", value)
+
+    def _go(self) -> None:
+        with self._lock:
+            self._gone = True
+        with contextlib.suppress(queue.Empty):
+            value, error = self._outcome.get_nowait()
+            if error is None:
+                self._give_back(cast("T", value))
+
+
+def within(seconds: float, function: Callable[[], T], name: str, give_back: Callable[[T], None]) -> T:
     """Run ``function()`` in a daemon thread and wait for its result, but no longer than ``seconds``.
+
+    Args:
+        seconds: how long.
+        function: what to run.
+        name: of the thread.
+        give_back: what to do with a result that comes when nobody waits any more.
 
     Raises:
         TimeoutError: it is not done; its thread goes on alone.
     """
-    outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            outcome.put((function(), None))
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
-            outcome.put((None, error))
-
-    threading.Thread(target=work, name=name, daemon=True).start()
+    handover = _Handover(give_back)
+    threading.Thread(target=handover.work, args=(function,), name=name, daemon=True).start()
     try:
-        value, error = outcome.get(timeout=seconds)
+        return handover.take(seconds)
     except queue.Empty:
         raise TimeoutError from None
-    if error is not None:
-        raise error
-    return cast("T", value)
 
 
 async def run_in_thread(name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -14,7 +14,7 @@ import torch
 
 from multiworld.breaking import LINGER_SECONDS
 from multiworld.config import WorldConfig, WorldState
-from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WrongContext
+from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WorldClosed, WrongContext
 from multiworld.group import Group, SyncGroup
 from multiworld.rendezvous.settings import checked_config
 from multiworld.tally import Tally
@@ -65,6 +65,8 @@ class World(Group):
         self.torch_device = torch.device(config.device)
         super().__init__(self, tuple(range(config.size)), 0)
         self._sync_world = SyncWorld(self)
+        #: how often it was left; who rejoins meanwhile is not taken back in
+        self._departures = 0
         self._earlier = Tally()
 
     @property
@@ -203,7 +205,10 @@ class World(Group):
 
     def leave_within(self, linger: float) -> None:
         """Leave, waiting at most ``linger`` seconds for what was sent; for the package's own use."""
-        self._live.leave(linger)
+        with self._owner.lock:
+            self._departures += 1
+            live = self._live
+        live.leave(linger)
         self._owner.forget(self)
 
     def _leave(self) -> None:
@@ -218,10 +223,24 @@ class World(Group):
         cancelled: threading.Event,
     ) -> None:
         config = self._config_of_rejoin(rank, size, timeout)
+        before = self._departures
         if self._live.failure is None:
             self._live.leave()
         loop = loop if loop is not None else self._loop
         session = self._owner.assemble(config, self, loop, cancelled)
+        with self._owner.lock:
+            wanted = self._departures == before and not cancelled.is_set() and self._owner.lists(self)
+            if wanted:
+                self._go_on_as(config, session, loop)
+        if not wanted:
+            session.leave(0.0)
+            raise WorldClosed(
+                self.name, "the world was left, or its MultiWorld closed, while it rejoined",
+                rank=config.rank, generation=session.generation, operation="rejoin",
+            )  # fmt: skip
+
+    def _go_on_as(self, config: WorldConfig, session: Session, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Take up the next generation."""
         self._loop = loop
         self._earlier.add(self._live.tally())
         self._config, self._live = config, session

@@ -30,6 +30,8 @@ class Watch:
     peer: int
     heartbeat: Heartbeat
     process: ProcessId
+    #: silence from before the world began is not held against a peer: others may have listened less often
+    since: float
     suspected: bool = False
 
 
@@ -46,18 +48,25 @@ class PeerProcess:
         self._next_ping = 0.0
         self._connect()
 
+    def watch(self, watch: Watch) -> None:
+        """Look after one more world; it may want to ping sooner than those before it."""
+        self.watches.append(watch)
+        self._next_ping = 0.0
+
     def tick(self, now: float) -> None:
         """Ping if it is time, and judge the silence for each world."""
         if now >= self._next_ping:
             self._next_ping = now + min(watch.heartbeat.interval for watch in self.watches)
             self._ping()
-        silence = now - self.last_heard
         for watch in tuple(self.watches):
-            _judge(watch, silence)
+            _judge(watch, now - max(self.last_heard, watch.since))
 
     def forgive(self, gap: float) -> None:
         """We did not listen for ``gap`` seconds: nobody is accused for that."""
-        self.last_heard = min(time.monotonic(), self.last_heard + gap)
+        now = time.monotonic()
+        self.last_heard = min(now, self.last_heard + gap)
+        for watch in self.watches:
+            watch.since = min(now, watch.since + gap)
 
     def close(self) -> None:
         """Close the connection."""
@@ -142,7 +151,7 @@ class Monitor:
                 process = self._processes.get(address)
                 if process is None:
                     process = self._processes[address] = PeerProcess(self._hub, address)
-                process.watches.append(Watch(session, peer, heartbeat, claim.process))
+                process.watch(Watch(session, peer, heartbeat, claim.process, time.monotonic()))
 
         self._hub.call(work)
 

@@ -7,7 +7,8 @@ import contextlib
 import os
 import select
 import threading
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, cast
 
 from multiworld.net.lane import Lane
 
@@ -30,33 +31,35 @@ class _Wake:
             os.close(self.fd)
 
 
-def _thread_wake() -> int:
+def _thread_wake() -> _Wake:
     wake = getattr(_local, "wake", None)
     if wake is None or _local.pid != os.getpid():
         wake = _local.wake = _Wake()
         _local.pid = os.getpid()
-    fd: int = wake.fd
-    return fd
+    return cast("_Wake", wake)
 
 
 class Seat:
     """A thread that waits: it polls the lanes of the session and moves what is ready.
 
     Attributes:
-        wake: eventfd that wakes it.
-        taken: whether the thread waits now.
+        wake: eventfd that wakes it; the thread's own, open only as long as that lives.
     """
 
-    def __init__(self, session: Session, wake: int) -> None:
-        self.wake = wake
-        self.taken = False
+    def __init__(self, session: Session, wake: _Wake) -> None:
+        self.wake = wake.fd
+        self._owner = weakref.ref(wake)
         self._session = session
         self._lanes = {lane.fd: lane for lane in session.lanes.values()}
         self._poll = select.poll()
-        self._poll.register(wake, select.POLLIN)
+        self._poll.register(self.wake, select.POLLIN)
         self._writing: set[int] = set()
         for fd in self._lanes:
             self._poll.register(fd, select.POLLIN)
+
+    def belongs_to(self, wake: _Wake) -> bool:
+        """Whether this is the seat of that thread, and not of a dead one of the same number."""
+        return self._owner() is wake
 
     def turn(self) -> None:
         """Wait until something is ready, and move it."""
@@ -102,10 +105,13 @@ class LoopBridge:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = -1
         self._seats: dict[int, Seat] = {}
-        self._closed = False
+        #: those of threads that wait now; to any other's eventfd nothing may be written, its number may be another's
+        self._taken: dict[int, Seat] = {}
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let ``loop`` move the lanes from now on. From any thread."""
+        if loop.is_closed():  # as if there was none: threads move the lanes
+            return
         self._loop = loop
         try:
             running = asyncio.get_running_loop()
@@ -114,7 +120,8 @@ class LoopBridge:
         if running is loop:
             self._register()
         else:
-            loop.call_soon_threadsafe(self._register)
+            with contextlib.suppress(RuntimeError):  # closed just now
+                loop.call_soon_threadsafe(self._register)
 
     def resolve(self, future: asyncio.Future[None]) -> None:
         """Wake whoever awaits ``future``."""
@@ -125,17 +132,22 @@ class LoopBridge:
                 self._loop.call_soon_threadsafe(_settle, future)
 
     def seat(self) -> Seat:
-        """The calling thread's seat, made at its first wait."""
+        """The calling thread's seat, made at its first wait, and taken until it rises."""
         ident = threading.get_ident()
         wake = _thread_wake()
         seat = self._seats.get(ident)
-        if seat is None or seat.wake != wake:
+        if seat is None or not seat.belongs_to(wake):
             seat = self._seats[ident] = Seat(self._session, wake)
+        self._taken[ident] = seat
         return seat
+
+    def rise(self) -> None:
+        """The calling thread waits no more. Under the session's lock, as is whoever wakes the waiting."""
+        self._taken.pop(threading.get_ident(), None)
 
     def waiting_threads(self) -> set[int]:
         """Idents of the threads that wait now."""
-        return {ident for ident, seat in tuple(self._seats.items()) if seat.taken}
+        return set(self._taken)
 
     def want_write(self, lane: Lane) -> None:
         """Something is left to be written on ``lane``."""
@@ -144,7 +156,7 @@ class LoopBridge:
                 self._watch_writable(lane)
             elif self._loop is not None:
                 self._loop.call_soon_threadsafe(self._watch_writable, lane)
-        for seat in tuple(self._seats.values()):
+        for seat in tuple(self._taken.values()):
             with contextlib.suppress(OSError):
                 os.eventfd_write(seat.wake, 1)
 
@@ -161,7 +173,6 @@ class LoopBridge:
 
     def close(self) -> None:
         """Let go of the loop and of the sockets. From any thread."""
-        self._closed = True
         self._seats.clear()
 
         def let_go() -> None:

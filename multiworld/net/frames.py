@@ -29,6 +29,7 @@ class Kind(enum.IntEnum):
     SIGNATURE = 9  # what the sender calls as its collective number seq of the group; flags = bytes of signature
     VALUE = 10  # a key and its value for the set-up of a backend; flags = bytes of key
     BYE = 11  # the sender leaves in good order; nothing follows
+    TAKE = 12  # the next post of that key answers the offer for the any-source receive of that seq
 
 
 #: kinds whose ``nbytes`` follow the header; in others it is only said

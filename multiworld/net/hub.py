@@ -51,6 +51,9 @@ class Hub:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain)
         self._calls: deque[Callable[[], None]] = deque()
+        # Reentrant: the garbage collector may run somebody's call in the middle of ours.
+        self._calls_guard = threading.RLock()
+        self._stopped = False
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._tickers: list[Callable[[float], None]] = []
         self._stall_watchers: list[Callable[[float], None]] = []
@@ -82,10 +85,13 @@ class Hub:
             return self._endpoints[address]
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run ``function`` in the hub's thread, soon."""
-        self._calls.append(function)
-        with contextlib.suppress(OSError, ValueError):  # stopped already
-            os.eventfd_write(self._wake, 1)
+        """Run ``function`` in the hub's thread, soon; in this one when the hub has stopped: what is to be freed is."""
+        with self._calls_guard:
+            if not self._stopped:
+                self._calls.append(function)
+                os.eventfd_write(self._wake, 1)
+                return
+        self._guarded(function)
 
     def call_later(self, delay: float, function: Callable[[], None]) -> None:
         """Run ``function`` in the hub's thread after ``delay`` seconds, give or take a tick."""
@@ -160,8 +166,12 @@ class Hub:
                         self._guarded(watcher, now - last)
                 self._tick(now)
                 last, next_tick = now, now + TICK
-        self._selector.close()
-        os.close(self._wake)
+        with self._calls_guard:  # from here on nobody writes to the descriptor, whose number others get
+            self._stopped = True
+            self._selector.close()
+            os.close(self._wake)
+        while self._calls:
+            self._guarded(self._calls.popleft())
 
     def _tick(self, now: float) -> None:
         due = [entry for entry in self._later if entry[0] <= now]

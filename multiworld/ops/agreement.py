@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from multiworld.errors import TensorMismatch
+from multiworld.errors import InvalidArgument, TensorMismatch
 from multiworld.net.frames import Kind
 from multiworld.ops.operation import Operation
 from multiworld.ops.plan import Bytes, Plan, describe, disagreement
@@ -45,6 +45,16 @@ class CollectiveOperation(Operation):
         """See ``Operation.waiting_for``."""
         missing = self.missing()
         return f"ranks {list(missing)} to call it" if missing else "the backend to finish"
+
+    def unmade(self, error: Exception) -> InvalidArgument:
+        """All members did their part, but the result cannot be made of it here."""
+        session = self.session
+        return InvalidArgument(
+            session.name, f"the result cannot be made: {error}",
+            cause="torch cannot do this for this dtype or reduction",
+            remedy="convert the tensor, or reduce otherwise; the world goes on",
+            generation=session.generation, rank=session.rank, operation=self.name,
+        )  # fmt: skip
 
 
 class Agreement:
@@ -99,10 +109,20 @@ class Agreement:
             operation.fail(self._mismatch(operation, signatures))
         elif operation.plan.launch is None:
             parts = [operation.heard[r][1] if r != self.session.rank else None for r in operation.ranks]
-            operation.complete(operation.plan.absorb(parts))
+            self._absorb(operation, parts)
         else:
             operation.running = True
             self.session.launch(operation)
+
+    def _absorb(self, operation: CollectiveOperation, parts: list[memoryview | None]) -> None:
+        """Make the result of what all sent. What fails in that is the call's own affair, not the fault of the peer
+        whose part came last; and the others have ours already, so nobody is left waiting."""
+        try:
+            value = operation.plan.absorb(parts)
+        except (RuntimeError, TypeError) as error:
+            operation.fail(operation.unmade(error))
+            return
+        operation.complete(value)
 
     def _mismatch(self, operation: CollectiveOperation, signatures: list[bytes]) -> TensorMismatch:
         session = self.session

@@ -36,6 +36,12 @@ class AnyReceive(Operation):
         self.seq = -1
         self.chosen: _Chosen | None = None
 
+    def unreachable(self) -> tuple[int, ...]:
+        """All peers, if every one has left and nothing that one of them sent lies ready; else nobody."""
+        session = self.session
+        lies_ready = any(session.mailbox(peer).kept.get(self.key) for peer in self.peers)
+        return self.peers if session.departed.issuperset(self.peers) and not lies_ready else ()
+
     def start(self) -> None:
         """Take a message that lies ready, or ask everybody."""
         self.session.any_receives.append(self)
@@ -52,20 +58,26 @@ class AnyReceive(Operation):
             self.choose(box)
         return self.chosen is not None
 
-    def choose(self, box: Mailbox) -> None:
-        """Receive from this peer, and from no other."""
+    def choose(self, box: Mailbox, *, offered: bool = False) -> None:
+        """Receive from this peer, and from no other.
+
+        An offer binds the peer: its message waits for our answer, which comes with the receive (TAKE), so that no other
+        receive of ours can take it meanwhile and leave us waiting for a peer that has nothing more.
+        """
         self.chosen = _Chosen(self, box)
-        self._close()
+        if offered:
+            self.chosen.offer = self.seq
+        self._close(answering=box.lane.peer if offered else -1)
         box.receive(self.chosen)
 
     def withdraw(self) -> None:
         """See ``Operation.withdraw``."""
         self.withdrawn = True
         self.session.operations.discard(self)
-        if self.chosen is None:
-            self._close()
-        else:
+        if self.chosen is not None:
             self.chosen.withdraw()
+        elif not self.done:  # else the world has ended, and with it all that was asked
+            self._close()
 
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``."""
@@ -77,11 +89,13 @@ class AnyReceive(Operation):
         """See ``Operation.waiting_for``."""
         return f"one of the ranks {list(self.peers)} to send"
 
-    def _close(self) -> None:
+    def _close(self, answering: int = -1) -> None:
+        """Take no offers any more, and tell all but the peer whose offer is being answered."""
         self.session.any_receives.remove(self)
         if self.seq >= 0:
             for peer in self.peers:
-                self.session.lanes[peer].put(Kind.ANY_DONE, seq=self.seq, key=self.key)
+                if peer != answering:
+                    self.session.lanes[peer].put(Kind.ANY_DONE, seq=self.seq, key=self.key)
 
 
 class _Chosen(ReceiveOperation):

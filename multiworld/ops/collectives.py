@@ -113,7 +113,7 @@ def _reduce_to(
     dst: int | None,
 ) -> Operation:
     code = check_tensor(group, name, tensor)
-    reduction = Reduction(group, name, op, tensor.dtype)
+    reduction = Reduction(group, name, op, tensor.dtype, here=session.config.backend != "nccl")
     shelf, ours = Shelf(session), dst is None or group.rank == dst
     flat = shelf.both(tensor)
     inline = small(session, group, flat.nbytes)

@@ -44,7 +44,7 @@ def _reduce_scatter(
     inputs: Tensors,
     op: Any,
 ) -> Operation:
-    reduction = Reduction(group, name, op, output.dtype)
+    reduction = Reduction(group, name, op, output.dtype, here=session.config.backend != "nccl")
     shelf, me, size = Shelf(session), group.rank, group.size
     target, flats = shelf.target(output), [shelf.source(one) for one in inputs]
     inline = small(session, group, target.nbytes)

@@ -8,7 +8,9 @@ methods are called under the session's lock.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import TensorMismatch
@@ -31,7 +33,7 @@ def describe(mode: int, dtype: int, nbytes: int) -> str:
 
 
 class SendOperation(Operation):
-    """A send: what it has, and whether it can still be withdrawn."""
+    """A send: what it has, whether it can still be withdrawn, and the any-source receive that it is offered to."""
 
     __slots__ = ("box", "dtype", "key", "matched", "mode", "nbytes", "offered", "payload")
 
@@ -73,7 +75,7 @@ class SendOperation(Operation):
 class ReceiveOperation(Operation):
     """A receive: what it expects, and where the payload goes."""
 
-    __slots__ = ("arriving", "box", "buffer", "dtype", "key", "mode", "nbytes", "seq", "view")
+    __slots__ = ("arrival", "arriving", "box", "buffer", "dtype", "key", "mode", "nbytes", "offer", "seq", "view")
 
     def __init__(
         self,
@@ -92,7 +94,9 @@ class ReceiveOperation(Operation):
         self.view = view
         self.buffer: Any = None  # of a self-describing message
         self.seq = -1
+        self.offer = -1  # number of the any-source receive whose offer it answers
         self.arriving = False
+        self.arrival = -1  # place of its message among all that came from this peer
 
     @property
     def signature(self) -> Signature:
@@ -123,10 +127,12 @@ class Mailbox:
         self.posts: dict[int, deque[tuple[int, int, int, int]]] = {}  # seq, mode, dtype, nbytes
         self.wanted: dict[int, ReceiveOperation] = {}  # ours, by seq
         self.any_posts: dict[int, deque[int]] = {}  # the peer's, by key
+        self.taken: dict[int, int] = {}  # which offer of ours the next post of that key answers
         self.kept: dict[int, deque[ReceiveOperation]] = {}  # arrived for a withdrawn receive
         self.orphans: dict[int, deque[ReceiveOperation]] = {}  # withdrawn, not settled yet
         self.blocked: dict[int, deque[ReceiveOperation]] = {}  # wait until the withdrawn ones are settled
         self._seq = 0
+        self._arrivals = 0
 
     # ours
 
@@ -151,8 +157,9 @@ class Mailbox:
         blocked = self.blocked.get(operation.key)
         if blocked and operation in blocked:
             blocked.remove(operation)
-        elif operation.succeeded:  # between its end and the waiter's waking: the message is put back, as the oldest
-            self._keep_message(operation, oldest=True)
+            self._decline(operation)
+        elif operation.succeeded:  # between its end and the waiter's waking: the message is put back in its place
+            self._keep_message(operation)
         elif operation.arriving:
             self.orphans.setdefault(operation.key, deque()).append(operation)
         elif operation.seq in self.wanted:
@@ -164,8 +171,13 @@ class Mailbox:
 
     def on_post(self, dtype: int, flags: int, seq: int, key: int, nbytes: int) -> None:
         """The peer waits for a message."""
+        taken, sends = self.taken.pop(key, -1), self.sends.get(key)
+        if taken >= 0 and sends and sends[0].offered == taken:
+            self._answer(sends.popleft(), seq, flags, dtype, nbytes)
+            self._match(key)
+            return
         self.posts.setdefault(key, deque()).append((seq, flags, dtype, nbytes))
-        if self.sends.get(key):
+        if sends:
             self._match(key)
 
     def on_data(self, dtype: int, seq: int, nbytes: int) -> tuple[memoryview | None, Done | None]:
@@ -217,25 +229,48 @@ class Mailbox:
         self._match(key)
 
     def on_any_done(self, seq: int, key: int) -> None:
-        """The peer's receive from any source has its message."""
-        any_posts = self.any_posts.get(key)
-        if any_posts and seq in any_posts:
-            any_posts.remove(seq)
-        for operation in self.sends.get(key, ()):
-            if operation.offered == seq:
-                operation.offered = -1
+        """The peer's receive from any source needs no message of ours: what was offered to it is free again."""
+        self._forget_any(seq, key)
+        sends = self.sends.get(key)
+        if sends and sends[0].offered == seq:
+            sends[0].offered = -1
+            if sends[0].withdrawn:
+                self.session.operations.discard(sends.popleft())
         self._match(key)
+
+    def on_offer(self, seq: int) -> None:
+        """The peer has a message for our any-source receive of that number, or had until we told it otherwise."""
+        waiting = next((operation for operation in self.session.any_receives if operation.seq == seq), None)
+        if waiting is not None:
+            waiting.choose(self, offered=True)
+
+    def on_take(self, seq: int, key: int) -> None:
+        """The peer takes what we offered: its next post is the answer."""
+        self._forget_any(seq, key)
+        self.taken[key] = seq
 
     # inside
 
     def _match(self, key: int) -> None:
         sends, posts = self.sends.get(key), self.posts.get(key)
-        while sends and posts:
+        # What is offered waits for the answer, and what is behind it too: messages of one key keep their order.
+        while sends and posts and sends[0].offered < 0:
             self._answer(sends.popleft(), *posts.popleft())
         any_posts = self.any_posts.get(key)
         if sends and any_posts and sends[0].offered < 0:
             sends[0].offered = any_posts[0]
             self.lane.put(Kind.OFFER, seq=any_posts[0], key=key)
+
+    def _forget_any(self, seq: int, key: int) -> None:
+        any_posts = self.any_posts.get(key)
+        if any_posts and seq in any_posts:
+            any_posts.remove(seq)
+
+    def _decline(self, operation: ReceiveOperation) -> None:
+        """Leave the offer that ``operation`` was to answer, if any: it needs no message of the peer's any more."""
+        if operation.offer >= 0:
+            self.lane.put(Kind.ANY_DONE, seq=operation.offer, key=operation.key)
+            operation.offer = -1
 
     def _answer(self, operation: SendOperation, seq: int, mode: int, dtype: int, nbytes: int) -> None:
         if operation.mode == mode and (
@@ -264,29 +299,47 @@ class Mailbox:
     def _post(self, operation: ReceiveOperation) -> None:
         self._seq = operation.seq = (self._seq + 1) & 0xFFFFFFFF
         self.wanted[operation.seq] = operation
+        if operation.offer >= 0:
+            self.lane.put(Kind.TAKE, seq=operation.offer, key=operation.key)
+            operation.offer = -1
         self.lane.put(Kind.POST, operation.dtype, operation.mode, operation.seq, operation.key, nbytes=operation.nbytes)
 
     def _arrived(self, operation: ReceiveOperation) -> None:
         operation.arriving = False
+        self._arrivals = operation.arrival = self._arrivals + 1
         if not operation.withdrawn:
             operation.complete(self.lane.peer)
             return
         self._forget_orphan(operation, settle=False)
         self._keep_message(operation)
 
-    def _keep_message(self, operation: ReceiveOperation, *, oldest: bool = False) -> None:
+    def _keep_message(self, operation: ReceiveOperation) -> None:
         if operation.buffer is None and operation.view is not None:
             operation.view = memoryview(bytes(operation.view))  # a copy: the tensor is the caller's again
             operation.keep = None
-        kept = self.kept.setdefault(operation.key, deque())
-        if oldest:
-            kept.appendleft(operation)
-        else:
-            kept.append(operation)
+        # By arrival, not by the order of the withdrawals: several receives may be withdrawn at once, in any order.
+        insort(self.kept.setdefault(operation.key, deque()), operation, key=attrgetter("arrival"))
+        self._serve_posted(operation.key)
         self._unblock(operation.key)
         self.session.offer_kept(self, operation.key)
 
+    def _serve_posted(self, key: int) -> None:
+        """Give what is kept to receives that are posted already: the peer may have nothing more to send for them.
+
+        Their posts are withdrawn; what the peer has sent for them meanwhile is kept in its turn.
+        """
+        for operation in [one for one in self.wanted.values() if one.key == key and not one.withdrawn]:
+            kept = self.kept.get(key)
+            if not kept:
+                return
+            post = ReceiveOperation(self.session, operation.name, self, key, operation.signature, None, None)
+            post.seq, operation.seq = operation.seq, -1
+            self.wanted[post.seq] = post
+            self._take_kept(operation, kept.popleft())
+            post.withdraw()
+
     def _take_kept(self, operation: ReceiveOperation, message: ReceiveOperation) -> None:
+        self._decline(operation)
         fits = operation.signature == message.signature or (operation.mode == message.mode != Mode.FIXED)
         if not fits:
             ours, theirs = describe(*operation.signature), describe(*message.signature)
@@ -294,7 +347,7 @@ class Mailbox:
             return
         if operation.view is not None and message.view is not None:
             operation.view[:] = message.view
-        operation.buffer, operation.dtype = message.buffer, message.dtype
+        operation.buffer, operation.dtype, operation.arrival = message.buffer, message.dtype, message.arrival
         operation.complete(self.lane.peer)
 
     def _forget_orphan(self, operation: ReceiveOperation, settle: bool = True) -> None:

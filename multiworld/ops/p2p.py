@@ -130,7 +130,7 @@ def _start_any(
         raise invalid(group, "recv", "there is nobody else in the group", "receive in a group of two or more")
     operation = AnyReceive(session, key, signature, view, keep, peers)
     with session.lock:
-        if session.admit(operation, ()):
+        if session.admit(operation, operation.unreachable()):
             operation.start()
     return operation
 

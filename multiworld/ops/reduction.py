@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from functools import reduce as fold
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,12 +43,13 @@ class Reduction:
         operation: for messages.
         op: a ``torch.distributed.ReduceOp``.
         dtype: of the tensors.
+        here: whether it is done here, on the CPU, and not by NCCL.
 
     Raises:
         InvalidArgument: the reduction is unknown, or not one for this dtype.
     """
 
-    def __init__(self, group: GroupBase, operation: str, op: Any, dtype: torch.dtype) -> None:
+    def __init__(self, group: GroupBase, operation: str, op: Any, dtype: torch.dtype, *, here: bool = True) -> None:
         name = _name(op)
         if name is None:
             raise invalid(group, operation, f"reduction {op!r} is not known here", f"use one of {', '.join(_COMBINE)}")
@@ -56,6 +58,10 @@ class Reduction:
             raise invalid(
                 group, operation, f"{name} of {dtype} is not defined", "convert the tensor, or use another reduction"
             )
+        refusal = _refusal(name, dtype) if here else None
+        if refusal is not None:  # found out before anything is sent, so that every member hears it from its own call
+            what = f"torch has no {name} of {dtype}: {refusal}"
+            raise invalid(group, operation, what, "convert the tensor, or use another reduction")
         self.name = name
         self.code = _CODES[name]
         #: what the backend is asked for: it has no average on every release
@@ -65,12 +71,30 @@ class Reduction:
         """Reduce flat ``tensors`` in order, into ``target``, which may be one of them."""
         for begin in range(0, target.numel(), CHUNK):
             end = begin + CHUNK
-            parts = [tensors[0][begin:end].clone(), *(tensor[begin:end] for tensor in tensors[1:])]
-            target[begin:end].copy_(self.complete(fold(_COMBINE[self.name], parts), len(parts)))
+            target[begin:end].copy_(_combined(self.name, [tensor[begin:end] for tensor in tensors]))
 
     def complete(self, result: torch.Tensor, count: int) -> torch.Tensor:
         """The last step, after ``count`` tensors were combined."""
-        return result.div_(count) if self.name == "AVG" else result
+        return _completed(self.name, result, count)
+
+
+def _combined(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return _completed(name, fold(_COMBINE[name], [parts[0].clone(), *parts[1:]]), len(parts))
+
+
+def _completed(name: str, result: torch.Tensor, count: int) -> torch.Tensor:
+    return result.div_(count) if name == "AVG" else result
+
+
+@cache
+def _refusal(name: str, dtype: torch.dtype) -> str | None:
+    """Why this torch cannot do that on the CPU; None if it can. Releases differ, so it is tried, on one element."""
+    try:
+        one = torch.zeros(1, dtype=dtype, device="cpu")
+        one.copy_(_combined(name, [one, one]))
+    except (RuntimeError, TypeError) as error:
+        return str(error).partition("\n")[0]
+    return None
 
 
 def _name(op: Any) -> str | None:

@@ -75,19 +75,23 @@ def assemble(
     started = time.monotonic()
     attempt = Assembly(hub, config, source, resize, after, cancelled)
     generation, wires, doorman, claims = attempt.run()
-    bus.publish(
-        WorldJoined(
-            world=config.name,
-            generation=generation,
-            rank=config.rank,
-            size=config.size,
-            seconds=time.monotonic() - started,
-        )
+    joined = WorldJoined(
+        world=config.name,
+        generation=generation,
+        rank=config.rank,
+        size=config.size,
+        seconds=time.monotonic() - started,
     )
-    # Only now: a peer may break the world at once, and that is to be told after the joining.
+    # In the hub's thread, as all events are: after the break of the last generation, and before that of this one,
+    # which a peer may bring about at once.
+    hub.call_and_wait(lambda: bus.publish(joined))
     session = Session(hub, bus, config, generation, wires, doorman, claims, source.address)
-    if loop is not None:
-        session.attach_loop(loop)
+    try:
+        if loop is not None:
+            session.attach_loop(loop)
+    except BaseException:
+        session.leave(0.0)  # nobody else knows it
+        raise
     return session
 
 
