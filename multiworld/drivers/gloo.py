@@ -83,10 +83,12 @@ class GlooDriver(ProcessGroupCalls):
                 future.value()
             except Exception as failure:  # noqa: BLE001 - whatever the backend raises is the outcome
                 error = failure
-            finished(error)
-            with self._idle:
-                self._under_way.pop(id(work), None)
-                self._idle.notify_all()
+            try:
+                finished(error)
+            finally:
+                with self._idle:
+                    self._under_way.pop(id(work), None)
+                    self._idle.notify_all()
 
         work.get_future().add_done_callback(done)
 

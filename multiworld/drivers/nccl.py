@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from datetime import timedelta
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from multiworld.drivers.base import Finished
 from multiworld.drivers.calls import ProcessGroupCalls
 from multiworld.drivers.values import LaneStore
+
+logger = logging.getLogger(__name__)
 
 # Deadlines are the session's.
 _FOREVER = timedelta(days=30)
@@ -121,4 +124,7 @@ class NcclDriver(ProcessGroupCalls):
             error = failure
         with self._guard:
             self._watching.pop(key, None)
-        finished(error)
+        try:
+            finished(error)
+        except Exception:
+            logger.exception("nccl: handling the end of an operation failed")  # the thread goes on watching the others

@@ -133,7 +133,12 @@ class DriverSlot:
             return
         with self._session.lock:
             after = operation.plan.after
-            operation.complete(None if after is None else after())
+            try:
+                value = None if after is None else after()
+            except Exception as failure:  # noqa: BLE001 - in the backend's thread, where nobody else would hear of it
+                operation.fail(operation.unmade(failure))
+                return
+            operation.complete(value)
 
     def _failed(self, error: BaseException) -> None:
         """The backend failed: a peer is gone, most likely, and the control connections will say which in a moment."""
