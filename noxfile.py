@@ -10,6 +10,7 @@ session. Sessions install what they need into environments of their own.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def _tool(session: nox.Session, *arguments: str) -> None:
     """Run one command of the tooling in the session's environment."""
     session.install(*_group("tooling", "test"))
     # Ctrl-C: time to end compilers and to remove what is half-written; nox's own patience is 0.3 s.
-    env = {"PYTHONPATH": str(HERE)}
+    # SIGTERM to nox alone ends it at once; the build must not go on without it: see build/signals.py.
+    env = {"PYTHONPATH": str(HERE), "MULTIWORLD_END_WITH_PARENT": str(os.getpid())}
     session.run("python", "-m", "build", *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,6 +84,18 @@ def locked(path: Path, purpose: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def sweep(final: Path) -> None:
+    """Remove what killed runs have left of making `final`: gigabytes that nobody asks for again.
+
+    Only for one who holds the lock on `final`: no other run makes it, so none needs its part.
+    """
+    for part in final.parent.glob(f".{glob.escape(final.name)}.*.part"):
+        if part.is_dir() and not part.is_symlink():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,25 @@ from build.signals import held
 
 _live: set[subprocess.Popen[bytes]] = set()
 _GRACE = 10.0
+#: What a git above us (a hook, an alias, `rebase --exec`) sets for its own repository: a git of ours that took it
+#: over would write there instead of where it is sent. And the format a user prefers for new repositories: the
+#: commits here have ids of one format on every machine.
+FOREIGN = frozenset({
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_DEFAULT_HASH",
+    "GIT_DIR",
+    "GIT_GRAFT_FILE",
+    "GIT_IMPLICIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_QUARANTINE_PATH",
+    "GIT_REPLACE_REF_BASE",
+    "GIT_SHALLOW_FILE",
+    "GIT_WORK_TREE",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,7 @@ def run(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
     stdin: bytes | None = None,
     timeout: float = 1800.0,
 ) -> Completed:
@@ -48,7 +68,8 @@ def run(
     Args:
         command: program and arguments; never a shell line.
         cwd: working folder, default the current one.
-        env: variables set on top of this process's.
+        env: variables set on top of `environment()`.
+        without: variables of that which the command does not get; an empty one may mean something.
         stdin: bytes to feed; None gives an empty input.
         timeout: seconds until the whole process group is killed.
 
@@ -62,10 +83,15 @@ def run(
     argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
     source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
-    with _running(lambda: _start(argv, cwd, env or {}, source, subprocess.PIPE)) as process:
+    with _running(lambda: _start(argv, cwd, env or {}, source, subprocess.PIPE, without)) as process:
         out, err = process.communicate(stdin, timeout)
     log.debug("-> %d\n%s", process.returncode, err.decode("utf-8", "replace"))
     return Completed(argv, process.returncode, out, err)
+
+
+def environment() -> dict[str, str]:
+    """Return this process's variables as the commands get them: without what another git has set for its own."""
+    return {name: value for name, value in os.environ.items() if name not in FOREIGN}
 
 
 def _start(
@@ -74,9 +100,10 @@ def _start(
     env: Mapping[str, str],
     source: int | None = None,
     output: int | None = None,
+    without: Collection[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own, so that it can be ended with all that it starts."""
-    everything = {**os.environ, **env}
+    everything = {**{name: value for name, value in environment().items() if name not in without}, **env}
     try:
         return subprocess.Popen(
             argv, cwd=cwd, env=everything, stdin=source, stdout=output, stderr=output, start_new_session=True
@@ -122,7 +149,7 @@ def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str
     Args:
         command: program and arguments.
         cwd: working folder.
-        env: variables set on top of this process's.
+        env: variables set on top of `environment()`.
         timeout: seconds until the whole process group is killed.
 
     Returns:

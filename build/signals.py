@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +15,9 @@ from types import FrameType
 #: Seconds between two attempts to wake the main thread: a person does not notice it, a busy machine neither.
 _AGAIN = 0.05
 HANDLED = (signal.SIGINT, signal.SIGTERM)
+#: The id of the process with which this one is to end, set by that one for its child: see noxfile.py.
+END_WITH = "MULTIWORLD_END_WITH_PARENT"
+_PR_SET_PDEATHSIG = 1
 
 
 class InterruptOnce:
@@ -49,6 +54,37 @@ def handle() -> None:
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     main = threading.get_ident()
     threading.Thread(target=_repeat, args=(told, handler, main), name="signals", daemon=True).start()
+    _end_with_parent()
+
+
+def _end_with_parent() -> None:
+    """Where the parent has asked for it, get SIGTERM when it ends, however it does.
+
+    A SIGTERM to nox alone ends nox at once, and the build would go on, unseen and holding its locks. But only where it
+    was asked for: who starts a build in the background and closes the shell wants it to go on.
+    """
+    # Taken out: what this process starts has another parent.
+    parent = os.environ.pop(END_WITH, "")
+    if sys.platform != "linux" or not parent.isdecimal():
+        return
+    if os.getppid() == int(parent):
+        # Where the kernel or the C library refuses, the build goes on as it always did.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    # Asked for too late, it does not come. A parent that lives is not ours where something stands between.
+    if os.getppid() != int(parent) and not _runs(int(parent)):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _runs(process: int) -> bool:
+    """Whether there is a process of this id."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from build.errors import DigestMismatchError, SourceError
 from build.official.index import IndexFile, wheels
 from build.official.remote import RangeUnsupportedError, opened
 from build.official.transfer import download
-from build.paths import cache, locked
+from build.paths import cache, locked, sweep
 from build.releases import HeaderPackage, Release
 
 
@@ -121,6 +121,7 @@ def fetch_package(package: HeaderPackage, python: str = "3.11") -> Path:
     if final.is_dir():
         return final
     with locked(final, f"the headers of {package.name}"):
+        sweep(final)
         if not final.is_dir():
             part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
             try:

@@ -15,7 +15,7 @@ from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
 from build.official.index import IndexFile, wheels
 from build.official.pipconf import local_path
 from build.official.transfer import download, sha256_of
-from build.paths import cache, locked
+from build.paths import cache, locked, sweep
 from build.releases import Release
 
 #: What an overlay is compiled and linked against.
@@ -144,6 +144,7 @@ def unpack(wheel: Path, patterns: Sequence[str] = OVERLAY_MEMBERS) -> Path:
     if final.is_dir():
         return final
     with locked(final, f"the unpacking of {wheel.name}"):
+        sweep(final)
         if not final.is_dir():
             step(f"unpacking {wheel.name}")
             part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))

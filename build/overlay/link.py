@@ -11,8 +11,8 @@ from build.overlay.model import Inputs, Object
 from build.overlay.registrations import compile_shim, to_wrap
 from build.overlay.stubs import import_stubs
 from build.overlay.symbols import run_path
+from build.overlay.toolchain import run_compiler
 from build.paths import written_beside
-from build.process import run
 
 SONAME = "libtorch_mw.so"
 #: The libraries whose symbols the units use, in the order in which they must be searched at run time.
@@ -52,7 +52,7 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
         if wrap:
             files.append(compile_shim(inputs, wrap, Path(scratch)))
         stubs = import_stubs(inputs, Path(scratch))
-        done = run(_command(inputs, files, stubs, wrap, part), timeout=600)
+        done = run_compiler(_command(inputs, files, stubs, wrap, part), timeout=600)
         if done.returncode:
             raise CompileError(
                 "the overlay does not link against the official wheel",

@@ -19,13 +19,15 @@ from build.errors import CompileError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
+from build.overlay.toolchain import run_compiler
 from build.paths import cache, written_beside
-from build.process import kill_all, run
+from build.process import kill_all
 
 #: Memory one compiler needs at its peak, measured on ProcessGroupNCCL.cpp of 2.6.0: 1.8 GB.
 _BYTES_PER_JOB = 2_000_000_000
-#: Raise when what is stored beside an object changes its form.
-_CACHE_FORMAT = "1"
+#: Raise when what is stored beside an object changes its form, or when objects may be wrong that the key calls right:
+#: those of 1 may have been compiled with headers from CPATH.
+_CACHE_FORMAT = "2"
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -116,7 +118,7 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
             *code_flags(inputs.release),
             *path_flags(inputs, overrides),
         ]
-        done = run([*command, "-MD", "-MF", dep, "-c", inputs.tree / unit, "-o", obj], timeout=1800)
+        done = run_compiler([*command, "-MD", "-MF", dep, "-c", inputs.tree / unit, "-o", obj], timeout=1800)
         if done.returncode:
             raise CompileError(
                 f"{unit} does not compile",

@@ -9,7 +9,7 @@ from build.errors import CompileError, OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import Inputs, Object
 from build.overlay.symbols import demangle, undefined
-from build.process import run
+from build.overlay.toolchain import run_compiler
 
 _SOURCE = Path(__file__).with_name("native") / "register_once.cpp"
 #: The registration that `native/register_once.cpp` makes safe.
@@ -55,7 +55,8 @@ def compile_shim(inputs: Inputs, symbol: str, folder: Path) -> Path:
     """
     target = folder / "register_once.o"
     flags = [*code_flags(inputs.release), *path_flags(inputs, folder), f"-ffile-prefix-map={_SOURCE.parent}=multiworld"]
-    done = run([inputs.toolchain.cxx, *flags, f"-DREGISTER_HANDLER={symbol}", "-c", _SOURCE, "-o", target], timeout=600)
+    line: list[str | Path] = [inputs.toolchain.cxx, *flags, f"-DREGISTER_HANDLER={symbol}", "-c", _SOURCE, "-o", target]
+    done = run_compiler(line, timeout=600)
     if done.returncode:
         raise CompileError("the registration shim does not compile against this release", cause=done.tail)
     return target

@@ -12,7 +12,7 @@ from pathlib import Path
 from build.errors import CompileError
 from build.overlay.model import Inputs
 from build.overlay.symbols import Symbol, needed, table
-from build.process import run
+from build.overlay.toolchain import run_compiler
 
 #: Prefix of the functions of each library outside the wheel that host units call.
 _PREFIXES = {"libnccl.so": ("nccl", "pnccl"), "libcudart.so": ("cuda",)}
@@ -47,7 +47,7 @@ def _stub(inputs: Inputs, soname: str, symbols: list[Symbol], folder: Path) -> P
     script.write_text(text, encoding="ascii")
     versions = [f"-Wl,--version-script={script}"] if text.strip() else []
     command: list[str | Path] = [inputs.toolchain.cxx, "-x", "c", "-shared", "-fPIC", "-nostdlib", "-w"]
-    done = run([*command, f"-Wl,-soname,{soname}", *versions, source, "-o", target], timeout=120)
+    done = run_compiler([*command, f"-Wl,-soname,{soname}", *versions, source, "-o", target], timeout=120)
     if done.returncode:
         raise CompileError(f"the import stub of {soname} cannot be made", cause=done.tail)
     return target

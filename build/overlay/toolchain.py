@@ -5,11 +5,27 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import EnvironmentUnfitError
-from build.process import run
+from build.process import Completed, run
+
+#: Variables by which a compiler finds other headers, libraries or parts of itself, or writes more files: none is on the
+#: compile line that keys the cache. GCC searches CPATH before `-isystem`, thus before the pinned headers. No release
+#: needs one: compilers of conda and of toolset folders know their own places.
+_STEERING = (
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "LD_RUN_PATH",
+    "GCC_EXEC_PREFIX",
+    "COMPILER_PATH",
+    "DEPENDENCIES_OUTPUT",
+    "SUNPRO_DEPENDENCIES",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +45,11 @@ class Toolchain:
     is_clang: bool
 
 
+def run_compiler(command: Sequence[str | Path], *, timeout: float) -> Completed:
+    """Run the compiler or, through it, the linker so that the result depends on the command line alone."""
+    return run(command, without=_STEERING, timeout=timeout)
+
+
 def _candidate() -> Path | None:
     """Return the compiler the user names with CXX, else the first usual one on PATH."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
@@ -38,7 +59,7 @@ def _candidate() -> Path | None:
 
 def _ask(cxx: Path, option: str) -> str:
     """Return the first line that the compiler prints, empty when it fails."""
-    done = run([cxx, option], timeout=30)
+    done = run_compiler([cxx, option], timeout=30)
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     return lines[0].strip() if lines and not done.returncode else ""
 

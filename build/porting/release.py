@@ -27,6 +27,7 @@ from build.series.git import Git
 from build.series.manifest import Manifest, NotApplicable, ReleaseEntry, Verified
 from build.series.model import PatchFile
 from build.series.patchfile import read
+from build.signals import held
 
 #: How the reason begins by which a port enters a patch that it found upstream.
 STANDING = "the release has it already"
@@ -102,9 +103,14 @@ def port_release(request: Request) -> PortReport:
         outcome = run(session, request.action)
         report = _report(request, chosen, outcome)
         keep(before, request.state)
-        _write(request, release, manifest, chosen, outcome, report)
-    if report.complete:
-        session.close()
+        entry = _entry(release, chosen, outcome)
+        if not entry.missing:
+            # It streams wheels: before the entry is written, since with that a port counts as finished.
+            fill_build_ids(request.release)
+        with held():
+            _write(request, manifest, chosen, outcome, report, entry)
+            if report.complete:
+                session.close()
     return report
 
 
@@ -119,6 +125,9 @@ def _finished(request: Request, manifest: Manifest) -> PortReport | None:
             f"{request.series} has its patches for {request.release}, written by hand",
             remedy="--again ports anew and replaces them",
         )
+    known = releases.load().get(request.release)
+    if known is None or request.series not in known.series:
+        return None  # a port was interrupted at its end: it goes on
     step(f"{request.series} has its patches for {request.release} already; --again ports anew")
     return from_json(kept.read_bytes())
 
@@ -192,13 +201,13 @@ def _names(manifest: Manifest, chosen: Chosen, committed: Sequence[Committed]) -
 
 def _write(
     request: Request,
-    release: Release,
     manifest: Manifest,
     chosen: Chosen,
     outcome: Outcome,
     report: PortReport,
+    entry: ReleaseEntry,
 ) -> None:
-    """Write patches and reports as one step, then the manifest's entry."""
+    """Write patches and reports as one step, then the manifest's entry, and last by what `_finished` tells the end."""
     names = _names(manifest, chosen, outcome.committed)
     files = [
         Exported(names[item.port.patch.name], render(outcome.git, item))
@@ -207,13 +216,11 @@ def _write(
     target = request.folder / request.release
     before = {path.name: path.read_bytes() for path in target.glob("*.patch")} if target.is_dir() else {}
     write_series(target, [*files, *reports(report)])
-    entry = _entry(release, chosen, outcome)
     old = manifest.release.get(request.release)
     if old is not None and before == {item.name: item.data for item in files}:
         entry = structs.replace(entry, verified=old.verified, note=old.note)
     write_entry(request.folder, request.release, entry)
     if not entry.missing:
-        fill_build_ids(request.release)
         set_series(request.release, request.series)
 
 

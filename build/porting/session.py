@@ -14,17 +14,19 @@ from pathlib import Path
 import msgspec
 
 from build.errors import UsageError
-from build.paths import written_beside
+from build.paths import sweep, written_beside
 from build.porting.engine import PatchPort, PatchState, Resolution, port_series
 from build.porting.output import Committed, commit_ports, stage
 from build.porting.resolve import take_up
 from build.porting.trees import FileState, Tree
 from build.series.apply import changed_paths
-from build.series.checkout import new_repository, replace_folder
+from build.series.checkout import new_repository, remove_folder, replace_folder
 from build.series.git import Git
 from build.series.model import PatchFile
 
 _STATE = "state.json"
+#: Folders that git does not look for a repository in, nor above.
+_CEILING = "GIT_CEILING_DIRECTORIES"
 
 
 class State(msgspec.Struct, frozen=True):
@@ -60,7 +62,7 @@ class Outcome:
 
 
 class Session:
-    """One port between two trees, with a folder for its state."""
+    """One port between two trees, with a folder for its state; who makes one holds the lock on that."""
 
     def __init__(self, patches: Sequence[PatchFile], old: Tree, new: Tree, folder: Path) -> None:
         self.patches = patches
@@ -83,7 +85,7 @@ class Session:
                     cause="patches or trees have changed since that port was started",
                     remedy="end it with --abort, or go back to its patches and trees and use --continue",
                 )
-            shutil.rmtree(self.folder)
+            remove_folder(self.folder)
             state = None
         if state is None:
             self._create()
@@ -117,7 +119,7 @@ class Session:
 
     def close(self) -> None:
         """Remove the state of a port that is finished."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
 
     def _go_on(self, state: State) -> Outcome:
         """Port all patches with what was decided so far, and leave a checkout for the first that is open."""
@@ -166,7 +168,9 @@ class Session:
     def _create(self) -> None:
         """Make the folder with its repository, as one step."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{self.folder.name}.", dir=self.folder.parent) as temporary:
+        sweep(self.folder)
+        name = self.folder.name
+        with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".part", dir=self.folder.parent) as temporary:
             beside = Path(temporary, "port")
             beside.mkdir()
             new_repository(self.new.git, beside / "checkout")
@@ -175,11 +179,18 @@ class Session:
 
     def _state(self) -> State | None:
         try:
-            return msgspec.json.decode((self.folder / _STATE).read_bytes(), type=State)
+            state = msgspec.json.decode((self.folder / _STATE).read_bytes(), type=State)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError:
             raise UsageError(f"{self.folder / _STATE} is damaged", remedy="use --abort and start again") from None
+        self._check_repository()
+        return state
+
+    def _check_repository(self) -> None:
+        """Refuse a checkout whose repository is gone: git would take one around it, and clean that."""
+        if Git(self.repo).call("rev-parse", "--git-dir", env={_CEILING: str(self.folder)}).returncode:
+            raise UsageError(f"{self.repo} is damaged: it is no git repository", remedy="use --abort and start again")
 
     def _save(self, state: State) -> None:
         with written_beside(self.folder / _STATE) as part:
@@ -210,7 +221,7 @@ def discard(folder: Path) -> None:
     """
     if not (folder / _STATE).is_file():
         raise UsageError(f"no port waits in {folder}")
-    shutil.rmtree(folder)
+    remove_folder(folder)
 
 
 def _pathless(port: PatchPort) -> set[str]:

@@ -123,9 +123,19 @@ def open_tree(spec: str, workplace: Path) -> Tree:
 
 
 def _is_repository(git: Git) -> bool:
-    """Whether the folder itself is a repository, not merely inside one."""
+    """Whether the folder itself is a repository, not merely inside one.
+
+    Raises:
+        SourceError: it is one that git refuses; read as a plain folder, it would give what no commit has.
+    """
     done = git.call("rev-parse", "--is-bare-repository", "--show-prefix")
     if done.returncode:
+        if os.path.lexists(git.folder / ".git"):
+            raise SourceError(
+                f"{git.folder} is a git repository that git cannot read",
+                cause=done.tail,
+                remedy="repair it, or give a copy without its .git",
+            )
         return False
     words = os.fsdecode(done.stdout).split("\n")
     return words[0] == "true" or words[1] == ""
@@ -135,7 +145,7 @@ def _import(folder: Path, workplace: Path) -> Tree:
     """Make a repository of a plain folder's files; the folder is only read."""
     workplace.mkdir(parents=True)
     git = Git(workplace)
-    git.out("init", "--quiet", "--bare", "--template=")
+    git.out("init", "--quiet", "--bare", "--template=", "--object-format=sha1")
     env = {"GIT_DIR": str(workplace), "GIT_WORK_TREE": str(folder)}
     inside = Git(folder)
     # One pack instead of a file for each blob; and it is thrown away: it need neither be small nor outlive a power cut.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 from pathlib import Path
 
 from build.errors import SourceError
 from build.series.git import Git
+from build.signals import held
 
 #: What a clone without all objects needs to fetch a missing one later.
 _PROMISOR = r"^(remote\.|extensions\.partialclone)"
@@ -26,7 +28,9 @@ def new_repository(source: Git, target: Path) -> Git:
     """
     target.mkdir(parents=True)
     git = Git(target)
-    git.out("init", "--quiet", "--initial-branch=patched", "--template=")
+    # Of the same format, whatever the user prefers for new ones: the objects are the source's own.
+    kind = source.line("rev-parse", "--show-object-format")
+    git.out("init", "--quiet", "--initial-branch=patched", "--template=", f"--object-format={kind}")
     inside = git.git_dir()
     common = Path(source.line("rev-parse", "--path-format=absolute", "--git-common-dir"))
     _share_objects(common / "objects", inside / "objects")
@@ -95,21 +99,61 @@ def is_dirty(checkout: Path) -> list[str]:
 
 
 def replace_folder(new: Path, final: Path) -> None:
-    """Put the finished folder `new` in the place of `final`; a crash leaves the old or the new one.
+    """Put the finished folder `new` in the place of `final`.
+
+    An interruption leaves the old one or the new one. A kill may leave the old one as `.NAME.old-PID`, which the next
+    call removes, as it does what an interrupted removal left.
 
     Raises:
         SourceError: `final` exists and is not a folder.
     """
     if not final.exists():
         new.rename(final)
+        _sweep(final)
         return
     if final.is_symlink() or not final.is_dir():
         raise SourceError(f"{final} is in the way: it is not a folder", remedy="give another folder")
-    old = final.with_name(f".{final.name}.old-{os.getpid()}")
-    final.rename(old)
-    try:
-        new.rename(final)
-    except OSError:
-        old.rename(final)
-        raise
+    _sweep(final)
+    old = _aside(final)
+    with held():
+        final.rename(old)
+        try:
+            new.rename(final)
+        except BaseException:
+            old.rename(final)
+            raise
     shutil.rmtree(old)
+
+
+def remove_folder(final: Path) -> None:
+    """Remove a folder as one step: an interruption leaves nothing of it under its name."""
+    _sweep(final)
+    if final.exists():
+        old = _aside(final)
+        final.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _aside(final: Path) -> Path:
+    """Return where this process puts a folder that is to go."""
+    return final.with_name(f".{final.name}.old-{os.getpid()}")
+
+
+def _sweep(final: Path) -> None:
+    """Remove what runs that are no more have put aside and not removed; `final` must be in place or not wanted."""
+    for old in final.parent.glob(f".{glob.escape(final.name)}.old-*"):
+        if not _other_runs(old.name.rpartition("-")[2]):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _other_runs(pid: str) -> bool:
+    """Whether another process of this id runs; without a lock, what belongs to it is left alone."""
+    if pid == str(os.getpid()):
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError, ValueError):
+        pass  # another user's, or no id that we have given
+    return True

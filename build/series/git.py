@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import SourceError
 from build.process import Completed, run
 
-#: A hook or another git above us may have set these; they would redirect every command.
-_FOREIGN = (
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_INDEX_FILE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_PREFIX",
-    "GIT_COMMON_DIR",
-)
 #: No user or system configuration: formats, hooks, signing and line ends are the same everywhere.
 _ISOLATED = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -35,7 +26,19 @@ _SETTINGS = (
     "core.hooksPath=/dev/null",
     "core.fsync=none",  # repositories made here can be made again; waiting for the disk helps nobody
     "gc.auto=0",
+    "core.fsmonitor=false",
+    "safe.directory=*",  # whoever owns it: the user has named the tree, and no program that it names is run for it
 )
+
+
+def verb(arguments: Sequence[str | Path]) -> str:
+    """Return the git command among its arguments: settings (`-c KEY=VALUE`) may come before it."""
+    words = iter(arguments)
+    for word in words:
+        if word != "-c":
+            return str(word)
+        next(words, None)
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,8 @@ class Git:
         variables = {**_ISOLATED, **(env or {})}
         if self.index is not None:
             variables["GIT_INDEX_FILE"] = str(self.index)
-        unset = [part for name in _FOREIGN if name not in variables for part in ("-u", name)]
         settings = [part for item in _SETTINGS for part in ("-c", item)]
-        command = ["env", *unset, "git", *settings, "-C", str(self.folder), *args]
+        command = ["git", *settings, "-C", str(self.folder), *args]
         return run(command, stdin=stdin, env=variables)
 
     def out(self, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None) -> bytes:
@@ -68,7 +70,7 @@ class Git:
         """
         done = self.call(*args, stdin=stdin, env=env)
         if done.returncode:
-            raise SourceError(f"git {args[0]} failed in {self.folder}", cause=done.tail)
+            raise SourceError(f"git {verb(args)} failed in {self.folder}", cause=done.tail)
         return done.stdout
 
     def line(self, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None) -> str:

@@ -14,8 +14,9 @@ from typing import IO, TypeAlias
 
 from build.errors import SourceError
 from build.paths import cache, locked
-from build.process import run
+from build.process import environment, run
 from build.releases import Release
+from build.series.git import verb
 from build.sources.tree import Need
 
 #: What an overlay is made from: all code of torch's own libraries and the CMake files that name their macros.
@@ -25,6 +26,13 @@ OVERLAY_PATHS = ("aten", "c10", "caffe2", "cmake", "torch")
 #: Raised when an import gives another commit for the same files.
 FORMAT = "1"
 
+_SETTINGS = (
+    "safe.directory=*",
+    "core.hooksPath=/dev/null",
+    "core.autocrlf=false",
+    "core.eol=lf",
+    "core.attributesFile=/dev/null",
+)
 _SIGNATURE = b"multiworld <multiworld@localhost> 0 +0000"
 
 
@@ -94,7 +102,14 @@ def _feed(pipe: IO[bytes], entries: Iterable[Entry], message: bytes, tag: str) -
     with contextlib.suppress(BrokenPipeError):  # git says why on its error output
         for block in _stream(entries, message, tag):
             pipe.write(block)
+    # What is still buffered has no reader either; unclosed, it would be flushed again where nobody expects an error.
+    with contextlib.suppress(BrokenPipeError):
         pipe.close()
+
+
+def command(repo: Path, *arguments: str | Path) -> list[str | Path]:
+    """Return a git command in `repo`, whoever owns that; the user's hooks and line ends stay out, of submodules too."""
+    return ["git", *(part for item in _SETTINGS for part in ("-c", item)), "-C", repo, *arguments]
 
 
 def git(repo: Path, *arguments: str | Path, timeout: float = 600.0) -> bytes:
@@ -103,9 +118,9 @@ def git(repo: Path, *arguments: str | Path, timeout: float = 600.0) -> bytes:
     Raises:
         SourceError: it failed; the message has git's own words.
     """
-    done = run(["git", "-C", repo, *arguments], env={"GIT_TERMINAL_PROMPT": "0"}, timeout=timeout)
+    done = run(command(repo, *arguments), env={"GIT_TERMINAL_PROMPT": "0"}, timeout=timeout)
     if done.returncode:
-        raise SourceError(f"git {arguments[0]} failed in {repo}", cause=done.tail)
+        raise SourceError(f"git {verb(arguments)} failed in {repo}", cause=done.tail)
     return done.stdout
 
 
@@ -126,7 +141,8 @@ def fill(repo: Path, entries: Iterable[Entry], message: str, tag: str) -> None:
     """Commit `entries` into the new repository `repo` and check them out."""
     init(repo)
     with subprocess.Popen(
-        ["git", "-C", repo, "fast-import", "--quiet", "--done"],
+        command(repo, "fast-import", "--quiet", "--done"),
+        env=environment(),
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,

@@ -13,7 +13,7 @@ from build.official.transfer import sha256_of
 from build.process import run
 from build.releases import Release
 from build.sources import readers
-from build.sources.importer import Entries, cached_tree, git
+from build.sources.importer import Entries, cached_tree, command, git
 from build.sources.tree import Need, Proof, SourceKind, SourceTree
 
 
@@ -42,7 +42,7 @@ def _is_repository(path: Path) -> bool:
 
 
 def _commit(path: Path, revision: str | None, release: Release) -> str:
-    done = run(["git", "-C", path, "rev-parse", "--verify", "--quiet", f"{revision or 'HEAD'}^{{commit}}"])
+    done = run(command(path, "rev-parse", "--verify", "--quiet", f"{revision or 'HEAD'}^{{commit}}"))
     if done.returncode:
         raise UsageError(
             f"{path} has no revision {revision or 'HEAD'}",
@@ -57,10 +57,13 @@ def _changed(path: Path) -> None:
     if not (path / ".git").exists():
         return
     done = run(
+        # Not `command`: of a tree that is another user's, this could run the filters that its settings name.
         ["git", "-C", path, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all"],
         env={"GIT_OPTIONAL_LOCKS": "0"},  # not even the index is refreshed
     )
-    if done.returncode == 0 and done.stdout:
+    if done.returncode:
+        note(f"{path}: its commit is used, whatever is uncommitted there; git says no more: {done.tail}")
+    elif done.stdout:
         note(f"{path}: {len(done.stdout.splitlines())} uncommitted changes are not used; its commit is")
 
 

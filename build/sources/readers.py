@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from build.errors import SourceError
-from build.sources.importer import Entries, Entry, check_inside, git, wanted
+from build.process import environment
+from build.sources.importer import Entries, Entry, check_inside, command, git, wanted
 from build.sources.tree import Need
 
 
@@ -113,8 +114,13 @@ def repository(repo: Path, commit: str, need: Need) -> Entries:
         SourceError: a wanted blob is not there (a partial clone).
     """
     rows = _listing(repo, commit, need)
-    command = ["git", "-C", str(repo), "cat-file", "--batch"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        command(repo, "cat-file", "--batch"),
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
         assert process.stdin is not None  # noqa: S101
         assert process.stdout is not None  # noqa: S101
         try:

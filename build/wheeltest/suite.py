@@ -94,9 +94,17 @@ def prove_release(release: str, dist: Path, *, multiworld: bool) -> TestRecord:
 
     Raises:
         UsageError: nothing was built, or the wheels are not those of the record.
+        BusyError: a build, or another test, of the release did not end in time.
         ProbeError: a test failed.
     """
-    folder = dist / releases.get(release).version
+    version = releases.get(release).version
+    # The build's own lock: it would replace the wheels under the tests, which are minutes and more.
+    with paths.locked(dist / version / "build", f"the build of {version}"):
+        return _prove(release, dist / version, multiworld=multiworld)
+
+
+def _prove(release: str, folder: Path, *, multiworld: bool) -> TestRecord:
+    """Do `prove_release` on the folder of the release."""
     log_to_file(folder / "test.log")
     made = record.read(folder)
     if made is None or not all((folder / item.name).is_file() for item in (made.patched, made.overlay)):

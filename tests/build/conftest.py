@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from build.process import FOREIGN
+
 if TYPE_CHECKING:
     from tests.build.overlay.little import Little
+
+
+#: Settings that git takes from the environment, and this project's own; a test that is about one sets it itself.
+_SETTINGS = ("GIT_CONFIG", "GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS", "MULTIWORLD_LOCK_TIMEOUT")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobodys_settings() -> Iterator[None]:
+    """The tests run alike on everyone's machine, and from a git hook: its repository is not theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*FOREIGN, *_SETTINGS):
+            patch.delenv(name, raising=False)
+        patch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+        patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,7 @@ def test_extra_index_and_folders_are_asked_too(server: Index, tmp_path: Path, mo
     page.write_text(f'<a href="../../files/{TORCH}" data-yanked="broken">{TORCH}</a>')
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / TORCH).write_bytes(b"local")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    monkeypatch.setenv("PIP_FIND_LINKS", (tmp_path / "links").as_uri())
     server.add(TORCH, b"torch")
     found = wheels("torch", "2.6.0", "3.11")
     assert [file.url.partition(":")[0] for file in found] == ["file", "file", "http"]

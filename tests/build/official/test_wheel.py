@@ -59,14 +59,14 @@ def test_impostor_in_a_find_links_folder_is_passed_over(
 ) -> None:
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / NAME).write_bytes(b"rebuilt here")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    monkeypatch.setenv("PIP_FIND_LINKS", (tmp_path / "links").as_uri())
     assert fetch_wheel(pinned(server.add(NAME, data)), "3.11").read_bytes() == data
 
 
 def test_offline_wheelhouse_serves(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / NAME).write_bytes(data)
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    monkeypatch.setenv("PIP_FIND_LINKS", (tmp_path / "links").as_uri())
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert fetch_wheel(pinned(hashlib.sha256(data).hexdigest()), "3.11").read_bytes() == data
 

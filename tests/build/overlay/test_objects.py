@@ -33,7 +33,7 @@ class Counting:
 @pytest.fixture
 def compiler(tmp_path: Path) -> Counting:
     script, log = tmp_path / "counting-g++", tmp_path / "runs"
-    script.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec g++ "$@"\n')
+    script.write_text(f'#!/bin/sh\necho "$@" >> "{log}"\nexec g++ "$@"\n')
     script.chmod(0o755)
     return Counting(Toolchain(script, "counting g++", 12, is_clang=False), log)
 
@@ -85,6 +85,19 @@ def test_a_header_that_the_series_changes_only_now_is_noticed(
     lt.write(given.tree, header)
     again = compile_one(replace(given, changed=(*given.changed, *header)), compiler)
     assert again.sha256 != first.sha256
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("name", ["CPATH", "CPLUS_INCLUDE_PATH"])
+def test_headers_come_from_the_inputs_alone(
+    name: str, little: Little, tmp_path: Path, compiler: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPATH comes before the pinned headers, the other behind them; neither is in the cache's key."""
+    lt.write(tmp_path, {"pinned/pin.h": "#define PIN 1\n", "stray/pin.h": "#define PIN 2\n", "stray/stray.h": ""})
+    unit = "#include <pin.h>\n#if PIN != 1 || __has_include(<stray.h>)\n#error stray\n#endif\n"
+    given = replace(lt.inputs(little, tmp_path / "tree", {NCCL_CPP: unit}), headers=(tmp_path / "pinned",))
+    monkeypatch.setenv(name, str(tmp_path / "stray"))
+    assert "headers:pin.h" in compile_one(given, compiler).includes
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -144,8 +157,8 @@ def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path, mo
     monkeypatch.setattr(objects, "jobs", lambda: 2)  # a machine with one core, or little memory, has one
     script, started = tmp_path / "slow-g++", tmp_path / "started"
     script.write_text(
-        f'#!/bin/sh\ncase "$*" in *Secret*) while [ ! -e {started} ]; do :; done; exit 1;; esac\n'
-        f"touch {started}; sleep 61; exit 0\n"
+        f'#!/bin/sh\ncase "$*" in *Secret*) while [ ! -e "{started}" ]; do :; done; exit 1;; esac\n'
+        f"touch '{started}'; sleep 61; exit 0\n"
     )
     script.chmod(0o755)
     given = lt.inputs(little, tmp_path / "tree", {})

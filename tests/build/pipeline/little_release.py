@@ -44,13 +44,13 @@ here = Path(__file__).parent
 build.paths.PATCHES = here / "patches"
 build.releases.RELEASES_TOML = here / "releases.toml"
 """
-#: A compiler that says when it compiles nccl.cpp, and then goes on only when it may.
+#: A compiler that says when it compiles nccl.cpp, and then goes on only when it may; it does not outlive its folder.
 _COMPILER = """#!/bin/sh
 case " $* " in
   *" -c "*nccl.cpp*)
-    if [ ! -e {go} ]; then
-      echo $$ > {started}.new && mv {started}.new {started}
-      while [ ! -e {go} ]; do sleep 0.05; done
+    if [ ! -e '{go}' ]; then
+      echo $$ > '{started}.new' && mv '{started}.new' '{started}'
+      while [ ! -e '{go}' ]; do [ -e '{started}' ] || exit 1; sleep 0.05; done
     fi;;
 esac
 exec g++ "$@"
@@ -86,11 +86,24 @@ class Place:
     def wheels(self) -> list[str]:
         return sorted(path.name for path in self.results.glob("*.whl"))
 
+    def compilers(self) -> list[int]:
+        """The compilers of this release that wait for `go`."""
+        name = str(self.folder / "slow-g++").encode()
+        return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if name in _words(path)]
+
     def leftovers(self) -> list[str]:
         """What an interrupted run may not leave: parts beside results, scratch folders, half objects."""
         objects, scratch = self.folder / "cache" / "objects", self.folder / "tmp"
         found = [*self.folder.rglob("*.part"), *objects.glob("*/tmp*"), *scratch.iterdir()]
         return [str(path.relative_to(self.folder)) for path in found]
+
+
+def _words(cmdline: Path) -> list[bytes]:
+    """Return the words of a process's command line, none for one that has ended."""
+    try:
+        return cmdline.read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def make(little: Little, folder: Path) -> Place:
@@ -124,7 +137,7 @@ def write_patch(place: Place, new: str) -> None:
 
 
 def _environment(place: Place, extra: dict[str, str]) -> dict[str, str]:
-    own = {"MULTIWORLD_CACHE": place.folder / "cache", "PIP_FIND_LINKS": place.folder / "index"}
+    own = {"MULTIWORLD_CACHE": place.folder / "cache", "PIP_FIND_LINKS": (place.folder / "index").as_uri()}
     own |= {"TMPDIR": place.folder / "tmp"}
     python = {"PYTHONPATH": f"{place.folder}{os.pathsep}{REPO}", "PYTHONFAULTHANDLER": "1"}
     return lw.clean() | {name: str(value) for name, value in own.items()} | python | extra
@@ -141,9 +154,21 @@ def started(place: Place, *arguments: str | Path, **extra: str) -> Iterator[subp
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=TIMEOUT)
+        _end(place, process)
+
+
+def _end(place: Place, process: subprocess.Popen[str]) -> None:
+    """End a build that a test leaves running: asked first, since its compilers are in sessions of their own."""
+    running = process.poll() is None
+    if running:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=TIMEOUT / 4)
+        place.go.touch()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=TIMEOUT)
+    assert not running or place.compilers() == [], "the build has left compilers behind"
 
 
 def finish(process: subprocess.Popen[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from pathlib import Path
 
@@ -23,7 +24,9 @@ def test_a_child_is_measured() -> None:
     taken = cost([sys.executable, "-c", code])
     assert taken.output == "done\n"
     assert taken.seconds >= 0.3
-    assert 200_000_000 < taken.peak < 300_000_000
+    # The kernel lets a process start with the peak of the one that started it, here of all tests before.
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert 200_000_000 < taken.peak <= max(300_000_000, own)
     assert 0 < taken.cpu < taken.seconds + 1
 
 

@@ -108,6 +108,18 @@ def test_a_failure_keeps_the_old_file(error: BaseException, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_what_killed_runs_left_is_swept(tmp_path: Path) -> None:
+    final = tmp_path / "fin[al]"
+    mine = [tmp_path / ".fin[al].a1b2.part", tmp_path / ".fin[al].c3d4.part", tmp_path / ".fin[al].link.part"]
+    others = [tmp_path / name for name in (".fina.a1.part", "fin[al].part", ".fin[al].lock", ".other.a1.part")]
+    (mine[0] / "sub").mkdir(parents=True)
+    for path in (final, mine[0] / "sub" / "file", mine[1], *others):
+        path.write_text("text")
+    mine[2].symlink_to(others[0])
+    paths.sweep(final)
+    assert sorted(tmp_path.iterdir()) == sorted([final, *others])
+
+
 def test_the_umask_is_not_touched_while_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading the umask means setting it: compilers' threads would see the wrong one, or leave it set."""
 

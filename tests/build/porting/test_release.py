@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from build import paths, releases
 from build.errors import UsageError
 from build.porting import registry
+from build.porting import release as release_module
 from build.porting.release import Request, port_release
 from build.porting.undo import give_up
 from build.series import manifest as manifests
@@ -46,11 +50,13 @@ note = "by hand"
 
 
 @pytest.fixture
-def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Git]:
     monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "cache"))
     toml = tmp_path / "releases.toml"
     toml.write_bytes(releases.RELEASES_TOML.read_bytes())
-    for function in (registry.set_series, registry.fill_build_ids):
+    monkeypatch.setattr(releases, "RELEASES_TOML", toml)
+    releases.load.cache_clear()
+    for function in (registry.set_series, registry.fill_build_ids, registry.known_release):
         monkeypatch.setattr(function, "__defaults__", (toml,))
     git = make_repo(tmp_path / "repo", {"a.c": numbered(40), "b.c": numbered(40)})
     git.out("tag", "v2.2.1")
@@ -64,7 +70,8 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
     git.out("tag", "v2.1.2")
     commit(git, {"a.c": numbered(40, l10="mine\n"), "b.c": numbered(40, l10="theirs\n")}, "v2.4.0")
     git.out("tag", "v2.4.0")
-    return git
+    yield git
+    releases.load.cache_clear()
 
 
 def request(repo: Git, release: str, action: str = "start", **more: object) -> Request:
@@ -103,6 +110,39 @@ def test_a_second_run_and_a_new_one_change_nothing(repo: Git) -> None:
     assert content() == first
     port_release(request(repo, "2.1.2", again=True))
     assert content() == first
+
+
+@pytest.mark.parametrize("failing", ["fill_build_ids", "write_series", "write_entry", "set_series"])
+def test_a_port_that_fails_at_its_end_goes_on(repo: Git, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    """The build ids take a while to stream, and an overlay is bound to them."""
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(release_module, failing, fail)
+        with pytest.raises(KeyboardInterrupt):
+            port_release(request(repo, "2.1.2"))
+    assert port_release(request(repo, "2.1.2")).complete
+    assert "demo" in releases.get("2.1.2").series
+    assert manifests.load(folder(repo)).release["2.1.2"].patches == ("one", "two")
+    assert not request(repo, "2.1.2").state.exists()
+    monkeypatch.setattr(release_module, "write_series", fail)
+    assert port_release(request(repo, "2.1.2")).complete  # finished: nothing is written again
+
+
+def test_an_interrupt_waits_until_all_is_written(repo: Git, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = registry.write_entry
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        real(*arguments)
+
+    monkeypatch.setattr(release_module, "write_entry", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        port_release(request(repo, "2.1.2"))
+    assert "demo" in releases.get("2.1.2").series
+    assert not request(repo, "2.1.2").state.exists()
 
 
 def test_upstream_and_conflict_are_entered_as_such(repo: Git) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,6 +147,76 @@ def test_giving_up(repo: Git) -> None:
         discard(state)
     with pytest.raises(UsageError, match="no port waits"):
         run(repo, "continue")
+
+
+def half_removed(path: object, *arguments: object, **options: object) -> None:
+    """Begin with the repository, as the order of a folder may have it, and be interrupted."""
+    for inside in Path(str(path)).glob("checkout/.git"):
+        _RMTREE(inside)
+        raise KeyboardInterrupt
+    _RMTREE(path, *arguments, **options)  # type: ignore[arg-type]
+
+
+_RMTREE = shutil.rmtree
+
+
+def end(repo: Git) -> None:
+    """Solve both conflicts; the last step removes the state."""
+    for name in ("src/a.c", "other/c.c"):
+        solve(checkout(repo) / name)
+        run(repo, "continue")
+
+
+def give_up(repo: Git) -> None:
+    discard(repo.folder.parent / "out.port")
+
+
+def start_over(repo: Git) -> None:
+    (repo.folder.parent / "patches" / "3.patch").unlink()
+    run(repo)
+
+
+@pytest.mark.parametrize("removing", [end, give_up, start_over])
+def test_an_interrupted_removal_of_the_state_is_one(
+    removing: Callable[[Git], None], repo: Git, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(repo)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", half_removed)
+        with pytest.raises(KeyboardInterrupt):
+            removing(repo)
+    assert not (repo.folder.parent / "out.port").exists()
+    assert run(repo).edit == ("src/a.c",)
+    assert list(repo.folder.parent.glob(".*")) == []
+
+
+def test_what_a_killed_start_left_is_swept(repo: Git) -> None:
+    left = repo.folder.parent / ".out.port.abcd.part"
+    (left / "port" / "checkout").mkdir(parents=True)
+    run(repo)
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("lost", [".git", ".git/HEAD"])
+def test_a_repository_around_a_damaged_port_stays_as_it_is(lost: str, repo: Git) -> None:
+    """git looks for a repository further up, and the checkout is made with `--force` and cleaned."""
+    root = repo.folder.parent
+    request = Request(root / "patches", f"{repo.folder}@old", f"{repo.folder}@new", repo.folder / "out")
+    port_folder(request)
+    state = request.state / "state.json"
+    state.write_text(re.sub('"current": *"[^"]*"', '"current":""', state.read_text()))  # killed before the checkout
+    broken = request.state / "checkout" / lost
+    shutil.rmtree(broken) if broken.is_dir() else broken.unlink()
+    (repo.folder / "precious.txt").write_text("in no commit\n")
+    (repo.folder / "src" / "b.c").write_text("changed\n")
+    before = snapshot(repo.folder)
+    for action in ("start", "continue", "drop"):
+        with pytest.raises(UsageError, match="damaged") as caught:
+            port_folder(replace(request, action=action))
+        assert "--abort" in caught.value.remedy
+        assert snapshot(repo.folder) == before
+    discard(request.state)
+    assert port_folder(request).edit == ("src/a.c",)
 
 
 def test_other_patches_do_not_overwrite_edits(repo: Git) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +33,13 @@ def listed(path: Path, name: str) -> str:
 class Archive:
     """A Debian archive with one source package, signed."""
 
-    def __init__(self, top: Path, version: str = "2.6.0+dfsg") -> None:
-        self.top, self.keys = top, top.parent / "gnupg"
+    def __init__(self, folder: Path, version: str = "2.6.0+dfsg") -> None:
+        self.top, self.keys = folder / "archive", folder / "gnupg"
         self.keys.mkdir(mode=0o700)
-        self.keyring = top.parent / "keyring.gpg"
+        self.keyring = folder / "keyring.gpg"
         self.gpg("--quick-gen-key", "archive@example.org", "ed25519", "sign", "never")
         self.keyring.write_bytes(self.gpg("--export"))
-        pool = top / "pool/main/p/pytorch"
+        pool = self.top / "pool/main/p/pytorch"
         pool.mkdir(parents=True)
         self.orig = make_tarball(pool / f"pytorch_{version}.orig.tar.xz")
         self.dsc = pool / f"pytorch_{version}-7.dsc"
@@ -65,24 +67,35 @@ class Archive:
         self.gpg("--clearsign", "-o", str(self.top / "dists/trixie/InRelease"), str(plain))
 
 
-@pytest.fixture(autouse=True)
-def no_agents(tmp_path: Path) -> Iterator[None]:
-    """End the agents that gpg leaves behind, one per key ring."""
-    yield
-    for keys in tmp_path.rglob("gnupg"):
-        subprocess.run(["gpgconf", "--homedir", keys, "--kill", "all"], check=True, timeout=60)
+@pytest.fixture
+def folder() -> Iterator[Callable[[], Path]]:
+    """Give folders for archives, and end the agents that gpg leaves behind, one for each.
+
+    Not below `tmp_path`, which may be long and have spaces: the path of an agent's socket has room for some hundred
+    characters, apt makes one file name of all of a mirror's address, and its lists separate their fields by spaces.
+    """
+    with contextlib.ExitStack() as at_end:
+
+        def new() -> Path:
+            made = tempfile.TemporaryDirectory(prefix="debian-", dir="/tmp", ignore_cleanup_errors=True)
+            top = Path(at_end.enter_context(made))
+            kill = ["gpgconf", "--homedir", str(top / "gnupg"), "--kill", "all"]
+            at_end.callback(subprocess.run, kill, check=True, timeout=60)
+            return top
+
+        yield new
 
 
 @pytest.fixture
-def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
-    made = Archive(tmp_path / "archive")
+def archive(folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> Archive:
+    made = Archive(folder())
     use(monkeypatch, made)
     return made
 
 
 def use(monkeypatch: pytest.MonkeyPatch, archive: Archive) -> None:
     """Let this machine's mirror be the archive: which one apt is configured with is tested on its own."""
-    monkeypatch.setattr(debian, "mirrors", lambda: (f"file://{archive.top}",))
+    monkeypatch.setattr(debian, "mirrors", lambda: (archive.top.as_uri(),))
     monkeypatch.setattr(debian, "KEYRING", archive.keyring)
 
 
@@ -107,26 +120,23 @@ def test_other_digest_is_refused_with_both_values(archive: Archive, cache: Path)
     assert leftovers(cache) == []
 
 
-def test_suite_that_moved_on_is_said(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, Archive(tmp_path / "archive", "2.14.1+dfsg"))
+def test_suite_that_moved_on_is_said(folder: Callable[[], Path], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Archive(folder(), "2.14.1+dfsg"))
     with pytest.raises(SourceError, match=r"has pytorch_2\.14\.1\+dfsg.* now, not pytorch_2\.6\.0\+dfsg"):
         acquire(package("0" * 64))
     assert leftovers(cache) == []
 
 
 def test_archive_signed_by_another_key_is_refused(
-    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Archive, folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "other").mkdir()
-    monkeypatch.setattr(debian, "KEYRING", Archive(tmp_path / "other" / "archive").keyring)
+    monkeypatch.setattr(debian, "KEYRING", Archive(folder()).keyring)
     with pytest.raises(SourceError, match="InRelease' is not signed"):
         acquire(package(sha256(archive.orig)))
 
 
-def test_second_mirror_serves_when_the_first_does_not(
-    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mirrors = (f"file://{tmp_path / 'no-archive'}", f"file://{archive.top}")
+def test_second_mirror_serves_when_the_first_does_not(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirrors = ((archive.top.parent / "no-archive").as_uri(), archive.top.as_uri())
     monkeypatch.setattr(debian, "mirrors", lambda: mirrors)
     assert acquire(package(sha256(archive.orig))).kind is SourceKind.DEBIAN
 

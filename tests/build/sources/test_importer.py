@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from build.errors import SourceError
 from build.sources import SourceKind, acquire
 from build.sources.importer import check_inside
 
-from .trees import FILES, LINK, git, leftovers, link, make_remote, make_tarball, release, write_tree
+from .trees import FILES, LINK, git, leftovers, link, make_remote, make_tarball, release, snapshot, write_tree
 
 
 def test_same_files_same_commit_from_every_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +57,50 @@ def test_work_tree_is_exact_whatever_the_users_git_does(
     assert (tree.repo / "torch/tool.sh").stat().st_mode & 0o100
     assert git(tree.repo, "status", "--porcelain") == ""
     assert git(tree.repo, "rev-parse", "v2.6.0") == tree.base == git(tree.repo, "rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize("source", ["remote.git@v2.6.0", "plain"])
+def test_git_above_us_keeps_its_own_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """A hook of git, from which a build may be started, has these variables of the repository that it is for."""
+    make_remote(tmp_path)
+    write_tree(tmp_path / "plain")
+    users = write_tree(tmp_path / "users", {"own.txt": b"own\n"})
+    git(users, "init", "-q", "-b", "main")
+    git(users, "add", "-A")
+    git(users, "commit", "-q", "-m", "own")
+    before = snapshot(users)
+    for name, value in (("GIT_DIR", ".git"), ("GIT_INDEX_FILE", ".git/index"), ("GIT_WORK_TREE", ".")):
+        monkeypatch.setenv(name, str(users / value))
+    try:
+        tree = acquire(release(), tmp_path / source)
+    finally:
+        assert snapshot(users) == before
+    assert (tree.repo / "torch/tool.sh").is_file()
+
+
+#: A git whose import ends in the middle of its input, as it does on a full disk.
+_FULL = """#!/bin/sh
+case " $* " in *" fast-import "*)
+    head -c 100 > /dev/null
+    echo "fatal: write error: No space left on device" >&2
+    exit 128;;
+esac
+exec {git} "$@"
+"""
+
+
+def test_full_disk_is_said_in_gits_words(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "git").write_text(_FULL.format(git=shutil.which("git")))
+    (tools / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    # More than a pipe holds, so that the writer meets its end, and many files, so that some are still buffered then.
+    files = {f"torch/csrc/{n}.cpp": b"int f();\n" * 20 for n in range(2000)}
+    with pytest.raises(SourceError, match="git fast-import failed") as caught:
+        acquire(release(), write_tree(tmp_path / "plain", files))
+    assert "No space left on device" in caught.value.cause
+    assert leftovers(cache) == []
 
 
 OUTSIDE = {

@@ -11,21 +11,13 @@ from build.errors import DigestMismatchError, UsageError
 from build.releases import DebianSource
 from build.sources import Proof, SourceKind, acquire
 
-from .trees import FILES, git, make_remote, make_tarball, release, write_tree
+from .trees import FILES, git, make_remote, make_tarball, release, snapshot, write_tree
 
 NCCL = "torch/csrc/cuda/nccl.cpp"
 
 
 def blob(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
-def snapshot(top: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Everything there is to see of a folder, `.git` included."""
-    return {
-        str(path): (path.lstat().st_mode, path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
-        for path in sorted(top.rglob("*"))
-    }
 
 
 def test_commit_of_the_release_proves_a_checkout(tmp_path: Path) -> None:
@@ -118,3 +110,15 @@ def test_partial_clone_without_its_remote_is_refused(tmp_path: Path) -> None:
     remote.rename(tmp_path / "gone.git")
     with pytest.raises(Exception, match="lacks the content of"):
         acquire(release(), tmp_path / "partial.git")
+
+
+def test_checkout_that_another_user_owns_gives_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_remote(tmp_path)
+    (tmp_path / "work" / NCCL).write_bytes(b"changed\n")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    tree = acquire(release(), tmp_path / "work")
+    assert tree.kind is SourceKind.CHECKOUT
+    assert (tree.repo / NCCL).read_bytes() == FILES[NCCL]
+    assert "whatever is uncommitted there" in capsys.readouterr().out

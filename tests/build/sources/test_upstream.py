@@ -116,6 +116,29 @@ def test_transfer_cut_off_always_leaves_nothing(
     assert leftovers(cache) == []
 
 
+def test_users_hooks_are_not_run(
+    remote: Path, pinned: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert remote
+    hook = tmp_path / "hooks" / "post-checkout"
+    hook.parent.mkdir()
+    hook.write_text(f"#!/bin/sh\ntouch '{tmp_path / 'ran'}'\nexit 1\n")
+    hook.chmod(0o755)
+    (tmp_path / "gitconfig").write_text(f"[core]\n\thooksPath = {hook.parent}\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    assert acquire(pinned).kind is SourceKind.GIT
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("remote")
+def test_failure_names_the_git_command(tmp_path: Path) -> None:
+    """Not its first argument: a transfer has settings before the command."""
+    repo = tmp_path / "fetched"
+    repo.mkdir()
+    with pytest.raises(SourceError, match="git fetch failed"):
+        upstream._fetch(release(tag="v9.9.9"), repo, Need.OVERLAY)
+
+
 def test_full_build_gets_upstreams_own_clone_with_submodules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "protocol.file.allow")
@@ -131,8 +154,11 @@ def test_full_build_gets_upstreams_own_clone_with_submodules(tmp_path: Path, mon
     git(work, "tag", "-f", "-a", "v2.6.0", "-m", "again")
     monkeypatch.setenv("MULTIWORLD_UPSTREAM", f"file://{work}")
     commit = git(work, "rev-parse", "HEAD")
+    (tmp_path / "gitconfig").write_text("[core]\n\tautocrlf = true\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
     tree = acquire(release(commit=commit), need=Need.FULL)
     assert tree.base == commit
+    # Exact to the byte in a submodule too, which has no settings of its own.
     assert (tree.repo / "third_party/lib/lib.h").read_bytes() == b"int lib;\n"
     assert (tree.repo / "test/test_nothing.py").is_file()
 

@@ -91,3 +91,11 @@ def leftovers(cache: Path) -> list[str]:
     """What is in the cache of sources beside locks: complete trees, or what should not be there."""
     folder = cache / "sources"
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock") if folder.is_dir() else []
+
+
+def snapshot(top: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Everything there is to see of a folder, `.git` included."""
+    return {
+        str(path): (path.lstat().st_mode, path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(top.rglob("*"))
+    }

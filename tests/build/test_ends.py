@@ -1,0 +1,173 @@
+"""Whoever runs a build may be ended alone: then the build ends too, unless its user wanted it to outlive a shell."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build.paths import REPO
+from build.signals import END_WITH
+
+_TIMEOUT = 60.0
+_BUILD = """
+import pathlib, sys, threading
+from build import signals
+
+try:
+    signals.handle()
+    pathlib.Path(sys.argv[1], "ready").touch()
+    threading.Event().wait(50)
+except KeyboardInterrupt:
+    pathlib.Path(sys.argv[1], "cleaned-up").touch()
+"""
+#: As nox: it starts the build from its main thread, and SIGTERM ends it at once.
+_NOX = """
+import os, subprocess, sys
+subprocess.run([sys.executable, "-c", {build!r}, sys.argv[1]], env={{**os.environ, {name!r}: str(os.getpid())}})
+"""
+_ASK = """
+import ctypes, os
+from build import signals
+signals.handle()
+number = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(number))
+print(number.value, signals.END_WITH in os.environ)
+"""
+#: A step that runs until it is told to end, as Ctrl-C does.
+_STEP = """
+import os, pathlib, subprocess, sys, time
+if "build-2.6.0" in sys.argv and {block}:
+    pathlib.Path("child").write_text(str(subprocess.Popen(["sleep", "50"]).pid))
+    pathlib.Path("ready").touch()
+    try:
+        time.sleep(50)
+    except KeyboardInterrupt:
+        pathlib.Path("cleaned-up").touch()
+        raise
+sys.exit({status} if "lint" in sys.argv else 0)
+"""
+
+
+def wait_for(path: Path, process: subprocess.Popen[str] | None = None) -> None:
+    end = time.monotonic() + _TIMEOUT
+    while not path.exists():
+        assert time.monotonic() < end, path
+        assert process is None or process.poll() is None
+        time.sleep(0.02)
+
+
+def _alive(pid: str) -> bool:
+    """Whether a process runs; one that has ended stays until its new parent looks."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_build_ends_with_its_nox(number: signal.Signals, tmp_path: Path) -> None:
+    script = _NOX.format(build=_BUILD, name=END_WITH)
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path], cwd=REPO, text=True) as nox:
+        wait_for(tmp_path / "ready", nox)
+        nox.send_signal(number)
+        assert nox.wait(_TIMEOUT) == -number
+    wait_for(tmp_path / "cleaned-up")
+
+
+def test_a_nox_that_has_ended_already_ends_it_too(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(_TIMEOUT)
+    env = {**os.environ, END_WITH: str(gone.pid)}
+    subprocess.run([sys.executable, "-c", _BUILD, tmp_path], cwd=REPO, env=env, check=True, timeout=_TIMEOUT)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cleaned-up"]
+
+
+@pytest.mark.parametrize(("value", "answer"), [("{ours}", "15"), ("1", "0"), ("", "0"), ("yes", "0")])
+def test_only_the_parent_that_asked_counts(value: str, answer: str) -> None:
+    """A build that is started by a shell in the background goes on when the shell ends."""
+    env = {**os.environ, END_WITH: value.format(ours=os.getpid())}
+    done = subprocess.run([sys.executable, "-c", _ASK], cwd=REPO, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [answer, "False"]
+
+
+def test_nox_asks_for_it() -> None:
+    pytest.importorskip("nox")
+    spec = importlib.util.spec_from_file_location("the_noxfile", REPO / "noxfile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    asked: list[dict[str, Any]] = []
+
+    class Session:
+        def install(self, *_: str) -> None:
+            """As nox's."""
+
+        def run(self, *_: str, **options: Any) -> None:
+            asked.append(options)
+
+    module._tool(Session(), "releases")
+    assert asked[0]["env"][END_WITH] == str(os.getpid())
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose noxfile does nothing, on a machine that lacks nothing: no test installs packages."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, line in {"git": "", "g++": "", "ip": "", "apt-get": "exit 1", "sudo": "exit 1"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    (programs / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    for name in (".ci/run", "ci/summary.py"):
+        (tmp_path / name).parent.mkdir()
+        shutil.copy(REPO / name, tmp_path / name)
+    (tmp_path / "ci" / "summary.py").write_text("print('the summary')\n")
+    return tmp_path
+
+
+@pytest.fixture
+def child(place: Path) -> Iterator[Path]:
+    """Where the step writes the id of what it has started; it is ended whatever the test finds."""
+    yield place / "child"
+    if (place / "child").exists():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((place / "child").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("status", "output"), [(0, "the summary\n"), (3, "")])
+def test_the_summary_is_the_last_line(place: Path, status: int, output: str) -> None:
+    (place / "noxfile.py").write_text(_STEP.format(block=False, status=status))
+    done = subprocess.run(
+        [place / ".ci" / "run"], capture_output=True, text=True, timeout=_TIMEOUT, check=False, stdin=subprocess.DEVNULL
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, output, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_the_check_ends_with_all_that_it_runs(number: signal.Signals, place: Path, child: Path) -> None:
+    (place / "noxfile.py").write_text(_STEP.format(block=True, status=0))
+    # A test run under nohup or behind a plain `&` hands ignored signals down.
+    script = f"import os, signal; signal.signal({number:d}, signal.SIG_DFL); os.execv('.ci/run', ['.ci/run'])"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=place, text=True, stderr=subprocess.DEVNULL) as run:
+        wait_for(place / "ready", run)
+        run.send_signal(number)
+        assert run.wait(20) == 128 + number
+    wait_for(place / "cleaned-up")
+    end = time.monotonic() + 20
+    while _alive(child.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
