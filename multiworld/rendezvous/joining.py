@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld.config import WorldConfig
-from multiworld.errors import InvalidArgument, RendezvousError, StaleGeneration
+from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.events import EventBus, WorldJoined
 from multiworld.liveness.neighbour import this_process
 from multiworld.rendezvous.ledger import Claim, Ledger
@@ -117,19 +117,24 @@ class Assembly:
         self._client = self._open_client(source)
         self._ledger = Ledger(self._client, config.name)
         self._why = "no other member has come"
+        #: generations that we gave up for all; others may still be reading there until the next one is complete
+        self._abandoned: list[int] = []
 
     def run(self) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
         """The generation we are in, its connections, who answers for it, and everybody's claims."""
         while True:
             self._check_time()
-            generation = self._newest()
-            if generation is None:
-                self._pause(LONGEST_PAUSE)
-                continue
             try:
-                return self._enter(generation)
+                generation = self._newest()
+                if generation is not None:
+                    return self._enter(generation)
+                self._pause(LONGEST_PAUSE)
             except _Moved:
                 continue
+            except RuntimeError as error:  # torch's own are all of this kind
+                if isinstance(error, MultiWorldError):
+                    raise
+                self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)
 
     def _open_endpoint(self, hub: Hub, address: str) -> Endpoint:
         try:
@@ -265,6 +270,8 @@ class Assembly:
         try:
             if self._config.rank == 0:
                 self._ledger.seal(generation)
+            for given_up in self._abandoned:
+                self._ledger.forget(given_up, range(self._config.size), whole=True)
             if generation > 1:
                 self._ledger.forget(generation - 1, (self._config.rank,), whole=self._config.rank == 0)
             self._source.give_back(self._client)
@@ -273,7 +280,7 @@ class Assembly:
 
     def _move_on(self, generation: int) -> NoReturn:
         if self._ledger.advance(generation) == generation + 1:
-            self._ledger.forget(generation, range(self._config.size), whole=True)
+            self._abandoned.append(generation)
         raise _Moved
 
     def _check_backends(self, claims: dict[int, Claim]) -> None:
