@@ -122,6 +122,7 @@ def test_close_soon_after_a_break_closes_all_connections(store: str) -> None:
 def test_a_patient_world_does_not_cost_an_impatient_one_its_peer(pair: Pair) -> None:
     """Both worlds share the connection that is pinged; it was pinged as seldom as the first one wants."""
     pair.join("slow", heartbeat=Heartbeat(interval=30, suspect_after=60, lost_after=90))
+    assert pair.a._hub.call_and_wait(lambda: None)  # what the hub was asked when we joined is done
     (process,) = pair.a._hub.monitor._processes.values()  # ours: both members live here
     wait_until(lambda: process._next_ping > time.monotonic() + 10, SECONDS, "not pinged")
     time.sleep(0.2)  # for the answer, after which there is none for 30 s
