@@ -92,6 +92,13 @@ def test_a_specific_receive_can_be_withdrawn_behind_an_offer(table: Table) -> No
     assert second.item() == 2.0
 
 
+def next_message(table: Table) -> float:
+    """What rank 0 receives from rank 1 next."""
+    receive, got = table.recv(0, 1)
+    table.move_until(lambda: receive.done)
+    return got.item()
+
+
 def blocked(table: Table) -> tuple[Any, torch.Tensor]:
     """As ``offered``, and the offer is read, but the answer waits for a withdrawn receive to be settled."""
     waiting, got = offered(table)
@@ -105,9 +112,7 @@ def blocked(table: Table) -> tuple[Any, torch.Tensor]:
 def test_an_answer_that_is_withdrawn_before_it_is_sent_frees_the_offer(table: Table) -> None:
     waiting, _ = blocked(table)
     table.withdraw(waiting)
-    specific, got = table.recv(0, 1)
-    table.move_until(lambda: specific.done)
-    assert got.item() == 1.0
+    assert next_message(table) == 1.0
 
 
 def test_an_answer_that_is_served_from_a_kept_message_frees_the_offer(table: Table) -> None:
@@ -118,18 +123,14 @@ def test_an_answer_that_is_served_from_a_kept_message_frees_the_offer(table: Tab
     table.withdraw(earlier)
     assert waiting.done
     assert got.item() == 0.5
-    specific, second = table.recv(0, 1)
-    table.move_until(lambda: specific.done)
-    assert second.item() == 1.0
+    assert next_message(table) == 1.0
 
 
 def test_an_answered_offer_can_be_withdrawn_and_the_message_is_kept(table: Table) -> None:
     waiting, _ = offered(table)
     table.move_until(lambda: waiting.chosen is not None, (0, 1))
     table.withdraw(waiting)
-    specific, got = table.recv(0, 1)
-    table.move_until(lambda: specific.done)
-    assert got.item() == 1.0
+    assert next_message(table) == 1.0
 
 
 def test_a_send_that_is_withdrawn_while_it_is_offered_is_not_sent_later(table: Table) -> None:
@@ -218,9 +219,7 @@ def test_a_message_that_is_put_back_goes_to_a_receive_that_waits(table: Table) -
     table.withdraw(cancelled)
     assert second.done
     assert got.item() == 1.0
-    third, other = table.recv(0, 1)
-    table.move_until(lambda: third.done)
-    assert other.item() == 2.0
+    assert next_message(table) == 2.0
 
 
 def test_a_message_under_way_to_a_withdrawn_receive_goes_to_the_next(table: Table) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster
+import torch.distributed as dist
+from procs import Link, cluster, wait_until
 
 from multiworld import BrokenWorldException, MultiWorld, PeerLost, RendezvousError, StaleGeneration
+from multiworld.rendezvous.ledger import Claim, Ledger
 
 
 def _check(w: Any) -> float:
@@ -243,3 +245,33 @@ def test_a_frozen_member_that_was_replaced_is_stale(store: str) -> None:
         assert "generation 2" in frozen.result()
         leader.send("go")
         assert leader.result() == 2
+
+
+def test_what_others_may_read_is_cleared_when_the_next_generation_is_complete(store: str) -> None:
+    """To read what is being deleted hangs, or loses the connection, on stores of torch up to 2.2."""
+    ledger = Ledger(dist.FileStore(store.removeprefix("file://"), -1), "w")
+    gone = Claim("gone", "127.0.0.1", 1, 1, "elsewhere", 1, 1, "gloo")  # nobody answers there
+    assert ledger.advance(0) == 1
+    ledger.agree_size(1, 2)
+    ledger.claim(1, 1, gone)
+    with MultiWorld() as a, MultiWorld() as b:
+        first = threading.Thread(target=a.sync.join, args=("w", 0, 2), kwargs={"store": store}, daemon=True)
+        first.start()
+        wait_until(lambda: ledger.generation() == 2, 20, "the generation was not given up")
+        wait_until(lambda: ledger.claimed(2, 0) is not None, 20, "the next one was not begun")
+        assert ledger.size(1) == 2
+        assert ledger.claimed(1, 1) == gone
+        b.sync.join("w", 1, 2, store=store)
+        first.join(20)
+        assert a["w"].generation == b["w"].generation == 2
+        assert ledger.size(1) is None
+        assert [ledger.claimed(1, rank) for rank in range(2)] == [None, None]
+
+
+def test_a_store_that_fails_in_the_middle_is_a_rendezvous_error(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Ledger) -> int:
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(Ledger, "generation", fails)
+    with MultiWorld() as mw, pytest.raises(RendezvousError, match="failed: Connection reset by peer"):
+        mw.sync.join("w", 0, 2, store=store)
