@@ -1,7 +1,8 @@
 """The end of a session: waiters first, then sockets, then threads and memory.
 
 ``release`` and ``cut`` run under the session's lock and block on nothing: whoever waits has its exception when they
-return. ``free`` does what may take time in a thread of its own, with a deadline.
+return, except for those whose memory the backend still works on. They have it when the backend lets go, which is as
+soon as its connections are closed. ``free`` does what may take time in a thread of its own, with a deadline.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DRIVER_SECONDS = 10.0
+#: a backend that has not let go of a caller's memory after this long never will: its connections are closed
+HELD_SECONDS = 0.5
 #: how long a leaving member waits for what it sent to be taken
 LINGER_SECONDS = 2.0
 
@@ -32,8 +35,12 @@ LINGER_SECONDS = 2.0
 def release(session: Session, error: BrokenWorldException, *, orderly: bool = False) -> None:
     """Fail every operation with ``error``, and let nothing begin any more; under the session's lock."""
     cut = not orderly or any(operation.running for operation in session.operations)
+    for lane in session.lanes.values():  # first: from here on nothing is written to anybody's memory
+        lane.stop_reading() if orderly else lane.cut()
     for operation in tuple(session.operations):
-        operation.fail(error)
+        if not operation.running:
+            operation.fail(error)
+    session.hub.call_later(HELD_SECONDS, lambda: _fail_rest(session, error))
     session.any_receives.clear()
     for slot in session.slots.values():
         slot.stop(cut=cut)
@@ -42,11 +49,15 @@ def release(session: Session, error: BrokenWorldException, *, orderly: bool = Fa
     session.doorman.close()
 
 
+def _fail_rest(session: Session, error: BrokenWorldException) -> None:
+    with session.lock:
+        for operation in tuple(session.operations):
+            operation.fail(error)
+
+
 def cut(session: Session) -> None:
     """End the data connections; under the session's lock."""
     for lane in session.lanes.values():
-        lane.ended = True
-        lane.backlog.clear()
         with contextlib.suppress(OSError):
             lane.sock.shutdown(socket.SHUT_RDWR)
 
@@ -69,6 +80,8 @@ def _free(session: Session) -> None:
             slot.free(DRIVER_SECONDS)
         except Exception:  # noqa: PERF203 - one slot's failure must not keep the others
             logger.exception("world %r: its backend could not be freed", session.name)
+    if session.failure is not None:
+        _fail_rest(session, session.failure)
     session.freed.set()
 
 

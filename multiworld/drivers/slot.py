@@ -120,18 +120,27 @@ class DriverSlot:
         driver, launch = self._driver, operation.plan.launch
         if driver is None or launch is None or self._session.failure is not None:
             return
+        operation.running = True
         try:
             work = launch(driver)
         except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+            operation.running = False
             operation.fail(self._refused(operation, error))
             return
         driver.watch(work, lambda error: self._finished(operation, error))
 
     def _finished(self, operation: CollectiveOperation, error: BaseException | None) -> None:
+        with self._session.lock:
+            operation.running = False
+            if self._session.failure is not None:  # its end was waited for: until now the backend used its memory
+                operation.fail(self._session.failure)
+                return
         if error is not None:
             self._failed(error)
             return
         with self._session.lock:
+            if operation.done:
+                return
             after = operation.plan.after
             try:
                 value = None if after is None else after()

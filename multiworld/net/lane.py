@@ -1,7 +1,8 @@
 """A lane: the one data connection to one peer of one world, read and written without blocking.
 
 Whoever has time moves it: the world's event loop when the socket is ready, or a thread that waits for an operation. All
-methods are called under the session's lock. Payloads go from and to the tensors' own memory, without a copy.
+methods are called under the session's lock. Payloads go from and to the tensors' own memory, without a copy, for as
+long as their callers wait; ``disown`` and ``redirect`` end that.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Lane:
     """The connection to ``peer``.
 
     Attributes:
-        backlog: what is still to be written, each with the operation that is complete when it is out.
+        backlog: what is still to be written: memory, the operation it belongs to, and whether it is the last of that.
         ended: nothing can be read or written any more.
         sent: bytes given to this lane, written or not yet.
         received: bytes read.
@@ -49,6 +50,7 @@ class Lane:
 
     __slots__ = (
         "_body",
+        "_deaf",
         "_fill",
         "_on_body",
         "_owner",
@@ -71,7 +73,7 @@ class Lane:
         self.peer = peer
         self.ended = False
         self.sent = self.received = 0
-        self.backlog: deque[tuple[memoryview, Operation | None]] = deque()
+        self.backlog: deque[tuple[memoryview, Operation | None, bool]] = deque()
         self._owner = owner
         self._staging = bytearray(STAGING_BYTES)
         self._view = memoryview(self._staging)
@@ -79,6 +81,7 @@ class Lane:
         self._body: memoryview | None = None  # what is missing of the payload under way
         self._on_body: Done | None = None
         self._skip = 0  # bytes of an unwanted payload still to come
+        self._deaf = False  # what comes is dropped
 
     def put(
         self,
@@ -120,13 +123,13 @@ class Lane:
                 # Without an operation to wait for, nobody keeps the memory: what is not out yet is copied.
                 views.append(view[sent:] if operation is not None else memoryview(bytes(view[sent:])))
             sent = max(0, sent - len(view))
-        self.backlog.extend((view, operation if view is views[-1] else None) for view in views)
+        self.backlog.extend((view, operation, view is views[-1]) for view in views)
         self._owner.on_backlog(self)
 
     def flush(self) -> None:
         """Write what the socket takes of the backlog."""
         while self.backlog and not self.ended:
-            view, operation = self.backlog[0]
+            view, operation, last = self.backlog[0]
             try:
                 sent = self.sock.send(view)
             except BlockingIOError:
@@ -135,11 +138,40 @@ class Lane:
                 self._end(error)
                 return
             if sent < len(view):
-                self.backlog[0] = (view[sent:], operation)
+                self.backlog[0] = (view[sent:], operation, last)
                 return
             self.backlog.popleft()
-            if operation is not None:
+            if last and operation is not None:
                 operation.complete()
+
+    def disown(self, operation: Operation) -> None:
+        """Copy what is not written yet of ``operation``: its memory is the caller's again."""
+        for place, (view, of, last) in enumerate(self.backlog):
+            if of is operation:
+                self.backlog[place] = memoryview(bytes(view)), of, last
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a payload is under way to us."""
+        return self._body is not None
+
+    def redirect(self, whole: memoryview, own: memoryview) -> None:
+        """Let the payload under way go to ``own`` instead of ``whole``, what has come of it included."""
+        if self._body is not None:
+            come = len(whole) - len(self._body)
+            own[:come] = whole[:come]
+            self._body = own[come:]
+
+    def stop_reading(self) -> None:
+        """Drop what comes from now on; what is still to be written goes out."""
+        self._deaf = True
+        self._body = self._on_body = None
+
+    def cut(self) -> None:
+        """End it on our side: nothing is read or written any more."""
+        self.ended = True
+        self.backlog.clear()
+        self._body = self._on_body = None
 
     def pump(self) -> None:
         """Read and handle what is there."""
@@ -159,7 +191,9 @@ class Lane:
             full = got == len(target)
             budget -= got
             self.received += got
-            if self._body is not None:
+            if self._deaf:
+                self._fill = 0
+            elif self._body is not None:
                 self._advance_body(got)
             else:
                 self._parse(self._fill + got)

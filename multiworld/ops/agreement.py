@@ -25,13 +25,18 @@ class CollectiveOperation(Operation):
     __slots__ = ("gid", "heard", "plan", "ranks", "seq")
 
     def __init__(self, session: Session, gid: int, ranks: tuple[int, ...], plan: Plan) -> None:
-        super().__init__(session, plan.name, plan.keep)
+        super().__init__(session, plan.name, plan.shelf)
         self.gid = gid
         self.ranks = ranks
         self.plan = plan
         self.seq = -1
         self.heard: dict[int, tuple[bytes, memoryview]] = {}
         self.finish = plan.finish
+
+    def give_back(self) -> None:
+        """See ``Operation.give_back``; the others count on it, so it goes on with copies."""
+        if self.withdrawn and not self.running and self.plan.shelf is not None:
+            self.plan.shelf.own()
 
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``."""
@@ -111,7 +116,6 @@ class Agreement:
             parts = [operation.heard[r][1] if r != self.session.rank else None for r in operation.ranks]
             self._absorb(operation, parts)
         else:
-            operation.running = True
             self.session.launch(operation)
 
     def _absorb(self, operation: CollectiveOperation, parts: list[memoryview | None]) -> None:

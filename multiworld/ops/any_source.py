@@ -79,6 +79,11 @@ class AnyReceive(Operation):
         elif not self.done:  # else the world has ended, and with it all that was asked
             self._close()
 
+    def give_back(self) -> None:
+        """See ``Operation.give_back``."""
+        if self.chosen is not None:
+            self.chosen.give_back()
+
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``."""
         if self.chosen is not None:

@@ -87,7 +87,7 @@ def broadcast(session: Session, group: GroupBase, tensor: torch.Tensor, src: int
         "broadcast", signature(Collective.BROADCAST, flat.nbytes, code, src, inline=inline),
         lambda _: bytes_of(flat) if ours and inline else None, absorb,
         None if inline else lambda driver: driver.broadcast(shelf.raw(flat), src),
-        finish=shelf.finish, keep=shelf,
+        finish=shelf.finish, shelf=shelf,
     )  # fmt: skip
     return start(session, group, plan)
 
@@ -164,7 +164,7 @@ def _all_gather(session: Session, group: GroupBase, name: str, outputs: Tensors,
         name, signature(Collective.ALL_GATHER, flat.nbytes, CODES[tensor.dtype], inline=inline),
         lambda _: bytes_of(flat) if inline else None, absorb,
         None if inline else lambda driver: driver.all_gather(shelf.raws(flats), shelf.raw(flat)),
-        finish=shelf.finish, keep=shelf,
+        finish=shelf.finish, shelf=shelf,
     )  # fmt: skip
     return start(session, group, plan)
 
@@ -189,7 +189,7 @@ def gather(
         "gather", signature(Collective.GATHER, flat.nbytes, code, dst, inline=inline),
         lambda place: bytes_of(flat) if inline and place == dst else None, absorb,
         None if inline else lambda driver: driver.gather(shelf.raws(flats), shelf.raw(flat), dst),
-        finish=shelf.finish, keep=shelf,
+        finish=shelf.finish, shelf=shelf,
     )  # fmt: skip
     return start(session, group, plan)
 
@@ -213,7 +213,7 @@ def scatter(
         "scatter", signature(Collective.SCATTER, flat.nbytes, code, src, inline=inline),
         lambda place: bytes_of(flats[place]) if inline and me == src else None, absorb,
         None if inline else lambda driver: driver.scatter(shelf.raw(flat), shelf.raws(flats), src),
-        finish=shelf.finish, keep=shelf,
+        finish=shelf.finish, shelf=shelf,
     )  # fmt: skip
     return start(session, group, plan)
 

@@ -57,7 +57,7 @@ def _reduce_scatter(
         plan = Plan(
             name, _sign(Collective.REDUCE_SCATTER, target, reduction.code, True),
             lambda place: bytes_of(flats[place]), lambda parts: reduced(tensors_of(parts, flats[me])),
-            finish=shelf.finish, keep=shelf,
+            finish=shelf.finish, shelf=shelf,
         )  # fmt: skip
         return start(session, group, plan)
     sent = shelf.keep(torch.cat(flats))
@@ -129,7 +129,7 @@ def _even_small(
 
     packed = signature(Collective.ALL_TO_ALL, step, CODES[sent.dtype])
     return start(
-        session, group, Plan(name, packed, lambda place: piece(sent, place), absorb, finish=shelf.finish, keep=shelf)
+        session, group, Plan(name, packed, lambda place: piece(sent, place), absorb, finish=shelf.finish, shelf=shelf)
     )
 
 

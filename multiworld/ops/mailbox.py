@@ -4,6 +4,9 @@ The receiver says what it waits for (POST); the sender, who knows what it has, c
 (DATA) or says what it has instead (REJECT). So a wrong length or dtype is known to both before a payload moves,
 nothing arrives that has no place, and in the common case, the receive being posted first, no time is spent on it. All
 methods are called under the session's lock.
+
+A transfer uses the caller's memory only while its caller waits. Whoever stops waiting has the memory back at once: what
+is left of a send is copied, and what is left of a message goes to memory of our own, as long as the message itself.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def describe(mode: int, dtype: int, nbytes: int) -> str:
 class SendOperation(Operation):
     """A send: what it has, whether it can still be withdrawn, and the any-source receive that it is offered to."""
 
-    __slots__ = ("box", "dtype", "key", "matched", "mode", "nbytes", "offered", "payload")
+    __slots__ = ("borrowed", "box", "dtype", "key", "matched", "mode", "nbytes", "offered", "payload")
 
     def __init__(
         self,
@@ -52,15 +55,28 @@ class SendOperation(Operation):
         self.key = key
         self.mode, self.dtype, self.nbytes = signature
         self.payload = payload
+        self.borrowed = keep is not None  # the payload is the caller's memory
         self.matched = False
         self.offered = -1
 
     def withdraw(self) -> None:
-        """Nothing was sent if it was not matched; else it goes on in the background."""
+        """Nothing was sent if it was not matched; else it goes on in the background, with a copy of what is left."""
         self.withdrawn = True
         if not self.done and not self.matched and self.offered < 0:
             self.box.sends[self.key].remove(self)
             self.session.operations.discard(self)
+            return
+        self.give_back()
+
+    def give_back(self) -> None:
+        """See ``Operation.give_back``."""
+        if self.borrowed and not self.done:
+            self.borrowed = False
+            if self.matched:
+                self.box.lane.disown(self)
+            else:  # only what was offered goes on; what failed is sent to nobody
+                self.payload = tuple(bytes(part) for part in self.payload) if self.withdrawn else ()
+            self.keep = None
 
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``."""
@@ -75,7 +91,9 @@ class SendOperation(Operation):
 class ReceiveOperation(Operation):
     """A receive: what it expects, and where the payload goes."""
 
-    __slots__ = ("arrival", "arriving", "box", "buffer", "dtype", "key", "mode", "nbytes", "offer", "seq", "view")
+    __slots__ = (
+        "arrival", "arriving", "borrowed", "box", "buffer", "dtype", "key", "mode", "nbytes", "offer", "seq", "view",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -92,7 +110,8 @@ class ReceiveOperation(Operation):
         self.key = key
         self.mode, self.dtype, self.nbytes = signature
         self.view = view
-        self.buffer: Any = None  # of a self-describing message
+        self.borrowed = view is not None  # it is the caller's memory
+        self.buffer: Any = None  # memory of our own
         self.seq = -1
         self.offer = -1  # number of the any-source receive whose offer it answers
         self.arriving = False
@@ -103,10 +122,21 @@ class ReceiveOperation(Operation):
         """What was posted."""
         return self.mode, self.dtype, self.nbytes
 
+    def admits(self, nbytes: int) -> bool:
+        """Whether a payload of that length is what was posted."""
+        return nbytes == self.nbytes if self.mode == Mode.FIXED else nbytes <= self.nbytes
+
     def withdraw(self) -> None:
         """The post is cancelled; a message that is under way already is kept for the next receive."""
         self.withdrawn = True
         self.box.orphan(self)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """See ``Operation.give_back``."""
+        if self.borrowed:
+            self.borrowed = False
+            self.box.divert(self)
 
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``."""
@@ -163,9 +193,21 @@ class Mailbox:
         elif operation.arriving:
             self.orphans.setdefault(operation.key, deque()).append(operation)
         elif operation.seq in self.wanted:
-            operation.view = operation.keep = None  # the tensor is the caller's again: what comes gets its own memory
             self.orphans.setdefault(operation.key, deque()).append(operation)
             self.lane.put(Kind.CANCEL, seq=operation.seq, key=operation.key)
+
+    def divert(self, operation: ReceiveOperation) -> None:
+        """Let what comes, or has come, for ``operation`` lie in memory of our own."""
+        view, operation.view = operation.view, None
+        arriving = operation.arriving and self.lane.receiving
+        if view is not None and (arriving or operation.succeeded):  # else memory is found for it when it comes
+            operation.buffer = self.session.new_buffer(len(view))
+            operation.view = bytes_of(operation.buffer)
+            if arriving:
+                self.lane.redirect(view, operation.view)
+            else:
+                operation.view[:] = view
+        operation.keep = None
 
     # the peer's
 
@@ -183,7 +225,7 @@ class Mailbox:
     def on_data(self, dtype: int, seq: int, nbytes: int) -> tuple[memoryview | None, Done | None]:
         """A payload begins."""
         operation = self.wanted.pop(seq, None)
-        if operation is None or (operation.mode == Mode.FIXED and operation.nbytes != nbytes):
+        if operation is None or not operation.admits(nbytes):
             self.session.protocol_error(self.lane, f"payload of {nbytes} bytes that was not asked for")
             return None, None
         operation.arriving = True
@@ -314,9 +356,7 @@ class Mailbox:
         self._keep_message(operation)
 
     def _keep_message(self, operation: ReceiveOperation) -> None:
-        if operation.buffer is None and operation.view is not None:
-            operation.view = memoryview(bytes(operation.view))  # a copy: the tensor is the caller's again
-            operation.keep = None
+        operation.give_back()
         # By arrival, not by the order of the withdrawals: several receives may be withdrawn at once, in any order.
         insort(self.kept.setdefault(operation.key, deque()), operation, key=attrgetter("arrival"))
         self._serve_posted(operation.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld.errors import MultiWorldError
 
 if TYPE_CHECKING:
+    from multiworld.net.bridge import Seat
     from multiworld.ops.batch import BatchOperation
     from multiworld.session import Session
 
@@ -24,7 +26,7 @@ class Operation:
         done: whether the outcome is there.
         deadline: monotonic time after which the session breaks; infinite until somebody waits.
         withdrawn: nobody waits for it any more.
-        running: the backend works on it.
+        running: the backend works on the caller's memory, and cannot be told to use another.
         keep: what must stay alive until it is done, such as tensors.
         finish: makes the result of the value, in the thread that asked.
         parent: the batch it is part of.
@@ -70,9 +72,10 @@ class Operation:
             self._settle()
 
     def fail(self, error: MultiWorldError) -> None:
-        """Record the failure and wake whoever waits."""
+        """Record the failure, give the caller's memory back and wake whoever waits."""
         if not self.done:
             self._error = error
+            self.give_back()
             self._settle()
 
     @property
@@ -87,8 +90,15 @@ class Operation:
         return self._value if self.finish is None else self.finish(self._value)
 
     def withdraw(self) -> None:
-        """Nobody waits any more; what that means is the kind's to say. By default it goes on in the background."""
+        """Nobody waits any more; what that means is the kind's to say. By default it goes on in the background.
+
+        When this returns, the caller's memory is the caller's, unless the operation is ``running``.
+        """
         self.withdrawn = True
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Neither read nor write the caller's memory from here on: copy what is needed of it, divert what comes."""
 
     def needs(self, peer: int) -> bool:  # noqa: ARG002 - for the kinds that have peers
         """Whether it cannot be done without ``peer``, a world rank, any more."""
@@ -122,7 +132,10 @@ class Operation:
 
 
 async def wait_async(operation: Operation, timeout: float | None) -> None:
-    """Await the outcome in the session's event loop; a cancelled await withdraws the operation."""
+    """Await the outcome in the session's event loop; a cancelled await withdraws the operation.
+
+    It is not left before the caller's memory is the caller's again.
+    """
     session = operation.session
     operation.set_deadline(timeout)
     future = asyncio.get_running_loop().create_future()
@@ -132,14 +145,41 @@ async def wait_async(operation: Operation, timeout: float | None) -> None:
     try:
         await future
     except asyncio.CancelledError:
-        with session.lock:
-            operation.attach(None, -1)
-            operation.withdraw()
+        if _withdrawn(operation):
+            await _until_done(operation)
+        raise
+    except BaseException:  # the coroutine is thrown away with its event loop: there is nobody left to wait
+        _withdrawn(operation)
         raise
 
 
+def _withdrawn(operation: Operation) -> bool:
+    """Withdraw an operation that nobody waits for; whether the backend still works on the caller's memory."""
+    with operation.session.lock:
+        operation.attach(None, -1)
+        operation.withdraw()
+        return operation.running and not operation.done
+
+
+async def _until_done(operation: Operation) -> None:
+    """Wait for the end of an operation that cannot be withdrawn, however often we are cancelled meanwhile.
+
+    It ends: all members take part in it, so that it is done soon, or the world breaks.
+    """
+    future = asyncio.get_running_loop().create_future()
+    with operation.session.lock:
+        if not operation.attach(future, -1):
+            return
+    while not future.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({future})
+
+
 def wait_sync(operation: Operation, timeout: float | None) -> None:
-    """Wait in this thread, moving the session's data meanwhile; an interrupt withdraws the operation."""
+    """Wait in this thread, moving the session's data meanwhile; an interrupt withdraws the operation.
+
+    It is not left before the caller's memory is the caller's again.
+    """
     session = operation.session
     operation.set_deadline(timeout)
     with session.drivers_seat() as seat:
@@ -147,10 +187,26 @@ def wait_sync(operation: Operation, timeout: float | None) -> None:
             if not operation.attach(None, seat.wake):
                 return
         try:
-            while not operation.done:
-                seat.turn()
+            _turn_until_done(operation, seat)
         except BaseException:
-            with session.lock:
-                operation.attach(None, -1)
-                operation.withdraw()
+            if _withdrawn(operation):
+                _end_now(operation, seat)
             raise
+
+
+def _turn_until_done(operation: Operation, seat: Seat) -> None:
+    while not operation.done:
+        seat.turn()
+
+
+def _end_now(operation: Operation, seat: Seat) -> None:
+    """Wait for the end of an operation that cannot be withdrawn; a second interrupt breaks the world for it."""
+    with operation.session.lock:
+        if not operation.attach(None, seat.wake):
+            return
+    try:
+        _turn_until_done(operation, seat)
+    except BaseException:
+        operation.session.abort(f"{operation.name} was interrupted twice")
+        _turn_until_done(operation, seat)
+        raise

@@ -12,40 +12,33 @@ if TYPE_CHECKING:
 
 
 class Shelf:
-    """Flat tensors where the backend wants them: on the CPU, except for NCCL. Keeps all alive until the end."""
+    """Flat tensors where the backend wants them: on the CPU, except for NCCL. Keeps all alive until the end.
+
+    Those that need not be moved are the caller's memory, until ``own`` is called.
+    """
 
     def __init__(self, session: Session) -> None:
         self._as_is = session.config.backend == "nccl"
         self._kept: list[torch.Tensor] = []
+        self._borrowed: list[torch.Tensor] = []
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be read."""
         flat = tensor.detach().reshape(-1)
-        if not self._in_place(flat):
-            flat = flat.cpu()
-        self._kept.append(flat)
-        return flat
+        return self._borrow(flat) if self._in_place(flat) else self.keep(flat.cpu())
 
     def target(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be written."""
         flat = tensor.detach().reshape(-1)
-        if not self._in_place(flat):
-            staged = torch.empty(flat.shape, dtype=flat.dtype, device="cpu")
-            self._back.append((flat, staged))
-            flat = staged
-        self._kept.append(flat)
-        return flat
+        if self._in_place(flat):
+            return self._borrow(flat)
+        return self._stage(flat, torch.empty(flat.shape, dtype=flat.dtype, device="cpu"))
 
     def both(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be read, then written."""
         flat = tensor.detach().reshape(-1)
-        if not self._in_place(flat):
-            staged = flat.cpu()
-            self._back.append((flat, staged))
-            flat = staged
-        self._kept.append(flat)
-        return flat
+        return self._borrow(flat) if self._in_place(flat) else self._stage(flat, flat.cpu())
 
     def raw(self, flat: torch.Tensor) -> torch.Tensor:
         """``flat`` as bytes, so that the backend moves any dtype."""
@@ -65,6 +58,22 @@ class Shelf:
         for target, staged in self._back:
             target.copy_(staged)
         return value
+
+    def own(self) -> None:
+        """Let every tensor that is the caller's memory have memory of its own, with what is in it now."""
+        with torch.inference_mode():  # allows it for tensors that were made in that mode, too
+            for flat in self._borrowed:
+                flat.set_(flat.clone())
+        self._borrowed.clear()
+        self._back.clear()
+
+    def _borrow(self, flat: torch.Tensor) -> torch.Tensor:
+        self._borrowed.append(flat)
+        return flat
+
+    def _stage(self, target: torch.Tensor, staged: torch.Tensor) -> torch.Tensor:
+        self._back.append((target, staged))
+        return self.keep(staged)
 
     def _in_place(self, flat: torch.Tensor) -> bool:
         return self._as_is or flat.device.type == "cpu"

@@ -1,0 +1,254 @@
+"""After an operation returned or raised, the caller's memory is the caller's: nothing reads it, nothing writes it.
+
+Transfers are stopped at every step they have: two members live in one process, and each byte moves when the test says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from table import members
+
+from multiworld import World
+from multiworld.ops import collectives, p2p
+from multiworld.ops.operation import Operation
+from multiworld.ops.p2p import P2P
+
+COUNT = 60_000  # float32: many times what the sockets below hold
+ORIGINAL, CANARY, NEXT = 1.0, 7.0, 2.0
+
+
+@dataclass
+class Call:
+    """An operation under way and the memory that its caller lent."""
+
+    operation: Operation
+    memory: torch.Tensor
+    withdrawn: bool = False
+
+    def withdraw(self) -> None:
+        """Stop waiting, as a cancelled await does, and use the memory for something else at once."""
+        if not self.withdrawn and not self.operation.done:
+            with self.operation.session.lock:
+                self.operation.withdraw()
+            self.withdrawn = True
+            self.memory.fill_(CANARY)
+
+    def check(self) -> None:
+        """What was the caller's again is as the caller left it."""
+        assert not self.withdrawn or bool((self.memory == CANARY).all()), "written to, after its caller had gone"
+
+
+@dataclass
+class Pair:
+    """Two members whose sockets take little at a time."""
+
+    worlds: list[World]
+    calls: list[Call] = field(default_factory=list)
+
+    def start(self, rank: int, starter: Callable[..., Operation], memory: torch.Tensor, *args: Any) -> Call:
+        """Start an operation on ``memory``."""
+        world: Any = self.worlds[rank]
+        call = Call(starter(world._live, world, memory, *args), memory)
+        self.calls.append(call)
+        return call
+
+    def flush(self, rank: int) -> None:
+        """Let ``rank`` write what its socket takes."""
+        session = self.worlds[rank]._live
+        with session.lock:
+            session.lanes[1 - rank].flush()
+
+    def pump(self, rank: int) -> None:
+        """Let ``rank`` read what has come."""
+        self.worlds[rank]._live.bridge.drain(1 - rank)
+
+    def step(self, number: int) -> None:
+        """One of the four things that can happen next."""
+        (self.flush, self.pump)[number % 2](number // 2 % 2)
+
+    def finish(self) -> None:
+        """Move everything that is on its way."""
+        lanes = [world._live.lanes[1 - world.rank] for world in self.worlds]
+        for number in range(2_000):
+            self.step(number)
+            moved = lanes[0].received == lanes[1].sent and lanes[1].received == lanes[0].sent
+            if moved and not lanes[0].backlog and not lanes[1].backlog:
+                return
+        states = [(w.state, w.failure, len(la.backlog), la.sent, la.received, la.ended) for w, la in zip(self.worlds, lanes, strict=True)]
+        raise AssertionError(f"it does not end: {states}")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    store = tmp_path_factory.mktemp("borrowed") / "store"
+    with members(f"file://{store}", 2) as (worlds, _):
+        tcp = [lanes[1 - rank].sock for rank, lanes in enumerate(world._live.lanes for world in worlds)]
+        # TCP waits for timers when its buffers are this small.
+        for world, sock in zip(worlds, socket.socketpair(), strict=True):
+            lane = world._live.lanes[1 - world.rank]
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+            lane.sock, lane.fd = sock, sock.fileno()
+        yield Pair(worlds)
+        for sock in tcp:
+            sock.close()
+
+
+def original() -> torch.Tensor:
+    return torch.full((COUNT,), ORIGINAL)
+
+
+def batch_of(kind: str) -> Callable[..., Operation]:
+    """A starter of a batch of one."""
+
+    def start(session: Any, group: Any, tensor: torch.Tensor, peer: int) -> Operation:
+        return p2p.batch(session, group, [P2P(kind, tensor, peer)])  # type: ignore[arg-type]
+
+    return start
+
+
+SENDERS: dict[str, Callable[[Pair, torch.Tensor], Call]] = {
+    "send": lambda pair, memory: pair.start(0, p2p.send, memory, 1, 0),
+    "batch": lambda pair, memory: pair.start(0, batch_of("send"), memory, 1),
+}
+RECEIVERS: dict[str, Callable[[Pair, torch.Tensor], Call]] = {
+    "recv": lambda pair, memory: pair.start(1, p2p.recv, memory, 0, 0),
+    "recv_any": lambda pair, memory: pair.start(1, p2p.recv, memory, None, 0),
+    "batch": lambda pair, memory: pair.start(1, batch_of("recv"), memory, 0),
+}
+
+
+def transfer(pair: Pair, sender: str, receiver: str, withdraw: Callable[[int, Call, Call], bool]) -> None:
+    """One message, its operations withdrawn when told to; whatever happens, messages stay whole and memory unharmed."""
+    sending, receiving = SENDERS[sender](pair, original()), RECEIVERS[receiver](pair, torch.zeros(COUNT))
+    for number in range(1_000):
+        if withdraw(number, sending, receiving) or (sending.operation.done and receiving.operation.done):
+            break
+        pair.step(number)
+    pair.finish()
+    with contextlib.suppress(StopIteration):
+        conclude(pair, sending, receiving)
+    for call in pair.calls:
+        call.check()
+    pair.calls.clear()
+
+
+def conclude(pair: Pair, sending: Call, receiving: Call) -> None:
+    """Give whatever is left alone a counterpart, and look at what arrived."""
+    if not receiving.withdrawn and not receiving.operation.done:  # the send was withdrawn in time
+        assert sending.withdrawn
+        SENDERS["send"](pair, torch.full((COUNT,), NEXT))
+        pair.finish()
+    elif receiving.withdrawn:
+        again = RECEIVERS["recv"](pair, torch.zeros(COUNT))
+        pair.finish()
+        if not again.operation.done:  # both were withdrawn, and nothing was sent
+            assert sending.withdrawn
+            SENDERS["send"](pair, torch.full((COUNT,), NEXT))
+            pair.finish()
+        receiving = again
+    assert receiving.operation.done
+    expected = {ORIGINAL, NEXT} if sending.withdrawn else {ORIGINAL}
+    assert set(receiving.memory.unique().tolist()) <= expected
+    assert len(receiving.memory.unique()) == 1, "a message of two halves"
+
+
+@pytest.mark.parametrize("receiver", RECEIVERS)
+@pytest.mark.parametrize("sender", SENDERS)
+@pytest.mark.parametrize("who", ["sender", "receiver", "both"])
+def test_withdrawn_at_every_step(pair: Pair, sender: str, receiver: str, who: str) -> None:
+    steps = 0
+    while True:
+        reached = False
+
+        def withdraw(number: int, sending: Call, receiving: Call) -> bool:
+            nonlocal reached
+            if number != steps:  # noqa: B023 - called within this turn
+                return False
+            reached = True
+            for call in {"sender": [sending], "receiver": [receiving], "both": [sending, receiving]}[who]:
+                call.withdraw()
+            return True
+
+        transfer(pair, sender, receiver, withdraw)
+        if not reached:
+            break
+        steps += 1
+    assert steps > 10, "the transfer was over before it could be withdrawn in the middle"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(sorted(SENDERS)),
+    st.sampled_from(sorted(RECEIVERS)),
+    st.integers(0, 60),
+    st.integers(0, 60),
+)
+def test_withdrawn_one_after_the_other(pair: Pair, sender: str, receiver: str, first: int, second: int) -> None:
+    def withdraw(number: int, sending: Call, receiving: Call) -> bool:
+        if number == first:
+            sending.withdraw()
+        if number == second:
+            receiving.withdraw()
+        return number >= max(first, second)
+
+    transfer(pair, sender, receiver, withdraw)
+
+
+def all_reduce(pair: Pair, rank: int, value: float) -> Call:
+    return pair.start(rank, collectives.all_reduce, torch.full((COUNT,), value), torch.distributed.ReduceOp.SUM)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_collective_withdrawn_at_every_step(pair: Pair, who: int) -> None:
+    """It goes on without its caller, with copies: the other member gets the right sum."""
+    for steps in range(60):
+        calls = [all_reduce(pair, rank, ORIGINAL + rank) for rank in (who, 1 - who)]
+        for number in range(steps):
+            pair.step(number)
+        calls[0].withdraw()
+        pair.finish()
+        assert calls[1].operation.done
+        assert bool((calls[1].memory == 2 * ORIGINAL + 1).all())
+        for call in pair.calls:
+            call.check()
+        pair.calls.clear()
+
+
+def test_a_collective_withdrawn_before_the_other_calls_it(pair: Pair) -> None:
+    first = all_reduce(pair, 0, ORIGINAL)
+    first.withdraw()
+    second = all_reduce(pair, 1, ORIGINAL)
+    pair.finish()
+    assert bool((second.memory == 2 * ORIGINAL).all())
+    first.check()
+    pair.calls.clear()
+
+
+def test_the_receivers_storage_may_go_at_once(pair: Pair) -> None:
+    """What comes must not follow the address to whatever lies there next."""
+    sending, receiving = SENDERS["send"](pair, original()), RECEIVERS["recv"](pair, torch.zeros(COUNT))
+    for number in range(12):
+        pair.step(number)
+    assert not receiving.operation.done
+    receiving.withdraw()
+    address = receiving.memory.data_ptr()
+    receiving.memory.untyped_storage().resize_(0)
+    others = [torch.zeros(COUNT) for _ in range(50)]
+    pair.finish()
+    assert all(not other.any() for other in others), address
+    assert sending.operation.done
+    pair.calls.clear()
+    transfer_rest = RECEIVERS["recv"](pair, torch.zeros(COUNT))
+    pair.finish()
+    assert bool((transfer_rest.memory == ORIGINAL).all())
+    pair.calls.clear()
