@@ -55,7 +55,7 @@ class Control:
 
         def conclude() -> None:
             if peer in self._session.leaving:
-                self._session.on_bye(peer)
+                self._session.on_bye(peer, gives_up=True)
             else:
                 self._session.lost(peer, "eof", f"rank {peer} closed its connection" + (f": {error}" if error else ""))
 

@@ -36,6 +36,7 @@ from multiworld.ops.agreement import Agreement, CollectiveOperation
 from multiworld.ops.any_source import AnyReceive
 from multiworld.ops.mailbox import Mailbox
 from multiworld.ops.operation import Operation, wait_async, wait_sync
+from multiworld.ops.quarantine import watching
 from multiworld.profiling import span
 from multiworld.tally import Tally
 
@@ -214,7 +215,7 @@ class Session:
         elif kind == Kind.TAKE:
             box.on_take(seq, key)
         elif kind == Kind.BYE:
-            self.on_bye(box.lane.peer)
+            self.on_bye(box.lane.peer, gives_up=bool(flags))
         else:
             self.protocol_error(box.lane, f"frame of unknown kind {kind}")
 
@@ -222,16 +223,23 @@ class Session:
         """A peer sent what no peer of ours can send."""
         self.lost(lane.peer, "protocol", f"rank {lane.peer} sent what cannot be right: {what}")
 
-    def on_bye(self, peer: int) -> None:
-        """``peer`` left in good order: what needs it fails, the rest goes on."""
+    def on_bye(self, peer: int, *, gives_up: bool) -> None:
+        """``peer`` left in good order: what needs it fails, the rest goes on.
+
+        A collective in which it took part goes on, too, unless it ``gives_up`` its own: the backend may never say so.
+        """
         with self.lock:
             if self.failure is not None or peer in self.departed:
                 return
             self.departed |= {peer}
             self.leaving.add(peer)
             self.publish(PeerLeft(**self._event(), peer=peer))
-            if any(operation.needs(peer) for operation in tuple(self.operations)):
+            if any(self._cannot_end(operation, peer, gives_up) for operation in tuple(self.operations)):
                 self.lost(peer, "left", f"rank {peer} left the world")
+
+    def _cannot_end(self, operation: Operation, gone: int, gives_up: bool) -> bool:
+        unfinished = gives_up and isinstance(operation, CollectiveOperation) and gone in operation.ranks
+        return unfinished or operation.needs(gone)
 
     def on_lane_end(self, lane: Lane, error: OSError | None) -> None:
         """A data connection ended: the control connections say why."""
@@ -308,8 +316,9 @@ class Session:
             if not was_broken:
                 error = WorldClosed(self.name, "the world was left", **self._where(None))
                 self.failure = error
+                gives_up = any(isinstance(operation, CollectiveOperation) for operation in self.operations)
                 for lane in self.lanes.values():
-                    lane.put(Kind.BYE)
+                    lane.put(Kind.BYE, flags=int(gives_up))
                 release(self, error, orderly=True)
         if not was_broken:
             self.control.tell_bye()
@@ -342,18 +351,18 @@ class Session:
             with self.lock:
                 self.bridge.rise()
 
-    async def profiled_async(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
-        """Run an operation inside a profiler's span."""
-        with span(self.name, self.generation, starter.__name__):
-            operation = starter(self, group, *args)
+    async def watched_async(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
+        """Run an operation inside a profiler's span, its memory watched."""
+        with span(self.name, self.generation, starter.__name__), watching() as watch:
+            operation = watch(starter(self, group, *args))
             if not operation.done:
                 await wait_async(operation, timeout)
             return operation.result()
 
-    def profiled_sync(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
-        """Run an operation inside a profiler's span, waiting in this thread."""
-        with span(self.name, self.generation, starter.__name__):
-            operation = starter(self, group, *args)
+    def watched_sync(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
+        """Run an operation inside a profiler's span, its memory watched, waiting in this thread."""
+        with span(self.name, self.generation, starter.__name__), watching() as watch:
+            operation = watch(starter(self, group, *args))
             if not operation.done:
                 wait_sync(operation, timeout)
             return operation.result()

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 # Finite, so that the thread of a connect whose peer died before it dialled us, which nothing else ends, does end.
 _LONGEST = timedelta(days=1)
 _WORKERS = 2
+#: an operation that has not ended this long after its connections were shut down never will
+LOST_SECONDS = 3.0
 #: after the last connection is closed, time for Gloo's loop to leave the code that closed it
 SETTLE_SECONDS = 0.02
 # Process groups whose threads did not end in time: dropping them would block in their destructor.
@@ -111,7 +113,7 @@ class GlooDriver(ProcessGroupCalls):
     def close(self, deadline: float) -> None:
         """Drop the process group once nothing is under way."""
         self._store.stop()
-        until = time.monotonic() + deadline
+        until = time.monotonic() + (min(deadline, LOST_SECONDS) if self._aborted else deadline)
         with self._idle:
             idle = self._idle.wait_for(lambda: not self._under_way, max(0.0, until - time.monotonic()))
         if self._aborted:

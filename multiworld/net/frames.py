@@ -28,7 +28,7 @@ class Kind(enum.IntEnum):
     ANY_DONE = 8  # the any-source receive of that seq needs no offers any more
     SIGNATURE = 9  # what the sender calls as its collective number seq of the group; flags = bytes of signature
     VALUE = 10  # a key and its value for the set-up of a backend; flags = bytes of key
-    BYE = 11  # the sender leaves in good order; nothing follows
+    BYE = 11  # the sender leaves in good order; nothing follows; flags = 1: collectives that it began are given up
     TAKE = 12  # the next post of that key answers the offer for the any-source receive of that seq
 
 

@@ -7,7 +7,10 @@ all agree, so it never sees lengths that differ. If anything differs, every memb
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from multiworld.errors import InvalidArgument, TensorMismatch
 from multiworld.net.frames import Kind
@@ -37,6 +40,10 @@ class CollectiveOperation(Operation):
         """See ``Operation.give_back``; the others count on it, so it goes on with copies."""
         if self.withdrawn and not self.running and self.plan.shelf is not None:
             self.plan.shelf.own()
+
+    def loans(self) -> Sequence[torch.Tensor]:
+        """See ``Operation.loans``."""
+        return () if self.plan.shelf is None else self.plan.shelf.loans()
 
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``."""

@@ -9,6 +9,7 @@ import torch
 
 from multiworld.config import is_duration
 from multiworld.errors import InvalidArgument
+from multiworld.ops import quarantine
 from multiworld.ops.operation import wait_async, wait_sync
 from multiworld.profiling import profiled
 
@@ -57,8 +58,8 @@ class GroupBase:
     async def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
         _check(self, timeout, starter)
         session = self._world.enter_async(starter.__name__)
-        if profiled():
-            return await session.profiled_async(self, timeout, starter, *args)
+        if quarantine.ACTIVE or profiled():
+            return await session.watched_async(self, timeout, starter, *args)
         operation = starter(session, self, *args)
         if not operation.done:
             await wait_async(operation, timeout)
@@ -76,8 +77,8 @@ class SyncBase:
     def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
         _check(self._group, timeout, starter)
         session = self._group._world.enter_sync(starter.__name__)
-        if profiled():
-            return session.profiled_sync(self._group, timeout, starter, *args)
+        if quarantine.ACTIVE or profiled():
+            return session.watched_sync(self._group, timeout, starter, *args)
         operation = starter(session, self._group, *args)
         if not operation.done:
             wait_sync(operation, timeout)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from multiworld.errors import MultiWorldError
 from multiworld.ops.operation import Operation
 
@@ -42,6 +44,10 @@ class BatchOperation(Operation):
         self.session.operations.discard(self)
         for part in self.parts:
             part.withdraw()
+
+    def loans(self) -> list[torch.Tensor]:
+        """See ``Operation.loans``."""
+        return [memory for part in self.parts for memory in part.loans()]
 
     def waiting_for(self) -> str:
         """See ``Operation.waiting_for``."""

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from multiworld.errors import MultiWorldError
 
@@ -99,6 +101,10 @@ class Operation:
 
     def give_back(self) -> None:
         """Neither read nor write the caller's memory from here on: copy what is needed of it, divert what comes."""
+
+    def loans(self) -> Sequence[torch.Tensor]:
+        """The memory that it borrows of its caller."""
+        return (self.keep,) if isinstance(self.keep, torch.Tensor) else ()
 
     def needs(self, peer: int) -> bool:  # noqa: ARG002 - for the kinds that have peers
         """Whether it cannot be done without ``peer``, a world rank, any more."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.ops import quarantine
+
 if TYPE_CHECKING:
     from multiworld.session import Session
 
@@ -32,13 +34,15 @@ class Shelf:
         """``tensor`` to be written."""
         flat = tensor.detach().reshape(-1)
         if self._in_place(flat):
-            return self._borrow(flat)
+            return self._borrow(flat, written=True)
         return self._stage(flat, torch.empty(flat.shape, dtype=flat.dtype, device="cpu"))
 
     def both(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be read, then written."""
         flat = tensor.detach().reshape(-1)
-        return self._borrow(flat) if self._in_place(flat) else self._stage(flat, flat.cpu())
+        if self._in_place(flat):
+            return self._borrow(flat, written=True)
+        return self._stage(flat, flat.cpu())
 
     def raw(self, flat: torch.Tensor) -> torch.Tensor:
         """``flat`` as bytes, so that the backend moves any dtype."""
@@ -67,7 +71,16 @@ class Shelf:
         self._borrowed.clear()
         self._back.clear()
 
-    def _borrow(self, flat: torch.Tensor) -> torch.Tensor:
+    def loans(self) -> list[torch.Tensor]:
+        """The caller's memory, or what stands for it."""
+        return [flat.detach() for flat in self._borrowed]
+
+    def _borrow(self, flat: torch.Tensor, *, written: bool = False) -> torch.Tensor:
+        if quarantine.ACTIVE:
+            lent = quarantine.copy_of(flat)
+            if written:
+                self._back.append((flat, lent))
+            flat = lent
         self._borrowed.append(flat)
         return flat
 

@@ -1,0 +1,74 @@
+"""The debug mode that checks that borrowed memory is given back: it changes no result, and it finds what it is for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import sys
+import torch
+from concurrent.futures import ThreadPoolExecutor
+from multiworld import MultiWorld
+from multiworld.ops import quarantine
+
+def works(world):
+    big = torch.full((300_000,), 1.0 + world.rank)
+    world.sync.all_reduce(big)
+    small = torch.full((3,), 1.0 + world.rank)
+    world.sync.all_reduce(small)
+    parts = [torch.zeros(2), torch.zeros(2)]
+    world.sync.all_gather(parts, torch.full((2,), float(world.rank)))
+    got = torch.zeros(5)
+    if world.rank:
+        world.sync.send(torch.ones(5), 0)
+        world.sync.recv(got, 0)
+    else:
+        world.sync.recv(got, 1)
+        world.sync.send(torch.ones(5), 1)
+    shaped = world.sync.recv_tensor(0) if world.rank else world.sync.send_tensor(torch.eye(2), 1)
+    assert shaped is None or torch.equal(shaped, torch.eye(2))
+    return [big[0].item(), small[0].item(), [part[0].item() for part in parts], got.sum().item()]
+
+with ThreadPoolExecutor(2) as pool, MultiWorld() as one, MultiWorld() as other:
+    join = lambda mw, rank: mw.sync.join("w", rank, 2, store=sys.argv[1])
+    worlds = list(pool.map(join, (one, other), (0, 1)))
+    for result in pool.map(works, worlds):
+        assert result == [3.0, 3.0, [0.0, 1.0], 5.0], result
+aside = [released.operation for released in quarantine._aside]
+if sys.argv[2] == "touch":
+    quarantine._aside[len(aside) // 2].memory[3] = 0
+quarantine.verify()
+print(sorted(set(aside)))
+"""
+
+
+def run(store: str, how: str, **environment: str) -> Any:
+    command = [sys.executable, "-c", PROGRAM, store, how]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, timeout=60, capture_output=True, text=True, check=False
+    )
+
+
+def test_results_are_the_same_and_everything_borrowed_is_watched(store: str) -> None:
+    done = run(store, "use", MULTIWORLD_DEBUG_MEMORY="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['all_gather', 'all_reduce', 'recv', 'send', 'send_tensor']"
+
+
+def test_a_late_write_is_found(store: str) -> None:
+    done = run(store, "touch", MULTIWORLD_DEBUG_MEMORY="1")
+    assert done.returncode != 0
+    assert "MemoryTouched" in done.stderr
+    assert "1 of" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_it_is_off_unless_asked_for(store: str, value: str) -> None:
+    done = run(store, "use", MULTIWORLD_DEBUG_MEMORY=value)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
