@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: how many groups of a world may have collectives; a peer that names more makes them up
+MAX_GROUPS = 1 << 16
+
 
 class Session:
     """One generation of one world.
@@ -120,7 +123,7 @@ class Session:
 
     def next_any(self) -> int:
         """A number for a receive from any source."""
-        self._any_seq += 1
+        self._any_seq = (self._any_seq + 1) & 0xFFFFFFFF
         return self._any_seq
 
     def offer_kept(self, box: Mailbox, key: int) -> None:
@@ -192,12 +195,23 @@ class Session:
         if kind == Kind.POST:
             box.on_post(dtype, flags, seq, key, nbytes)
         elif kind == Kind.SIGNATURE:
+            if key not in self._agreements and len(self._agreements) >= MAX_GROUPS:
+                self.protocol_error(lane, f"a collective of one group more than {MAX_GROUPS}")
+                return None, None
             return self.agreement(key).expect(lane.peer, seq, flags, nbytes)
         elif kind == Kind.VALUE:
-            return self.slot(key).expect(flags, nbytes)
+            return self._on_value(lane, key, flags, nbytes)
         else:
             self._on_rare_frame(box, kind, dtype, flags, seq, key, nbytes)
         return None, None
+
+    def _on_value(self, lane: Lane, gid: int, split: int, nbytes: int) -> tuple[memoryview | None, Done | None]:
+        known = gid in self.slots or len(self.slots) < MAX_GROUPS
+        place = self.slot(gid).expect(split, nbytes) if known else None
+        if place is None:
+            self.protocol_error(lane, f"a value of {nbytes} bytes for the set-up of group {gid}")
+            return None, None
+        return place
 
     def _on_rare_frame(self, box: Mailbox, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int) -> None:
         if kind == Kind.REJECT:

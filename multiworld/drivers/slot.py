@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: what all members together may send to set a backend up; a thousand of them need some hundred bytes each
+MAX_SET_UP_BYTES = 16 << 20
 #: how long the control connections have to name the peer, when the backend says only that something failed
 VERDICT_SECONDS = 0.25
 
@@ -50,6 +52,7 @@ class DriverSlot:
         self._ready = False
         self._cut = False
         self._waiting: list[CollectiveOperation] = []
+        self._set_up_bytes = 0
 
     def launch(self, operation: CollectiveOperation) -> None:
         """Start ``operation``, after those before it."""
@@ -63,10 +66,15 @@ class DriverSlot:
             self._opener = threading.Thread(target=self._open, args=(self._driver,), name=name, daemon=True)
             self._opener.start()
 
-    def expect(self, split: int, nbytes: int) -> tuple[memoryview, Done]:
-        """A member's value for the set-up arrives: where to put it."""
+    def expect(self, split: int, nbytes: int) -> tuple[memoryview, Done] | None:
+        """A member's value for the set-up arrives: where to put it; None for what is none."""
+        self._set_up_bytes += nbytes
+        if split > nbytes or self._set_up_bytes > MAX_SET_UP_BYTES:
+            return None
         memory = memoryview(bytearray(nbytes))
-        return memory, lambda: self._store.receive(bytes(memory[:split]).decode(), bytes(memory[split:]))
+        return memory, lambda: self._store.receive(
+            bytes(memory[:split]).decode(errors="replace"), bytes(memory[split:])
+        )
 
     def stop(self, *, cut: bool) -> None:
         """Release whoever waits for the backend to open, and with ``cut`` whoever waits in it.

@@ -69,6 +69,13 @@ class CollectiveOperation(Operation):
         )  # fmt: skip
 
 
+#: how many collectives a peer may be ahead of us
+MAX_EARLY = 4096
+#: of signatures and numbers of bytes to and from each member, more than any group has
+MAX_SIGNATURE_BYTES = 1 << 20
+_NUMBERS = 1 << 32  # sequence numbers are this many, and begin anew
+
+
 class Agreement:
     """The collectives of one group, in order."""
 
@@ -82,8 +89,9 @@ class Agreement:
     def start(self, operation: CollectiveOperation) -> None:
         """Tell the others what we call, and go on if all have told us."""
         seq = operation.seq = self._next
-        self._next += 1
-        operation.heard = self._early.pop(seq, operation.heard)
+        self._next = (seq + 1) % _NUMBERS
+        early = self._early.pop(seq, {})
+        operation.heard = {peer: said for peer, said in early.items() if peer in operation.ranks}
         self._ours[seq] = operation
         packed = operation.plan.wire_signature()
         for place, peer in enumerate(operation.ranks):
@@ -91,8 +99,20 @@ class Agreement:
                 self._tell(peer, seq, packed, operation.plan.outgoing(place))
         self._check(operation)
 
-    def expect(self, peer: int, seq: int, split: int, nbytes: int) -> tuple[memoryview, Done]:
+    def expect(self, peer: int, seq: int, split: int, nbytes: int) -> tuple[memoryview | None, Done | None]:
         """A peer's signature arrives: where to put it."""
+        ahead = (seq - self._next) % _NUMBERS
+        ours = self._ours.get(seq)
+        if split > min(nbytes, MAX_SIGNATURE_BYTES) or nbytes - split > self.session.max_message_bytes:
+            why = f"a signature of {split} bytes in {nbytes}"
+        elif (ahead >= MAX_EARLY) if ours is None else (peer not in ours.ranks or peer in ours.heard):
+            why = f"a collective of number {seq}, which cannot be"
+        else:
+            return self._place(peer, seq, split, nbytes)
+        self.session.protocol_error(self.session.lanes[peer], why)
+        return None, None
+
+    def _place(self, peer: int, seq: int, split: int, nbytes: int) -> tuple[memoryview, Done]:
         memory = memoryview(bytearray(nbytes))
         return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
 

@@ -12,7 +12,6 @@ is left of a send is copied, and what is left of a message goes to memory of our
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,14 @@ from multiworld.errors import TensorMismatch
 from multiworld.net.frames import Kind, Mode, dtype_name
 from multiworld.ops.memory import bytes_of
 from multiworld.ops.operation import Operation
+from multiworld.ops.queues import Queues
 
 if TYPE_CHECKING:
     from multiworld.net.lane import Done, Lane
     from multiworld.session import Session
+
+#: how many receives a peer may have waiting at us; nobody means to have more, and each costs us memory
+MAX_WAITING = 1 << 16
 
 Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED) or limit in bytes
 
@@ -153,22 +156,23 @@ class Mailbox:
     def __init__(self, session: Session, lane: Lane) -> None:
         self.session = session
         self.lane = lane
-        self.sends: dict[int, deque[SendOperation]] = {}
-        self.posts: dict[int, deque[tuple[int, int, int, int]]] = {}  # seq, mode, dtype, nbytes
+        self.sends: Queues[SendOperation] = Queues()
+        self.posts: Queues[tuple[int, int, int, int]] = Queues()  # seq, mode, dtype, nbytes
         self.wanted: dict[int, ReceiveOperation] = {}  # ours, by seq
-        self.any_posts: dict[int, deque[int]] = {}  # the peer's, by key
+        self.any_posts: Queues[int] = Queues()  # the peer's, by key
         self.taken: dict[int, int] = {}  # which offer of ours the next post of that key answers
-        self.kept: dict[int, deque[ReceiveOperation]] = {}  # arrived for a withdrawn receive
-        self.orphans: dict[int, deque[ReceiveOperation]] = {}  # withdrawn, not settled yet
-        self.blocked: dict[int, deque[ReceiveOperation]] = {}  # wait until the withdrawn ones are settled
+        self.kept: Queues[ReceiveOperation] = Queues()  # arrived for a withdrawn receive
+        self.orphans: Queues[ReceiveOperation] = Queues()  # withdrawn, not settled yet
+        self.blocked: Queues[ReceiveOperation] = Queues()  # wait until the withdrawn ones are settled
         self._seq = 0
         self._arrivals = 0
+        self._waiting = 0  # receives of the peer that wait here
 
     # ours
 
     def send(self, operation: SendOperation) -> None:
         """Queue a send and match it if its receive is posted."""
-        self.sends.setdefault(operation.key, deque()).append(operation)
+        self.sends[operation.key].append(operation)
         self._match(operation.key)
 
     def receive(self, operation: ReceiveOperation) -> None:
@@ -177,7 +181,7 @@ class Mailbox:
         if self.kept.get(key):
             self._take_kept(operation, self.kept[key].popleft())
         elif self.orphans.get(key):
-            self.blocked.setdefault(key, deque()).append(operation)
+            self.blocked[key].append(operation)
         else:
             self._post(operation)
 
@@ -191,9 +195,9 @@ class Mailbox:
         elif operation.succeeded:  # between its end and the waiter's waking: the message is put back in its place
             self._keep_message(operation)
         elif operation.arriving:
-            self.orphans.setdefault(operation.key, deque()).append(operation)
+            self.orphans[operation.key].append(operation)
         elif operation.seq in self.wanted:
-            self.orphans.setdefault(operation.key, deque()).append(operation)
+            self.orphans[operation.key].append(operation)
             self.lane.put(Kind.CANCEL, seq=operation.seq, key=operation.key)
 
     def divert(self, operation: ReceiveOperation) -> None:
@@ -218,7 +222,8 @@ class Mailbox:
             self._answer(sends.popleft(), seq, flags, dtype, nbytes)
             self._match(key)
             return
-        self.posts.setdefault(key, deque()).append((seq, flags, dtype, nbytes))
+        self.posts[key].append((seq, flags, dtype, nbytes))
+        self._one_more()
         if sends:
             self._match(key)
 
@@ -256,18 +261,22 @@ class Mailbox:
         for post in posts:
             if post[0] == seq:
                 self.posts[key].remove(post)
+                self._waiting -= 1
                 self.lane.put(Kind.CANCELLED, seq=seq, key=key)
                 return
 
     def on_cancelled(self, seq: int) -> None:
-        """A post of ours is withdrawn."""
+        """A post of ours is withdrawn, as we asked for."""
         operation = self.wanted.pop(seq, None)
-        if operation is not None:
+        if operation is not None and not operation.withdrawn:
+            self.session.protocol_error(self.lane, "a receive was withdrawn that we wait for")
+        elif operation is not None:
             self._forget_orphan(operation)
 
     def on_any(self, seq: int, key: int) -> None:
         """The peer waits for a message from anybody."""
-        self.any_posts.setdefault(key, deque()).append(seq)
+        self.any_posts[key].append(seq)
+        self._one_more()
         self._match(key)
 
     def on_any_done(self, seq: int, key: int) -> None:
@@ -283,13 +292,15 @@ class Mailbox:
     def on_offer(self, seq: int) -> None:
         """The peer has a message for our any-source receive of that number, or had until we told it otherwise."""
         waiting = next((operation for operation in self.session.any_receives if operation.seq == seq), None)
-        if waiting is not None:
+        if waiting is not None and self.lane.peer in waiting.peers:
             waiting.choose(self, offered=True)
 
     def on_take(self, seq: int, key: int) -> None:
         """The peer takes what we offered: its next post is the answer."""
         self._forget_any(seq, key)
-        self.taken[key] = seq
+        sends = self.sends.get(key)
+        if sends and sends[0].offered == seq:
+            self.taken[key] = seq
 
     # inside
 
@@ -297,6 +308,7 @@ class Mailbox:
         sends, posts = self.sends.get(key), self.posts.get(key)
         # What is offered waits for the answer, and what is behind it too: messages of one key keep their order.
         while sends and posts and sends[0].offered < 0:
+            self._waiting -= 1
             self._answer(sends.popleft(), *posts.popleft())
         any_posts = self.any_posts.get(key)
         if sends and any_posts and sends[0].offered < 0:
@@ -307,6 +319,12 @@ class Mailbox:
         any_posts = self.any_posts.get(key)
         if any_posts and seq in any_posts:
             any_posts.remove(seq)
+            self._waiting -= 1
+
+    def _one_more(self) -> None:
+        self._waiting += 1
+        if self._waiting > MAX_WAITING:
+            self.session.protocol_error(self.lane, f"more than {MAX_WAITING} receives at once")
 
     def _decline(self, operation: ReceiveOperation) -> None:
         """Leave the offer that ``operation`` was to answer, if any: it needs no message of the peer's any more."""
@@ -358,7 +376,7 @@ class Mailbox:
     def _keep_message(self, operation: ReceiveOperation) -> None:
         operation.give_back()
         # By arrival, not by the order of the withdrawals: several receives may be withdrawn at once, in any order.
-        insort(self.kept.setdefault(operation.key, deque()), operation, key=attrgetter("arrival"))
+        insort(self.kept[operation.key], operation, key=attrgetter("arrival"))
         self._serve_posted(operation.key)
         self._unblock(operation.key)
         self.session.offer_kept(self, operation.key)

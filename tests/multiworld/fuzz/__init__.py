@@ -1,0 +1,1 @@
+"""Fuzzers of the wire: frames of a member gone mad, bytes of a stranger."""

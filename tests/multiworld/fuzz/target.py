@@ -1,0 +1,220 @@
+"""What the frames hit: one member of a small world, with operations under way, beside a world that must not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import resource
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from multiworld import BrokenWorldException, MultiWorld, MultiWorldError, World
+from multiworld.ops import collectives, p2p
+from tests.multiworld.fuzz.frames import Generator
+
+#: around the memory of each operation; nothing may ever be written there
+MARGIN = 64
+CANARY = -7.0
+#: how much a member gone mad may make us keep, in bytes
+MEMORY_BOUND = 1 << 30
+
+
+@dataclass
+class Report:
+    """What a run did.
+
+    Attributes:
+        frames: written to the target.
+        breaks: how often that broke the fuzzed world, by how it was noticed.
+        completed: operations that ended, by name.
+        seconds: it took.
+    """
+
+    frames: int = 0
+    breaks: Counter[str] = field(default_factory=Counter)
+    completed: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+class _Errors(logging.Handler):
+    """Everything that the package logs as an error: nothing of a peer's may lead to one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage() + (f": {record.exc_info[1]!r}" if record.exc_info else ""))
+
+
+@contextlib.contextmanager
+def no_errors_logged() -> Iterator[None]:
+    """Fail if the package logs an error in the block."""
+    handler = _Errors()
+    logger = logging.getLogger("multiworld")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+    assert not handler.seen, handler.seen[:3]
+
+
+@dataclass
+class Fuzzed:
+    """A world of two of which one member, ours to play, writes what it likes."""
+
+    store: str
+    draw: random.Random
+    wildness: float
+    report: Report = field(default_factory=Report)
+
+    def __post_init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(4))
+        self._homes = [self._stack.enter_context(MultiWorld()) for _ in range(4)]
+        self._target, self._mad = self._join("fuzzed", self._homes[:2])
+        self._calm = self._join("calm", self._homes[2:])
+        self._lent: list[tuple[Any, torch.Tensor]] = []
+        self._begin()
+
+    def close(self) -> None:
+        """Leave all worlds; what was not touched until now never was."""
+        self._check_memory()
+        self._stack.close()
+
+    def turn(self, frames: int) -> None:
+        """Start an operation, write some frames and let the target read them."""
+        self._start_something()
+        data = b"".join(self.generator.frame() for _ in range(frames))
+        self.report.frames += frames
+        self._write(data)
+        if self._target.failure is None:
+            self._hear()
+        else:
+            self._come_back()
+
+    def check_the_others(self) -> None:
+        """The world beside it works, and memory stays bounded."""
+        sums = self._pool.map(lambda world: _sum(world), self._calm)
+        assert list(sums) == [2.0, 2.0]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        assert peak - self._start_bytes < MEMORY_BOUND, f"{peak - self._start_bytes} bytes more than at the start"
+        assert all(world.failure is None for world in self._calm)
+
+    def _join(self, name: str, homes: list[MultiWorld]) -> list[World]:
+        def join(rank: int) -> World:
+            return homes[rank].sync.join(name, rank, 2, store=self.store, op_timeout=3600)
+
+        return list(self._pool.map(join, range(2)))
+
+    def _begin(self) -> None:
+        self.generator = Generator(self.draw, self.wildness)
+        self._socket: socket.socket = self._mad._live.lanes[0].sock
+        if not self.report.frames:
+            self._start_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def _start_something(self) -> None:
+        """An operation of the target, whose memory lies between two margins."""
+        session: Any = self._target._live
+        if len(session.operations) > 16 or session.failure is not None:
+            return
+        whole = torch.full((64 + 2 * MARGIN,), CANARY)
+        lent = whole[MARGIN:-MARGIN]
+        starters = {
+            "recv": lambda: p2p.recv(session, self._target, lent, 1, 0),
+            "recv_any": lambda: p2p.recv(session, self._target, lent, None, 1),
+            "recv_tensor": lambda: p2p.recv_tensor(session, self._target, 1, 2),
+            "recv_object": lambda: p2p.recv_object(session, self._target, 1, 3, ()),
+            "send": lambda: p2p.send(session, self._target, lent, 1, 0),
+            "send_tensor": lambda: p2p.send_tensor(session, self._target, lent, 1, 1),
+            "all_reduce": lambda: collectives.all_reduce(session, self._target, lent, torch.distributed.ReduceOp.SUM),
+            "all_gather": lambda: collectives.all_gather(session, self._target, [lent, torch.zeros(64)], lent.clone()),
+        }
+        name = self.draw.choice(tuple(starters))
+        operation = starters[name]()
+        self._lent.append((operation, whole))
+        if self.draw.random() < 0.3:
+            with session.lock:
+                operation.withdraw()
+        if len(self._lent) > 64:
+            self._check_memory()
+
+    def _write(self, data: bytes) -> None:
+        """Let the target read as it comes, in pieces of any length."""
+        at = 0
+        while at < len(data):
+            step = self.draw.choice((1, 23, 24, 4_096, 1 << 17))
+            try:
+                at += self._socket.send(data[at : at + step])
+            except BlockingIOError:
+                pass
+            except OSError:
+                return
+            self._target._live.bridge.drain(1)
+            if self._target.failure is not None:
+                return
+
+    def _hear(self) -> None:
+        session: Any = self._target._live
+        with session.lock:
+            session.lanes[1].flush()
+        with contextlib.suppress(BlockingIOError, OSError):
+            self.generator.hear(self._socket.recv(1 << 20))
+
+    def _come_back(self) -> None:
+        """It broke, as it should have; typed, and with an end for whoever waited."""
+        failure: Any = self._target.failure
+        assert isinstance(failure, BrokenWorldException), repr(failure)
+        self.report.breaks[getattr(failure, "how", type(failure).__name__)] += 1
+        self._check_memory()
+        list(self._pool.map(lambda world: world.sync.rejoin(timeout=20), (self._target, self._mad)))
+        self._begin()
+
+    def _check_memory(self) -> None:
+        """Nothing was written beside the memory of any operation; and those that ended, ended in their own words."""
+        for operation, whole in self._lent:
+            assert bool((whole[:MARGIN] == CANARY).all()), f"{operation.name}: written to below its memory"
+            assert bool((whole[-MARGIN:] == CANARY).all()), f"{operation.name}: written to above its memory"
+            if operation.done and not operation.withdrawn:
+                with contextlib.suppress(MultiWorldError):
+                    operation.result()
+                self.report.completed[operation.name] += 1
+        self._lent.clear()
+
+
+def _sum(world: World) -> float:
+    value = torch.ones(1)
+    world.sync.all_reduce(value)
+    return float(value)
+
+
+def run(store: str, *, seed: int, frames: int, seconds: float, wildness: float = 0.003) -> Report:
+    """Write up to ``frames`` frames in up to ``seconds`` seconds.
+
+    Raises:
+        AssertionError: something was broken that is not the fuzzed world.
+    """
+    started = time.monotonic()
+    with no_errors_logged():
+        fuzzed = Fuzzed(store, random.Random(seed), wildness)
+        try:
+            turns = 0
+            while fuzzed.report.frames < frames and time.monotonic() - started < seconds:
+                fuzzed.turn(20)
+                turns += 1
+                if turns % 500 == 0:
+                    fuzzed.check_the_others()
+            fuzzed.check_the_others()
+        finally:
+            fuzzed.close()
+    fuzzed.report.seconds = time.monotonic() - started
+    return fuzzed.report
