@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.ops.staging import readable, writable
+
 if TYPE_CHECKING:
     from multiworld.session import Session
 
@@ -21,7 +23,7 @@ class Shelf:
 
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be read."""
-        flat = tensor.detach().reshape(-1)
+        flat = readable(tensor).reshape(-1)
         if not self._in_place(flat):
             flat = flat.cpu()
         self._kept.append(flat)
@@ -29,7 +31,7 @@ class Shelf:
 
     def target(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be written."""
-        flat = tensor.detach().reshape(-1)
+        flat = writable(tensor).reshape(-1)
         if not self._in_place(flat):
             staged = torch.empty(flat.shape, dtype=flat.dtype, device="cpu")
             self._back.append((flat, staged))
@@ -39,7 +41,7 @@ class Shelf:
 
     def both(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be read, then written."""
-        flat = tensor.detach().reshape(-1)
+        flat = writable(tensor).reshape(-1)
         if not self._in_place(flat):
             staged = flat.cpu()
             self._back.append((flat, staged))
