@@ -23,7 +23,9 @@ Starter = Callable[..., "Operation"]
 
 def _check(group: GroupBase, timeout: float | None, starter: Starter) -> None:
     if timeout is not None and not is_duration(timeout):
-        raise _invalid(group, starter, f"timeout is {timeout!r}", "pass seconds above 0; None is the world's op_timeout")
+        raise _invalid(
+            group, starter, f"timeout is {timeout!r}", "pass seconds above 0; None is the world's op_timeout"
+        )
     if transforming():
         raise _invalid(group, starter, "called inside a transform of torch.func (vmap, grad, jvp)", "call it outside")
 

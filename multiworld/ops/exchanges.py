@@ -167,9 +167,7 @@ def _check_row(
         check(group, name, tensor)
         dtype = dtype or tensor.dtype
         if tensor.dtype != dtype:
-            raise invalid(
-                group, name, f"{what}[{place}] is {tensor.dtype}, the first input {dtype}", "make them alike"
-            )
+            raise invalid(group, name, f"{what}[{place}] is {tensor.dtype}, the first input {dtype}", "make them alike")
 
 
 def _splits(group: GroupBase, name: str, what: str, tensor: torch.Tensor, given: Sequence[int] | None) -> list[int]:

@@ -12,6 +12,7 @@ import decimal
 import fractions
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -29,22 +30,17 @@ _FRACTION: Final = re.compile(r"-?\d+(?:/\d+)?", re.ASCII)
 Spend = Callable[[int], None]
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Factory:
     """Builds one harmless type. Nothing of it can be changed.
 
     Args:
-        name: of the type, as pickles name it.
-        build: what makes the value; gets the arguments of the pickle.
+        _name: of the type, as pickles name it.
+        _build: what makes the value; gets the arguments of the pickle.
     """
 
-    __slots__ = ("_build", "_name")
-
-    def __init__(self, name: str, build: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_name", name)
-        object.__setattr__(self, "_build", build)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{self!r} cannot be changed")
+    _name: str
+    _build: Callable[..., Any]
 
     def __call__(self, args: tuple[Any, ...], spend: Spend) -> Any:
         """The value for ``args``; ``spend`` is told the work in units of about ten nanoseconds.
@@ -99,7 +95,7 @@ def _ordered(_: Spend) -> collections.OrderedDict[Any, Any]:
 def _deque(_: Spend, content: tuple[()] = (), maxlen: int | None = None) -> collections.deque[Any]:
     if content != ():
         raise ValueError("an empty one is expected")
-    return collections.deque((), None if maxlen is None else _whole(maxlen))
+    return collections.deque(maxlen=None if maxlen is None else _whole(maxlen))
 
 
 def _of_state(kind: Callable[..., Any], length: int) -> Callable[..., Any]:

@@ -53,7 +53,9 @@ def why_read_only(begin: int, address: int, nbytes: int) -> str | None:
     number = ctypes.get_errno()
     if number == errno.EFAULT:
         return "it lies in a file that has become shorter"
-    if number == errno.EINVAL and _mapped_read_only(address, nbytes):  # also the answer of kernels that know no such call
+    if number == errno.EINVAL and _mapped_read_only(
+        address, nbytes
+    ):  # also the answer of kernels that know no such call
         return "it lies in memory that is mapped read-only"
     return None
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from multiworld.errors import InvalidArgument
 from multiworld.net.frames import CODES
@@ -64,7 +64,7 @@ def check_source(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
     """Check that ``tensor`` can be sent, as ``staging.readable`` makes it; its dtype's code on the wire.
 
     Raises:
-        InvalidArgument: as ``check_tensor``; but what is lazily conjugated or negated may be sent, and read-only memory.
+        InvalidArgument: as ``check_tensor``; but read-only memory and what is lazily conjugated or negated may be sent.
     """
     if type(tensor) in PLAIN_TYPES and key_set(tensor) in _plain_on_cpu and tensor.is_contiguous():
         needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
@@ -81,7 +81,7 @@ def _checked(group: GroupBase, operation: str, tensor: torch.Tensor, most: Form)
         raise invalid(
             group, operation, f"{type(tensor).__name__} given where a tensor is expected", "pass a torch.Tensor"
         )
-    if isinstance(tensor, UninitializedTensorMixin):
+    if is_lazy(tensor):
         raise invalid(group, operation, "the parameter is not initialized yet", "materialize it first")
     keys, kind = key_set(tensor), kind_of(tensor)
     if kind is not PLAIN and not (kind is LAZY and most is Form.LAZY):
@@ -143,7 +143,11 @@ def _check_writable(group: GroupBase, operation: str, tensor: torch.Tensor) -> N
     if tensor.device.type != "cpu":
         return
     storage = tensor.untyped_storage()
-    why = None if not _tells_owner or storage.resizable() else why_read_only(storage.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    why = (
+        None
+        if not _tells_owner or storage.resizable()
+        else why_read_only(storage.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    )
     if why is not None:
         raise invalid(group, operation, f"the tensor cannot be written to: {why}", "pass tensor.clone()")
 

@@ -1,8 +1,9 @@
 """PyTorch's modes and transforms in the calling thread: ours is done outside of them.
 
 Under ``FakeTensorMode`` a buffer that is made has no memory, under ``torch.device("meta")`` neither; under
-``FlopCounterMode`` our copies would be counted, in inference mode what is made may not be changed outside. What was asked for is done as if there were no such mode. Inside a
-transform of ``torch.func`` an operation has no meaning: it would be done once for a whole batch.
+``FlopCounterMode`` our copies would be counted; what is made in inference mode may not be changed outside of it. What
+was asked for is done as if there were no such mode. Inside a transform of ``torch.func`` an operation has no meaning:
+it would be done once for a whole batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
-
 
 import torch
 

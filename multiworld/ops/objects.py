@@ -37,7 +37,7 @@ def broadcast_object(session: Session, group: GroupBase, obj: Any, src: int, all
     src = check_rank(group, "broadcast_object", "src", src)
     names = allowed(allow, session, "broadcast_object")
     ours = group.rank == src
-    data = dumps(obj, session) if ours else None
+    data = dumps(obj, session, "broadcast_object") if ours else None
 
     def result(parts: Parts) -> Any:
         return obj if ours else loads(part(parts, src), names, session)
@@ -47,7 +47,7 @@ def broadcast_object(session: Session, group: GroupBase, obj: Any, src: int, all
 
 def all_gather_object(session: Session, group: GroupBase, obj: Any, allow: Allow) -> Operation:
     """Start ``Group.all_gather_object``."""
-    data = dumps(obj, session)
+    data = dumps(obj, session, "all_gather_object")
     names = allowed(allow, session, "all_gather_object")
 
     def result(parts: Parts) -> list[Any]:
@@ -60,7 +60,7 @@ def gather_object(session: Session, group: GroupBase, obj: Any, dst: int, allow:
     """Start ``Group.gather_object``."""
     dst = check_rank(group, "gather_object", "dst", dst)
     names = allowed(allow, session, "gather_object")
-    data = dumps(obj, session)
+    data = dumps(obj, session, "gather_object")
 
     def result(parts: Parts) -> list[Any] | None:
         if group.rank != dst:
@@ -85,7 +85,7 @@ def scatter_object(session: Session, group: GroupBase, objs: Sequence[Any] | Non
     ours = group.rank == src
     if ours or objs is not None:
         check_list(group, "scatter_object", "objs", objs, group.size)
-    data = [dumps(one, session) for one in objs] if ours and objs is not None else []
+    data = [dumps(one, session, "scatter_object") for one in objs] if ours and objs is not None else []
 
     def result(parts: Parts) -> Any:
         return objs[src] if ours and objs is not None else loads(part(parts, src), names, session)

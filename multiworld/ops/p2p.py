@@ -156,17 +156,15 @@ def send_tensor(session: Session, group: GroupBase, tensor: torch.Tensor, dst: i
     return _start_send(session, "send_tensor", peer, key, signature, (view, shape), source)
 
 
-def recv_tensor(
-    session: Session, group: GroupBase, src: int, tag: int, device: torch.device | str | None
-) -> Operation:
+def recv_tensor(session: Session, group: GroupBase, src: int, tag: int, device: torch.device | str | None) -> Operation:
     """Start ``Group.recv_tensor``."""
     place = check_device(group, "recv_tensor", device)
     peer, key = _peer_and_key(group, "recv_tensor", "src", src, tag)
     signature = (Mode.TENSOR, 0, session.max_message_bytes)
     operation = _start_receive(session, "recv_tensor", peer, key, signature, None, None)
-    operation.finish = lambda _: with_shape(
-        session, operation.box.lane.peer, operation.dtype, operation.buffer
-    ).to(place)
+    operation.finish = lambda _: with_shape(session, operation.box.lane.peer, operation.dtype, operation.buffer).to(
+        place
+    )
     return operation
 
 

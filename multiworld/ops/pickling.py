@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from multiworld.errors import InvalidArgument, MultiWorldError, ObjectRefused
@@ -24,18 +24,19 @@ _BY_NAME: Final = object()  # allowed by its name only: imported when it is firs
 Allowed = Mapping[str, Any]
 
 
-def dumps(obj: Any, session: Session) -> bytes:
+def dumps(obj: Any, session: Session, operation: str = "send_object") -> bytes:
     """Pickle ``obj``, tensors and NumPy arrays in it as plain data.
 
     Args:
         obj: what is to be sent.
         session: whose world and rank the error names.
+        operation: for the error.
 
     Raises:
         InvalidArgument: it cannot be pickled, or holds a tensor or an array of a kind that cannot travel.
     """
     out = io.BytesIO()
-    where = {"world": session.name, "generation": session.generation, "rank": session.rank}
+    where = {"world": session.name, "generation": session.generation, "rank": session.rank, "operation": operation}
     try:
         _Pickler(out, protocol=4).dump(obj)
     except MultiWorldError as error:
@@ -62,26 +63,22 @@ def allowed(allow: Sequence[Any], session: Session, operation: str) -> Allowed:
     """
     if not allow and isinstance(allow, (list, tuple)):
         return {}
-    given = None if isinstance(allow, str) or not hasattr(allow, "__iter__") else list(allow)
-    for item in [allow] if given is None else given:
-        if given is None or not (_is_name(item) or _has_name(item)):
-            raise InvalidArgument(
-                session.name, f"allow has {item!r}", remedy="pass a list of classes, functions or 'module.qualname'",
-                generation=session.generation, rank=session.rank, operation=operation,
-            )  # fmt: skip
-    return {item if isinstance(item, str) else f"{item.__module__}.{item.__qualname__}": _thing(item) for item in given}
+    listed = isinstance(allow, Iterable) and not isinstance(allow, (str, type))
+    names = dict(map(_named, allow)) if listed else {"": allow}
+    if "" in names:
+        raise InvalidArgument(
+            session.name, f"allow has {names['']!r}", remedy="pass a list of classes, functions or 'module.qualname'",
+            generation=session.generation, rank=session.rank, operation=operation,
+        )  # fmt: skip
+    return names
 
 
-def _is_name(item: Any) -> bool:
-    return isinstance(item, str) and "." in item
-
-
-def _has_name(item: Any) -> bool:
-    return isinstance(getattr(item, "__qualname__", None), str) and isinstance(getattr(item, "__module__", None), str)
-
-
-def _thing(item: Any) -> Any:
-    return _BY_NAME if isinstance(item, str) else item
+def _named(item: Any) -> tuple[str, Any]:
+    """An item of ``allow`` by its full name; by no name if it has none."""
+    if isinstance(item, str):
+        return (item, _BY_NAME) if "." in item else ("", item)
+    module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", None)
+    return (f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else ""), item
 
 
 def loads(data: memoryview | bytes, names: Allowed, session: Session) -> Any:

@@ -27,6 +27,7 @@ _PLAIN_DTYPE: Final = re.compile(r"[<>|=][biufcSUmM]\d{1,9}(\[\d{0,9}[A-Za-z]{1,
 _MAX_DIMS: Final = 64
 _BASE: Final = {"torch.quint8": torch.uint8, "torch.qint8": torch.int8, "torch.qint32": torch.int32}
 
+_QUANTIZED: Final = frozenset({"quint8", "qint8", "qint32", "quint4x2", "quint2x4"})
 _PICKLE_KNOWS: Final = frozenset(
     {type(None), bool, int, float, str, bytes, list, tuple, dict, set, frozenset, bytearray, type}
 )
@@ -72,7 +73,8 @@ def _in_storage(tensor: torch.Tensor) -> bool:
     if tensor.numel() == 0:
         return True
     last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
+    there: int = tensor.untyped_storage().nbytes()
+    return bool((last + 1) * tensor.element_size() <= there)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
@@ -82,15 +84,14 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 def _quantized(tensor: torch.Tensor) -> Pid:
     dtype, scheme = str(tensor.dtype), tensor.qscheme()
-    if dtype in _BASE and scheme is torch.per_tensor_affine:
-        return "quantized", dtype, tuple(tensor.shape), _bytes(tensor.int_repr()), tensor.q_scale(), tensor.q_zero_point()
-    if dtype in _BASE and scheme is torch.per_channel_affine:
-        scales, zeros = tensor.q_per_channel_scales().double(), tensor.q_per_channel_zero_points().long()
-        axis = tensor.q_per_channel_axis()
-        return "quantized", dtype, tuple(tensor.shape), _bytes(tensor.int_repr()), _bytes(scales), _bytes(zeros), axis
-    raise InvalidArgument(
-        what=f"a quantized tensor of {dtype} and {scheme} cannot be sent as an object", remedy="send tensor.dequantize()"
-    )
+    if dtype not in _BASE or scheme not in (torch.per_tensor_affine, torch.per_channel_affine):
+        what = f"a quantized tensor of {dtype} and {scheme} cannot be sent as an object"
+        raise InvalidArgument(what=what, remedy="send tensor.dequantize()")
+    values = "quantized", dtype, tuple(tensor.shape), _bytes(tensor.int_repr())
+    if scheme is torch.per_tensor_affine:
+        return *values, tensor.q_scale(), tensor.q_zero_point()
+    scales, zeros = tensor.q_per_channel_scales().double(), tensor.q_per_channel_zero_points().long()
+    return *values, _bytes(scales), _bytes(zeros), tensor.q_per_channel_axis()
 
 
 def _numpy(numpy: Any, obj: Any) -> Pid | None:
@@ -162,7 +163,10 @@ def _text(shape: tuple[Any, ...]) -> str:
 
 
 def _make_tensor(dtype: str, shape: tuple[Any, ...], data: bytes) -> torch.Tensor:
-    return _filled(_dtype(dtype), shape, data)
+    found = _dtype(dtype)
+    if dtype.removeprefix("torch.") in _QUANTIZED:
+        raise ObjectRefused(what=f"the object holds a tensor of {dtype} without its quantizer")
+    return _filled(found, shape, data)
 
 
 def _make_quantized(dtype: str, shape: tuple[Any, ...], data: bytes, *how: Any) -> torch.Tensor:
