@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,7 +158,7 @@ def check_list(group: GroupBase, operation: str, what: str, given: Any, length: 
     Raises:
         InvalidArgument: it is something else, such as a single tensor, or of another length.
     """
-    if not isinstance(given, (list, tuple)):
+    if not isinstance(given, (list, tuple)) and (isinstance(given, (str, bytes)) or not isinstance(given, Sequence)):
         is_what = "missing" if given is None else f"{type(given).__name__}, not a list"
         raise invalid(group, operation, f"{what} is {is_what}", f"pass {what} as a list")
     if length is not None and len(given) != length:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from multiworld.session import Session
 
 MAX_TAG = 2**31 - 1
+
+
+_CHECKS: Final = {"send": check_source, "recv": check_tensor}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +192,20 @@ def batch(session: Session, group: GroupBase, operations: Sequence[P2P]) -> Oper
     """Start ``Group.batch_p2p``: all arguments are checked first, so that either all operations are started or none."""
     check_list(group, "batch_p2p", "operations", operations)
     for entry in operations:
-        if not isinstance(entry, P2P) or entry.kind not in ("send", "recv"):
-            raise invalid(group, "batch_p2p", f"{entry!r} is no P2P('send' | 'recv', ...)", "pass P2P entries")
-        check = check_source if entry.kind == "send" else check_tensor
-        check(group, "batch_p2p", entry.tensor)
-        _peer_and_key(group, "batch_p2p", "peer", entry.peer, entry.tag)
+        _check_entry(group, entry)
     whole = BatchOperation(session, len(operations))
     with session.lock:
         if session.admit(whole, ()):
             whole.take([_start_entry(session, group, entry) for entry in operations])
     return whole
+
+
+def _check_entry(group: GroupBase, entry: Any) -> None:
+    if not isinstance(entry, P2P) or entry.kind not in _CHECKS:
+        what = f"{type(entry).__name__} given where P2P('send' | 'recv', ...) is expected"
+        raise invalid(group, "batch_p2p", what, "pass P2P entries")
+    _CHECKS[entry.kind](group, "batch_p2p", entry.tensor)
+    _peer_and_key(group, "batch_p2p", "peer", entry.peer, entry.tag)
 
 
 def _start_entry(session: Session, group: GroupBase, entry: P2P) -> Operation:

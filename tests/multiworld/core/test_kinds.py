@@ -350,7 +350,8 @@ async def all_to_all_to(w: Any, x: Any, s: Any) -> Result:
 
 
 async def all_to_all_single_to(w: Any, x: Any, s: Any) -> Result:
-    await w.all_to_all_single(x.reshape(-1) if isinstance(x, torch.Tensor) and x.shape[:1] == (1,) else x, s)
+    flat = x.reshape(-1) if type(x) is torch.Tensor and x.shape[:1] == (1,) else x
+    await w.all_to_all_single(flat, s)
     return [(x, torch.cat([s.chunk(2)[w.rank]] * 2))]
 
 

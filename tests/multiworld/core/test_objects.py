@@ -119,7 +119,16 @@ def test_what_holds_itself_arrives() -> None:
 
 @pytest.mark.parametrize(
     "obj",
-    [Colour.RED, [Colour.BLUE] * 2, Plain(1, "x"), Slotted(1, [2]), Reduced(1, 2), Items([1, 2]), Pairs(a=1), Named(1, 2)],
+    [
+        Colour.RED,
+        [Colour.BLUE] * 2,
+        Plain(1, "x"),
+        Slotted(1, [2]),
+        Reduced(1, 2),
+        Items([1, 2]),
+        Pairs(a=1),
+        Named(1, 2),
+    ],
     ids=repr,
 )
 def test_what_is_allowed_arrives_as_its_class_says(obj: Any) -> None:
@@ -334,7 +343,18 @@ def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
 def _bomb(link: Link) -> float:
     """The largest inputs that are nothing but work, timed where nobody else is."""
     worst = 0.0
-    for unit in (b"N0", b"]0", b"K\x01", b")\x85", b"]\x94", b"(1", b"}(NNu0", b"\x8f(N\x900", b"h\x00", b"h\x00h\x01\x860"):
+    for unit in (
+        b"N0",
+        b"]0",
+        b"K\x01",
+        b")\x85",
+        b"]\x94",
+        b"(1",
+        b"}(NNu0",
+        b"\x8f(N\x900",
+        b"h\x00",
+        b"h\x00h\x01\x860",
+    ):
         data = _pickle(b"]\x94K\x01\x94", unit * (1_000_000 // len(unit)))
         started = time.process_time()
         with pytest.raises(ObjectRefused):
@@ -365,7 +385,14 @@ def test_numpy_arrays_and_scalars_arrive_without_a_word() -> None:
         assert (type(got), got.dtype, got.shape) == (type(array), array.dtype, array.shape)
         assert (got == array).all()
         assert got.flags.writeable
-    for scalar in (np.float32(2), np.int64(3), np.bool_(True), np.str_("abc"), np.datetime64("2020-01-01"), np.bytes_(b"x")):
+    for scalar in (
+        np.float32(2),
+        np.int64(3),
+        np.bool_(True),
+        np.str_("abc"),
+        np.datetime64("2020-01-01"),
+        np.bytes_(b"x"),
+    ):
         got = _round(scalar)
         assert type(got) is type(scalar)
         assert got == scalar
