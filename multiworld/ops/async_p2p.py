@@ -114,5 +114,5 @@ class AsyncPointToPoint(GroupBase):
         Returns:
             For each receive its source rank, for each send None, in the order given.
         """
-        results: list[int | None] = await self._run(timeout, p2p.batch, operations)
+        results: list[int | None] = await self._run(timeout, p2p.batch_p2p, operations)
         return results

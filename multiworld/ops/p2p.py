@@ -188,7 +188,7 @@ def recv_object(session: Session, group: GroupBase, src: int, tag: int, allow: S
     return operation
 
 
-def batch(session: Session, group: GroupBase, operations: Sequence[P2P]) -> Operation:
+def batch_p2p(session: Session, group: GroupBase, operations: Sequence[P2P]) -> Operation:
     """Start ``Group.batch_p2p``: all arguments are checked first, so that either all operations are started or none."""
     check_list(group, "batch_p2p", "operations", operations)
     for entry in operations:

@@ -57,5 +57,5 @@ class SyncPointToPoint(SyncBase):
 
     def batch_p2p(self, operations: Sequence[P2P], *, timeout: float | None = None) -> list[int | None]:
         """``batch_p2p`` of the group, waiting in this thread."""
-        results: list[int | None] = self._run(timeout, p2p.batch, operations)
+        results: list[int | None] = self._run(timeout, p2p.batch_p2p, operations)
         return results

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG005 - the calls of the table take the same arguments, needed or not
 """Every public argument with values that cannot be right: a typed error that says so, and the world goes on."""
 
 from __future__ import annotations
@@ -228,7 +229,6 @@ def _numbers_of_numpy(link: Link, store: str, rank: int) -> Any:
             w.sync.recv(got, np.int64(0), tag=5)
         w.sync.broadcast(got, np.int64(1))
         out = torch.zeros(2)
-        w.sync.all_to_all_single(out, torch.full((2,), rank), [np.int64(1)] * 2, (1, 1)) if False else None
         w.sync.all_to_all_single(out, torch.full((2,), float(rank)), [np.int64(1)] * 2, (np.int8(1), 1))
         return got.tolist(), out.tolist(), group.gid == same.gid, type(w.rank) is int, type(group.ranks[0]) is int
 

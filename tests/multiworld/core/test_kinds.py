@@ -41,7 +41,7 @@ class Hollow(torch.Tensor):
     """A wrapper: what it means lies in another tensor."""
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Any:
+    def __new__(cls: Any, inner: torch.Tensor) -> Any:
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
     @classmethod
@@ -133,7 +133,7 @@ KINDS = {
     "mapped read-only": Kind(_mapped, target="read-only"),
     "expanded": Kind(lambda n: torch.ones(1).expand(n), "not contiguous", "not contiguous"),
     "every other": Kind(lambda n: _values(2 * n)[::2], "not contiguous", "not contiguous"),
-    "uninitialized": _refused(lambda n: torch.nn.UninitializedParameter(), "not initialized", "UninitializedParameter"),
+    "uninitialized": _refused(lambda _: torch.nn.UninitializedParameter(), "not initialized", "UninitializedParameter"),
     "functional": _refused(lambda n: torch._to_functional_tensor(_values(n)), "functional tensor"),
     "vmap": _refused(functools.partial(_caught, torch.func.vmap), "torch.func"),
     "grad": _refused(functools.partial(_caught, torch.func.grad), "torch.func"),

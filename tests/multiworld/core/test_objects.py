@@ -176,6 +176,11 @@ def _doubled(kind: bytes, depth: int) -> bytes:
     return b")\x94" + b"".join(step % (i, i) for i in range(depth))
 
 
+def _tower(at: int) -> bytes:
+    """Thirty frozensets, each of which holds the one before it twice; the top one is number ``at`` + 30."""
+    return b"()\x94" + b"".join(b"(h%ch%c\x85\x91\x94" % (i, i) for i in range(at, at + 30)) + b"1"
+
+
 def _key(value: bytes) -> bytes:
     return _pickle(b"}", value, b"N", b"s")
 
@@ -215,15 +220,12 @@ ATTACKS = {
     ),
     "many copies of a tensor": _pickle(
         b"B" + (500_000).to_bytes(4, "little") + bytes(500_000) + b"\x94",
-        _text("tensor") + b"\x94" + _text("torch.uint8") + b"\x94" + b"J" + (500_000).to_bytes(4, "little") + b"\x85\x94(",
+        _text("tensor") + b"\x94" + _text("torch.uint8") + b"\x94J" + (500_000).to_bytes(4, "little"), b"\x85\x94(",
         b"(h\x01h\x02h\x03h\x00tQ" * 40_000, b"t",
     ),
     "tuples in tuples as a key": _key(_doubled(b"t", 60)),
-    "frozensets in frozensets": _pickle(_doubled(b"f", 60)),
-    "two equal towers of frozensets": _pickle(
-        b"(", *[b")\x94" + b"".join(b"(h%ch%c\x85\x91\x94" % (i, i) for i in range(at, at + 30)) for at in (0, 31)],
-        b"\x8f",
-    ),
+    "frozensets in frozensets": _pickle(b"(", _doubled(b"f", 60), b"1h\x3c"),
+    "two equal towers of frozensets": _pickle(_tower(0), _tower(31), b"\x8f(h\x1eh\x3d\x90"),
     "a key that is deep": _key(b")" + b"\x85" * 500_000),
     "ints of one hash": _pickle(b"\x8f(" + _ints([i * PRIME for i in range(1, 80_000)]) + b"\x90"),
     "tuples of one hash": _pickle(
@@ -244,7 +246,8 @@ ATTACKS = {
     "INST": b"(ios\nsystem\n.", "OBJ": b"(cos\nsystem\no.", "GLOBAL": b"cos\nsystem\n.", "EXT1": _pickle(b"\x82\x01"),
     "EXT4": _pickle(b"\x84\x01\x00\x00\x00"), "PERSID": b"Px\n.", "LONG": b"L" + b"9" * 900_000 + b"L\n.",
     "INT": b"I" + b"9" * 900_000 + b"\n.", "DUP": b"\x80\x04K\x012\x86.", "NEXT_BUFFER": b"\x80\x05\x97.",
-    "BYTEARRAY8": b"\x80\x04\x96" + b"\xff" * 8 + b".", "protocol 200": b"\x80\xc8N.", "nothing": b"", "only a stop": b".",
+    "BYTEARRAY8": b"\x80\x04\x96" + b"\xff" * 8 + b".", "protocol 200": b"\x80\xc8N.", "nothing": b"",
+    "only a stop": b".",
     "two values": _pickle(b"NN"), "a mark left": _pickle(b"N("), "more after the end": _pickle(b"N") + b"N",
     "too long a text": _pickle(b"\x8d" + b"\xff" * 8), "too long bytes": _pickle(b"\x8e" + b"\xff" * 7 + b"\x0f"),
     "no such memo": _pickle(b"h\x05"), "an endless int": _pickle(b"\x8b" + b"\xff" * 4),
@@ -307,7 +310,10 @@ def test_a_class_that_is_allowed_is_not_changed() -> None:
     assert not hasattr(Plain, "x")
 
 
-OPCODES = b"\x80\x04NK\x01J(0123]})etasubQRh\x00\x01\x02\x03\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8e\x8f\x90\x91\x92\x93\x94\x95\x81G.CBX"
+OPCODES = (
+    b"\x80\x04NK\x01J(0123]})etasubQRh\x00\x01\x02\x03\x85\x86\x87\x88\x89"
+    b"\x8a\x8b\x8c\x8e\x8f\x90\x91\x92\x93\x94\x95\x81G.CBX"
+)
 SEEDS = [dumps(obj, SESSION) for obj in PLAIN if len(str(obj)) < 500] + [
     dumps(obj, SESSION) for obj in ({"t": torch.ones(3), "q": [1, {2: (3, "x")}]}, Plain(1, Slotted(2, Reduced(3))))
 ]
