@@ -9,7 +9,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from multiworld.config import WorldState
-from multiworld.errors import BrokenWorldException
+from multiworld.errors import BrokenWorldException, InvalidArgument
 
 if TYPE_CHECKING:
     from multiworld.manager import WorldManager
@@ -92,6 +92,8 @@ class WorldCommunicator:
         await self._world(world_name).scatter(tensor, scatter_list, src)
 
     def _world(self, world_name: str) -> World:
+        if not isinstance(world_name, str):
+            raise InvalidArgument(what=f"world_name is {world_name!r}, not text", remedy="pass the name of a world")
         world = self._manager.find(world_name)
         if world is None:
             raise BrokenWorldException(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from multiworld.errors import InvalidArgument
+
 DEFAULT_OP_TIMEOUT = 300.0
 DEFAULT_JOIN_TIMEOUT = 30.0
 
@@ -42,10 +44,11 @@ class Heartbeat:
     lost_after: float = 0.8
 
     def __post_init__(self) -> None:
-        if not 0 < self.interval < self.suspect_after <= self.lost_after:
-            raise ValueError(
-                "Heartbeat needs 0 < interval < suspect_after <= lost_after, "
-                f"not {self.interval}, {self.suspect_after}, {self.lost_after}"
+        given = self.interval, self.suspect_after, self.lost_after
+        if not all(map(is_duration, given)) or not self.interval < self.suspect_after <= self.lost_after:
+            raise InvalidArgument(
+                what=f"Heartbeat({', '.join(map(repr, given))}) cannot be",
+                remedy="pass seconds: 0 < interval < suspect_after <= lost_after",
             )
 
 
@@ -63,6 +66,13 @@ class TcpStoreAddress:
     port: int
     hosted: bool | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.host, str) or type(self.port) is not int or self.hosted not in (True, False, None):
+            raise InvalidArgument(
+                what=f"TcpStoreAddress({self.host!r}, {self.port!r}, {self.hosted!r}) cannot be",
+                remedy="pass host as text, port as an int, hosted as a bool or None",
+            )
+
     def __str__(self) -> str:
         return f"tcp://{self.host}:{self.port}"
 
@@ -76,6 +86,10 @@ class FileStorePath:
     """
 
     path: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str) or not self.path:
+            raise InvalidArgument(what=f"FileStorePath({self.path!r}) cannot be", remedy="pass the path as text")
 
     def __str__(self) -> str:
         return f"file://{self.path}"

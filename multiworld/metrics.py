@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import importlib
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from multiworld.config import WorldState
-from multiworld.errors import BackendUnavailable
+from multiworld.errors import BackendUnavailable, InvalidArgument
 from multiworld.events import Event, OwnStall, PeerSuspected, WorldBroken, WorldJoined
 
 if TYPE_CHECKING:
@@ -38,6 +39,18 @@ def _prometheus(name: str) -> Any:
         ) from error
 
 
+_registering = threading.Lock()
+#: registries that have metrics of ours; a registry does not look for names of ours itself unless it was told to
+_registered: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _taken(what: str) -> InvalidArgument:
+    return InvalidArgument(
+        what=what, cause="Metrics was made twice, or something else has series of these names",
+        remedy="keep one Metrics per registry: pass registry=CollectorRegistry(), or close() the first",
+    )  # fmt: skip
+
+
 class Metrics:
     """A Prometheus collector; registers itself.
 
@@ -47,9 +60,13 @@ class Metrics:
 
     Raises:
         BackendUnavailable: prometheus-client is not installed.
+        InvalidArgument: no ``MultiWorld`` or registry, or the registry has the metrics of another one: their worlds may
+            have the same names, and the series of one would hide those of the other.
     """
 
     def __init__(self, worlds: MultiWorld, registry: Any = None) -> None:
+        if not hasattr(worlds, "subscribe") or not hasattr(worlds, "worlds"):
+            raise InvalidArgument(what=f"{type(worlds).__name__} given as worlds", remedy="pass a MultiWorld")
         client = _prometheus("prometheus_client")
         self._families = _prometheus("prometheus_client.core")
         self._worlds = worlds
@@ -59,13 +76,31 @@ class Metrics:
         self._suspicions: Counter[tuple[str, int]] = Counter()
         self._stalls = 0
         self._registry = client.REGISTRY if registry is None else registry
-        self._unsubscribe = worlds.subscribe(self._heard)
-        self._registry.register(self)
+        if not isinstance(self._registry, client.CollectorRegistry):
+            raise InvalidArgument(what=f"registry is {registry!r}", remedy="pass a CollectorRegistry, or None")
+        self._closed = False
+        with _registering:
+            self._register()
+
+    def _register(self) -> None:
+        if self._registry in _registered:
+            raise _taken("the registry has the metrics of a MultiWorld already")
+        self._unsubscribe = self._worlds.subscribe(self._heard)
+        try:
+            self._registry.register(self)
+        except ValueError as error:
+            self._unsubscribe()
+            raise _taken(str(error)) from None
+        _registered.add(self._registry)
 
     def close(self) -> None:
-        """Unregister."""
-        self._unsubscribe()
-        self._registry.unregister(self)
+        """Unregister; a second time does nothing."""
+        with _registering:
+            if not self._closed:
+                self._closed = True
+                self._unsubscribe()
+                self._registry.unregister(self)
+                _registered.discard(self._registry)
 
     def collect(self) -> Iterator[Any]:
         """All metrics now; Prometheus calls it."""

@@ -51,6 +51,14 @@ class Defaults:
     heartbeat: Heartbeat
 
 
+def check_resize(config: WorldConfig, resize: bool) -> None:
+    """Check that ``resize`` of a ``join`` is a bool; ``InvalidArgument`` if it is not."""
+    if not isinstance(resize, bool):
+        raise InvalidArgument(
+            config.name, f"resize is {resize!r}", remedy="pass True or False", rank=config.rank, operation="join"
+        )
+
+
 class Attempt:
     """One call of ``join``: whether its caller has given up, and the world once it is in; both under the owner's
     lock."""
@@ -85,9 +93,11 @@ class SyncMultiWorld:
         does."""
         defaults = self._owner.defaults
         config = checked_config(
-            name, rank, size, backend, device, address or defaults.address,
-            defaults.op_timeout if op_timeout is None else op_timeout, join_timeout, heartbeat or defaults.heartbeat,
+            name, rank, size, backend, device, defaults.address if address is None else address,
+            defaults.op_timeout if op_timeout is None else op_timeout, join_timeout,
+            defaults.heartbeat if heartbeat is None else heartbeat,
         )  # fmt: skip
+        check_resize(config, resize)
         return self._owner.admit(config, store, resize, None, Attempt())
 
     def close(self) -> None:
@@ -114,12 +124,14 @@ class MultiWorld:
         op_timeout: float = DEFAULT_OP_TIMEOUT,
         heartbeat: Heartbeat | None = None,
     ) -> None:
-        self.defaults = Defaults(address, op_timeout, heartbeat or Heartbeat())
+        self.defaults = Defaults(address, op_timeout, Heartbeat() if heartbeat is None else heartbeat)
         if not is_duration(op_timeout) or not isinstance(self.defaults.heartbeat, Heartbeat):
             raise InvalidArgument(
                 what=f"op_timeout is {op_timeout!r}, heartbeat {heartbeat!r}",
                 remedy="pass seconds above 0 and a Heartbeat",
             )
+        if address is not None and (not isinstance(address, str) or not address):
+            raise InvalidArgument(what=f"address is {address!r}, not text", remedy="pass a local address, or None")
         self._bus = EventBus()
         #: what worlds there are, and which generation of each is the live one
         self.lock = threading.Lock()
@@ -146,10 +158,10 @@ class MultiWorld:
         """The world of that name; ``InvalidArgument`` if there is none."""
         try:
             return self._worlds[name]
-        except KeyError:
+        except (KeyError, TypeError):
             known = ", ".join(map(repr, self._worlds)) or "none"
             raise InvalidArgument(
-                name, "no such world here", cause=f"joined are: {known}", remedy="join it first"
+                str(name), "no such world here", cause=f"joined are: {known}", remedy="join it first"
             ) from None
 
     async def join(
@@ -191,9 +203,11 @@ class MultiWorld:
         """
         defaults = self.defaults
         config = checked_config(
-            name, rank, size, backend, device, address or defaults.address,
-            defaults.op_timeout if op_timeout is None else op_timeout, join_timeout, heartbeat or defaults.heartbeat,
+            name, rank, size, backend, device, defaults.address if address is None else address,
+            defaults.op_timeout if op_timeout is None else op_timeout, join_timeout,
+            defaults.heartbeat if heartbeat is None else heartbeat,
         )  # fmt: skip
+        check_resize(config, resize)
         attempt = Attempt()
         loop = asyncio.get_running_loop()
         try:
@@ -225,6 +239,8 @@ class MultiWorld:
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``callback`` for each event, in the thread where it happens; returns what ends it."""
         self._check_usable(None)
+        if not callable(callback):
+            raise InvalidArgument(what=f"callback is {callback!r}", remedy="pass a function of one event")
         return self._bus.subscribe(callback)
 
     async def close(self) -> None:

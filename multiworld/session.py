@@ -34,7 +34,9 @@ from multiworld.net.frames import Kind
 from multiworld.net.lane import Done, Lane
 from multiworld.ops.agreement import Agreement, CollectiveOperation
 from multiworld.ops.any_source import AnyReceive
+from multiworld.ops.base import begin, outcome
 from multiworld.ops.mailbox import Mailbox
+from multiworld.ops.modes import disturbed, undisturbed
 from multiworld.ops.operation import Operation, wait_async, wait_sync
 from multiworld.ops.quarantine import watching
 from multiworld.profiling import span
@@ -134,7 +136,7 @@ class Session:
 
     def new_buffer(self, nbytes: int) -> torch.Tensor:
         """Memory for a message whose length the sender said."""
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def agreement(self, gid: int) -> Agreement:
         """The collectives of a group, which a peer may have begun before us."""
@@ -180,7 +182,11 @@ class Session:
     def pump(self, lane: Lane) -> None:
         """Read and handle what came on ``lane``; an error in that ends this world, and nobody waits for ever."""
         try:
-            lane.pump()
+            if disturbed():  # the caller's modes, or those of another coroutine of this loop
+                with undisturbed():
+                    lane.pump()
+            else:
+                lane.pump()
         except Exception as error:
             logger.exception("world %r: handling what rank %d sent failed", self.name, lane.peer)
             self.protocol_error(lane, f"{type(error).__name__}: {error}")
@@ -368,18 +374,18 @@ class Session:
     async def watched_async(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
         """Run an operation inside a profiler's span, its memory watched."""
         with span(self.name, self.generation, starter.__name__), watching() as watch:
-            operation = watch(starter(self, group, *args))
+            operation = watch(begin(self, group, starter, *args))
             if not operation.done:
                 await wait_async(operation, timeout)
-            return operation.result()
+            return outcome(operation)
 
     def watched_sync(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
         """Run an operation inside a profiler's span, its memory watched, waiting in this thread."""
         with span(self.name, self.generation, starter.__name__), watching() as watch:
-            operation = watch(starter(self, group, *args))
+            operation = watch(begin(self, group, starter, *args))
             if not operation.done:
                 wait_sync(operation, timeout)
-            return operation.result()
+            return outcome(operation)
 
     def publish(self, event: Event) -> None:
         """Hand an event to whoever listens; from the hub's thread, never under a caller's feet."""

@@ -8,7 +8,7 @@ import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +16,7 @@ from multiworld.breaking import LINGER_SECONDS
 from multiworld.config import WorldConfig, WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WorldClosed, WrongContext
 from multiworld.group import Group, SyncGroup
+from multiworld.ops.memory import check_list, check_number, invalid
 from multiworld.rendezvous.settings import checked_config
 from multiworld.tally import Tally
 from multiworld.threads import run_in_thread
@@ -124,10 +125,11 @@ class World(Group):
             label: tells groups of the same ranks apart.
 
         Raises:
-            InvalidArgument: a rank out of range, twice, or ours missing.
+            InvalidArgument: no list of whole numbers; a rank out of range, twice, or ours missing.
         """
-        members = tuple(ranks)
-        inside = all(isinstance(r, int) and 0 <= r < self.size for r in members)
+        check_list(self, "group", "ranks", ranks)
+        members = tuple(check_number(self, "group", f"ranks[{place}]", rank) for place, rank in enumerate(ranks))
+        inside = all(0 <= r < self.size for r in members)
         if not inside or len(set(members)) != len(members) or self.world_rank not in members:
             raise InvalidArgument(
                 self.name,
@@ -136,6 +138,8 @@ class World(Group):
                 rank=self.world_rank,
                 operation="group",
             )
+        if not isinstance(label, str):
+            raise invalid(self, "group", f"label is {label!r}, not text", "pass the same text on every member")
         gid = zlib.crc32(repr((members, label)).encode()) or 1
         return Group(self, members, gid)
 
@@ -250,15 +254,14 @@ class World(Group):
         """What to rejoin with, checked before the world that stands is left."""
         was = self._config
         try:
-            checked_config(
+            checked = checked_config(
                 was.name, was.rank if rank is None else rank, was.size if size is None else size, was.backend,
                 was.device, was.address, was.op_timeout, was.join_timeout if timeout is None else timeout,
                 was.heartbeat,
             )  # fmt: skip
         except MultiWorldError as error:
             raise error.with_context(operation="rejoin", generation=self.generation) from None
-        wanted: dict[str, Any] = {"rank": rank, "size": size, "join_timeout": timeout}
-        return replace(was, **{k: v for k, v in wanted.items() if v is not None})
+        return replace(was, rank=checked.rank, size=checked.size, join_timeout=checked.join_timeout)
 
     def __repr__(self) -> str:
         place = f"rank={self.world_rank}, size={self.size}, generation={self.generation}"

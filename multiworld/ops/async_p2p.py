@@ -83,8 +83,8 @@ class AsyncPointToPoint(GroupBase):
         Returns:
             A new tensor. Lengths above the world's ``max_message_bytes`` are refused with ``TensorMismatch``.
         """
-        tensor: torch.Tensor = await self._run(timeout, p2p.recv_tensor, src, tag)
-        return tensor.to(self.device if device is None else device)
+        tensor: torch.Tensor = await self._run(timeout, p2p.recv_tensor, src, tag, device)
+        return tensor
 
     async def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send any picklable object, for ``recv_object`` on the other side. Arguments as in ``send``."""
@@ -114,5 +114,5 @@ class AsyncPointToPoint(GroupBase):
         Returns:
             For each receive its source rank, for each send None, in the order given.
         """
-        results: list[int | None] = await self._run(timeout, p2p.batch, operations)
+        results: list[int | None] = await self._run(timeout, p2p.batch_p2p, operations)
         return results

@@ -10,11 +10,13 @@ import torch
 from multiworld.config import is_duration
 from multiworld.errors import InvalidArgument
 from multiworld.ops import quarantine
+from multiworld.ops.modes import disturbed, transforming, undisturbed
 from multiworld.ops.operation import wait_async, wait_sync
 from multiworld.profiling import profiled
 
 if TYPE_CHECKING:
     from multiworld.ops.operation import Operation
+    from multiworld.session import Session
     from multiworld.world import World
 
 Starter = Callable[..., "Operation"]
@@ -22,10 +24,32 @@ Starter = Callable[..., "Operation"]
 
 def _check(group: GroupBase, timeout: float | None, starter: Starter) -> None:
     if timeout is not None and not is_duration(timeout):
-        raise InvalidArgument(
-            group._world.name, f"timeout is {timeout!r}", remedy="pass seconds above 0; None is the world's op_timeout",
-            rank=group._world.world_rank, operation=starter.__name__,
-        )  # fmt: skip
+        raise _invalid(
+            group, starter, f"timeout is {timeout!r}", "pass seconds above 0; None is the world's op_timeout"
+        )
+    if transforming():
+        raise _invalid(group, starter, "called inside a transform of torch.func (vmap, grad, jvp)", "call it outside")
+
+
+def _invalid(group: GroupBase, starter: Starter, what: str, remedy: str) -> InvalidArgument:
+    world = group._world
+    return InvalidArgument(world.name, what, remedy=remedy, rank=world.world_rank, operation=starter.__name__)
+
+
+def begin(session: Session, group: GroupBase, starter: Starter, *args: Any) -> Operation:
+    """Start an operation, outside of the caller's modes."""
+    if not disturbed():
+        return starter(session, group, *args)
+    with undisturbed():
+        return starter(session, group, *args)
+
+
+def outcome(operation: Operation) -> Any:
+    """The result of a done operation, made outside of the caller's modes; raises its error."""
+    if not disturbed():
+        return operation.result()
+    with undisturbed():
+        return operation.result()
 
 
 class GroupBase:
@@ -60,10 +84,10 @@ class GroupBase:
         session = self._world.enter_async(starter.__name__)
         if quarantine.ACTIVE or profiled():
             return await session.watched_async(self, timeout, starter, *args)
-        operation = starter(session, self, *args)
+        operation = begin(session, self, starter, *args)
         if not operation.done:
             await wait_async(operation, timeout)
-        return operation.result()
+        return outcome(operation)
 
 
 class SyncBase:
@@ -79,7 +103,7 @@ class SyncBase:
         session = self._group._world.enter_sync(starter.__name__)
         if quarantine.ACTIVE or profiled():
             return session.watched_sync(self._group, timeout, starter, *args)
-        operation = starter(session, self._group, *args)
+        operation = begin(session, self._group, starter, *args)
         if not operation.done:
             wait_sync(operation, timeout)
-        return operation.result()
+        return outcome(operation)

@@ -6,17 +6,18 @@ backend (``launch``, ``after``). Data that is only moved is handled as bytes, so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from multiworld.net.frames import CODES
 from multiworld.ops.agreement import CollectiveOperation
-from multiworld.ops.memory import bytes_of, check_rank, check_tensor, invalid
+from multiworld.ops.memory import bytes_of, check_list, check_rank, check_source, check_tensor, invalid
 from multiworld.ops.plan import INLINE_BYTES, Bytes, Collective, Parts, Plan, signature
 from multiworld.ops.reduction import Reduction
 from multiworld.ops.shelf import Shelf
+from multiworld.ops.staging import readable
 
 if TYPE_CHECKING:
     from multiworld.ops.base import GroupBase
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from multiworld.session import Session
 
 Tensors = Sequence[torch.Tensor]
+#: ``check_tensor`` for what is written, ``check_source`` for what is only read
+Check = Callable[["GroupBase", str, torch.Tensor], int]
 
 
 def start(session: Session, group: GroupBase, plan: Plan) -> Operation:
@@ -42,15 +45,14 @@ def small(session: Session, group: GroupBase, nbytes: int) -> bool:
     return nbytes * (group.size - 1) <= INLINE_BYTES and session.config.backend != "nccl"
 
 
-def as_list(group: GroupBase, operation: str, what: str, tensors: Tensors | None, like: torch.Tensor) -> Tensors:
-    """Check a list of one tensor per rank, each of the length and dtype of ``like``."""
-    if tensors is None or len(tensors) != group.size:
-        given = "no list" if tensors is None else f"{len(tensors)} tensors"
-        raise invalid(
-            group, operation, f"{what} has {given}, the group {group.size} members", "pass one tensor per rank"
-        )
+def as_list(
+    group: GroupBase, operation: str, what: str, tensors: Tensors | None, like: torch.Tensor, check: Check
+) -> Tensors:
+    """Check a list of one tensor per rank, each with ``check``, and each of the length and dtype of ``like``."""
+    check_list(group, operation, what, tensors, group.size)
+    assert tensors is not None  # noqa: S101 - for the type checker; it is a list
     for place, tensor in enumerate(tensors):
-        check_tensor(group, operation, tensor)
+        check(group, operation, tensor)
         if tensor.dtype != like.dtype or tensor.numel() != like.numel():
             raise invalid(
                 group,
@@ -62,7 +64,10 @@ def as_list(group: GroupBase, operation: str, what: str, tensors: Tensors | None
 
 
 def _only_at(group: GroupBase, operation: str, what: str, root: int, tensors: Tensors | None) -> None:
-    if tensors and group.rank != root:
+    if group.rank == root or tensors is None:
+        return
+    check_list(group, operation, what, tensors)
+    if tensors:
         raise invalid(group, operation, f"{what} given at rank {group.rank}", f"pass it at rank {root} only")
 
 
@@ -73,9 +78,9 @@ def barrier(session: Session, group: GroupBase, name: str = "barrier") -> Operat
 
 def broadcast(session: Session, group: GroupBase, tensor: torch.Tensor, src: int) -> Operation:
     """Start ``Group.broadcast``."""
-    code = check_tensor(group, "broadcast", tensor)
-    check_rank(group, "broadcast", "src", src)
+    src = check_rank(group, "broadcast", "src", src)
     shelf, ours = Shelf(session), group.rank == src
+    code = (check_source if ours else check_tensor)(group, "broadcast", tensor)
     flat = shelf.both(tensor) if not ours else shelf.source(tensor)
     inline = small(session, group, flat.nbytes)
 
@@ -99,7 +104,7 @@ def all_reduce(session: Session, group: GroupBase, tensor: torch.Tensor, op: Any
 
 def reduce(session: Session, group: GroupBase, tensor: torch.Tensor, dst: int, op: Any) -> Operation:
     """Start ``Group.reduce``."""
-    check_rank(group, "reduce", "dst", dst)
+    dst = check_rank(group, "reduce", "dst", dst)
     return _reduce_to(session, group, "reduce", Collective.REDUCE, tensor, op, dst)
 
 
@@ -112,9 +117,9 @@ def _reduce_to(
     op: Any,
     dst: int | None,
 ) -> Operation:
-    code = check_tensor(group, name, tensor)
-    reduction = Reduction(group, name, op, tensor.dtype, here=session.config.backend != "nccl")
     shelf, ours = Shelf(session), dst is None or group.rank == dst
+    code = check_tensor(group, name, tensor)  # at every rank: the backend may use the memory for what is between
+    reduction = Reduction(group, name, op, tensor.dtype, here=session.config.backend != "nccl")
     flat = shelf.both(tensor)
     inline = small(session, group, flat.nbytes)
 
@@ -140,15 +145,16 @@ def _reduce_to(
 
 def all_gather(session: Session, group: GroupBase, tensors: Tensors, tensor: torch.Tensor) -> Operation:
     """Start ``Group.all_gather``."""
-    check_tensor(group, "all_gather", tensor)
-    return _all_gather(session, group, "all_gather", as_list(group, "all_gather", "tensors", tensors, tensor), tensor)
+    name = "all_gather"
+    check_source(group, name, tensor)
+    return _all_gather(session, group, name, as_list(group, name, "tensors", tensors, tensor, check_tensor), tensor)
 
 
 def all_gather_into_tensor(session: Session, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
     """Start ``Group.all_gather_into_tensor``."""
     name = "all_gather_into_tensor"
-    check_tensor(group, name, tensor)
-    return _all_gather(session, group, name, pieces(group, name, "output", output, tensor), tensor)
+    check_source(group, name, tensor)
+    return _all_gather(session, group, name, pieces(group, name, "output", output, tensor, check_tensor), tensor)
 
 
 def _all_gather(session: Session, group: GroupBase, name: str, outputs: Tensors, tensor: torch.Tensor) -> Operation:
@@ -173,11 +179,11 @@ def gather(
     session: Session, group: GroupBase, tensor: torch.Tensor, gather_list: Tensors | None, dst: int
 ) -> Operation:
     """Start ``Group.gather``."""
-    code = check_tensor(group, "gather", tensor)
-    check_rank(group, "gather", "dst", dst)
+    code = check_source(group, "gather", tensor)
+    dst = check_rank(group, "gather", "dst", dst)
     _only_at(group, "gather", "gather_list", dst, gather_list)
     shelf, me = Shelf(session), group.rank
-    outputs = as_list(group, "gather", "gather_list", gather_list, tensor) if me == dst else ()
+    outputs = as_list(group, "gather", "gather_list", gather_list, tensor, check_tensor) if me == dst else ()
     flat, flats = shelf.source(tensor), [shelf.target(output) for output in outputs]
     inline = small(session, group, flat.nbytes)
 
@@ -199,10 +205,10 @@ def scatter(
 ) -> Operation:
     """Start ``Group.scatter``."""
     code = check_tensor(group, "scatter", tensor)
-    check_rank(group, "scatter", "src", src)
+    src = check_rank(group, "scatter", "src", src)
     _only_at(group, "scatter", "scatter_list", src, scatter_list)
     shelf, me = Shelf(session), group.rank
-    inputs = as_list(group, "scatter", "scatter_list", scatter_list, tensor) if me == src else ()
+    inputs = as_list(group, "scatter", "scatter_list", scatter_list, tensor, check_source) if me == src else ()
     flat, flats = shelf.target(tensor), [shelf.source(one) for one in inputs]
     inline = small(session, group, flat.nbytes)
 
@@ -218,9 +224,11 @@ def scatter(
     return start(session, group, plan)
 
 
-def pieces(group: GroupBase, operation: str, what: str, whole: torch.Tensor, piece: torch.Tensor) -> Tensors:
-    """``whole`` as one flat piece per rank, each of the length and dtype of ``piece``."""
-    check_tensor(group, operation, whole)
+def pieces(
+    group: GroupBase, operation: str, what: str, whole: torch.Tensor, piece: torch.Tensor, check: Check
+) -> Tensors:
+    """``whole``, checked with ``check``, as one flat piece per rank, each of the length and dtype of ``piece``."""
+    check(group, operation, whole)
     if whole.numel() != piece.numel() * group.size or whole.dtype != piece.dtype:
         raise invalid(
             group,
@@ -228,7 +236,8 @@ def pieces(group: GroupBase, operation: str, what: str, whole: torch.Tensor, pie
             f"{what} has {whole.numel()} of {whole.dtype}, not {group.size} times {piece.numel()} of {piece.dtype}",
             "make the one as long as all pieces together",
         )
-    return list(whole.reshape(-1).chunk(group.size)) if whole.numel() else [whole.reshape(-1)] * group.size
+    flat = readable(whole).reshape(-1)  # a copy only of what is lazy, which only a source may be
+    return list(flat.chunk(group.size)) if whole.numel() else [flat] * group.size
 
 
 def part(parts: Parts, place: int) -> memoryview:

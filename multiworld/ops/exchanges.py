@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multiworld.net.frames import CODES
-from multiworld.ops.collectives import Tensors, as_list, part, pieces, small, start, tensors_of
-from multiworld.ops.memory import bytes_of, check_tensor, invalid
+from multiworld.ops.collectives import Check, Tensors, as_list, part, pieces, small, start, tensors_of
+from multiworld.ops.memory import bytes_of, check_list, check_number, check_source, check_tensor, invalid
 from multiworld.ops.plan import Collective, Parts, Plan, signature
 from multiworld.ops.reduction import Reduction
 from multiworld.ops.shelf import Shelf
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def reduce_scatter(session: Session, group: GroupBase, output: torch.Tensor, input_list: Tensors, op: Any) -> Operation:
     """Start ``Group.reduce_scatter``."""
     check_tensor(group, "reduce_scatter", output)
-    inputs = as_list(group, "reduce_scatter", "input_list", input_list, output)
+    inputs = as_list(group, "reduce_scatter", "input_list", input_list, output, check_source)
     return _reduce_scatter(session, group, "reduce_scatter", output, inputs, op)
 
 
@@ -33,7 +33,8 @@ def reduce_scatter_tensor(
     """Start ``Group.reduce_scatter_tensor``."""
     name = "reduce_scatter_tensor"
     check_tensor(group, name, output)
-    return _reduce_scatter(session, group, name, output, pieces(group, name, "tensor", tensor, output), op)
+    inputs = pieces(group, name, "tensor", tensor, output, check_source)
+    return _reduce_scatter(session, group, name, output, inputs, op)
 
 
 def _reduce_scatter(
@@ -78,8 +79,8 @@ def _sign(kind: Collective, tensor: torch.Tensor, reduction: int, inline: bool) 
 def all_to_all(session: Session, group: GroupBase, output_list: Tensors, input_list: Tensors) -> Operation:
     """Start ``Group.all_to_all``; lengths may differ by pair, and both sides of a pair are compared."""
     name = "all_to_all"
-    for what, tensors in (("output_list", output_list), ("input_list", input_list)):
-        _check_row(group, name, what, tensors, input_list)
+    _check_row(group, name, "input_list", input_list, check_source)
+    _check_row(group, name, "output_list", output_list, check_tensor, input_list[0].dtype)
     shelf = Shelf(session)
     sources, targets = [shelf.source(one) for one in input_list], [shelf.target(one) for one in output_list]
     sent = shelf.keep(torch.cat(sources))
@@ -104,7 +105,7 @@ def all_to_all_single(
     """Start ``Group.all_to_all_single``."""
     name = "all_to_all_single"
     check_tensor(group, name, output)
-    check_tensor(group, name, tensor)
+    check_source(group, name, tensor)
     if output.dtype != tensor.dtype:
         raise invalid(group, name, f"output is {output.dtype}, tensor {tensor.dtype}", "make them alike")
     to = _splits(group, name, "input_split_sizes", tensor, input_split_sizes)
@@ -157,32 +158,29 @@ def _uneven(
     return start(session, group, plan)
 
 
-def _check_row(group: GroupBase, name: str, what: str, tensors: Tensors, inputs: Tensors) -> None:
-    if len(tensors) != group.size:
-        raise invalid(
-            group,
-            name,
-            f"{what} has {len(tensors)} tensors, the group {group.size} members",
-            "pass one tensor per rank",
-        )
+def _check_row(
+    group: GroupBase, name: str, what: str, tensors: Tensors, check: Check, dtype: torch.dtype | None = None
+) -> None:
+    """Check a list of one tensor per rank, all of one dtype: ``dtype``, or that of the first."""
+    check_list(group, name, what, tensors, group.size)
     for place, tensor in enumerate(tensors):
-        check_tensor(group, name, tensor)
-        if tensor.dtype != inputs[0].dtype:
-            raise invalid(
-                group, name, f"{what}[{place}] is {tensor.dtype}, the first input {inputs[0].dtype}", "make them alike"
-            )
+        check(group, name, tensor)
+        dtype = dtype or tensor.dtype
+        if tensor.dtype != dtype:
+            raise invalid(group, name, f"{what}[{place}] is {tensor.dtype}, the first input {dtype}", "make them alike")
 
 
-def _splits(group: GroupBase, name: str, what: str, tensor: torch.Tensor, sizes: Sequence[int] | None) -> list[int]:
+def _splits(group: GroupBase, name: str, what: str, tensor: torch.Tensor, given: Sequence[int] | None) -> list[int]:
     """Bytes per rank, from sizes along the first dimension."""
     rows = tensor.shape[0] if tensor.dim() else 1
-    if sizes is None:
+    if given is None:
         if rows % group.size:
             raise invalid(group, name, f"{rows} rows cannot be split evenly among {group.size}", f"pass {what}")
         sizes = [rows // group.size] * group.size
-    if len(sizes) != group.size or sum(sizes) != rows or min(sizes) < 0:
-        raise invalid(
-            group, name, f"{what} is {list(sizes)} for {rows} rows and {group.size} members", "make it add up"
-        )
+    else:
+        check_list(group, name, what, given, group.size)
+        sizes = [check_number(group, name, f"{what}[{place}]", size) for place, size in enumerate(given)]
+    if sum(sizes) != rows or min(sizes) < 0:
+        raise invalid(group, name, f"{what} is {sizes} for {rows} rows and {group.size} members", "make it add up")
     per_row = tensor.nbytes // rows if rows else 0
     return [size * per_row for size in sizes]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from multiworld.errors import InvalidArgument
 from multiworld.net.frames import CODES
+from multiworld.ops.arguments import whole_number
+from multiworld.ops.foreign import why_read_only
+from multiworld.ops.kinds import LAZY, PLAIN, PLAIN_TYPES, Form, Kind, key_set, kind_of
 
 if TYPE_CHECKING:
     from multiworld.ops.base import GroupBase
@@ -18,6 +23,10 @@ _from_memory.restype = ctypes.py_object
 _from_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 _WRITABLE = 0x200  # PyBUF_WRITE of CPython's object.h
 EMPTY = memoryview(bytearray(0))
+#: whether a storage tells memory of PyTorch's own, which may be resized, from memory of somebody else
+_tells_owner = hasattr(torch.UntypedStorage, "resizable")
+#: sets of dispatch keys of plain tensors on the CPU, as they come by: for these a look at the memory is all it takes
+_plain_on_cpu: set[Hashable] = set()
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -25,25 +34,85 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes == 0:
         return EMPTY
-    view: memoryview = _from_memory(tensor.data_ptr(), nbytes, _WRITABLE)
+    address = tensor.data_ptr()
+    if not address:  # the last line of defence: reading there would end the process
+        raise InvalidArgument(what="the tensor has no memory", cause="it is fake, or its storage was resized to 0")
+    view: memoryview = _from_memory(address, nbytes, _WRITABLE)
     return view
 
 
 def check_tensor(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
-    """Check that ``tensor`` can be sent or received as it lies; its dtype's code on the wire.
+    """Check that ``tensor`` can be received into, as it lies; its dtype's code on the wire.
 
     Raises:
-        InvalidArgument: not a tensor, not dense, not contiguous, not on the world's device, or of an unknown dtype.
+        InvalidArgument: not a tensor, or one whose memory is not simply its values: see ``ops.kinds``; not contiguous,
+            not on the world's device, of an unknown dtype, or in memory that cannot be written to.
     """
+    if type(tensor) in PLAIN_TYPES and key_set(tensor) in _plain_on_cpu and tensor.is_contiguous():
+        storage = tensor.untyped_storage()
+        needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
+        if storage.nbytes() >= needed and (storage.resizable() if _tells_owner else True):
+            code = CODES.get(tensor.dtype)
+            if code is not None:
+                return code
+    code = _checked(group, operation, tensor, Form.PLAIN)
+    _check_writable(group, operation, tensor)
+    return code
+
+
+def check_source(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
+    """Check that ``tensor`` can be sent, as ``staging.readable`` makes it; its dtype's code on the wire.
+
+    Raises:
+        InvalidArgument: as ``check_tensor``; but read-only memory and what is lazily conjugated or negated may be sent.
+    """
+    if type(tensor) in PLAIN_TYPES and key_set(tensor) in _plain_on_cpu and tensor.is_contiguous():
+        needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
+        if tensor.untyped_storage().nbytes() >= needed:
+            code = CODES.get(tensor.dtype)
+            if code is not None:
+                return code
+    return _checked(group, operation, tensor, Form.LAZY)
+
+
+def _checked(group: GroupBase, operation: str, tensor: torch.Tensor, most: Form) -> int:
+    """The same, step by step: what is wrong is named. ``most`` is how far from plain it may be."""
     if not isinstance(tensor, torch.Tensor):
         raise invalid(
             group, operation, f"{type(tensor).__name__} given where a tensor is expected", "pass a torch.Tensor"
         )
-    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+    if is_lazy(tensor):
+        raise invalid(group, operation, "the parameter is not initialized yet", "materialize it first")
+    keys, kind = key_set(tensor), kind_of(tensor)
+    if kind is not PLAIN and not (kind is LAZY and most is Form.LAZY):
+        raise _not_plain(group, operation, kind)
+    bare = as_plain(tensor)
+    code = _check_dense(group, operation, bare)
+    if bare.device.type == "cpu":
+        _check_extent(group, operation, bare)
+        if kind is PLAIN:
+            _plain_on_cpu.add(keys)
+    return code
+
+
+def _not_plain(group: GroupBase, operation: str, kind: Kind) -> InvalidArgument:
+    return invalid(group, operation, f"it is {kind.name}", kind.remedy)
+
+
+def as_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` without its class: what a subclass overrides is not called for what only moves bytes."""
+    if type(tensor) in PLAIN_TYPES:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
+def _check_dense(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
+    if not tensor.is_contiguous():
         raise invalid(
             group, operation, "the tensor is not contiguous", "pass tensor.contiguous(), and copy back what is received"
         )
-    if tensor.device.type != group.device.type and tensor.device.type != "cpu":
+    if tensor.device.type not in (group.device.type, "cpu"):
         raise invalid(
             group,
             operation,
@@ -58,6 +127,46 @@ def check_tensor(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
     return code
 
 
+def _check_extent(group: GroupBase, operation: str, tensor: torch.Tensor) -> None:
+    """A storage that was resized is no longer what the tensor says, and reading it would end the process."""
+    needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size() if tensor.numel() else 0
+    there = tensor.untyped_storage().nbytes()
+    if there < needed:
+        raise invalid(
+            group, operation, f"the tensor's storage has {there} bytes, the tensor needs {needed}",
+            "resize the storage back; FSDP, for one, resizes it to 0 between uses",
+        )  # fmt: skip
+
+
+def _check_writable(group: GroupBase, operation: str, tensor: torch.Tensor) -> None:
+    tensor = as_plain(tensor)
+    if tensor.device.type != "cpu":
+        return
+    storage = tensor.untyped_storage()
+    why = (
+        None
+        if not _tells_owner or storage.resizable()
+        else why_read_only(storage.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    )
+    if why is not None:
+        raise invalid(group, operation, f"the tensor cannot be written to: {why}", "pass tensor.clone()")
+
+
+def check_list(group: GroupBase, operation: str, what: str, given: Any, length: int | None = None) -> None:
+    """Check that ``given`` is a list or a tuple, of ``length`` entries if that is given.
+
+    Raises:
+        InvalidArgument: it is something else, such as a single tensor, or of another length.
+    """
+    if not isinstance(given, (list, tuple)) and (isinstance(given, (str, bytes)) or not isinstance(given, Sequence)):
+        is_what = "missing" if given is None else f"{type(given).__name__}, not a list"
+        raise invalid(group, operation, f"{what} is {is_what}", f"pass {what} as a list")
+    if length is not None and len(given) != length:
+        raise invalid(
+            group, operation, f"{what} has {len(given)} entries, the group {length} members", "pass one per rank"
+        )
+
+
 def invalid(group: GroupBase, operation: str, what: str, remedy: str) -> InvalidArgument:
     """An ``InvalidArgument`` for a call on ``group``."""
     world: Any = group._world
@@ -66,10 +175,50 @@ def invalid(group: GroupBase, operation: str, what: str, remedy: str) -> Invalid
     )
 
 
+def check_number(group: GroupBase, operation: str, what: str, value: Any) -> int:
+    """Check that ``value`` is a whole number; NumPy's are welcome, bool is none.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    if type(value) is int:
+        return value
+    number = whole_number(value)
+    if number is None:
+        raise invalid(group, operation, f"{what} is {value!r}, not a whole number", f"pass {what} as an int")
+    return number
+
+
 def check_rank(group: GroupBase, operation: str, what: str, rank: int) -> int:
-    """Check that ``rank`` is one of the group; the world rank it stands for."""
-    if not isinstance(rank, int) or not 0 <= rank < len(group.ranks):
+    """Check that ``rank`` is one of the group; the rank as an int.
+
+    Raises:
+        InvalidArgument: it is no whole number, or out of range.
+    """
+    number = check_number(group, operation, what, rank)
+    if not 0 <= number < len(group.ranks):
         raise invalid(
-            group, operation, f"{what} is {rank!r}, not a rank of 0 to {len(group.ranks) - 1}", f"correct {what}"
+            group, operation, f"{what} is {number}, not a rank of 0 to {len(group.ranks) - 1}", f"correct {what}"
         )
-    return group.ranks[rank]
+    return number
+
+
+def check_device(group: GroupBase, operation: str, device: torch.device | str | int | None) -> torch.device:
+    """The device that is meant; None is the world's. Known before anything is received, so that nothing is lost.
+
+    Raises:
+        InvalidArgument: torch knows no such device, or nothing can lie there.
+    """
+    if device is None:
+        return group.device
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, TypeError, AssertionError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise invalid(
+            group, operation, f"device {device!r} cannot be used: {first}", "pass 'cpu', 'cuda' or 'cuda:N'"
+        ) from None
+    if place.type == "meta":
+        raise invalid(group, operation, "device 'meta' has no memory to receive into", "receive on the CPU")
+    return place

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from multiworld.ops.collectives import part, start
-from multiworld.ops.memory import check_rank, invalid
-from multiworld.ops.pickling import dumps, loads
+from multiworld.ops.memory import check_list, check_rank
+from multiworld.ops.pickling import allowed, dumps, loads
 from multiworld.ops.plan import Bytes, Collective, Parts, Plan, signature
 
 if TYPE_CHECKING:
@@ -34,35 +34,38 @@ def _start(
 
 def broadcast_object(session: Session, group: GroupBase, obj: Any, src: int, allow: Allow) -> Operation:
     """Start ``Group.broadcast_object``."""
-    check_rank(group, "broadcast_object", "src", src)
+    src = check_rank(group, "broadcast_object", "src", src)
+    names = allowed(allow, session, "broadcast_object")
     ours = group.rank == src
-    data = dumps(obj, session) if ours else None
+    data = dumps(obj, session, "broadcast_object") if ours else None
 
     def result(parts: Parts) -> Any:
-        return obj if ours else loads(part(parts, src), allow, session)
+        return obj if ours else loads(part(parts, src), names, session)
 
     return _start(session, group, "broadcast_object", Collective.BROADCAST_OBJECT, src, lambda _: data, result)
 
 
 def all_gather_object(session: Session, group: GroupBase, obj: Any, allow: Allow) -> Operation:
     """Start ``Group.all_gather_object``."""
-    data = dumps(obj, session)
+    data = dumps(obj, session, "all_gather_object")
+    names = allowed(allow, session, "all_gather_object")
 
     def result(parts: Parts) -> list[Any]:
-        return [obj if one is None else loads(one, allow, session) for one in parts]
+        return [obj if one is None else loads(one, names, session) for one in parts]
 
     return _start(session, group, "all_gather_object", Collective.ALL_GATHER_OBJECT, -1, lambda _: data, result)
 
 
 def gather_object(session: Session, group: GroupBase, obj: Any, dst: int, allow: Allow) -> Operation:
     """Start ``Group.gather_object``."""
-    check_rank(group, "gather_object", "dst", dst)
-    data = dumps(obj, session)
+    dst = check_rank(group, "gather_object", "dst", dst)
+    names = allowed(allow, session, "gather_object")
+    data = dumps(obj, session, "gather_object")
 
     def result(parts: Parts) -> list[Any] | None:
         if group.rank != dst:
             return None
-        return [obj if one is None else loads(one, allow, session) for one in parts]
+        return [obj if one is None else loads(one, names, session) for one in parts]
 
     return _start(
         session,
@@ -77,17 +80,15 @@ def gather_object(session: Session, group: GroupBase, obj: Any, dst: int, allow:
 
 def scatter_object(session: Session, group: GroupBase, objs: Sequence[Any] | None, src: int, allow: Allow) -> Operation:
     """Start ``Group.scatter_object``."""
-    check_rank(group, "scatter_object", "src", src)
+    src = check_rank(group, "scatter_object", "src", src)
+    names = allowed(allow, session, "scatter_object")
     ours = group.rank == src
-    if ours and (objs is None or len(objs) != group.size):
-        given = "nothing" if objs is None else f"{len(objs)} objects"
-        raise invalid(
-            group, "scatter_object", f"objs has {given}, the group {group.size} members", "pass one object per rank"
-        )
-    data = [dumps(one, session) for one in objs] if ours and objs is not None else []
+    if ours or objs is not None:
+        check_list(group, "scatter_object", "objs", objs, group.size)
+    data = [dumps(one, session, "scatter_object") for one in objs] if ours and objs is not None else []
 
     def result(parts: Parts) -> Any:
-        return objs[src] if ours and objs is not None else loads(part(parts, src), allow, session)
+        return objs[src] if ours and objs is not None else loads(part(parts, src), names, session)
 
     return _start(
         session,

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
-from multiworld.net.frames import DTYPES, Mode, message_key
+from multiworld.net.frames import Mode, message_key
 from multiworld.ops.any_source import AnyReceive
 from multiworld.ops.batch import BatchOperation
 from multiworld.ops.mailbox import ReceiveOperation, SendOperation
-from multiworld.ops.memory import bytes_of, check_rank, check_tensor, invalid
+from multiworld.ops.memory import (
+    bytes_of,
+    check_device,
+    check_list,
+    check_number,
+    check_rank,
+    check_source,
+    check_tensor,
+    invalid,
+)
 from multiworld.ops.operation import Operation
-from multiworld.ops.pickling import dumps, loads
-from multiworld.ops.staging import on_cpu, receive_buffer
+from multiworld.ops.pickling import allowed, dumps, loads
+from multiworld.ops.shapes import shape_bytes, with_shape
+from multiworld.ops.staging import on_cpu, receive_buffer, writable
 
 if TYPE_CHECKING:
     from multiworld.ops.base import GroupBase
     from multiworld.session import Session
 
 MAX_TAG = 2**31 - 1
+
+
+_CHECKS: Final = {"send": check_source, "recv": check_tensor}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +55,17 @@ class P2P:
 
 
 def _peer_and_key(group: GroupBase, operation: str, what: str, rank: int, tag: int) -> tuple[int, int]:
-    peer = check_rank(group, operation, what, rank)
+    peer = group.ranks[check_rank(group, operation, what, rank)]
     if peer == group._world.world_rank:
         raise invalid(group, operation, f"{what} is our own rank {rank}", "copy the tensor instead")
     return peer, _key(group, operation, tag)
 
 
 def _key(group: GroupBase, operation: str, tag: int) -> int:
-    if not 0 <= tag <= MAX_TAG:
-        raise invalid(group, operation, f"tag {tag} is not in 0..{MAX_TAG}", "choose another tag")
-    return message_key(group.gid, tag)
+    number = check_number(group, operation, "tag", tag)
+    if not 0 <= number <= MAX_TAG:
+        raise invalid(group, operation, f"tag {number} is not in 0..{MAX_TAG}", "choose another tag")
+    return message_key(group.gid, number)
 
 
 def _start_send(
@@ -92,7 +105,7 @@ def _start_receive(
 
 def send(session: Session, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int) -> Operation:
     """Start ``Group.send``."""
-    code = check_tensor(group, "send", tensor)
+    code = check_source(group, "send", tensor)
     peer, key = _peer_and_key(group, "send", "dst", dst, tag)
     source = on_cpu(tensor)
     view = bytes_of(source)
@@ -118,7 +131,7 @@ def recv(session: Session, group: GroupBase, tensor: torch.Tensor, src: int | No
 
 def _received(group: GroupBase, tensor: torch.Tensor, target: torch.Tensor, source: int) -> int:
     if target is not tensor:
-        tensor.copy_(target)
+        writable(tensor).copy_(target)
     return group.ranks.index(source)
 
 
@@ -137,31 +150,25 @@ def _start_any(
 
 def send_tensor(session: Session, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int) -> Operation:
     """Start ``Group.send_tensor``: the payload, then the shape, so that the payload lies aligned on the other side."""
-    code = check_tensor(group, "send_tensor", tensor)
+    code = check_source(group, "send_tensor", tensor)
     peer, key = _peer_and_key(group, "send_tensor", "dst", dst, tag)
     source = on_cpu(tensor)
     view = bytes_of(source)
-    shape = struct.pack(f"<{source.dim()}qB", *source.shape, source.dim())
+    shape = shape_bytes(source)
     signature = (Mode.TENSOR, code, len(view) + len(shape))
     return _start_send(session, "send_tensor", peer, key, signature, (view, shape), source)
 
 
-def recv_tensor(session: Session, group: GroupBase, src: int, tag: int) -> Operation:
+def recv_tensor(session: Session, group: GroupBase, src: int, tag: int, device: torch.device | str | None) -> Operation:
     """Start ``Group.recv_tensor``."""
+    place = check_device(group, "recv_tensor", device)
     peer, key = _peer_and_key(group, "recv_tensor", "src", src, tag)
     signature = (Mode.TENSOR, 0, session.max_message_bytes)
     operation = _start_receive(session, "recv_tensor", peer, key, signature, None, None)
-    operation.finish = lambda _: _with_shape(operation)
+    operation.finish = lambda _: with_shape(session, operation.box.lane.peer, operation.dtype, operation.buffer).to(
+        place
+    )
     return operation
-
-
-def _with_shape(operation: ReceiveOperation) -> torch.Tensor:
-    buffer = operation.buffer
-    dims = int(buffer[-1])
-    end = buffer.numel() - 1 - 8 * dims
-    shape = struct.unpack_from(f"<{dims}q", bytes_of(buffer), end)
-    tensor: torch.Tensor = buffer[:end].view(DTYPES[operation.dtype]).reshape(shape)
-    return tensor
 
 
 def send_object(session: Session, group: GroupBase, obj: Any, dst: int, tag: int) -> Operation:
@@ -174,24 +181,31 @@ def send_object(session: Session, group: GroupBase, obj: Any, dst: int, tag: int
 def recv_object(session: Session, group: GroupBase, src: int, tag: int, allow: Sequence[type | str]) -> Operation:
     """Start ``Group.recv_object``."""
     peer, key = _peer_and_key(group, "recv_object", "src", src, tag)
+    names = allowed(allow, session, "recv_object")
     signature = (Mode.OBJECT, 0, session.max_message_bytes)
     operation = _start_receive(session, "recv_object", peer, key, signature, None, None)
-    operation.finish = lambda _: loads(bytes_of(operation.buffer), allow, session)
+    operation.finish = lambda _: loads(bytes_of(operation.buffer), names, session)
     return operation
 
 
-def batch(session: Session, group: GroupBase, operations: Sequence[P2P]) -> Operation:
+def batch_p2p(session: Session, group: GroupBase, operations: Sequence[P2P]) -> Operation:
     """Start ``Group.batch_p2p``: all arguments are checked first, so that either all operations are started or none."""
+    check_list(group, "batch_p2p", "operations", operations)
     for entry in operations:
-        if not isinstance(entry, P2P) or entry.kind not in ("send", "recv"):
-            raise invalid(group, "batch_p2p", f"{entry!r} is no P2P('send' | 'recv', ...)", "pass P2P entries")
-        check_tensor(group, "batch_p2p", entry.tensor)
-        _peer_and_key(group, "batch_p2p", "peer", entry.peer, entry.tag)
+        _check_entry(group, entry)
     whole = BatchOperation(session, len(operations))
     with session.lock:
         if session.admit(whole, ()):
             whole.take([_start_entry(session, group, entry) for entry in operations])
     return whole
+
+
+def _check_entry(group: GroupBase, entry: Any) -> None:
+    if not isinstance(entry, P2P) or entry.kind not in _CHECKS:
+        what = f"{type(entry).__name__} given where P2P('send' | 'recv', ...) is expected"
+        raise invalid(group, "batch_p2p", what, "pass P2P entries")
+    _CHECKS[entry.kind](group, "batch_p2p", entry.tensor)
+    _peer_and_key(group, "batch_p2p", "peer", entry.peer, entry.tag)
 
 
 def _start_entry(session: Session, group: GroupBase, entry: P2P) -> Operation:

@@ -1,127 +1,128 @@
-"""Objects as bytes, and back: only what the receiver allows is ever loaded."""
+"""Objects as bytes, and back: only what the receiver allows is ever loaded, in bounded work.
+
+What is allowed without a word cannot be misused: see ``factories``, ``machine`` and ``values``. What the caller allows
+by ``allow=`` is called and filled as its class says, with what the peer sent: whom you allow, you trust.
+"""
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
-from multiworld.errors import InvalidArgument, ObjectRefused
-from multiworld.ops.memory import bytes_of
+from multiworld.errors import InvalidArgument, MultiWorldError, ObjectRefused
+from multiworld.ops.factories import FACTORIES
+from multiworld.ops.machine import Machine
+from multiworld.ops.values import as_data
 
 if TYPE_CHECKING:
     from multiworld.session import Session
 
-#: What is always allowed besides the types that pickle itself knows (numbers, text, bytes, lists, tuples, dicts, sets).
-#: None of these can run code of the sender's choice.
-_ALWAYS: Final = frozenset(
-    {
-        "builtins.complex",
-        "builtins.frozenset",
-        "builtins.set",
-        "builtins.range",
-        "builtins.slice",
-        "builtins.bytearray",
-        "collections.OrderedDict",
-        "collections.deque",
-        "datetime.date",
-        "datetime.datetime",
-        "datetime.time",
-        "datetime.timedelta",
-        "decimal.Decimal",
-        "fractions.Fraction",
-        "uuid.UUID",
-        "torch.Size",
-        "torch.device",
-    }
-)
+_BY_NAME: Final = object()  # allowed by its name only: imported when it is first needed
+Allowed = Mapping[str, Any]
 
 
-def dumps(obj: Any, session: Session) -> bytes:
-    """Pickle ``obj``, tensors in it through their storages' bytes.
+def dumps(obj: Any, session: Session, operation: str = "send_object") -> bytes:
+    """Pickle ``obj``, tensors and NumPy arrays in it as plain data.
 
     Args:
         obj: what is to be sent.
         session: whose world and rank the error names.
+        operation: for the error.
 
     Raises:
-        InvalidArgument: it cannot be pickled.
+        InvalidArgument: it cannot be pickled, or holds a tensor or an array of a kind that cannot travel.
     """
     out = io.BytesIO()
+    where = {"world": session.name, "generation": session.generation, "rank": session.rank, "operation": operation}
     try:
         _Pickler(out, protocol=4).dump(obj)
-    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+    except MultiWorldError as error:
+        raise error.with_context(**where) from None
+    except Exception as error:
         raise InvalidArgument(
-            session.name, f"{type(obj).__name__} cannot be sent: {error}",
+            what=f"{type(obj).__name__} cannot be sent: {type(error).__name__}: {error}",
             cause="it holds something that pickle cannot take",
             remedy="send plain data or an object of a class in a module; nothing was sent and the world goes on",
-            generation=session.generation, rank=session.rank,
-        ) from None  # fmt: skip
+        ).with_context(**where) from error
     return out.getvalue()
 
 
-def loads(data: memoryview | bytes, allow: Sequence[type | str], session: Session) -> Any:
+def allowed(allow: Sequence[Any], session: Session, operation: str) -> Allowed:
+    """What ``allow=`` names, by full name.
+
+    Args:
+        allow: classes and functions, or their names in full.
+        session: whose world and rank the error names.
+        operation: for the error.
+
+    Raises:
+        InvalidArgument: it is no list, or holds something else; known before anything is received.
+    """
+    if not allow and isinstance(allow, (list, tuple)):
+        return {}
+    listed = isinstance(allow, Iterable) and not isinstance(allow, (str, type))
+    names = dict(map(_named, allow)) if listed else {"": allow}
+    if "" in names:
+        raise InvalidArgument(
+            session.name, f"allow has {names['']!r}", remedy="pass a list of classes, functions or 'module.qualname'",
+            generation=session.generation, rank=session.rank, operation=operation,
+        )  # fmt: skip
+    return names
+
+
+def _named(item: Any) -> tuple[str, Any]:
+    """An item of ``allow`` by its full name; by no name if it has none."""
+    if isinstance(item, str):
+        return (item, _BY_NAME) if "." in item else ("", item)
+    module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", None)
+    return (f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else ""), item
+
+
+def loads(data: memoryview | bytes, names: Allowed, session: Session) -> Any:
     """Unpickle ``data``.
 
     Args:
         data: what ``dumps`` made.
-        allow: classes and functions that may be loaded beside the harmless ones.
+        names: what ``allowed`` made of ``allow=``.
         session: whose world and rank the error names.
 
     Raises:
-        ObjectRefused: it names something that is not allowed, or is no pickle.
+        ObjectRefused: it names something that is not allowed, causes too much work, or is no pickle of ours.
     """
-    names = {item if isinstance(item, str) else f"{item.__module__}.{item.__qualname__}" for item in allow}
+    where = {"world": session.name, "generation": session.generation, "rank": session.rank}
     try:
-        return _Unpickler(io.BytesIO(bytes(data)), _ALWAYS | names).load()
+        return Machine(memoryview(data), names, _found).load()
     except ObjectRefused as refused:
-        raise refused.with_context(world=session.name, generation=session.generation, rank=session.rank) from None
+        raise refused.with_context(**where) from None
     except Exception as error:
-        raise ObjectRefused(
-            session.name,
-            f"the object cannot be loaded: {type(error).__name__}: {error}",
-            generation=session.generation,
-            rank=session.rank,
+        raise ObjectRefused(what=f"the object cannot be loaded: {type(error).__name__}: {error}").with_context(
+            **where
         ) from error
 
 
+def _found(names: Allowed, module: str, name: str) -> tuple[Any, bool]:
+    """What a pickle means by a name, and whether it is the caller's own."""
+    full = f"{module}.{name}"
+    if full in names:
+        return (_imported(module, name) if names[full] is _BY_NAME else names[full]), True
+    factory = FACTORIES.get(full)
+    if factory is None:
+        raise ObjectRefused(what=f"the object needs {full}, which is not allowed here")
+    return factory, False
+
+
+def _imported(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
 class _Pickler(pickle.Pickler):
-    """Tensors go as dtype, shape and bytes: no storage classes, nothing to be rebuilt by name."""
+    """Tensors and the like go as plain data: no storage classes, nothing to be rebuilt by name."""
 
     def persistent_id(self, obj: Any) -> Any:
-        if type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter:
-            flat = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            return "tensor", str(obj.dtype), tuple(obj.shape), bytes(bytes_of(flat))
-        if isinstance(obj, torch.dtype):
-            return "dtype", str(obj)
-        return None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, allowed: frozenset[str]) -> None:
-        super().__init__(file)
-        self._allowed = allowed
-
-    def find_class(self, module: str, name: str) -> Any:
-        full = f"{module}.{name}"
-        if full not in self._allowed:
-            raise ObjectRefused(what=f"the object needs {full}, which is not allowed here")
-        return super().find_class(module, name)
-
-    def persistent_load(self, pid: Any) -> Any:
-        if pid[0] == "dtype":
-            return _dtype(pid[1])
-        _, dtype, shape, data = pid
-        flat = torch.empty(len(data), dtype=torch.uint8)
-        bytes_of(flat)[:] = data
-        return flat.view(_dtype(dtype)).reshape(shape)
-
-
-def _dtype(name: str) -> Any:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise ObjectRefused(what=f"unknown dtype {name!r}")
-    return found
+        return as_data(obj)

@@ -31,6 +31,7 @@ _COMBINE: Final[dict[str, _Combine]] = {
     "BOR": torch.Tensor.bitwise_or_,
     "BXOR": torch.Tensor.bitwise_xor_,
 }
+_OPS: Final = (ReduceOp, type(ReduceOp.SUM))  # an object of the one on some releases, of the other on others
 _CODES: Final = {name: code for code, name in enumerate(_COMBINE)}
 _BITWISE: Final = frozenset({"BAND", "BOR", "BXOR"})
 
@@ -98,7 +99,6 @@ def _refusal(name: str, dtype: torch.dtype) -> str | None:
 
 
 def _name(op: Any) -> str | None:
-    for name in _COMBINE:
-        if op == getattr(ReduceOp, name, None):
-            return name
-    return None
+    if not isinstance(op, _OPS):  # first: what else is compared may be compared element by element
+        return None
+    return next((name for name in _COMBINE if op == getattr(ReduceOp, name, None)), None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multiworld.ops import quarantine
+from multiworld.ops.staging import readable, writable
 
 if TYPE_CHECKING:
     from multiworld.session import Session
@@ -27,19 +28,19 @@ class Shelf:
 
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be read."""
-        flat = tensor.detach().reshape(-1)
+        flat = readable(tensor).reshape(-1)
         return self._borrow(flat) if self._in_place(flat) else self.keep(flat.cpu())
 
     def target(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be written."""
-        flat = tensor.detach().reshape(-1)
+        flat = writable(tensor).reshape(-1)
         if self._in_place(flat):
             return self._borrow(flat, written=True)
         return self._stage(flat, torch.empty(flat.shape, dtype=flat.dtype, device="cpu"))
 
     def both(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be read, then written."""
-        flat = tensor.detach().reshape(-1)
+        flat = writable(tensor).reshape(-1)
         if self._in_place(flat):
             return self._borrow(flat, written=True)
         return self._stage(flat, flat.cpu())

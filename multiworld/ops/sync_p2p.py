@@ -42,8 +42,8 @@ class SyncPointToPoint(SyncBase):
         device: torch.device | str | None = None,
     ) -> torch.Tensor:
         """``recv_tensor`` of the group, waiting in this thread."""
-        tensor: torch.Tensor = self._run(timeout, p2p.recv_tensor, src, tag)
-        return tensor.to(self._group.device if device is None else device)
+        tensor: torch.Tensor = self._run(timeout, p2p.recv_tensor, src, tag, device)
+        return tensor
 
     def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """``send_object`` of the group, waiting in this thread."""
@@ -57,5 +57,5 @@ class SyncPointToPoint(SyncBase):
 
     def batch_p2p(self, operations: Sequence[P2P], *, timeout: float | None = None) -> list[int | None]:
         """``batch_p2p`` of the group, waiting in this thread."""
-        results: list[int | None] = self._run(timeout, p2p.batch, operations)
+        results: list[int | None] = self._run(timeout, p2p.batch_p2p, operations)
         return results

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from multiworld.config import Heartbeat, WorldConfig, is_duration
 from multiworld.errors import BackendUnavailable, InvalidArgument
+from multiworld.ops.arguments import whole_number
 
 BACKENDS = ("gloo", "nccl")
 MAX_SIZE = 4096
@@ -36,10 +37,15 @@ def checked_config(
         raise _invalid(name, None, f"{name!r} is no name for a world", "pass a non-empty string in one line")
     rank = _from_environment(name, "RANK", "rank") if rank is None else rank
     size = _from_environment(name, "WORLD_SIZE", "size") if size is None else size
-    if not isinstance(size, int) or not 1 <= size <= MAX_SIZE:
-        raise _invalid(name, rank, f"size {size!r} is not in 1..{MAX_SIZE}", "pass the number of members")
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < size:
-        raise _invalid(name, rank, f"rank {rank!r} is not in 0..{size - 1}", "pass our place among the members, from 0")
+    members, place_in = whole_number(size), whole_number(rank)
+    if members is None or not 1 <= members <= MAX_SIZE:
+        raise _invalid(name, place_in, f"size {size!r} is not in 1..{MAX_SIZE}", "pass the number of members")
+    if place_in is None or not 0 <= place_in < members:
+        raise _invalid(
+            name, None, f"rank {rank!r} is not in 0..{members - 1}", "pass our place among the members, from 0"
+        )
+    if address is not None and (not isinstance(address, str) or not address):
+        raise _invalid(name, place_in, f"address is {address!r}, not text", "pass a local address, or None")
     for what, value in (("op_timeout", op_timeout), ("join_timeout", join_timeout)):
         if not is_duration(value):
             raise _invalid(name, rank, f"{what} is {value!r}", "pass seconds above 0; math.inf waits for ever")
@@ -47,9 +53,9 @@ def checked_config(
         raise _invalid(
             name, rank, f"heartbeat is {heartbeat!r}", "pass a Heartbeat(interval, suspect_after, lost_after)"
         )
-    place = _checked_device(name, rank, backend, device)
+    place = _checked_device(name, place_in, backend, device)
     return WorldConfig(
-        name=name, rank=rank, size=size, backend=backend, device=place, address=address,
+        name=name, rank=place_in, size=members, backend=backend, device=place, address=address,
         op_timeout=op_timeout, join_timeout=join_timeout, heartbeat=heartbeat,
     )  # fmt: skip
 
@@ -67,7 +73,7 @@ def _from_environment(name: str, variable: str, what: str) -> int:
 
 
 def _checked_device(name: str, rank: int, backend: str, device: torch.device | str | None) -> str:
-    if backend not in BACKENDS:
+    if not isinstance(backend, str) or backend not in BACKENDS:
         raise BackendUnavailable(
             name, f"unknown backend {backend!r}", cause=f"known are {', '.join(BACKENDS)}", rank=rank, operation="join"
         )
@@ -80,6 +86,8 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
             "this torch is built without Gloo",
         )
         place = _device(name, rank, "cpu" if device is None else device)
+        if place.type == "meta":
+            raise _invalid(name, rank, "device 'meta' has no memory", "pass the device of the tensors")
         if place.type == "cuda":
             _require(
                 name, rank, "gloo", torch.cuda.is_available(), f"torch sees no CUDA device, but device={str(place)!r}"

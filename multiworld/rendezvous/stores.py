@@ -78,7 +78,7 @@ class StoreBook:
         Raises:
             RendezvousError: the address is in use or not ours.
         """
-        if not isinstance(host, str) or not isinstance(port, int) or not 0 <= port <= 65535:
+        if not isinstance(host, str) or type(port) is not int or not 0 <= port <= 65535:
             raise InvalidArgument(
                 what=f"no store can be hosted at {host!r}, port {port!r}",
                 remedy="pass a local address as text and a port from 0 to 65535; 0 takes a free one",

@@ -12,7 +12,16 @@ import pytest
 import torch
 from procs import Link, cluster, wait_until
 
-from multiworld import MultiWorld, PeerLost, PeerRecovered, PeerSuspected, WorldBroken, WorldJoined, WorldLeft
+from multiworld import (
+    InvalidArgument,
+    MultiWorld,
+    PeerLost,
+    PeerRecovered,
+    PeerSuspected,
+    WorldBroken,
+    WorldJoined,
+    WorldLeft,
+)
 
 
 def _listens(link: Link, store: str, rank: int) -> Any:
@@ -72,6 +81,41 @@ def test_metrics_count_operations_bytes_and_breaks(store: str) -> None:
         assert read("multiworld_world_generation", {"world": "w"}) == 2
         metrics.close()
         assert read("multiworld_world_active", {"world": "w"}) is None
+
+
+@pytest.mark.parametrize("describes", [False, True])
+def test_one_registry_has_the_metrics_of_one_multiworld(store: str, describes: bool) -> None:
+    """Two worlds of one name would else be one series with two values; a registry that looks refuses it itself."""
+    prometheus = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
+    from multiworld.metrics import Metrics
+
+    registry = prometheus.CollectorRegistry(auto_describe=describes)
+    with MultiWorld() as mw, MultiWorld() as other:
+        metrics = Metrics(mw, registry)
+        for again in (mw, other):
+            with pytest.raises(InvalidArgument, match="one Metrics per registry"):
+                Metrics(again, registry)
+        mw.sync.join("w", 0, 1, store=store)
+        series = [line for line in prometheus.generate_latest(registry).decode().splitlines() if line[0] != "#"]
+        assert len({line.rpartition(" ")[0] for line in series}) == len(series) > 0
+        metrics.close()
+        metrics.close()
+        Metrics(other, registry).close()
+        for wrong in ((5, registry), (mw, 5), (None, None)):
+            with pytest.raises(InvalidArgument):
+                Metrics(*wrong)  # type: ignore[arg-type]
+
+
+def test_series_of_somebody_else_are_left_alone() -> None:
+    prometheus = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
+    from multiworld.metrics import Metrics
+
+    registry = prometheus.CollectorRegistry(auto_describe=True)
+    prometheus.Gauge("multiworld_world_size", "theirs", registry=registry)
+    with MultiWorld() as mw:
+        with pytest.raises(InvalidArgument, match="multiworld_world_size"):
+            Metrics(mw, registry)
+        assert not mw._bus._subscribers
 
 
 def test_operations_show_in_the_profiler(store: str) -> None:
