@@ -98,6 +98,15 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Frames of a member gone mad, for long: `-- [--frames 10000000] [--seconds 3600] [--seed N]`."""
+    session.install("pip")
+    session.run("python", "-m", "pip", "install", "-q", f"torch=={TORCH}", "numpy")
+    session.install("-e", ".")
+    session.run("python", "-m", "tests.multiworld.fuzz", *session.posargs, env={"PYTHONPATH": str(HERE)})
+
+
+@nox.session
 def releases(session: nox.Session) -> None:
     """Table of the known releases: what each needs, what is built, what is proven."""
     _tool(session, "releases", *session.posargs)

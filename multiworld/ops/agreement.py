@@ -15,7 +15,7 @@ import torch
 from multiworld.errors import InvalidArgument, TensorMismatch
 from multiworld.net.frames import Kind
 from multiworld.ops.operation import Operation
-from multiworld.ops.plan import Bytes, Plan, describe, disagreement
+from multiworld.ops.plan import Bytes, Plan, describe, disagreement, may_be_signature
 
 if TYPE_CHECKING:
     from multiworld.net.lane import Done
@@ -71,8 +71,6 @@ class CollectiveOperation(Operation):
 
 #: how many collectives a peer may be ahead of us
 MAX_EARLY = 4096
-#: of signatures and numbers of bytes to and from each member, more than any group has
-MAX_SIGNATURE_BYTES = 1 << 20
 _NUMBERS = 1 << 32  # sequence numbers are this many, and begin anew
 
 
@@ -103,7 +101,7 @@ class Agreement:
         """A peer's signature arrives: where to put it."""
         ahead = (seq - self._next) % _NUMBERS
         ours = self._ours.get(seq)
-        if split > min(nbytes, MAX_SIGNATURE_BYTES) or nbytes - split > self.session.max_message_bytes:
+        if not may_be_signature(split) or not 0 <= nbytes - split <= self.session.max_message_bytes:
             why = f"a signature of {split} bytes in {nbytes}"
         elif (ahead >= MAX_EARLY) if ours is None else (peer not in ours.ranks or peer in ours.heard):
             why = f"a collective of number {seq}, which cannot be"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: through the backend. Below it the extra round of agreement would cost more than the payload: one exchange does both.
 INLINE_BYTES: Final = 512 * 1024
 NO_REDUCTION: Final = 255
+#: the largest group whose signatures are read; a world has no more members
+MAX_MEMBERS: Final = 4096
 
 Bytes = memoryview | bytes
 Parts = Sequence[memoryview | None]
@@ -89,6 +91,11 @@ def signature(
 ) -> bytes:
     """Pack what members must agree on."""
     return _SIGNATURE.pack(kind, dtype, reduction, inline, root, nbytes)
+
+
+def may_be_signature(nbytes: int) -> bool:
+    """Whether a signature can have that length: the fixed part, and two numbers for each member if there are splits."""
+    return _SIGNATURE.size <= nbytes <= _SIGNATURE.size + 16 * MAX_MEMBERS and (nbytes - _SIGNATURE.size) % 16 == 0
 
 
 def describe(packed: bytes) -> str:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from multiworld.config import Heartbeat, WorldConfig, is_duration
 from multiworld.errors import BackendUnavailable, InvalidArgument
 from multiworld.ops.arguments import whole_number
+from multiworld.ops.plan import MAX_MEMBERS
 
 BACKENDS = ("gloo", "nccl")
-MAX_SIZE = 4096
 
 
 def checked_config(
@@ -38,8 +38,8 @@ def checked_config(
     rank = _from_environment(name, "RANK", "rank") if rank is None else rank
     size = _from_environment(name, "WORLD_SIZE", "size") if size is None else size
     members, place_in = whole_number(size), whole_number(rank)
-    if members is None or not 1 <= members <= MAX_SIZE:
-        raise _invalid(name, place_in, f"size {size!r} is not in 1..{MAX_SIZE}", "pass the number of members")
+    if members is None or not 1 <= members <= MAX_MEMBERS:
+        raise _invalid(name, place_in, f"size {size!r} is not in 1..{MAX_MEMBERS}", "pass the number of members")
     if place_in is None or not 0 <= place_in < members:
         raise _invalid(
             name, None, f"rank {rank!r} is not in 0..{members - 1}", "pass our place among the members, from 0"

@@ -129,7 +129,7 @@ def test_what_holds_itself_arrives() -> None:
         Pairs(a=1),
         Named(1, 2),
     ],
-    ids=repr,
+    ids=lambda obj: type(obj).__name__,
 )
 def test_what_is_allowed_arrives_as_its_class_says(obj: Any) -> None:
     got = _round(obj, [Colour, Plain, Slotted, Reduced, Items, Pairs, Named])

@@ -11,11 +11,21 @@ from multiworld.net.frames import HEADER, HEADER_BYTES, WITH_PAYLOAD, Kind, Mode
 #: lengths that programs get wrong
 _LENGTHS = (0, 1, 7, 23, 24, 25, 255, 4_096, 16_384, 16_385, 65_536)
 _HUGE = (2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
-_KEYS = (0, 1, 2, 1 << 32, 2**64 - 1)
+#: what a member may say at any time
+_UNASKED = (Kind.POST, Kind.POST, Kind.ANY, Kind.ANY_DONE, Kind.OFFER, Kind.TAKE, Kind.CANCEL, Kind.REJECT)
+#: what answers a frame of the target
+_ANSWERS = {
+    Kind.POST: (Kind.DATA, Kind.DATA, Kind.DATA, Kind.REJECT),
+    Kind.ANY: (Kind.OFFER,),
+    Kind.OFFER: (Kind.TAKE, Kind.ANY_DONE),
+    Kind.CANCEL: (Kind.CANCELLED, Kind.DATA),
+    Kind.SIGNATURE: (Kind.SIGNATURE,),
+}
+_FIELD_BITS = (8, 8, 16, 32, 64, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
+class Heard:
     """A frame of the target that an answer may refer to."""
 
     kind: int
@@ -24,6 +34,7 @@ class Posted:
     seq: int
     key: int
     nbytes: int
+    payload: bytes = b""
 
 
 @dataclass
@@ -32,74 +43,72 @@ class Generator:
 
     Args:
         draw: source of randomness.
-        wildness: how often a field is not what it should be, 0 to 1.
+        wildness: how often a frame is not what it should be, 0 to 1.
     """
 
     draw: random.Random
     wildness: float
-    known: deque[Posted] = field(default_factory=lambda: deque(maxlen=32))
+    known: deque[Heard] = field(default_factory=lambda: deque(maxlen=32))
     _rest: bytes = b""
-    _skip: int = 0
 
     def hear(self, data: bytes) -> None:
         """Learn from what the target wrote."""
         data = self._rest + data
-        at = min(self._skip, len(data))
-        self._skip -= at
+        at = 0
         while len(data) - at >= HEADER_BYTES:
-            frame = Posted(*HEADER.unpack_from(data, at))
-            at += HEADER_BYTES
-            if frame.kind in WITH_PAYLOAD:
-                step = min(frame.nbytes, len(data) - at)
-                at, self._skip = at + step, frame.nbytes - step
-            self.known.append(frame)
+            fields = HEADER.unpack_from(data, at)
+            length = fields[5] if fields[0] in WITH_PAYLOAD else 0
+            end = at + HEADER_BYTES + length
+            if end > len(data):
+                break
+            if fields[0] in _ANSWERS:
+                self.known.append(Heard(*fields, data[at + HEADER_BYTES : end] if length < 1 << 16 else b""))
+            at = end
         self._rest = data[at:]
 
     def frame(self) -> bytes:
         """The next frame, with its payload or a part of it."""
+        fields, payload = self._answer() if self.known and self.draw.random() < 0.5 else self._unasked()
+        if self.draw.random() < self.wildness:
+            payload = self._spoil(fields, payload)
+        return HEADER.pack(*fields) + payload
+
+    def _answer(self) -> tuple[list[int], bytes]:
+        place = self.draw.randrange(len(self.known))
+        heard = self.known[place]
+        del self.known[place]
+        kind = self.draw.choice(_ANSWERS[Kind(heard.kind)])
+        nbytes = heard.nbytes
+        if kind == Kind.DATA and nbytes > 1 << 20:  # a length of our own, and a shape that may be right
+            nbytes = self.draw.choice(_LENGTHS)
+        payload = b""
+        if kind == Kind.SIGNATURE:
+            payload = heard.payload
+        elif kind == Kind.DATA:
+            payload = self._bytes(nbytes)
+        return [int(kind), heard.dtype, heard.flags, heard.seq, heard.key, nbytes], payload
+
+    def _unasked(self) -> tuple[list[int], bytes]:
         draw = self.draw
-        posted = draw.choice(self.known) if self.known and draw.random() < 0.7 else None
-        kind = self._answer(posted) if posted else draw.choice(tuple(Kind))
-        nbytes = posted.nbytes if posted and kind == Kind.DATA else draw.choice(_LENGTHS)
-        fields = [
-            int(kind),
-            posted.dtype if posted else draw.randrange(24),
-            draw.choice(tuple(Mode)) if draw.random() < 0.5 else draw.choice((0, 1, 16, 24)),
-            posted.seq if posted else draw.randrange(4),
-            posted.key if posted else draw.choice(_KEYS),
-            min(nbytes, 1 << 20),
-        ]
-        if draw.random() < self.wildness:
-            self._spoil(fields)
-        return HEADER.pack(*fields) + self._payload(fields[0], fields[5])
+        key = draw.choice((0, 1, 2, 3, 1 << 32)) if draw.random() < 0.9 else draw.getrandbits(64)
+        seq, nbytes = draw.randrange(1 << 32), draw.choice(_LENGTHS)
+        return [int(draw.choice(_UNASKED)), draw.randrange(24), draw.choice(tuple(Mode)), seq, key, nbytes], b""
 
-    def rubbish(self) -> bytes:
-        """Bytes that are no frames."""
-        return self.draw.randbytes(self.draw.randrange(1, 200))
-
-    def _answer(self, posted: Posted) -> Kind:
-        answers = {
-            Kind.POST: (Kind.DATA, Kind.DATA, Kind.REJECT, Kind.CANCELLED),
-            Kind.ANY: (Kind.OFFER,),
-            Kind.OFFER: (Kind.TAKE, Kind.POST, Kind.ANY_DONE),
-            Kind.CANCEL: (Kind.CANCELLED, Kind.DATA),
-            Kind.SIGNATURE: (Kind.SIGNATURE,),
-            Kind.VALUE: (Kind.VALUE,),
-        }
-        return self.draw.choice(answers.get(Kind(posted.kind), tuple(Kind)))
-
-    def _spoil(self, fields: list[int]) -> None:
+    def _spoil(self, fields: list[int], payload: bytes) -> bytes:
+        """Change one thing that another member could not have got wrong."""
         draw = self.draw
-        place = draw.randrange(len(fields))
-        widths = (8, 8, 16, 32, 64, 64)
-        wild = draw.choice((0, 1, 2 ** widths[place] - 1, draw.getrandbits(widths[place])))
-        fields[place] = draw.choice(_HUGE) if place == len(fields) - 1 and draw.random() < 0.5 else wild
+        place = draw.randrange(len(fields) + 2)
+        if place < len(fields):
+            top = 1 << _FIELD_BITS[place]
+            wild = draw.choice((0, 1, top - 1, draw.randrange(top), draw.choice(tuple(Kind))))
+            fields[place] = draw.choice(_HUGE) if place == len(fields) - 1 and draw.random() < 0.5 else wild
+        elif place == len(fields):
+            return payload[: draw.randrange(len(payload) + 1)]
+        else:
+            fields[0] = draw.choice((Kind.DATA, Kind.SIGNATURE, Kind.VALUE, Kind.BYE, Kind.CANCELLED))
+            fields[2] = draw.choice((0, 15, 16, 17, 32, 65_535))
+            return self._bytes(min(fields[5], 1 << 16))
+        return payload
 
-    def _payload(self, kind: int, nbytes: int) -> bytes:
-        if kind not in WITH_PAYLOAD or nbytes > 1 << 20:
-            return b""
-        return (
-            bytes(nbytes)
-            if self.draw.random() < 0.5
-            else self.draw.randbytes(min(nbytes, 256)) + bytes(max(0, nbytes - 256))
-        )
+    def _bytes(self, nbytes: int) -> bytes:
+        return self.draw.randbytes(min(nbytes, 64)) + bytes(max(0, nbytes - 64))

@@ -1,0 +1,33 @@
+"""Fuzz for longer than the suite does: ``python -m tests.multiworld.fuzz --frames 10000000``."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+
+from tests.multiworld.fuzz.target import run
+
+
+def main() -> None:
+    """Run until all frames are written or the time is over; an ``AssertionError`` is a finding."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--frames", type=int, default=10_000_000, help="how many frames (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="how long at most (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="default: drawn and printed")
+    parser.add_argument("--wildness", type=float, default=0.003, help="share of wrong frames (default: %(default)s)")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        report = run(
+            f"file://{folder}/store",
+            seed=options.seed,
+            frames=options.frames,
+            seconds=options.seconds,
+            wildness=options.wildness,
+        )
+    print(report)
+
+
+if __name__ == "__main__":
+    main()
