@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 from multiworld.config import NetworkSettings
@@ -81,9 +82,10 @@ class Hub:
     def endpoint(self, address: str, network: NetworkSettings) -> Endpoint:
         """Where peers with these settings reach us at ``address``, made if need be. Not from the hub's thread."""
         with self._endpoints_guard:
-            if (address, network) not in self._endpoints:
-                self._endpoints[address, network] = Endpoint(self, address, network)
-            return self._endpoints[address, network]
+            key = address, replace(network, interfaces=())  # these have chosen the address already
+            if key not in self._endpoints:
+                self._endpoints[key] = Endpoint(self, address, network)
+            return self._endpoints[key]
 
     def call(self, function: Callable[[], None]) -> None:
         """Run ``function`` in the hub's thread, soon; in this one when the hub has stopped: what is to be freed is."""

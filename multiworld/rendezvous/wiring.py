@@ -152,7 +152,7 @@ def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float) -
         except GreetingError as error:  # noqa: PERF203 - that it fails is why there is a loop
             if error.reason is not Reason.HUNG_UP:
                 raise
-        except ConnectionResetError:
+        except (ConnectionResetError, BrokenPipeError):
             pass
     return _dial_once(claim, hello, network, until)
 
