@@ -155,8 +155,9 @@ ATTACKS: dict[str, Callable[[Member], Iterator[list[socket.socket]]]] = {
 
 def closed(sock: socket.socket) -> bool:
     """Whether the other side has ended the connection; what it has said before is dropped."""
+    sock.setblocking(False)  # with a time-out, even MSG_DONTWAIT would wait
     try:
-        while sock.recv(4096, socket.MSG_DONTWAIT):
+        while sock.recv(4096):
             pass
     except BlockingIOError:
         return False
@@ -379,6 +380,6 @@ def test_without_a_free_descriptor_the_hub_does_not_spin(scene: Scene) -> None:
         spent = _cpu_seconds(*hub) - before
         actors[0].run(_unlimited, was)
     scene.injector.record("no descriptors", actors[0].name, started, "limit lowered to what is open")
-    assert spent < 0.4, f"the hub took {spent:.2f} s of CPU in a second"
+    assert spent < 0.2, f"the hub took {spent:.2f} s of CPU in a second"
     assert ask(at)["ok"] is False  # it accepts again
     scene.works(WORLD, actors)
