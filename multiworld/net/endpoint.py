@@ -30,7 +30,11 @@ logger = logging.getLogger(__name__)
 MAX_VISITORS: Final = 64
 #: how long one of them may take
 VISITOR_SECONDS: Final = 2.0
-#: how long no connection is accepted after one could not be: the listener stays ready, and would keep the hub busy
+#: with so many of them, new connections are accepted in batches with pauses between them: the worlds of this process
+#: notice a batch now and then less than they would notice a thread that is never idle
+CROWD: Final = 8
+BATCH: Final = 128
+#: between batches; also after an accept that failed: the listener stays ready, and would keep the hub busy
 ACCEPT_PAUSE: Final = 0.05
 #: how often one kind of warning about strangers is logged at most
 WARNING_SECONDS: Final = 10.0
@@ -84,6 +88,7 @@ class Endpoint:
         self._complaints: dict[Member, GreetingError] = {}
         self._visitors: dict[socket.socket, _Visitor] = {}  # oldest first
         self._expiring = False
+        self._exhausted = False  # of descriptors or memory, at the last accept
         self._closed = False
         self._quiet_until: dict[Reason, float] = {}
         hub.on_close(self.close)
@@ -125,23 +130,41 @@ class Endpoint:
 
     def _watch(self) -> None:
         if not self._closed:
-            self._hub.watch(self._listener, selectors.EVENT_READ, self._accept)
+            self._hub.watch(self._listener, selectors.EVENT_READ, lambda _: self._accept(1))
 
-    def _accept(self, _: int) -> None:
-        """Accept one connection; those accepted before get their turn before the next one."""
+    def _accept(self, most: int) -> None:
+        """Accept up to ``most`` connections; then a pause where there is a crowd, or nothing to accept with."""
+        if self._closed:
+            return
+        accepted = 0
+        while accepted < most and self._accept_one():
+            accepted += 1
+        if self._exhausted or (accepted and len(self._visitors) >= CROWD):
+            self._exhausted = False
+            self._hub.unwatch(self._listener)
+            self._hub.call_later(ACCEPT_PAUSE, lambda: self._accept(BATCH))
+        else:
+            self._watch()
+
+    def _accept_one(self) -> bool:
+        """Accept a connection, and hear what it has said already: then what comes after it cannot push it out."""
         try:
             sock, _address = self._listener.accept()
         except OSError as error:
-            if error.errno in _NO_RESOURCES:
-                self._hub.unwatch(self._listener)
-                self._hub.call_later(ACCEPT_PAUSE, self._watch)
-            return
+            self._exhausted = error.errno in _NO_RESOURCES
+            return False
         sock.setblocking(False)
         if len(self._visitors) >= MAX_VISITORS:
             self._dismiss(next(iter(self._visitors.values())))
         visitor = _Visitor(sock, Acceptor(self._network.secret), time.monotonic() + VISITOR_SECONDS)
         self._visitors[sock] = visitor
-        self._hub.watch(sock, selectors.EVENT_READ, lambda _: self._listen_to(visitor))
+        self._listen_to(visitor)
+        if sock in self._visitors:
+            self._hub.watch(sock, selectors.EVENT_READ, lambda _: self._listen_to(visitor))
+            self._expire_later()
+        return True
+
+    def _expire_later(self) -> None:
         if not self._expiring:
             self._expiring = True
             self._hub.call_later(VISITOR_SECONDS, self._expire)
