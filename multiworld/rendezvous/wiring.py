@@ -238,7 +238,9 @@ def _dialled(peer: int, claim: Claim, hello: Hello, network: NetworkSettings, de
     try:
         return dial(claim, hello, network, max(0.1, min(5.0, deadline - time.monotonic())))
     except socket.gaierror as error:
-        why = f"{claim.address!r} is no address here" + (": its interface is another one's" * ("%" in claim.address))
+        why = f"{claim.address!r} means nothing here"
+        if "%" in claim.address:
+            why += ": this machine has no interface of that name, and a link-local address needs one"
         raise WiringFailed(peer, why) from error
     except OSError as error:
         if isinstance(error, GreetingError) and error.lasting:
