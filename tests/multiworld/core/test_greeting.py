@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import socket
 import threading
@@ -134,6 +135,23 @@ def test_a_proof_sent_back_proves_nothing() -> None:
     challenge = acceptor.take(Dialler(HELLO, SECRET).begin()).send
     assert json.loads(other.take(Dialler(HELLO, SECRET).begin()).send) != json.loads(challenge)
     refused(Reason.SECRET, acceptor.take, other.accept())
+
+
+def test_the_proofs_are_what_the_protocol_says() -> None:
+    """Written out once more: each side has its own label, and covers every line before its own."""
+    _, (hello, challenge, dialled, accepted) = run(Dialler(HELLO, SECRET), Acceptor(SECRET))
+    lines = [line.rstrip(b"\n") for line in (hello, challenge, dialled)]
+    for label, covered, said in ((b"dialler", lines[:2], dialled), (b"acceptor", lines, accepted)):
+        text = b"multiworld greeting 2, " + label + b"\n" + b"\n".join(covered)
+        assert json.loads(said)["proof"] == hmac.new(SECRET, text, "sha256").hexdigest()
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
+def test_who_says_more_before_it_is_answered_is_no_peer(secret: bytes | None) -> None:
+    refused(Reason.GARBAGE, Acceptor(secret).take, Dialler(HELLO, secret).begin() + b"{}\n")
+    acceptor = Acceptor(None)
+    acceptor.take(Dialler(HELLO, None).begin())
+    refused(Reason.GARBAGE, acceptor.take, b"{}\n")
 
 
 def test_who_skips_the_proof_is_no_peer() -> None:
