@@ -92,6 +92,7 @@ class Doorman:
         self._endpoint = endpoint
         self._where = world, generation, incarnation
         self._me = rank, incarnation
+        self._size = size
         self._withdrawn = withdrawn
         #: who has yet to dial us, and for what: each does so once, and only higher ranks do
         self._missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
@@ -117,10 +118,17 @@ class Doorman:
             return "this process is not that member"
         if hello.role is Role.PROBE:
             return socket.socket.close
-        if hello.role not in ROLES or not self._me[0] < hello.sender:
-            return f"no {hello.role.value} of rank {hello.sender} is expected here"
+        if not (0 <= hello.sender < self._size and hello.sender != self._me[0]):
+            return f"rank {hello.sender} is no peer in a world of {self._size}"
+        if hello.role in ROLES:
+            return self._answer_to_wire(hello)
+        return f"no {hello.role.value} is taken here"
+
+    def _answer_to_wire(self, hello: Hello) -> Taker | str:
+        if hello.sender < self._me[0]:
+            return f"rank {hello.sender} is lower and does not dial, it is dialled"
         if (hello.sender, hello.role) not in self._missing:
-            return f"the {hello.role.value} of rank {hello.sender} is here already, or there is no such rank"
+            return f"the {hello.role.value} of rank {hello.sender} is here already"
         return lambda sock: self._arrive(hello.sender, hello.role, sock)
 
     def _arrive(self, peer: int, role: Role, sock: socket.socket) -> None:
