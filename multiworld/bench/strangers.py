@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from multiworld.chaos.actor import Stage
 
 _STRANGERS = 1000
-_BATCH = 100
+_KEPT = 100
 _WORLD = "strangers"
 _WINDOW_SECONDS = 2.0
 
@@ -39,13 +40,15 @@ def _resident(stage: Stage) -> int:  # noqa: ARG001
     return 1024 * int(status.partition("VmRSS:")[2].split()[0])
 
 
-async def _connect(stage: Stage, port: int, count: int, seconds: float) -> None:
-    """Connect ``count`` times, evenly over ``seconds``, and say nothing; the last ones are held."""
+async def _connect(stage: Stage, port: int, count: int, seconds: float, keep: int) -> None:
+    """Connect ``count`` times, evenly over ``seconds``, and say nothing; the last ``keep`` stay open on this side."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     held: list[socket.socket] = stage.props.setdefault("strangers", [])
     for number in range(count):
         with contextlib.suppress(OSError):
             held.append(socket.create_connection(("127.0.0.1", port), timeout=1.0))
-        if len(held) > _BATCH:
+        if len(held) > keep:
             held.pop(0).close()
         if seconds and number % 10 == 9:
             await asyncio.sleep(10 * seconds / count)
@@ -110,7 +113,7 @@ def _window(members: list[Actor], stranger: Actor, port: int, strike: bool) -> l
     # The same work on the same machine either way: in calm windows they connect to somebody else.
     with socket.create_server(("127.0.0.1", 0), backlog=2 * _STRANGERS) as elsewhere:
         target = port if strike else elsewhere.getsockname()[1]
-        coming = stranger.start(_connect, target, _STRANGERS, 0.8 * _WINDOW_SECONDS)
+        coming = stranger.start(_connect, target, _STRANGERS, 0.8 * _WINDOW_SECONDS, _KEPT)
         trips: list[float] = calling.result(60)
         coming.result(60)
     stranger.run(_let_go)
@@ -120,7 +123,7 @@ def _window(members: list[Actor], stranger: Actor, port: int, strike: bool) -> l
 
 def _memory(member: Actor, stranger: Actor, port: int) -> Figure:
     before = member.run(_resident)
-    stranger.run(_connect, port, _STRANGERS, 0.0, timeout=60)
+    stranger.run(_connect, port, _STRANGERS, 0.0, _STRANGERS, timeout=60)
     most = member.run(_resident) - before
     stranger.run(_let_go)
     text = f"{most / 1e6:.2f} MB"
