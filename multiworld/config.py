@@ -16,6 +16,11 @@ def is_duration(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
+def printed(host: str, port: int) -> str:
+    """``host:port`` for people and addresses, ``[host]:port`` for IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class WorldState(enum.Enum):
     """Where a world is in its life."""
 
@@ -53,6 +58,22 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    """What all connections of a ``MultiWorld`` have in common; made by ``multiworld.net.settings.network_settings``.
+
+    Args:
+        secret: what every member has to know, the same for all; None: who reaches our ports may greet. Never printed.
+        ports: that our listeners may have; None: the kernel chooses.
+        interfaces: names of interfaces or networks in CIDR notation, the first that fits is where peers reach us;
+            empty: the way to the store decides.
+    """
+
+    secret: bytes | None = field(default=None, repr=False)
+    ports: range | None = None
+    interfaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TcpStoreAddress:
     """A TCP store at ``host:port``.
 
@@ -74,7 +95,7 @@ class TcpStoreAddress:
             )
 
     def __str__(self) -> str:
-        return f"tcp://{self.host}:{self.port}"
+        return f"tcp://{printed(self.host, self.port)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +131,7 @@ class WorldConfig:
         join_timeout: seconds that joining may take.
         heartbeat: how silence is noticed.
         max_message_bytes: largest message of unknown size (``recv_tensor``, objects) that is accepted, in bytes.
+        network: secret, ports and interfaces.
     """
 
     name: str
@@ -122,3 +144,4 @@ class WorldConfig:
     join_timeout: float = DEFAULT_JOIN_TIMEOUT
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     max_message_bytes: int = 1 << 34
+    network: NetworkSettings = field(default_factory=NetworkSettings)

@@ -6,8 +6,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_OP_TIMEOUT,
     Heartbeat,
+    NetworkSettings,
     TcpStoreAddress,
     WorldConfig,
     is_duration,
@@ -25,6 +26,8 @@ from multiworld.config import (
 from multiworld.errors import InvalidArgument, WrongContext
 from multiworld.events import Event, EventBus
 from multiworld.net.hub import Hub
+from multiworld.net.interfaces import chosen_address
+from multiworld.net.settings import network_settings
 from multiworld.process import register
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, assemble, store_silent
 from multiworld.rendezvous.settings import checked_config
@@ -49,6 +52,7 @@ class Defaults:
     address: str | None
     op_timeout: float
     heartbeat: Heartbeat
+    network: NetworkSettings
 
 
 def check_resize(config: WorldConfig, resize: bool) -> None:
@@ -98,7 +102,7 @@ class SyncMultiWorld:
             defaults.heartbeat if heartbeat is None else heartbeat,
         )  # fmt: skip
         check_resize(config, resize)
-        return self._owner.admit(config, store, resize, None, Attempt())
+        return self._owner.admit(replace(config, network=defaults.network), store, resize, None, Attempt())
 
     def close(self) -> None:
         """``close``, waiting in this thread."""
@@ -109,9 +113,18 @@ class MultiWorld:
     """The worlds of this process.
 
     Args:
-        address: local address that peers reach us at; None: derived from each world's store.
+        address: local address that peers reach us at; None: of ``interfaces``, or derived from each world's store.
         op_timeout: default deadline of operations, in seconds.
         heartbeat: default of how silence is noticed.
+        secret: text or bytes that every member proves to know before it is let in, the same for all members;
+            None reads ``MULTIWORLD_SECRET``; without one, whoever can reach our ports and knows a claim is let in.
+        ports: where our listeners may be, such as ``"29600-29699"`` or a range; None reads ``MULTIWORLD_PORTS``;
+            without, the kernel chooses. Gloo's own listeners do not keep to it.
+        interfaces: names or networks such as ``("eth0", "10.0.0.0/8")``, where peers reach us at the first that fits;
+            None reads ``MULTIWORLD_INTERFACES``, separated by commas.
+
+    Raises:
+        InvalidArgument: a value that cannot be right, or no interface fits.
 
     Use it as ``async with`` or ``with``; leaving the block leaves every world in good order. One process may have
     several.
@@ -123,8 +136,14 @@ class MultiWorld:
         address: str | None = None,
         op_timeout: float = DEFAULT_OP_TIMEOUT,
         heartbeat: Heartbeat | None = None,
+        secret: str | bytes | None = None,
+        ports: str | range | None = None,
+        interfaces: str | Iterable[str] | None = None,
     ) -> None:
-        self.defaults = Defaults(address, op_timeout, Heartbeat() if heartbeat is None else heartbeat)
+        network = network_settings(secret, ports, interfaces)
+        if address is None and network.interfaces:
+            address = chosen_address(network.interfaces)
+        self.defaults = Defaults(address, op_timeout, Heartbeat() if heartbeat is None else heartbeat, network)
         if not is_duration(op_timeout) or not isinstance(self.defaults.heartbeat, Heartbeat):
             raise InvalidArgument(
                 what=f"op_timeout is {op_timeout!r}, heartbeat {heartbeat!r}",
@@ -211,6 +230,7 @@ class MultiWorld:
         attempt = Attempt()
         loop = asyncio.get_running_loop()
         try:
+            config = replace(config, network=defaults.network)
             return await run_in_thread(f"mw-join-{name}", self.admit, config, store, resize, loop, attempt)
         except asyncio.CancelledError:
             with self.lock:

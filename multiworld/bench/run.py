@@ -14,12 +14,13 @@ import torch
 from multiworld.bench import acts, external, faults, ratios
 from multiworld.bench.idle import idle
 from multiworld.bench.report import BenchReport, Comparison, Figure
+from multiworld.bench.strangers import strangers
 from multiworld.chaos.cast import Actor, Cast
 from multiworld.config import TcpStoreAddress
 from multiworld.errors import InvalidArgument
 from multiworld.version import VERSION
 
-PARTS = ("ratios", "detection", "idle", "isolation", "rejoin")
+PARTS = ("ratios", "detection", "idle", "isolation", "strangers", "rejoin")
 Progress = Callable[[str], None]
 
 
@@ -84,6 +85,8 @@ def _measure(
         figures += idle(cast, store, options.quick, progress)
     if "isolation" in wanted:
         figures += faults.isolation(cast, store, options.quick, progress)
+    if "strangers" in wanted:
+        figures += strangers(cast, store, options.quick, progress)
     if "rejoin" in wanted:
         figures += faults.rejoin(cast, store, host, progress)
     return comparisons, figures

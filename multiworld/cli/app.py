@@ -65,7 +65,9 @@ def doctor(as_json: Json = False) -> None:
 @app.command()
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions: about a minute.")] = False,
-    only: Annotated[str, typer.Option(help="Comma-separated parts: ratios, detection, idle, isolation, rejoin.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Comma-separated parts: ratios, detection, idle, isolation, strangers, rejoin.")
+    ] = "",
     rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds per size and operation.")] = 15,
     pymultiworld: Annotated[
         Path | None, typer.Option(help="Python interpreter that has pymultiworld 0.2.3, to compare with.")
