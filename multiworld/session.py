@@ -135,8 +135,15 @@ class Session:
                 return
 
     def new_buffer(self, nbytes: int) -> torch.Tensor:
-        """Memory for a message whose length the sender said."""
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        """Memory for a message whose length the sender said. It is taken as it is filled, whatever was said.
+
+        Raises:
+            MemoryError: so much cannot be had.
+        """
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        except RuntimeError as error:  # torch's word for it
+            raise MemoryError(f"{nbytes} bytes") from error
 
     def agreement(self, gid: int) -> Agreement:
         """The collectives of a group, which a peer may have begun before us."""
@@ -187,6 +194,8 @@ class Session:
                     lane.pump()
             else:
                 lane.pump()
+        except MemoryError as error:
+            self.protocol_error(lane, f"a message for which there is no memory: {error}")
         except Exception as error:
             logger.exception("world %r: handling what rank %d sent failed", self.name, lane.peer)
             self.protocol_error(lane, f"{type(error).__name__}: {error}")

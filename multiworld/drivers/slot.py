@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld.drivers.values import LaneStore
 from multiworld.errors import InvalidArgument, PeerLost
 from multiworld.net.frames import Kind
+from multiworld.ops.memory import room_for
 from multiworld.process import immortal
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class DriverSlot:
         self._set_up_bytes += nbytes
         if split > nbytes or self._set_up_bytes > MAX_SET_UP_BYTES:
             return None
-        memory = memoryview(bytearray(nbytes))
+        memory = room_for(nbytes)
         return memory, lambda: self._store.receive(
             bytes(memory[:split]).decode(errors="replace"), bytes(memory[split:])
         )

@@ -14,6 +14,7 @@ import torch
 
 from multiworld.errors import InvalidArgument, TensorMismatch
 from multiworld.net.frames import Kind
+from multiworld.ops.memory import room_for
 from multiworld.ops.operation import Operation
 from multiworld.ops.plan import Bytes, Plan, describe, disagreement, may_be_signature
 
@@ -111,7 +112,7 @@ class Agreement:
         return None, None
 
     def _place(self, peer: int, seq: int, split: int, nbytes: int) -> tuple[memoryview, Done]:
-        memory = memoryview(bytearray(nbytes))
+        memory = room_for(nbytes)
         return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
 
     def _tell(self, peer: int, seq: int, packed: bytes, data: Bytes | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,24 @@ EMPTY = memoryview(bytearray(0))
 _tells_owner = hasattr(torch.UntypedStorage, "resizable")
 #: sets of dispatch keys of plain tensors on the CPU, as they come by: for these a look at the memory is all it takes
 _plain_on_cpu: set[Hashable] = set()
+
+
+#: above this, memory is taken from the kernel, which hands it out as it is filled
+_LAZY_BYTES = 1 << 20
+
+
+def room_for(nbytes: int) -> memoryview:
+    """Memory of our own that lives as long as its views, and is taken as it is filled: a peer said how much.
+
+    Raises:
+        MemoryError: so much cannot be had.
+    """
+    if nbytes <= _LAZY_BYTES:
+        return memoryview(bytearray(nbytes))
+    try:
+        return memoryview(mmap.mmap(-1, nbytes))
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"{nbytes} bytes") from error
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -49,8 +49,8 @@ class Report:
         rate = self.frames / self.seconds if self.seconds else 0.0
         ended = sum(self.completed.values())
         return (
-            f"{self.frames:,} frames in {self.seconds:.0f} s ({rate:,.0f}/s): {sum(self.breaks.values())} breaks of the "
-            f"fuzzed world ({dict(self.breaks)}), {ended} operations ended, nothing else broken"
+            f"{self.frames:,} frames in {self.seconds:.0f} s ({rate:,.0f}/s): the fuzzed world broke "
+            f"{sum(self.breaks.values())} times ({dict(self.breaks)}), {ended} operations ended, nothing else broke"
         )
 
 
