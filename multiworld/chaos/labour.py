@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import random
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.chaos.cancellations import Impatient
 from multiworld.errors import (
     BrokenWorldException,
     MultiWorldError,
@@ -19,6 +21,7 @@ from multiworld.errors import (
     StaleGeneration,
     TensorMismatch,
 )
+from multiworld.ops import quarantine
 
 if TYPE_CHECKING:
     from multiworld.chaos.actor import Stage
@@ -87,6 +90,10 @@ async def finish(stage: Stage) -> Tally:
         task.cancel()
     await asyncio.gather(*stage.props["tasks"], return_exceptions=True)
     tally: Tally = stage.props["tally"]
+    try:
+        quarantine.verify()  # finds something only with MULTIWORLD_DEBUG_MEMORY=1
+    except quarantine.MemoryTouched as error:
+        tally.wrong.append(str(error))
     return tally
 
 
@@ -116,6 +123,7 @@ async def _until_broken(world: World, times: list[tuple[float, float]], tally: T
 
 async def _rounds(world: World, times: list[tuple[float, float]], tally: Tally) -> None:
     right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    impatient = Impatient(world, random.Random(world.rank), tally.wrong)  # noqa: S311 - no secret
     turn = 0
     while True:
         started = time.monotonic()
@@ -128,6 +136,7 @@ async def _rounds(world: World, times: list[tuple[float, float]], tally: Tally) 
             (total == sum(range(world.size))).all()
         ):
             tally.wrong.append(f"{world.name}, generation {world.generation}, round {turn}")
+        await impatient.turn(turn)
         turn += 1
         await asyncio.sleep(_BREATH_SECONDS)
 

@@ -23,6 +23,7 @@ class FaultKind(enum.Enum):
     LEAVE = "leave"  # leaves one world in good order and joins it again
     ABORT = "abort"  # breaks one world on purpose
     BAD_MESSAGE = "bad message"  # sends another length than is expected; both sides are told, nothing breaks
+    STRANGER = "stranger"  # somebody connects to all its ports, talks nonsense and stays; nothing breaks
 
 
 #: how often each is drawn
@@ -34,9 +35,10 @@ _WEIGHTS = {
     FaultKind.LEAVE: 2,
     FaultKind.ABORT: 2,
     FaultKind.BAD_MESSAGE: 2,
+    FaultKind.STRANGER: 3,
 }
 #: seconds that the kinds with a duration last
-_DURATIONS = {FaultKind.STOP: 2.5, FaultKind.SLOW: 0.25, FaultKind.BUSY: 2.0}
+_DURATIONS = {FaultKind.STOP: 2.5, FaultKind.SLOW: 0.25, FaultKind.BUSY: 2.0, FaultKind.STRANGER: 2.0}
 BREAKING = frozenset({FaultKind.KILL, FaultKind.STOP, FaultKind.LEAVE, FaultKind.ABORT})
 
 

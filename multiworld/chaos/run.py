@@ -15,11 +15,12 @@ import torch
 from multiworld.bench.acts import serve
 from multiworld.chaos import labour
 from multiworld.chaos.cast import Actor, Cast
-from multiworld.chaos.injector import Fired, Injector
+from multiworld.chaos.injector import Fired, Injector, NotFiredError
 from multiworld.chaos.labour import Membership, Notice, Tally
 from multiworld.chaos.plan import BREAKING, Fault, FaultKind, Plan
 from multiworld.chaos.promises import judge
 from multiworld.chaos.report import ChaosReport, Story
+from multiworld.chaos.stranger import visit
 from multiworld.config import TcpStoreAddress
 from multiworld.version import VERSION
 
@@ -143,7 +144,16 @@ class Theatre:
             mark = actor.wait_for("holding", fault.seconds + 20)
             call.result(fault.seconds + 20)
             return (self._injector.record("busy", actor.name, mark.at, f"held the GIL for {fault.seconds} s"),)
+        if fault.kind is FaultKind.STRANGER:
+            return (self._visit(fault, actor),)
         return (self._do_in_world(fault, actor),)
+
+    def _visit(self, fault: Fault, actor: Actor) -> Fired:
+        at = time.monotonic()
+        seen = visit(actor.pid, fault.seconds)
+        if not seen.connections:
+            raise NotFiredError(f"no port of {actor.name} took a connection, of {seen.ports}")
+        return self._injector.record("stranger", actor.name, at, f"{seen.connections} connections to {seen.ports}")
 
     def _kill(self, fault: Fault) -> tuple[Fired, ...]:
         struck = [worker for worker in (fault.worker, fault.second) if worker is not None]
