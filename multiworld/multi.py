@@ -18,6 +18,7 @@ from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_OP_TIMEOUT,
     Heartbeat,
+    NetworkSettings,
     TcpStoreAddress,
     WorldConfig,
     is_duration,
@@ -125,8 +126,8 @@ class MultiWorld:
         self.lock = threading.Lock()
         self._worlds: dict[str, World] = {}
         self._joining: set[str] = set()
-        self._stores = StoreBook()
         self._hub = Hub.acquire()
+        self._stores = StoreBook(self._hub, NetworkSettings())
         self._closed = False
         self._pid = os.getpid()
         self._sync = SyncMultiWorld(self)
@@ -258,7 +259,7 @@ class MultiWorld:
         """Join in this thread; for the package's own use."""
         self._reserve(config)
         try:
-            source = self._stores.source(store, config)
+            source = self._stores.source(store, config, attempt.cancelled.is_set)
             session = self._assemble(config, source, loop, resize, 0, attempt.cancelled)
             world = World(self, config, session, source, loop)
             with self.lock:

@@ -9,16 +9,19 @@ one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld.config import WorldConfig
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.events import EventBus, WorldJoined
 from multiworld.liveness.neighbour import this_process
+from multiworld.net.causes import cause_of, exhausted
 from multiworld.rendezvous.ledger import Claim, Ledger
+from multiworld.rendezvous.store_client import Patience, StoreClient, StoreFailed, Unwanted
 from multiworld.rendezvous.wiring import Doorman, Wires, WiringFailed, alive, wire
 from multiworld.session import Session
 
@@ -34,9 +37,15 @@ STORE_GRACE_SECONDS = 1.0
 
 
 def store_silent(config: WorldConfig, where: object, after: int) -> RendezvousError:
-    """The error for a store that takes connections but does not answer."""
+    """The error for a store of torch's that does not come back from a call."""
+    silent = StoreFailed("does not answer", "its host is stopped, overloaded or cut off")
+    return store_failed(config, where, after, silent)
+
+
+def store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
+    """The error for a store that cannot be used."""
     return RendezvousError(
-        config.name, f"the store {where} does not answer", cause="its host is stopped, overloaded or cut off",
+        config.name, f"the store {where} {failed.what}", cause=failed.cause, remedy=failed.remedy,
         generation=after or None, rank=config.rank, operation="rejoin" if after else "join",
     )  # fmt: skip
 
@@ -114,14 +123,23 @@ class Assembly:
         self._deadline = time.monotonic() + config.join_timeout
         self._endpoint = self._open_endpoint(hub, source.address)
         self._source = source
-        self._client = self._open_client(source)
-        self._ledger = Ledger(self._client, config.name)
+        self._client: Any = None
         self._why = "no other member has come"
         #: generations that we gave up for all; others may still be reading there until the next one is complete
         self._abandoned: list[int] = []
 
     def run(self) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
         """The generation we are in, its connections, who answers for it, and everybody's claims."""
+        try:
+            with self._failures_of_the_store():
+                self._client = self._open_client(self._source)
+                self._ledger = Ledger(self._client, self._config.name)
+                return self._meet()
+        except BaseException:
+            self._source.discard(self._client)
+            raise
+
+    def _meet(self) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
         while True:
             self._check_time()
             try:
@@ -131,30 +149,45 @@ class Assembly:
                 self._pause(LONGEST_PAUSE)
             except _Moved:
                 continue
-            except RuntimeError as error:  # torch's own are all of this kind
-                if isinstance(error, MultiWorldError):
-                    raise
-                self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)
+
+    @contextlib.contextmanager
+    def _failures_of_the_store(self) -> Iterator[None]:
+        try:
+            yield
+        except MultiWorldError:
+            raise
+        except StoreFailed as failed:
+            raise store_failed(self._config, self._source.where, self._after, failed) from None
+        except Unwanted:
+            self._fail_cancelled()
+        except RuntimeError as error:  # torch's own are all of this kind
+            self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)
 
     def _open_endpoint(self, hub: Hub, address: str) -> Endpoint:
         try:
             return hub.endpoint(address)
         except OSError as error:
-            raise InvalidArgument(
+            found = cause_of(error, "it is not an address of this machine")
+            kind = RendezvousError if exhausted(error) else InvalidArgument
+            raise kind(
                 self._config.name, f"nobody can be reached here at {address!r}: {error.strerror or error}",
-                cause="it is not an address of this machine", remedy="pass address= with one of its addresses",
+                cause=found.cause, remedy=found.remedy or "pass address= with one of its addresses",
                 rank=self._config.rank, operation="rejoin" if self._after else "join",
             ) from None  # fmt: skip
 
     def _open_client(self, source: StoreSource) -> Any:
         try:
-            return source.open(self._config.join_timeout)
+            return source.open(Patience(self._deadline, self._cancelled))
+        except (StoreFailed, Unwanted):
+            raise
+        except OSError as error:
+            found = cause_of(error, "its file cannot be written")
+            raise store_failed(
+                self._config, source.where, self._after,
+                StoreFailed(f"cannot be opened: {error.strerror or error}", found.cause, found.remedy),
+            ) from None  # fmt: skip
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
-            self._fail(
-                f"the store {source.where} cannot be reached: {error}",
-                "nobody hosts it, the way there is cut, or its file cannot be written",
-                error,
-            )
+            self._fail(f"the store {source.where} cannot be opened: {error}", "its file cannot be written", error)
 
     def _newest(self) -> int | None:
         """The generation to enter, opened if that is for us to do; None to wait."""
@@ -267,6 +300,8 @@ class Assembly:
 
     def _clean_up(self, generation: int) -> None:
         """Seal it and delete what is left of the one before; a store that fails now does not matter any more."""
+        if isinstance(self._client, StoreClient):
+            self._client.patience = Patience(time.monotonic() + STORE_GRACE_SECONDS)
         try:
             if self._config.rank == 0:
                 self._ledger.seal(generation)
@@ -276,6 +311,7 @@ class Assembly:
                 self._ledger.forget(generation - 1, (self._config.rank,), whole=self._config.rank == 0)
             self._source.give_back(self._client)
         except Exception as error:  # noqa: BLE001 - of the store's many types
+            self._source.discard(self._client)
             self._why = str(error)
 
     def _move_on(self, generation: int) -> NoReturn:
@@ -296,12 +332,15 @@ class Assembly:
 
     def _check_time(self) -> None:
         if self._cancelled():
-            self._fail("joining was cancelled", "the await was cancelled or the MultiWorld closed")
+            self._fail_cancelled()
         if time.monotonic() > self._deadline:
             self._fail(
                 f"not assembled within {self._config.join_timeout} s: {self._why}",
                 "a member did not start, or joined under another name, size or store",
             )
+
+    def _fail_cancelled(self) -> NoReturn:
+        self._fail("joining was cancelled", "the await was cancelled or the MultiWorld closed")
 
     def _refuse_size(self, generation: int, size: int) -> NoReturn:
         self._fail(
