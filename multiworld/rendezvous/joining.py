@@ -184,10 +184,10 @@ class Assembly:
             found = cause_of(error, "its file cannot be written")
             raise store_failed(
                 self._config, source.where, self._after,
-                StoreFailed(f"cannot be opened: {error.strerror or error}", found.cause, found.remedy),
+                StoreFailed(f"cannot be reached: {error.strerror or error}", found.cause, found.remedy),
             ) from None  # fmt: skip
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
-            self._fail(f"the store {source.where} cannot be opened: {error}", "its file cannot be written", error)
+            self._fail(f"the store {source.where} cannot be reached: {error}", "its file cannot be written", error)
 
     def _newest(self) -> int | None:
         """The generation to enter, opened if that is for us to do; None to wait."""

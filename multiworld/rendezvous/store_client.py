@@ -9,6 +9,7 @@ needs.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import socket
@@ -19,6 +20,7 @@ from typing import Final
 
 from multiworld.config import TcpStoreAddress
 from multiworld.net.causes import cause_of, exhausted
+from multiworld.net.greeting import MAX_GREETING_BYTES, Dialler, GreetingError, Hello, Reason, Role
 from multiworld.rendezvous.addresses import Resolved, resolved
 from multiworld.rendezvous.store_wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
 
@@ -26,6 +28,8 @@ from multiworld.rendezvous.store_wire import COUNT, HELLO, KEY_PREFIX, NUMBER, R
 STEP_SECONDS: Final = 0.02
 #: how long one connection may take until it has answered; then another one is tried
 ATTEMPT_SECONDS: Final = 5.0
+#: the same for a greeting, where it is not known yet whether the store takes one: one of torch's stays silent
+TRIAL_SECONDS: Final = 1.0
 FIRST_PAUSE_SECONDS: Final = 0.01
 LONGEST_PAUSE_SECONDS: Final = 0.25
 #: a larger answer is not that of a store
@@ -39,13 +43,15 @@ class StoreFailed(Exception):
         what: what happened, without the store's name.
         cause: the likely cause.
         remedy: what to do; None where only the caller can say.
+        lasting: whether trying again is of no use.
     """
 
-    def __init__(self, what: str, cause: str, remedy: str | None = None) -> None:
+    def __init__(self, what: str, cause: str, remedy: str | None = None, lasting: bool = False) -> None:
         super().__init__(what)
         self.what = what
         self.cause = cause
         self.remedy = remedy
+        self.lasting = lasting
 
 
 class Unwanted(Exception):
@@ -85,6 +91,29 @@ class Patience:
             time.sleep(min(STEP_SECONDS, rest))
 
 
+class Approach:
+    """How the store at one address is spoken to; found out once, and kept.
+
+    A store of ours asks for the greeting where there is a secret. One of torch's, such as torchrun's, knows none: who
+    hosts it has to protect it. Which one it is, its answers tell.
+
+    Args:
+        secret: ours, None if there is none; None too for a store that is known to be torch's own.
+
+    Attributes:
+        greets: whether the store takes a greeting; None: not known yet.
+    """
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        self.secret = secret
+        self.greets: bool | None = None if secret is not None else False
+
+    def turns(self) -> Iterator[bool]:
+        """Whether to greet, attempt by attempt."""
+        for turn in itertools.count():
+            yield turn % 2 == 0 if self.greets is None else self.greets
+
+
 class StoreClient:
     """A connection to a store. For one thread; after any error it is closed.
 
@@ -99,40 +128,76 @@ class StoreClient:
         sock.setblocking(False)
 
     @classmethod
-    def connect(cls, where: TcpStoreAddress, patience: Patience) -> StoreClient:
+    def connect(cls, where: TcpStoreAddress, patience: Patience, approach: Approach | None = None) -> StoreClient:
         """A client of the store at ``where``, tried again and again until it answers.
 
         Args:
             where: its address.
             patience: for how long, here and in the calls that follow.
+            approach: how it is spoken to; None: as torch's clients do.
 
         Raises:
-            StoreFailed: it does not answer in time, or this process cannot connect.
+            StoreFailed: it does not answer in time, it refuses us, or this process cannot connect.
             Unwanted: nobody waits for it any more.
         """
+        approach = approach or Approach()
         pause = FIRST_PAUSE_SECONDS
-        while True:
+        for greets in approach.turns():
             try:
-                return cls._attempt(where, patience)
-            except StoreFailed as error:
-                failed = error
-            except OSError as error:
-                failed = _unreachable(error)
-                if exhausted(error):
-                    raise failed from None
-            if patience.left() <= pause:
+                client = cls._attempt(where, patience, approach, greets)
+            except (StoreFailed, OSError) as error:
+                failed = error if isinstance(error, StoreFailed) else _unreachable(error)
+            else:
+                approach.greets = greets
+                return client
+            if failed.lasting or patience.left() <= pause:
                 raise failed
             patience.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+        raise AssertionError  # for the type checker: the turns do not end
 
     @classmethod
-    def _attempt(cls, where: TcpStoreAddress, patience: Patience) -> StoreClient:
-        attempt = patience.at_most(ATTEMPT_SECONDS)
+    def _attempt(cls, where: TcpStoreAddress, patience: Patience, approach: Approach, greets: bool) -> StoreClient:
+        trial = greets and approach.greets is None
+        attempt = patience.at_most(TRIAL_SECONDS if trial else ATTEMPT_SECONDS)
         client = cls(_connected(resolved(where.host, where.port, attempt.left), attempt), attempt)
-        client._call(HELLO)
-        client.num_keys()
+        try:
+            if greets:
+                client._greet(approach.secret)
+            client._call(HELLO)
+            client._check_answer(lasting=approach.secret is None)
+        except BaseException:
+            client.close()
+            raise
         client.patience = patience
         return client
+
+    def _greet(self, secret: bytes | None) -> None:
+        dialler = Dialler(Hello(Role.STORE), secret)
+        reply = dialler.begin()
+        while not dialler.done:
+            if reply:
+                self._call(reply)
+            reply = dialler.take(self._some(MAX_GREETING_BYTES))
+        if dialler.rest:
+            raise GreetingError(Reason.GARBAGE, "said more than a greeting")
+
+    def _check_answer(self, lasting: bool) -> None:
+        """The first answer: a number, or the refusal of a store that wants to be greeted."""
+        self._call(request(Request.GETNUMKEYS))
+        answer = self._take(NUMBER.size)
+        if not answer.startswith(b"{"):
+            return
+        dialler = Dialler(Hello(Role.STORE), None)
+        try:
+            while not dialler.done:
+                dialler.take(answer)
+                answer = self._some(MAX_GREETING_BYTES)
+        except GreetingError as error:
+            failed = _unreachable(error)
+            failed.lasting = failed.lasting and lasting
+            raise failed from None
+        raise StoreFailed("answers a question that was not asked", "another program listens at its port")
 
     def close(self) -> None:
         """Hang up."""
@@ -201,13 +266,17 @@ class StoreClient:
         taken = bytearray()
         with self._failing():
             while len(taken) < size:
+                taken += self._some(size - len(taken))
+        return bytes(taken)
+
+    def _some(self, size: int) -> bytes:
+        with self._failing():
+            while True:
                 self._await(select.POLLIN)
                 with contextlib.suppress(BlockingIOError):
-                    data = self._sock.recv(size - len(taken))
-                    if not data:
-                        raise ConnectionResetError("it hung up")
-                    taken += data
-        return bytes(taken)
+                    if data := self._sock.recv(size):
+                        return data
+                    raise ConnectionResetError("it hung up")
 
     def _await(self, event: int) -> None:
         _ready(self._sock, event, self.patience)
@@ -274,9 +343,13 @@ def _connect(sock: socket.socket, place: Resolved, patience: Patience) -> None:
 
 
 def _unreachable(error: OSError) -> StoreFailed:
+    if isinstance(error, GreetingError):
+        return StoreFailed(f"refuses this process: it {error.what}", error.cause, error.remedy, error.lasting)
     if isinstance(error, TimeoutError):
         return StoreFailed("does not answer", "its host is stopped, overloaded or cut off")
     if isinstance(error, (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):
         return StoreFailed("hung up", "its host ended, another program listens at its port, or it refuses this request")
     found = cause_of(error, "the way there is cut, or its host is down")
-    return StoreFailed(f"cannot be reached: {error.strerror or error}", found.cause, found.remedy)
+    return StoreFailed(
+        f"cannot be reached: {error.strerror or error}", found.cause, found.remedy, lasting=exhausted(error)
+    )

@@ -14,7 +14,16 @@ KEY_OVERHEAD_BYTES = 128
 
 
 class Refused(Exception):
-    """A request that cannot be served; the connection that made it is closed, because many requests have no answer."""
+    """A request that cannot be served; the connection that made it is closed, because many requests have no answer.
+
+    Args:
+        why: for the log.
+        worth_telling: whether it hints at settings that differ, so that the host's log should show it.
+    """
+
+    def __init__(self, why: str, worth_telling: bool = False) -> None:
+        super().__init__(why)
+        self.worth_telling = worth_telling
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import resource
 import selectors
 import socket
@@ -35,6 +36,8 @@ LARGE_READ_BYTES: Final = 1 << 18
 BACK_OFF_SECONDS: Final = 0.2
 #: a connection that said nothing for so long gives way when there are too many
 IDLE_SECONDS: Final = 2.0
+#: a log line about refused clients is not repeated for so long
+TELL_SECONDS: Final = 60.0
 MIN_CONNECTIONS: Final = 128
 
 
@@ -44,19 +47,24 @@ class StoreServer:
     Args:
         hub: whose thread serves.
         listener: bound and listening; the server owns it from now on.
+        secret: that every client has to prove; None accepts torch's own clients as well.
         limits: how much the store takes.
     """
 
-    def __init__(self, hub: Hub, listener: socket.socket, limits: Limits | None = None) -> None:
+    def __init__(
+        self, hub: Hub, listener: socket.socket, secret: bytes | None = None, limits: Limits | None = None
+    ) -> None:
         self._hub = hub
         self._listener = listener
-        self._limits = limits or Limits()
-        self._data = StoreData(self._limits)
+        self.secret = secret
+        self.limits = limits or Limits()
+        self.data = StoreData(self.limits)
         self._connections: dict[_Connection, None] = {}
         #: those that have not said yet what a client says first, oldest first
         self._strangers: dict[_Connection, None] = {}
         self._closed = False
         self._warned = False
+        self._told_at = -math.inf
         listener.setblocking(False)
         hub.call(self._listen)
 
@@ -80,6 +88,15 @@ class StoreServer:
     def welcome(self, connection: _Connection) -> None:
         """A connection is a client's."""
         self._strangers.pop(connection, None)
+
+    def tell(self, refused: Refused) -> None:
+        """Log that a connection was refused; for what may be a member's wrong setting, once in a while."""
+        now = time.monotonic()
+        if refused.worth_telling and now - self._told_at > TELL_SECONDS:
+            self._told_at = now
+            logger.warning("the store at port %d refused %s", self._listener.getsockname()[1], refused)
+        else:
+            logger.debug("the store hangs up on a connection: %s", refused)
 
     def _listen(self) -> None:
         if not self._closed:
@@ -109,7 +126,7 @@ class StoreServer:
         sock.setblocking(False)
         with contextlib.suppress(OSError):  # gone already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _Connection(self, self._hub, sock, self._data, self._limits)
+        connection = _Connection(self, self._hub, sock)
         self._connections[connection] = self._strangers[connection] = None
         connection.start()  # mostly its first words are here already
         if connection in self._strangers:
@@ -151,13 +168,14 @@ class StoreServer:
 class _Connection:
     """One client, or a stranger. In the hub's thread only."""
 
-    def __init__(self, server: StoreServer, hub: Hub, sock: socket.socket, data: StoreData, limits: Limits) -> None:
+    def __init__(self, server: StoreServer, hub: Hub, sock: socket.socket) -> None:
         self.sock = sock
         self._server = server
         self._hub = hub
         # Not at once: it is called in the middle of another connection's request, or of this one's.
-        self._talk = Talk(data, limits, answered=lambda: hub.call(self._flush))
+        self._talk = Talk(server.data, server.limits, server.secret, answered=lambda: hub.call(self._flush))
         self._closed = False
+        self._refused = False
         self._events = 0
         self._heard = time.monotonic()
 
@@ -189,23 +207,39 @@ class _Connection:
             self._server.dismiss(self)
             return
         self._heard = time.monotonic()
-        self._serve(data)
+        if not self._refused:
+            self._serve(data)
 
     def _serve(self, data: bytes) -> None:
         try:
             self._talk.feed(data)
         except Refused as refused:
-            logger.debug("the store hangs up on a connection: %s", refused)
-            self._server.dismiss(self)
+            self._server.tell(refused)
+            self._refuse()
             return
         if self._talk.valid:
             self._server.welcome(self)
         self._flush()
 
+    def _refuse(self) -> None:
+        """Hang up; who is still to hear why does that first: with its data unread, the last words would be lost."""
+        last_words = not self._talk.valid and bytes(self._talk.out)
+        if not last_words:
+            self._server.dismiss(self)
+            return
+        self._refused = True
+        self._talk.end()
+        with contextlib.suppress(OSError):
+            self.sock.send(last_words)
+            self.sock.shutdown(socket.SHUT_WR)
+        self._talk.out.clear()
+        self._events = selectors.EVENT_READ
+        self._hub.watch(self.sock, self._events, self._ready)
+
     def _ready(self, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._flush()
-            if not self._closed:
+            if not self._closed and not self._refused:
                 self._serve(b"")  # what had to wait until its answers were taken
         if events & selectors.EVENT_READ and not self._closed:
             self.read(events)

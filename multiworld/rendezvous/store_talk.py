@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Final, TypeAlias
 
+from multiworld.net.greeting import Acceptor, GreetingError, Reason, Role, refusal
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
 from multiworld.rendezvous.store_wire import (
     COUNT,
@@ -31,6 +32,7 @@ class Talk:
     Args:
         data: the store.
         limits: of a request.
+        secret: that the other side has to prove first; None accepts torch's own clients as well.
         answered: called when a wait is over and ``out`` has its answer, while a request is served; it has to be brief.
 
     Attributes:
@@ -38,11 +40,12 @@ class Talk:
         valid: whether the connection has said what a client says first.
     """
 
-    def __init__(self, data: StoreData, limits: Limits, answered: Callable[[], None]) -> None:
+    def __init__(self, data: StoreData, limits: Limits, secret: bytes | None, answered: Callable[[], None]) -> None:
         self.out = bytearray()
         self.valid = False
         self._data = data
         self._limits = limits
+        self._secret = secret
         self._answered = answered
         self._unread = bytearray()
         self._left = 0
@@ -101,9 +104,31 @@ class Talk:
             yield from handler()
 
     def _first(self) -> Reading:
-        if (yield 1)[0] != Request.VALIDATE or NONCE.unpack((yield NONCE.size))[0] != MAGIC:
+        first = yield 1
+        if first == b"{":
+            yield from self._greeting(first)
+            first = yield 1
+        elif self._secret is not None and first[0] == Request.VALIDATE:
+            self.out += refusal(Reason.SECRET, "has a secret, this process has none")
+            raise Refused("a client without the secret", worth_telling=True)
+        if first[0] != Request.VALIDATE or NONCE.unpack((yield NONCE.size))[0] != MAGIC:
             raise Refused("this is no client of a store")
         self.valid = True
+
+    def _greeting(self, first: bytes) -> Reading:
+        """The greeting of our own clients; what follows it stays unread."""
+        acceptor, data = Acceptor(self._secret), first
+        try:
+            while (turn := acceptor.take(data)).hello is None:
+                self.out += turn.send
+                data = yield 1
+        except GreetingError as error:
+            self.out += error.answer
+            raise Refused(f"a client that {error.what}", worth_telling=error.lasting) from None
+        if turn.hello.role is not Role.STORE:
+            self.out += acceptor.refuse("this is a store")
+            raise Refused("a greeting that was not for a store")
+        self.out += acceptor.accept()
 
     # What requests consist of.
 

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ from multiworld.config import FileStorePath, NetworkSettings, TcpStoreAddress, W
 from multiworld.errors import InvalidArgument, RendezvousError, WrongContext
 from multiworld.net.causes import Cause, cause_of
 from multiworld.rendezvous.addresses import listening, own_address, resolved, usable_address
-from multiworld.rendezvous.store_client import Patience, StoreClient, StoreFailed, Unwanted
+from multiworld.rendezvous.store_client import Approach, Patience, StoreClient, StoreFailed, Unwanted
 from multiworld.rendezvous.store_server import StoreServer
 
 if TYPE_CHECKING:
@@ -37,22 +37,27 @@ StoreLike: TypeAlias = "str | TcpStoreAddress | FileStorePath | Any"
 
 
 class KeptClients:
-    """Clients of one TCP store that nobody uses now: connecting anew takes longer than all the rest of a rejoin."""
+    """Clients of one TCP store that nobody uses now: connecting anew takes longer than all the rest of a rejoin.
 
-    def __init__(self) -> None:
+    Args:
+        approach: how that store is spoken to.
+    """
+
+    def __init__(self, approach: Approach) -> None:
+        self._approach = approach
         self._guard = threading.Lock()
         self._clients: list[StoreClient] = []
         self._closed = False
 
-    def take(self, patience: Patience) -> StoreClient | None:
-        """One that still works, for as long as ``patience`` lasts; None if there is none."""
+    def take(self, where: TcpStoreAddress, patience: Patience) -> StoreClient:
+        """One that still works, or a new one; raises as ``StoreClient.connect``."""
         while (client := self._pop()) is not None:
             client.patience = patience.at_most(KEPT_CLIENT_SECONDS)
             with contextlib.suppress(StoreFailed):  # its host is gone, maybe another is there by now
                 client.num_keys()
                 client.patience = patience
                 return client
-        return None
+        return StoreClient.connect(where, patience, self._approach)
 
     def keep(self, client: StoreClient) -> None:
         """Keep it for later, unless there are enough."""
@@ -87,7 +92,7 @@ class StoreSource:
 
     where: TcpStoreAddress | FileStorePath | Any
     address: str
-    kept: KeptClients = field(default_factory=KeptClients)
+    kept: KeptClients | None = None
     owner: Any = None
 
     def open(self, patience: Patience) -> Any:
@@ -99,7 +104,8 @@ class StoreSource:
             OSError: the file of a file store cannot be made.
         """
         if isinstance(self.where, TcpStoreAddress):
-            return self.kept.take(patience) or StoreClient.connect(self.where, patience)
+            kept = self.kept or KeptClients(Approach())
+            return kept.take(self.where, patience)
         if isinstance(self.where, FileStorePath):
             # Tried first: where it cannot open its file, the store's constructor goes on trying, and holds the GIL.
             _open_file(self.where.path, patience)
@@ -108,7 +114,7 @@ class StoreSource:
 
     def give_back(self, client: Any) -> None:
         """Keep a TCP client for the next generation."""
-        if isinstance(client, StoreClient):
+        if isinstance(client, StoreClient) and self.kept is not None:
             self.kept.keep(client)
 
     def discard(self, client: Any) -> None:
@@ -172,9 +178,9 @@ class StoreBook:
             return StoreSource(where, config.address or "127.0.0.1")
         patience = Patience(time.monotonic() + config.join_timeout, unwanted)
         address = config.address or _address_towards(where, config, patience)
-        self._host_if_ours(where, config, patience)
-        with self._guard:
-            return StoreSource(where, address, self._kept.setdefault(str(where), KeptClients()), store)
+        kept = self._kept_of(where, store)
+        self._host_if_ours(where, config, patience, kept)
+        return StoreSource(where, address, kept, store)
 
     def close(self) -> None:
         """Stop hosting, and hang up."""
@@ -198,10 +204,16 @@ class StoreBook:
         if self._closed:
             listener.close()
             raise WrongContext(what="MultiWorld is closed", operation="serve_store")
-        server = StoreServer(self._hub, listener)
+        server = StoreServer(self._hub, listener, self._network.secret)
         self._hosted.update(dict.fromkeys(places, server))
 
-    def _host_if_ours(self, where: TcpStoreAddress, config: WorldConfig, patience: Patience) -> None:
+    def _kept_of(self, where: TcpStoreAddress, store: StoreLike) -> KeptClients:
+        """The clients of the store at ``where``; one that torch hosts has no secret."""
+        torchs = not isinstance(store, (str, TcpStoreAddress)) or (store == "env://" and _is_torchruns())
+        with self._guard:
+            return self._kept.setdefault(str(where), KeptClients(Approach(None if torchs else self._network.secret)))
+
+    def _host_if_ours(self, where: TcpStoreAddress, config: WorldConfig, patience: Patience, kept: KeptClients) -> None:
         ours = config.rank == 0 if where.hosted is None else where.hosted
         if not ours or (where.host, where.port) in self._hosted:
             return
@@ -209,17 +221,24 @@ class StoreBook:
             self.serve(where.host, where.port)
         except RendezvousError:
             # In use or not a local address: a store may be there already, as torchrun's agent's is.
-            if where.hosted or not _answers(where, patience.at_most(ANSWER_SECONDS)):
+            if where.hosted or not _answers(where, patience.at_most(ANSWER_SECONDS), kept):
                 raise
 
 
-def _answers(where: TcpStoreAddress, patience: Patience) -> bool:
-    """Whether a store answers at ``where``."""
+def _answers(where: TcpStoreAddress, patience: Patience, kept: KeptClients) -> bool:
+    """Whether a store answers at ``where``, perhaps with no."""
     try:
-        StoreClient.connect(where, patience).close()
-    except (StoreFailed, Unwanted):
+        kept.take(where, patience).close()
+    except StoreFailed as failed:
+        return failed.lasting  # the join says why
+    except Unwanted:
         return False
     return True
+
+
+def _is_torchruns() -> bool:
+    """Whether torchrun's agent hosts the store of ``env://``, as it tells its workers."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _address_towards(where: TcpStoreAddress, config: WorldConfig, patience: Patience) -> str:
@@ -269,7 +288,8 @@ def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
 
 def _from_environment(config: WorldConfig) -> TcpStoreAddress:
     try:
-        return TcpStoreAddress(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        hosted = False if _is_torchruns() else None
+        return TcpStoreAddress(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted)
     except (KeyError, ValueError):
         raise InvalidArgument(
             config.name,
