@@ -6,8 +6,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,8 @@ from multiworld.config import (
 from multiworld.errors import InvalidArgument, WrongContext
 from multiworld.events import Event, EventBus
 from multiworld.net.hub import Hub
+from multiworld.net.interfaces import chosen_address
+from multiworld.net.settings import network_settings
 from multiworld.process import register
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, assemble, store_silent
 from multiworld.rendezvous.settings import checked_config
@@ -50,6 +52,7 @@ class Defaults:
     address: str | None
     op_timeout: float
     heartbeat: Heartbeat
+    network: NetworkSettings
 
 
 class Attempt:
@@ -89,7 +92,7 @@ class SyncMultiWorld:
             name, rank, size, backend, device, address or defaults.address,
             defaults.op_timeout if op_timeout is None else op_timeout, join_timeout, heartbeat or defaults.heartbeat,
         )  # fmt: skip
-        return self._owner.admit(config, store, resize, None, Attempt())
+        return self._owner.admit(replace(config, network=defaults.network), store, resize, None, Attempt())
 
     def close(self) -> None:
         """``close``, waiting in this thread."""
@@ -100,9 +103,18 @@ class MultiWorld:
     """The worlds of this process.
 
     Args:
-        address: local address that peers reach us at; None: derived from each world's store.
+        address: local address that peers reach us at; None: of ``interfaces``, or derived from each world's store.
         op_timeout: default deadline of operations, in seconds.
         heartbeat: default of how silence is noticed.
+        secret: text or bytes that every member proves to know before it is let in, the same for all members;
+            None reads ``MULTIWORLD_SECRET``; without one, whoever can reach our ports and knows a claim is let in.
+        ports: where our listeners may be, such as ``"29600-29699"`` or a range; None reads ``MULTIWORLD_PORTS``;
+            without, the kernel chooses. Gloo's own listeners do not keep to it.
+        interfaces: names or networks such as ``("eth0", "10.0.0.0/8")``, where peers reach us at the first that fits;
+            None reads ``MULTIWORLD_INTERFACES``, separated by commas.
+
+    Raises:
+        InvalidArgument: a value that cannot be right, or no interface fits.
 
     Use it as ``async with`` or ``with``; leaving the block leaves every world in good order. One process may have
     several.
@@ -114,8 +126,14 @@ class MultiWorld:
         address: str | None = None,
         op_timeout: float = DEFAULT_OP_TIMEOUT,
         heartbeat: Heartbeat | None = None,
+        secret: str | bytes | None = None,
+        ports: str | range | None = None,
+        interfaces: str | Iterable[str] | None = None,
     ) -> None:
-        self.defaults = Defaults(address, op_timeout, heartbeat or Heartbeat())
+        network = network_settings(secret, ports, interfaces)
+        if address is None and network.interfaces:
+            address = chosen_address(network.interfaces)
+        self.defaults = Defaults(address, op_timeout, heartbeat or Heartbeat(), network)
         if not is_duration(op_timeout) or not isinstance(self.defaults.heartbeat, Heartbeat):
             raise InvalidArgument(
                 what=f"op_timeout is {op_timeout!r}, heartbeat {heartbeat!r}",
@@ -127,7 +145,7 @@ class MultiWorld:
         self._worlds: dict[str, World] = {}
         self._joining: set[str] = set()
         self._hub = Hub.acquire()
-        self._stores = StoreBook(self._hub, NetworkSettings())
+        self._stores = StoreBook(self._hub, network)
         self._closed = False
         self._pid = os.getpid()
         self._sync = SyncMultiWorld(self)
@@ -198,6 +216,7 @@ class MultiWorld:
         attempt = Attempt()
         loop = asyncio.get_running_loop()
         try:
+            config = replace(config, network=defaults.network)
             return await run_in_thread(f"mw-join-{name}", self.admit, config, store, resize, loop, attempt)
         except asyncio.CancelledError:
             with self.lock:
@@ -209,12 +228,19 @@ class MultiWorld:
     def serve_store(self, host: str = "127.0.0.1", port: int = 0) -> TcpStoreAddress:
         """Host a store for any number of worlds, bound to ``host`` only.
 
+        torch's own clients (``dist.TCPStore(host, port, is_master=False)``) can use it too, unless there is a secret.
+
         Args:
-            host: local address.
-            port: TCP port; 0 takes a free one.
+            host: local address or name; IPv6 too. ``"0.0.0.0"`` and ``"::"`` listen on all interfaces, and the address
+                returned is then the one that ``interfaces`` choose, or that of the default route.
+            port: TCP port; 0 takes a free one, of ``ports`` where they are set.
 
         Returns:
             Its address with the real port, to be given to ``join`` here and on other members. It lives until ``close``.
+
+        Raises:
+            RendezvousError: the address or port is in use or not ours.
+            InvalidArgument: an address that cannot be right, or no interface fits.
         """
         self._check_usable(None)
         return self._stores.serve(host, port)

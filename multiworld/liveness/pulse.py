@@ -38,7 +38,8 @@ class PulseServer:
     """
 
     def __init__(self, address: str) -> None:
-        listener = socket.create_server((address, 0), backlog=1024)
+        family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(place, family=family, backlog=1024)
         self.address = address
         self.port: int = listener.getsockname()[1]
         self._fallback: socket.socket | None = None

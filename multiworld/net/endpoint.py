@@ -1,48 +1,93 @@
-"""Where peers reach this process: one listener and one pulse per local address, shared by all worlds."""
+"""Where peers reach this process: one listener and one pulse per local address, shared by all worlds.
+
+Anybody may connect. What has not introduced itself is bounded in number, time and bytes, and costs no more than what
+it sends; see ``docs/threat-model.md``.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
+import logging
 import selectors
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from multiworld.config import NetworkSettings, printed
 from multiworld.liveness.pulse import PulseServer
+from multiworld.net.greeting import MAX_GREETING_BYTES, Acceptor, GreetingError, Hello, Reason, refusal
+from multiworld.net.settings import listen
 
 if TYPE_CHECKING:
     from multiworld.net.hub import Hub
 
-MAX_HELLO_BYTES = 4096
-#: answers a hello for a world and generation: the reply, and who takes the socket over after it (None: it is closed)
-Taker = Callable[[socket.socket], None]
-Answerer = Callable[[dict[str, Any]], tuple[dict[str, Any], Taker | None]]
+logger = logging.getLogger(__name__)
+
+#: connections that have not introduced themselves; one more drops the oldest, so that a flood keeps nobody out
+MAX_VISITORS: Final = 64
+#: how long one of them may take
+VISITOR_SECONDS: Final = 2.0
+#: how long no connection is accepted after one could not be: the listener stays ready, and would keep the hub busy
+ACCEPT_PAUSE: Final = 0.05
+#: how often one kind of warning about strangers is logged at most
+WARNING_SECONDS: Final = 10.0
+_NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+#: takes a connection over, or closes it
+Taker: TypeAlias = Callable[[socket.socket], None]
+#: answers a hello for a world and generation: who takes the connection over once it is accepted, or why it is refused
+Answerer: TypeAlias = "Callable[[Hello], Taker | str]"
+#: world, generation, incarnation
+Member: TypeAlias = tuple[str, int, str]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Visitor:
-    """A connection that has not said yet what it wants."""
+    """A connection that has not introduced itself yet.
+
+    Attributes:
+        sock: the connection.
+        acceptor: our side of the greeting.
+        until: monotonic time when it is given up.
+    """
 
     sock: socket.socket
-    said: bytes = b""
+    acceptor: Acceptor
+    until: float
 
 
 class Endpoint:
-    """The listener at one address. Connections say hello in one line of JSON and are answered with one."""
+    """The listener at one address. Connections greet, see ``greeting``, and are handed to whom they want.
 
-    def __init__(self, hub: Hub, address: str) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    Args:
+        hub: in whose thread everything happens.
+        address: local address.
+        network: secret and ports.
+
+    Raises:
+        OSError: the address is not of this machine.
+        MultiWorldError: see ``listen``.
+    """
+
+    def __init__(self, hub: Hub, address: str, network: NetworkSettings) -> None:
         self._hub = hub
-        self._listener = socket.create_server((address, 0), family=family, backlog=1024)
+        self._network = network
+        self._listener = listen(address, 0, network)
         self._listener.setblocking(False)
         self.address = address
         self.port: int = self._listener.getsockname()[1]
         self.pulse = PulseServer(address)
-        self._answerers: dict[tuple[str, int, str], Answerer] = {}
+        self._answerers: dict[Member, Answerer] = {}
+        self._complaints: dict[Member, GreetingError] = {}
+        self._visitors: dict[socket.socket, _Visitor] = {}  # oldest first
+        self._expiring = False
+        self._closed = False
+        self._quiet_until: dict[Reason, float] = {}
         hub.on_close(self.close)
-        hub.call(lambda: hub.watch(self._listener, selectors.EVENT_READ, self._accept))
+        hub.call(self._watch)
 
     def expect(self, world: str, generation: int, incarnation: str, answerer: Answerer) -> None:
         """Let ``answerer`` answer visitors of this world, generation and incarnation, in the hub's thread.
@@ -54,64 +99,148 @@ class Endpoint:
     def forget(self, world: str, generation: int, incarnation: str) -> None:
         """Nobody answers for it any more."""
         self._answerers.pop((world, generation, incarnation), None)
+        self._complaints.pop((world, generation, incarnation), None)
+
+    def complaint(self, world: str, generation: int, incarnation: str) -> GreetingError | None:
+        """Why somebody who wanted this member was turned away: another secret, another protocol."""
+        return self._complaints.get((world, generation, incarnation))
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening. In the hub's thread."""
+        self._closed = True
         self._hub.unwatch(self._listener)
         self._listener.close()
+        for visitor in tuple(self._visitors.values()):
+            self._dismiss(visitor)
         self.pulse.close()
 
     def drop_in_child(self) -> None:
-        """Close our copy of the listener in a forked child."""
+        """Close our copies of the sockets in a forked child."""
         self._listener.close()
+        for sock in tuple(self._visitors):
+            sock.close()
         self.pulse.drop_in_child()
 
-    def _accept(self, _: int) -> None:
-        with contextlib.suppress(OSError):
-            sock, _address = self._listener.accept()
-            sock.setblocking(False)
-            visitor = _Visitor(sock)
-            self._hub.watch(sock, selectors.EVENT_READ, lambda _: self._listen_to(visitor))
-            self._hub.call_later(10.0, lambda: self._dismiss(visitor))
+    # connections that have not introduced themselves
 
-    def _dismiss(self, visitor: _Visitor) -> None:
-        if visitor.said != b"\n":  # said nothing whole in time
-            self._hub.unwatch(visitor.sock)
-            visitor.sock.close()
+    def _watch(self) -> None:
+        if not self._closed:
+            self._hub.watch(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self, _: int) -> None:
+        """Accept one connection; those accepted before get their turn before the next one."""
+        try:
+            sock, _address = self._listener.accept()
+        except OSError as error:
+            if error.errno in _NO_RESOURCES:
+                self._hub.unwatch(self._listener)
+                self._hub.call_later(ACCEPT_PAUSE, self._watch)
+            return
+        sock.setblocking(False)
+        if len(self._visitors) >= MAX_VISITORS:
+            self._dismiss(next(iter(self._visitors.values())))
+        visitor = _Visitor(sock, Acceptor(self._network.secret), time.monotonic() + VISITOR_SECONDS)
+        self._visitors[sock] = visitor
+        self._hub.watch(sock, selectors.EVENT_READ, lambda _: self._listen_to(visitor))
+        if not self._expiring:
+            self._expiring = True
+            self._hub.call_later(VISITOR_SECONDS, self._expire)
+
+    def _expire(self) -> None:
+        """Give up on visitors whose time is over; one timer serves all of them."""
+        now = time.monotonic()
+        for visitor in tuple(self._visitors.values()):
+            if visitor.until > now:
+                self._hub.call_later(visitor.until - now, self._expire)
+                return
+            self._dismiss(visitor)
+        self._expiring = False
+
+    def _release(self, visitor: _Visitor) -> socket.socket:
+        """The visitor's connection, which is no longer ours to look after."""
+        self._visitors.pop(visitor.sock, None)
+        self._hub.unwatch(visitor.sock)
+        return visitor.sock
+
+    def _dismiss(self, visitor: _Visitor, last_words: bytes = b"") -> None:
+        sock = self._release(visitor)
+        if last_words:
+            _sent(sock, last_words)
+        sock.close()
 
     def _listen_to(self, visitor: _Visitor) -> None:
         try:
-            data = visitor.sock.recv(MAX_HELLO_BYTES)
+            data = visitor.sock.recv(MAX_GREETING_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        visitor.said += data
-        if data and b"\n" not in visitor.said and len(visitor.said) < MAX_HELLO_BYTES:
+        if not data:
+            self._dismiss(visitor)
             return
-        self._hub.unwatch(visitor.sock)
-        said, visitor.said = visitor.said, b"\n"
-        if data:
-            self._answer(said, visitor.sock)
-        else:
-            visitor.sock.close()
-
-    def _answer(self, said: bytes, sock: socket.socket) -> None:
         try:
-            hello = json.loads(said)
-            answerer = self._answerers.get((hello["world"], hello["generation"], hello["incarnation"]))
-        except (ValueError, KeyError, TypeError):
-            sock.close()
+            turn = visitor.acceptor.take(data)
+        except GreetingError as error:
+            self._dismiss(visitor, self._answer_to(error, visitor))
             return
-        taker: Taker | None = None
-        if answerer is None:
-            why = f"that member of world {hello['world']!r} is not in generation {hello['generation']} here"
-            reply: dict[str, Any] = {"ok": False, "why": why}
+        if turn.hello is not None:
+            self._introduce(visitor, turn.hello)
+        elif turn.send and not _sent(visitor.sock, turn.send):
+            self._dismiss(visitor)
+
+    def _introduce(self, visitor: _Visitor, hello: Hello) -> None:
+        answerer = self._answerers.get(_member(hello))
+        taker = _not_here(hello) if answerer is None else answerer(hello)
+        if isinstance(taker, str):
+            self._dismiss(visitor, visitor.acceptor.refuse(taker))
+        elif _sent(visitor.sock, visitor.acceptor.accept()):
+            taker(self._release(visitor))
         else:
-            reply, taker = answerer(hello)
-        with contextlib.suppress(OSError):
-            sock.send(json.dumps(reply).encode() + b"\n")
-        if taker is None:
-            sock.close()
-        else:
-            taker(sock)
+            self._dismiss(visitor)
+
+    def _answer_to(self, error: GreetingError, visitor: _Visitor) -> bytes:
+        """What to say to somebody who could not be greeted.
+
+        Who wants a member that is not here learns just that: a claimant may be dead, and its port ours by now. Nobody
+        learns of members that way, because an incarnation cannot be guessed.
+        """
+        hello = error.hello
+        if hello is None or not error.lasting:
+            return error.answer
+        if _member(hello) not in self._answerers:
+            return refusal(Reason.REFUSED, _not_here(hello))
+        self._complaints[_member(hello)] = error
+        self._warn(error, hello, visitor.sock)
+        return error.answer
+
+    def _warn(self, error: GreetingError, hello: Hello, sock: socket.socket) -> None:
+        now = time.monotonic()
+        if now < self._quiet_until.get(error.reason, 0.0):
+            return
+        self._quiet_until[error.reason] = now + WARNING_SECONDS
+        logger.warning(
+            "a connection from %s that says it is rank %d of world %r was refused: it %s; likely cause: %s; "
+            "what to do: %s (said once in %.0f s)",
+            _peer(sock), hello.sender, hello.world[:80], error.what, error.cause, error.remedy, WARNING_SECONDS,
+        )  # fmt: skip
+
+
+def _member(hello: Hello) -> Member:
+    return hello.world, hello.generation, hello.incarnation
+
+
+def _not_here(hello: Hello) -> str:
+    return f"that member of world {hello.world[:80]!r} is not in generation {hello.generation} here"
+
+
+def _sent(sock: socket.socket, line: bytes) -> bool:
+    """Whether a line went out whole; nothing is kept of one that did not."""
+    with contextlib.suppress(OSError):
+        return sock.send(line, socket.MSG_NOSIGNAL) == len(line)
+    return False
+
+
+def _peer(sock: socket.socket) -> str:
+    with contextlib.suppress(OSError):
+        return printed(*sock.getpeername()[:2])
+    return "somewhere"

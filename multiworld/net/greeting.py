@@ -211,8 +211,8 @@ def refusal(reason: Reason, why: str) -> bytes:
     return _line({"multiworld": PROTOCOL, "ok": False, "reason": reason.value, "why": why}) + b"\n"
 
 
-def _versions(theirs: object, ours: object) -> str:
-    """What a process with protocol ``ours`` says of one with ``theirs``."""
+def versions(theirs: object, ours: object) -> str:
+    """What a process with protocol ``ours`` says of one with ``theirs``; the subject is before it."""
     return f"speaks protocol {theirs}, this process {ours}: install the same multiworld on all members"
 
 
@@ -325,8 +325,8 @@ class Acceptor:
         if type(theirs) is not int:
             raise GreetingError(Reason.GARBAGE, "what came is no greeting")
         if theirs != PROTOCOL:
-            answer = refusal(Reason.VERSION, _versions(PROTOCOL, theirs))
-            raise GreetingError(Reason.VERSION, _versions(theirs, PROTOCOL), answer, _hello_or_none(fields))
+            answer = refusal(Reason.VERSION, versions(PROTOCOL, theirs))
+            raise GreetingError(Reason.VERSION, versions(theirs, PROTOCOL), answer, _hello_or_none(fields))
 
     def _refused(self, what: str, why: str) -> GreetingError:
         """The error for secrets that do not fit; ``why`` is what the other side says of us then."""
@@ -413,7 +413,7 @@ class Dialler:
         if type(theirs) is not int:
             raise GreetingError(Reason.GARBAGE, "answered with something else than a greeting")
         if theirs != PROTOCOL:
-            raise GreetingError(Reason.VERSION, _versions(theirs, PROTOCOL))
+            raise GreetingError(Reason.VERSION, versions(theirs, PROTOCOL))
 
 
 def _said_no(fields: dict[str, Any]) -> GreetingError:
@@ -425,7 +425,7 @@ def _said_no(fields: dict[str, Any]) -> GreetingError:
     theirs = fields.get("multiworld", 1)
     why = str(fields.get("why", "refused"))[:MAX_WHY]
     if reason is Reason.VERSION and type(theirs) is int:
-        why = _versions(theirs, PROTOCOL)
+        why = versions(theirs, PROTOCOL)
     return GreetingError(reason, why)
 
 

@@ -14,8 +14,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
+from multiworld.config import NetworkSettings
 from multiworld.liveness.monitor import Monitor
 from multiworld.net.endpoint import Endpoint
 
@@ -59,7 +61,7 @@ class Hub:
         self._stall_watchers: list[Callable[[float], None]] = []
         self._closers: list[Callable[[], None]] = []
         self._stopping = False
-        self._endpoints: dict[str, Endpoint] = {}
+        self._endpoints: dict[tuple[str, NetworkSettings], Endpoint] = {}
         self._endpoints_guard = threading.Lock()
         self.monitor = Monitor(self)
         self.thread = threading.Thread(target=self._run, name="mw-hub", daemon=True)
@@ -77,12 +79,13 @@ class Hub:
         if threading.current_thread() is not self.thread:
             self.thread.join(timeout=5)
 
-    def endpoint(self, address: str) -> Endpoint:
-        """Where peers reach us at ``address``, made if need be. Not from the hub's thread."""
+    def endpoint(self, address: str, network: NetworkSettings) -> Endpoint:
+        """Where peers with these settings reach us at ``address``, made if need be. Not from the hub's thread."""
         with self._endpoints_guard:
-            if address not in self._endpoints:
-                self._endpoints[address] = Endpoint(self, address)
-            return self._endpoints[address]
+            key = address, replace(network, interfaces=())  # these have chosen the address already
+            if key not in self._endpoints:
+                self._endpoints[key] = Endpoint(self, address, network)
+            return self._endpoints[key]
 
     def call(self, function: Callable[[], None]) -> None:
         """Run ``function`` in the hub's thread, soon; in this one when the hub has stopped: what is to be freed is."""

@@ -15,14 +15,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multiworld.config import WorldConfig
+from multiworld.config import WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.events import EventBus, WorldJoined
 from multiworld.liveness.neighbour import this_process
 from multiworld.net.causes import cause_of, exhausted
+from multiworld.net.greeting import PROTOCOL, GreetingError, Reason, versions
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.store_client import Patience, StoreClient, StoreFailed, Unwanted
-from multiworld.rendezvous.wiring import Doorman, Wires, WiringFailed, alive, wire
+from multiworld.rendezvous.wiring import Doorman, Incompatible, Wires, WiringFailed, alive, wire
 from multiworld.session import Session
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ class Assembly:
         self._source = source
         self._client: Any = None
         self._why = "no other member has come"
+        #: why somebody who may be a member was turned away; said when the others have not come in time
+        self._complaint: GreetingError | None = None
         #: generations that we gave up for all; others may still be reading there until the next one is complete
         self._abandoned: list[int] = []
 
@@ -149,6 +152,8 @@ class Assembly:
                 self._pause(LONGEST_PAUSE)
             except _Moved:
                 continue
+            except Incompatible as other:
+                self._fail(str(other), other.error.cause, other.error, remedy=other.error.remedy)
 
     @contextlib.contextmanager
     def _failures_of_the_store(self) -> Iterator[None]:
@@ -160,19 +165,27 @@ class Assembly:
             raise store_failed(self._config, self._source.where, self._after, failed) from None
         except Unwanted:
             self._fail_cancelled()
+        except ValueError as error:
+            self._fail(
+                f"the store {self._source.where} holds what no multiworld has written: {error}",
+                "another program writes to this store under the same keys",
+                remedy="use a store, or a name for the world, that nobody else uses",
+            )
         except RuntimeError as error:  # torch's own are all of this kind
             self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)
 
     def _open_endpoint(self, hub: Hub, address: str) -> Endpoint:
+        place: dict[str, Any] = {"rank": self._config.rank, "operation": "rejoin" if self._after else "join"}
         try:
-            return hub.endpoint(address)
+            return hub.endpoint(address, self._config.network)
+        except MultiWorldError as error:
+            raise error.with_context(world=self._config.name, **place) from None
         except OSError as error:
             found = cause_of(error, "it is not an address of this machine")
             kind = RendezvousError if exhausted(error) else InvalidArgument
             raise kind(
                 self._config.name, f"nobody can be reached here at {address!r}: {error.strerror or error}",
-                cause=found.cause, remedy=found.remedy or "pass address= with one of its addresses",
-                rank=self._config.rank, operation="rejoin" if self._after else "join",
+                cause=found.cause, remedy=found.remedy or "pass address= with one of its addresses", **place,
             ) from None  # fmt: skip
 
     def _open_client(self, source: StoreSource) -> Any:
@@ -216,7 +229,7 @@ class Assembly:
         if other_size and not self._after:
             self._refuse_size(sealed, size or 0)
         holder = self._ledger.claimed(sealed, config.rank)
-        taken = holder is not None and alive(config.name, sealed, config.rank, holder)
+        taken = holder is not None and self._alive(sealed, config.rank, holder)
         if self._after and (taken or other_size):
             raise StaleGeneration(
                 config.name, f"the world is in generation {sealed} without this process", current=sealed,
@@ -232,7 +245,7 @@ class Assembly:
         if size != config.size:
             self._refuse_size(generation, size)
         incarnation = secrets.token_hex(8)
-        place = config.name, generation, config.rank, incarnation
+        place = config.name, generation, config.rank, size, incarnation
         doorman = Doorman(self._endpoint, *place, withdrawn=self._cancelled)
         try:
             self._claim(generation, incarnation)
@@ -254,7 +267,7 @@ class Assembly:
         holder = self._ledger.claim(generation, config.rank, ours)
         if holder.incarnation == incarnation:
             return
-        if alive(config.name, generation, config.rank, holder):
+        if self._alive(generation, config.rank, holder):
             self._refuse_duplicate(generation, holder)
         self._move_on(generation)
 
@@ -266,6 +279,7 @@ class Assembly:
             for rank in range(config.size):
                 claim = claims.get(rank) or self._ledger.claimed(generation, rank)
                 if claim is not None:
+                    self._check_protocol(generation, rank, claim)
                     claims[rank] = claim
             if self._ledger.generation() != generation:
                 raise _Moved
@@ -282,8 +296,20 @@ class Assembly:
 
     def _check_alive(self, generation: int, claims: dict[int, Claim]) -> None:
         for rank, claim in claims.items():
-            if rank != self._config.rank and not alive(self._config.name, generation, rank, claim):
+            if rank != self._config.rank and not self._alive(generation, rank, claim):
                 self._move_on(generation)
+
+    def _alive(self, generation: int, rank: int, claim: Claim) -> bool:
+        return alive(self._config.name, generation, rank, claim, self._config.network)
+
+    def _check_protocol(self, generation: int, rank: int, claim: Claim) -> None:
+        """See that a claimant speaks our protocol; one that does not may be dead, and its claim from before an
+        upgrade."""
+        if claim.protocol == PROTOCOL:
+            return
+        if not self._alive(generation, rank, claim):
+            self._move_on(generation)
+        raise Incompatible(rank, claim, GreetingError(Reason.VERSION, versions(claim.protocol, PROTOCOL)))
 
     def _wire(self, generation: int, claims: dict[int, Claim], doorman: Doorman) -> Wires:
         config = self._config
@@ -292,8 +318,9 @@ class Assembly:
             return self._cancelled() or self._ledger.generation() != generation
 
         try:
-            return wire(config.name, generation, config.rank, claims, doorman, self._deadline, given_up)
+            return wire(config.name, generation, config.rank, claims, doorman, config.network, self._deadline, given_up)
         except WiringFailed as failed:
+            self._complaint = doorman.complaint() or self._complaint
             self._why = f"rank {failed.peer} came but could not be connected to: {failed.why}"
             self._check_time()
             self._move_on(generation)
@@ -334,8 +361,12 @@ class Assembly:
         if self._cancelled():
             self._fail_cancelled()
         if time.monotonic() > self._deadline:
+            late = f"not assembled within {self._config.join_timeout} s"
+            if self._complaint is not None:
+                what = f"{late}: {self._why}; somebody who dialled was refused, because it {self._complaint.what}"
+                self._fail(what, self._complaint.cause, remedy=self._complaint.remedy)
             self._fail(
-                f"not assembled within {self._config.join_timeout} s: {self._why}",
+                f"{late}: {self._why}",
                 "a member did not start, or joined under another name, size or store",
             )
 
@@ -351,12 +382,12 @@ class Assembly:
     def _refuse_duplicate(self, generation: int, holder: Claim) -> NoReturn:
         self._fail(
             f"rank {self._config.rank} is taken in generation {generation} by process {holder.pid} "
-            f"at {holder.address}, which is alive",
+            f"at {printed(holder.address, holder.port)}, which is alive",
             "two processes were started with one rank, or the world is complete already",
         )
 
-    def _fail(self, what: str, cause: str, error: BaseException | None = None) -> NoReturn:
+    def _fail(self, what: str, cause: str, error: BaseException | None = None, remedy: str | None = None) -> NoReturn:
         raise RendezvousError(
-            self._config.name, what, cause=cause, generation=self._after or None, rank=self._config.rank,
+            self._config.name, what, cause=cause, remedy=remedy, generation=self._after or None, rank=self._config.rank,
             operation="rejoin" if self._after else "join",
         ) from error  # fmt: skip

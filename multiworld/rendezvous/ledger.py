@@ -6,10 +6,12 @@ One store may serve many worlds: all keys are under the world's name, those of o
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from multiworld.errors import RendezvousError
 from multiworld.liveness.neighbour import ProcessId
+from multiworld.net.greeting import PROTOCOL
 from multiworld.rendezvous.cells import cells_of
 
 
@@ -26,6 +28,7 @@ class Claim:
         pid: process number.
         started: see ``ProcessId``.
         backend: what it means to use.
+        protocol: of its greeting; 1 where a claim does not say.
     """
 
     incarnation: str
@@ -36,6 +39,7 @@ class Claim:
     pid: int
     started: int
     backend: str
+    protocol: int = PROTOCOL
 
     def packed(self) -> str:
         """As the value of a key."""
@@ -48,8 +52,24 @@ class Claim:
 
     @classmethod
     def unpacked(cls, value: str) -> Claim:
-        """From the value of a key."""
-        return cls(**json.loads(value))
+        """From the value of a key. Other versions have other fields: what is missing is empty, what is new is left out.
+
+        Raises:
+            RendezvousError: it is no claim at all.
+        """
+        try:
+            said = {"protocol": 1, **json.loads(value)}
+            of_type = {name: type(example) for name, example in asdict(_EMPTY).items()}
+            return replace(_EMPTY, **{n: said[n] for n, kind in of_type.items() if type(said.get(n)) is kind})
+        except (ValueError, TypeError, RecursionError):
+            raise RendezvousError(
+                what="the store holds a claim that no multiworld has written",
+                cause="another program writes to this store under the same keys",
+                remedy="use a store, or a name for the world, that nobody else uses",
+            ) from None
+
+
+_EMPTY = Claim("", "", 0, 0, "", 0, 0, "", 0)
 
 
 class Ledger:

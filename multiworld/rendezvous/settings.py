@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 
 import torch
@@ -13,6 +14,8 @@ from multiworld.errors import BackendUnavailable, InvalidArgument
 
 BACKENDS = ("gloo", "nccl")
 MAX_SIZE = 4096
+#: of a world's name, as JSON: members say it when they greet each other, in a line of bounded length
+MAX_NAME_BYTES = 3000
 
 
 def checked_config(
@@ -34,6 +37,8 @@ def checked_config(
     """
     if not isinstance(name, str) or not name or "\n" in name:
         raise _invalid(name, None, f"{name!r} is no name for a world", "pass a non-empty string in one line")
+    if len(json.dumps(name)) > MAX_NAME_BYTES:
+        raise _invalid(name[:40], None, f"a name of {len(name)} characters is too long", "pass a shorter one")
     rank = _from_environment(name, "RANK", "rank") if rank is None else rank
     size = _from_environment(name, "WORLD_SIZE", "size") if size is None else size
     if not isinstance(size, int) or not 1 <= size <= MAX_SIZE:

@@ -17,15 +17,18 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 
 from multiworld.config import FileStorePath, NetworkSettings, TcpStoreAddress, WorldConfig, printed
-from multiworld.errors import InvalidArgument, RendezvousError, WrongContext
+from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, WrongContext
 from multiworld.net.causes import Cause, cause_of
-from multiworld.rendezvous.addresses import listening, own_address, resolved, usable_address
+from multiworld.net.settings import listen
+from multiworld.rendezvous.addresses import own_address, resolved, usable_address
 from multiworld.rendezvous.store_client import Approach, Patience, StoreClient, StoreFailed, Unwanted
 from multiworld.rendezvous.store_server import StoreServer
 
 if TYPE_CHECKING:
     from multiworld.net.hub import Hub
 
+#: connections to a hosted store that may wait for being accepted: all members of a large world come at once
+BACKLOG = 4096
 #: clients of one store that are kept for later
 MAX_IDLE = 2
 #: how long a kept client may take to show that it still works, in seconds
@@ -153,12 +156,15 @@ class StoreBook:
             )
         with self._guard:
             if (host, port) in self._hosted:
-                return TcpStoreAddress(usable_address(host), port, hosted=False)
+                return TcpStoreAddress(usable_address(host, self._network.interfaces), port, hosted=False)
+            usable = usable_address(host, self._network.interfaces)
             try:
-                listener = listening(host, port)
+                listener = listen(host, port, self._network, BACKLOG)
+            except MultiWorldError as error:
+                raise error.with_context(operation="serve_store") from None
             except OSError as error:
                 raise _not_hosted(host, port, error) from None
-            real, usable = listener.getsockname()[1], usable_address(host)
+            real = listener.getsockname()[1]
             self._host(listener, (host, real), (usable, real))
             return TcpStoreAddress(usable, real, hosted=False)
 

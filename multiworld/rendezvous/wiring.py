@@ -7,21 +7,26 @@ with the reason. When a member has all its connections it says so on each, and i
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from multiworld.config import NetworkSettings, printed
+from multiworld.net.greeting import GreetingError, Hello, Reason, Role, greet
 from multiworld.rendezvous.ledger import Claim
 
 if TYPE_CHECKING:
     from multiworld.net.endpoint import Endpoint, Taker
 
-ROLES = ("lane", "control")
+#: the connections between two members
+ROLES = (Role.LANE, Role.CONTROL)
 READY = b"R"
+#: how often a connection is made anew that was closed without a word: a flood of others may have pushed it out
+DIAL_TRIES = 3
 
 
 class WiringFailed(Exception):
@@ -31,6 +36,20 @@ class WiringFailed(Exception):
         super().__init__(f"rank {peer}: {why}")
         self.peer = peer
         self.why = why
+
+
+class Incompatible(Exception):
+    """A peer has another secret or speaks another protocol: no further try can succeed.
+
+    Args:
+        peer: its rank.
+        claim: how it was to be reached.
+        error: what it said.
+    """
+
+    def __init__(self, peer: int, claim: Claim, error: GreetingError) -> None:
+        super().__init__(f"rank {peer} at {printed(claim.address, claim.port)} {error.what}")
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +73,7 @@ class Doorman:
         world: its name.
         generation: its generation.
         rank: ours.
+        size: number of members.
         incarnation: of our claim.
         withdrawn: True once we do not want to be that member any more: a cancelled join gives its rank back at once.
     """
@@ -64,60 +84,111 @@ class Doorman:
         world: str,
         generation: int,
         rank: int,
+        size: int,
         incarnation: str,
         withdrawn: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.arrived: queue.SimpleQueue[tuple[int, str, socket.socket]] = queue.SimpleQueue()
+        self.arrived: queue.SimpleQueue[tuple[int, Role, socket.socket]] = queue.SimpleQueue()
         self._endpoint = endpoint
         self._where = world, generation, incarnation
         self._me = rank, incarnation
         self._withdrawn = withdrawn
+        #: who has yet to dial us, and for what: each does so once, and only higher ranks do
+        self._missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
+        self._guard = threading.Lock()
+        self._closed = False
         endpoint.expect(*self._where, self._answer)
 
     def close(self) -> None:
         """Answer nobody any more."""
         self._endpoint.forget(*self._where)
+        with self._guard:
+            self._closed = True
         with contextlib.suppress(queue.Empty):
             while True:
                 self.arrived.get_nowait()[2].close()
 
-    def _answer(self, hello: dict[str, Any]) -> tuple[dict[str, Any], Taker | None]:
-        if (hello.get("to"), hello.get("incarnation")) != self._me or self._withdrawn():
-            return {"ok": False, "why": "this process is not that member"}, None
-        role, peer = hello.get("role"), hello.get("from")
-        if role not in ROLES or not isinstance(peer, int):
-            return {"ok": role == "probe"}, None
-        return {"ok": True}, lambda sock: self.arrived.put((peer, role, sock))
+    def complaint(self) -> GreetingError | None:
+        """Why somebody who dialled us was turned away, if that may be a member with other settings."""
+        return self._endpoint.complaint(*self._where)
+
+    def _answer(self, hello: Hello) -> Taker | str:
+        if (hello.to, hello.incarnation) != self._me or self._withdrawn():
+            return "this process is not that member"
+        if hello.role is Role.PROBE:
+            return socket.socket.close
+        if hello.role not in ROLES or not self._me[0] < hello.sender:
+            return f"no {hello.role.value} of rank {hello.sender} is expected here"
+        if (hello.sender, hello.role) not in self._missing:
+            return f"the {hello.role.value} of rank {hello.sender} is here already, or there is no such rank"
+        return lambda sock: self._arrive(hello.sender, hello.role, sock)
+
+    def _arrive(self, peer: int, role: Role, sock: socket.socket) -> None:
+        with self._guard:
+            self._missing.discard((peer, role))
+            if not self._closed:
+                self.arrived.put((peer, role, sock))
+                return
+        sock.close()  # we were given up while it was answered
 
 
-def dial(claim: Claim, hello: Mapping[str, Any], timeout: float) -> socket.socket:
-    """Connect to a member and say hello; the connection, once it has said yes.
+def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float) -> socket.socket:
+    """Connect to a member and greet it; the connection, once it has said yes.
+
+    Args:
+        claim: where it is.
+        hello: who we are and what we want.
+        network: with our secret.
+        timeout: seconds for all of it.
 
     Raises:
-        OSError: not reachable, or no answer within ``timeout`` seconds.
-        PermissionError: it said no; the text is its reason.
+        GreetingError: it said no, or is no member.
+        OSError: not reachable, or no answer in time.
     """
-    sock = socket.create_connection((claim.address, claim.port), timeout=timeout)
+    until = time.monotonic() + timeout
+    for _ in range(DIAL_TRIES - 1):
+        try:
+            return _dial_once(claim, hello, network, until)
+        except GreetingError as error:  # noqa: PERF203 - that it fails is why there is a loop
+            if error.reason is not Reason.HUNG_UP:
+                raise
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    return _dial_once(claim, hello, network, until)
+
+
+def _dial_once(claim: Claim, hello: Hello, network: NetworkSettings, until: float) -> socket.socket:
+    sock = socket.create_connection((claim.address, claim.port), timeout=max(0.001, until - time.monotonic()))
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.sendall(json.dumps(dict(hello)).encode() + b"\n")
-        reply = json.loads(_line(sock))
-        if not reply.get("ok"):
-            raise PermissionError(reply.get("why", "refused"))  # noqa: TRY301 - the socket is closed below
-    except ValueError as error:
-        sock.close()
-        raise ConnectionAbortedError("answered with something else than a reply") from error
+        greet(sock, hello, network, until - time.monotonic())
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def alive(world: str, generation: int, rank: int, claim: Claim, timeout: float = 1.0) -> bool:
-    """Whether the process that made ``claim`` is still a member, or on the way to be one."""
-    hello = {"world": world, "generation": generation, "role": "probe", "to": rank, "incarnation": claim.incarnation}
+def alive(world: str, generation: int, rank: int, claim: Claim, network: NetworkSettings, timeout: float = 1.0) -> bool:
+    """Whether the process that made ``claim`` is still a member, or on the way to be one.
+
+    Args:
+        world: name of the world.
+        generation: of the claim.
+        rank: that it claims.
+        claim: as it is in the store.
+        network: with our secret.
+        timeout: seconds until it counts as gone.
+
+    Raises:
+        Incompatible: it is, with another secret or protocol.
+    """
+    hello = Hello(Role.PROBE, world, generation, to=rank, incarnation=claim.incarnation)
     try:
-        dial(claim, hello, timeout).close()
+        dial(claim, hello, network, timeout).close()
+    except GreetingError as error:
+        if error.lasting:
+            raise Incompatible(rank, claim, error) from None
+        return False
     except OSError:
         return False
     return True
@@ -129,6 +200,7 @@ def wire(
     rank: int,
     claims: Mapping[int, Claim],
     doorman: Doorman,
+    network: NetworkSettings,
     deadline: float,
     cancelled: Callable[[], bool],
 ) -> Wires:
@@ -140,21 +212,20 @@ def wire(
         rank: ours.
         claims: of all members, by rank.
         doorman: who answers those that dial us.
+        network: with our secret.
         deadline: monotonic time.
         cancelled: asked now and then; True gives up, because nobody wants it any more or the others have moved on.
 
     Raises:
         WiringFailed: with the rank of the peer that is missing.
+        Incompatible: a peer has another secret or protocol.
     """
     wires = Wires({}, {})
     try:
         for peer in range(rank):
             for role in ROLES:
-                hello = {
-                    "world": world, "generation": generation, "role": role,
-                    "from": rank, "to": peer, "incarnation": claims[peer].incarnation,
-                }  # fmt: skip
-                _put(wires, peer, role, _dialled(peer, claims[peer], hello, deadline))
+                hello = Hello(role, world, generation, rank, peer, claims[peer].incarnation)
+                _put(wires, peer, role, _dialled(peer, claims[peer], hello, network, deadline))
         _await_arrivals(wires, rank, len(claims), doorman, deadline, cancelled)
         _all_ready(wires, deadline)
     except BaseException:
@@ -163,10 +234,15 @@ def wire(
     return wires
 
 
-def _dialled(peer: int, claim: Claim, hello: dict[str, Any], deadline: float) -> socket.socket:
+def _dialled(peer: int, claim: Claim, hello: Hello, network: NetworkSettings, deadline: float) -> socket.socket:
     try:
-        return dial(claim, hello, max(0.1, min(5.0, deadline - time.monotonic())))
+        return dial(claim, hello, network, max(0.1, min(5.0, deadline - time.monotonic())))
+    except socket.gaierror as error:
+        why = f"{claim.address!r} is no address here" + (": its interface is another one's" * ("%" in claim.address))
+        raise WiringFailed(peer, why) from error
     except OSError as error:
+        if isinstance(error, GreetingError) and error.lasting:
+            raise Incompatible(peer, claim, error) from None
         raise WiringFailed(peer, str(error)) from error
 
 
@@ -177,7 +253,7 @@ def _await_arrivals(
     patience = min(deadline, time.monotonic() + 5.0)
     while missing:
         if cancelled() or time.monotonic() > patience:
-            raise WiringFailed(min(missing)[0], "did not connect in time")
+            raise WiringFailed(min(peer for peer, _ in missing), "did not connect in time")
         with contextlib.suppress(queue.Empty):
             peer, role, sock = doorman.arrived.get(timeout=0.05)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -185,10 +261,8 @@ def _await_arrivals(
             missing.discard((peer, role))
 
 
-def _put(wires: Wires, peer: int, role: str, sock: socket.socket) -> None:
-    table = wires.lanes if role == "lane" else wires.controls
-    if peer in table:
-        table[peer].close()
+def _put(wires: Wires, peer: int, role: Role, sock: socket.socket) -> None:
+    table = wires.lanes if role is Role.LANE else wires.controls
     table[peer] = sock
 
 
@@ -210,13 +284,3 @@ def _blaming(peer: int) -> Any:
         yield
     except OSError as error:
         raise WiringFailed(peer, str(error)) from error
-
-
-def _line(sock: socket.socket) -> bytes:
-    said = b""
-    while not said.endswith(b"\n"):
-        byte = sock.recv(1)  # nothing of what follows may be read
-        if not byte:
-            raise ConnectionResetError("hung up")
-        said += byte
-    return said
