@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 ALIVE_CHECK_SECONDS = 1.0
-#: how much longer than ``join_timeout`` a silent store is waited for
+#: how much longer than ``join_timeout`` a call of torch's store is waited for
 STORE_GRACE_SECONDS = 1.0
+#: the same for an answer to our own client: a store that answers is not blamed for members that do not come
+ANSWER_GRACE_SECONDS = 0.3
 
 
 def store_silent(config: WorldConfig, where: object, after: int) -> RendezvousError:
@@ -190,7 +192,7 @@ class Assembly:
 
     def _open_client(self, source: StoreSource) -> Any:
         try:
-            return source.open(Patience(self._deadline, self._cancelled))
+            return source.open(Patience(self._deadline + ANSWER_GRACE_SECONDS, self._cancelled))
         except (StoreFailed, Unwanted):
             raise
         except OSError as error:
