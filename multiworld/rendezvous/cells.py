@@ -13,6 +13,8 @@ from typing import Any, Final, Protocol
 
 import torch.distributed as dist
 
+from multiworld.rendezvous.torch_store import TorchStore
+
 _NEVER: Final = "\x01never\x01"
 #: how long whoever has won the right to write may take, until the next one may: it has died in between, most likely
 WRITER_SECONDS: Final = 1.0
@@ -51,7 +53,8 @@ def cells_of(store: Any, prefix: str) -> Cells:
     ``call_guard<gil_scoped_release>``), which corrupts the memory of a process with other threads. These releases are
     known by a method that came later than the repair.
     """
-    unsafe = isinstance(store, dist.Store) and not hasattr(dist.Store, "check")
+    held = store.object if isinstance(store, TorchStore) else store
+    unsafe = isinstance(held, dist.Store) and not hasattr(dist.Store, "check")
     return CountedCells(store, prefix) if unsafe else SwappedCells(store, prefix)
 
 

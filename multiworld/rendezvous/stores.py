@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from multiworld.net.settings import listen
 from multiworld.rendezvous.addresses import own_address, resolved, usable_address
 from multiworld.rendezvous.store_client import Approach, Patience, StoreClient, StoreFailed, Unwanted
 from multiworld.rendezvous.store_server import StoreServer
+from multiworld.rendezvous.torch_store import Gate, TorchStore
 
 if TYPE_CHECKING:
     from multiworld.net.hub import Hub
@@ -91,12 +92,14 @@ class StoreSource:
         address: the local address that peers of such a store reach us at.
         kept: clients that nobody uses now, shared by all worlds of one store.
         owner: what has to live as long as the store is used, such as the caller's object.
+        gate: what calls of torch's own stores pass.
     """
 
     where: TcpStoreAddress | FileStorePath | Any
     address: str
     kept: KeptClients | None = None
     owner: Any = None
+    gate: Gate = field(default_factory=Gate)
 
     def open(self, patience: Patience) -> Any:
         """A client for one thread, to be given to ``give_back`` or ``discard``; ``patience`` bounds its waits.
@@ -112,8 +115,9 @@ class StoreSource:
         if isinstance(self.where, FileStorePath):
             # Tried first: where it cannot open its file, the store's constructor goes on trying, and holds the GIL.
             _open_file(self.where.path, patience)
-            return dist.FileStore(self.where.path, -1)
-        return self.where
+            path = self.where.path
+            return TorchStore(self.gate, lambda: dist.FileStore(path, -1))
+        return TorchStore(self.gate, lambda: self.where)
 
     def give_back(self, client: Any) -> None:
         """Keep a TCP client for the next generation."""
@@ -140,6 +144,7 @@ class StoreBook:
         self._guard = threading.Lock()
         self._hosted: dict[tuple[str, int], StoreServer] = {}
         self._kept: dict[str, KeptClients] = {}
+        self._gate = Gate()
         self._closed = False
 
     def serve(self, host: str, port: int) -> TcpStoreAddress:
@@ -181,7 +186,7 @@ class StoreBook:
         """
         where = _parsed(store, config)
         if not isinstance(where, TcpStoreAddress):
-            return StoreSource(where, config.address or "127.0.0.1")
+            return StoreSource(where, config.address or "127.0.0.1", gate=self._gate)
         patience = Patience(time.monotonic() + config.join_timeout, unwanted)
         address = config.address or _address_towards(where, config, patience)
         kept = self._kept_of(where, store)
@@ -189,7 +194,7 @@ class StoreBook:
         return StoreSource(where, address, kept, store)
 
     def close(self) -> None:
-        """Stop hosting, and hang up."""
+        """Stop hosting, and hang up; calls of torch's own stores get a moment to come back."""
         with self._guard:
             self._closed = True
             servers, kept = set(self._hosted.values()), list(self._kept.values())
@@ -198,6 +203,7 @@ class StoreBook:
             server.close()
         for clients in kept:
             clients.close()
+        self._gate.close()
 
     def drop_in_child(self) -> None:
         """Close our copies in a forked child."""
