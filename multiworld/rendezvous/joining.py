@@ -124,7 +124,7 @@ class Assembly:
         self._resize = resize
         self._cancelled = cancelled
         self._deadline = time.monotonic() + config.join_timeout
-        self._endpoint = self._open_endpoint(hub, source.address)
+        self._hub = hub
         self._source = source
         self._client: Any = None
         self._why = "no other member has come"
@@ -137,6 +137,8 @@ class Assembly:
         """The generation we are in, its connections, who answers for it, and everybody's claims."""
         try:
             with self._failures_of_the_store():
+                with self._source.gate.passed():  # its pulse is a store of torch's too
+                    self._endpoint = self._open_endpoint(self._hub, self._source.address)
                 self._client = self._open_client(self._source)
                 self._ledger = Ledger(self._client, self._config.name)
                 return self._meet()

@@ -191,7 +191,7 @@ class StoreBook:
         address = config.address or _address_towards(where, config, patience)
         kept = self._kept_of(where, store)
         self._host_if_ours(where, config, patience, kept)
-        return StoreSource(where, address, kept, store)
+        return StoreSource(where, address, kept, store, self._gate)
 
     def close(self) -> None:
         """Stop hosting, and hang up; calls of torch's own stores get a moment to come back."""

@@ -13,7 +13,7 @@ import pytest
 from multiworld import MultiWorld
 
 ROOT = Path(__file__).resolve().parents[3]
-MOMENTS = ("0", "0.002", "0.01", "0.04", "0.1", "0.25", "0.6")
+MOMENTS = ("0", "0.005", "0.03", "0.15", "0.5")
 WORDS = ("terminate called", "Fatal Python error", "Aborted", "Traceback")
 
 
