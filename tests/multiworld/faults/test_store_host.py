@@ -99,7 +99,7 @@ async def try_and_cancel(stage: Stage, store: TcpStoreAddress, tries: int) -> li
     """Try to join in vain, some times until the deadline and some until cancelled; the errors."""
     said = []
     for turn in range(tries):
-        joining = stage.mw.join(WORLD, 0, 2, store=store, join_timeout=0.4)
+        joining = stage.mw.join(f"try-{tries}-{turn}", 0, 2, store=store, join_timeout=0.4)
         try:
             await asyncio.wait_for(joining, 0.2 if turn % 2 else 5.0)
         except (RendezvousError, asyncio.TimeoutError) as error:
