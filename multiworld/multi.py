@@ -194,7 +194,8 @@ class MultiWorld:
             size: number of members; None reads ``WORLD_SIZE``.
             store: ``"tcp://host:port"`` (rank 0 hosts it, bound to that address only), ``"file:///path"``, ``"env://"``
                 (``MASTER_ADDR`` and ``MASTER_PORT``), a ``TcpStoreAddress`` or ``FileStorePath``, or any
-                ``torch.distributed.Store``.
+                ``torch.distributed.Store``; of a ``TCPStore`` its address is used, with a connection of our own. A
+                store that torch hosts, such as torchrun's, knows no secret: whoever hosts it has to protect it.
             backend: ``"gloo"`` or ``"nccl"``.
             device: device of the tensors; None is the CPU for Gloo, the current CUDA device for NCCL.
             op_timeout: seconds each operation may take; None is the default of this ``MultiWorld``.

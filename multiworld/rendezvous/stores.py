@@ -78,6 +78,12 @@ class KeptClients:
         while (client := self._pop()) is not None:
             client.close()
 
+    def drop_in_child(self) -> None:
+        """Close our copies in a forked child, where whoever held the lock does not exist."""
+        for client in self._clients:
+            client.close()
+        self._clients = []
+
     def _pop(self) -> StoreClient | None:
         with self._guard:
             return self._clients.pop() if self._clients else None
@@ -121,8 +127,10 @@ class StoreSource:
 
     def give_back(self, client: Any) -> None:
         """Keep a TCP client for the next generation."""
-        if isinstance(client, StoreClient) and self.kept is not None:
+        if self.kept is not None and isinstance(client, StoreClient):
             self.kept.keep(client)
+        else:
+            self.discard(client)
 
     def discard(self, client: Any) -> None:
         """Close a client in the middle of whatever it did."""
@@ -210,7 +218,7 @@ class StoreBook:
         for server in set(self._hosted.values()):
             server.drop_in_child()
         for clients in self._kept.values():
-            clients.close()
+            clients.drop_in_child()
 
     def _host(self, listener: socket.socket, *places: tuple[str, int]) -> None:
         if self._closed:
