@@ -18,7 +18,7 @@ import torch.distributed as dist
 from multiworld import MultiWorld, RendezvousError, TcpStoreAddress
 
 SOON = 5.0
-SECRET = "s3cret"
+SECRET = "s3cret"  # noqa: S105 - of this test
 
 
 @contextlib.contextmanager
