@@ -24,6 +24,7 @@ def host(link: procs.Link) -> None:
         link.recv(120)
 
 
+@pytest.mark.timeout(240)  # five interpreters come up and end, one after the other
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 @pytest.mark.parametrize("scenario", ["frozen", "timed_out", "cancelled", "own"])
 def test_the_exit_status_is_the_programs(scenario: str, kind: str, tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_the_exit_status_is_the_programs(scenario: str, kind: str, tmp_path: Pat
         given = store if kind == "tcp" else f"file://{tmp_path}/store"
         command = [sys.executable, str(Path(__file__).with_name("exits.py")), scenario, given, str(hosting.pid)]
         said = subprocess.run(
-            [*command, str(tmp_path), *MOMENTS], capture_output=True, text=True, timeout=90, check=False, cwd=ROOT,
+            [*command, str(tmp_path), *MOMENTS], capture_output=True, text=True, timeout=180, check=False, cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         hosting.send("end")
