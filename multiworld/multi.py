@@ -156,8 +156,8 @@ class MultiWorld:
         self.lock = threading.Lock()
         self._worlds: dict[str, World] = {}
         self._joining: set[str] = set()
-        self._stores = StoreBook()
         self._hub = Hub.acquire()
+        self._stores = StoreBook(self._hub, network)
         self._closed = False
         self._pid = os.getpid()
         self._sync = SyncMultiWorld(self)
@@ -206,7 +206,8 @@ class MultiWorld:
             size: number of members; None reads ``WORLD_SIZE``.
             store: ``"tcp://host:port"`` (rank 0 hosts it, bound to that address only), ``"file:///path"``, ``"env://"``
                 (``MASTER_ADDR`` and ``MASTER_PORT``), a ``TcpStoreAddress`` or ``FileStorePath``, or any
-                ``torch.distributed.Store``.
+                ``torch.distributed.Store``; of a ``TCPStore`` its address is used, with a connection of our own. A
+                store that torch hosts, such as torchrun's, knows no secret: whoever hosts it has to protect it.
             backend: ``"gloo"`` or ``"nccl"``.
             device: device of the tensors; None is the CPU for Gloo, the current CUDA device for NCCL.
             op_timeout: seconds each operation may take; None is the default of this ``MultiWorld``.
@@ -242,12 +243,19 @@ class MultiWorld:
     def serve_store(self, host: str = "127.0.0.1", port: int = 0) -> TcpStoreAddress:
         """Host a store for any number of worlds, bound to ``host`` only.
 
+        torch's own clients (``dist.TCPStore(host, port, is_master=False)``) can use it too, unless there is a secret.
+
         Args:
-            host: local address.
-            port: TCP port; 0 takes a free one.
+            host: local address or name; IPv6 too. ``"0.0.0.0"`` and ``"::"`` listen on all interfaces, and the address
+                returned is then the one that ``interfaces`` choose, or that of the default route.
+            port: TCP port; 0 takes a free one, of ``ports`` where they are set.
 
         Returns:
             Its address with the real port, to be given to ``join`` here and on other members. It lives until ``close``.
+
+        Raises:
+            RendezvousError: the address or port is in use or not ours.
+            InvalidArgument: an address that cannot be right, or no interface fits.
         """
         self._check_usable(None)
         return self._stores.serve(host, port)
@@ -294,7 +302,7 @@ class MultiWorld:
         """Join in this thread; for the package's own use."""
         self._reserve(config)
         try:
-            source = self._stores.source(store, config)
+            source = self._stores.source(store, config, attempt.cancelled.is_set)
             session = self._assemble(config, source, loop, resize, 0, attempt.cancelled)
             world = World(self, config, session, source, loop)
             with self.lock:

@@ -84,7 +84,8 @@ def listen(host: str, port: int, network: NetworkSettings, backlog: int = 1024) 
     """A listening socket, bound to ``host`` only. Blocks only where ``host`` is a name that has to be looked up.
 
     Args:
-        host: local address or name; IPv6 too, a link-local one with its scope as in ``fe80::1%eth0``.
+        host: local address or name; IPv6 too, a link-local one with its scope as in ``fe80::1%eth0``. ``"::"`` is all
+            addresses of this machine, those of IPv4 as well where the kernel can do both.
         port: TCP port; 0 takes a free one, of ``network.ports`` where they are set.
         network: settings.
         backlog: connections that may wait for being accepted.
@@ -100,11 +101,13 @@ def listen(host: str, port: int, network: NetworkSettings, backlog: int = 1024) 
             remedy=f'add its name, as in "{host}%eth0", or use another address',
         )
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    both = host == "::" and socket.has_dualstack_ipv6()
     if port or network.ports is None:
-        return socket.create_server(address, family=family, backlog=backlog)
+        return socket.create_server(address, family=family, backlog=backlog, dualstack_ipv6=both)
     for candidate in network.ports:
         try:
-            return socket.create_server((address[0], candidate, *address[2:]), family=family, backlog=backlog)
+            place = (address[0], candidate, *address[2:])
+            return socket.create_server(place, family=family, backlog=backlog, dualstack_ipv6=both)
         except OSError as error:  # noqa: PERF203 - a port in use is why there is a loop
             if error.errno != errno.EADDRINUSE:
                 raise

@@ -13,6 +13,8 @@ from typing import Any, Final, Protocol
 
 import torch.distributed as dist
 
+from multiworld.rendezvous.torch_store import TorchStore
+
 _NEVER: Final = "\x01never\x01"
 #: how long whoever has won the right to write may take, until the next one may: it has died in between, most likely
 WRITER_SECONDS: Final = 1.0
@@ -46,11 +48,14 @@ class Cells(Protocol):
 def cells_of(store: Any, prefix: str) -> Cells:
     """The cells of ``store`` whose keys begin with ``prefix``, in the way that is safe with this torch.
 
-    Up to torch 2.2 ``compare_set`` makes the ``bytes`` it returns without holding the GIL (``init.cpp``: the result is
-    built under ``call_guard<gil_scoped_release>``), which corrupts the memory of a process with other threads. These
-    releases are known by a method that came later than the repair.
+    Our own client compares and sets on every torch. Up to torch 2.2 ``compare_set`` of torch's own objects makes the
+    ``bytes`` it returns without holding the GIL (``init.cpp``: the result is built under
+    ``call_guard<gil_scoped_release>``), which corrupts the memory of a process with other threads. These releases are
+    known by a method that came later than the repair.
     """
-    return SwappedCells(store, prefix) if hasattr(dist.Store, "check") else CountedCells(store, prefix)
+    held = store.object if isinstance(store, TorchStore) else store
+    unsafe = isinstance(held, dist.Store) and not hasattr(dist.Store, "check")
+    return CountedCells(store, prefix) if unsafe else SwappedCells(store, prefix)
 
 
 class _StoreCells:

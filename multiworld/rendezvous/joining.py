@@ -9,17 +9,20 @@ one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld.config import WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.events import EventBus, WorldJoined
 from multiworld.liveness.neighbour import this_process
+from multiworld.net.causes import cause_of, exhausted
 from multiworld.net.greeting import PROTOCOL, GreetingError, Reason, versions
 from multiworld.rendezvous.ledger import Claim, Ledger
+from multiworld.rendezvous.store_client import Patience, StoreClient, StoreFailed, Unwanted
 from multiworld.rendezvous.wiring import Doorman, Incompatible, Wires, WiringFailed, alive, wire
 from multiworld.session import Session
 
@@ -30,14 +33,22 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 ALIVE_CHECK_SECONDS = 1.0
-#: how much longer than ``join_timeout`` a silent store is waited for
+#: how much longer than ``join_timeout`` a call of torch's store is waited for
 STORE_GRACE_SECONDS = 1.0
+#: the same for an answer to our own client: a store that answers is not blamed for members that do not come
+ANSWER_GRACE_SECONDS = 0.3
 
 
 def store_silent(config: WorldConfig, where: object, after: int) -> RendezvousError:
-    """The error for a store that takes connections but does not answer."""
+    """The error for a store of torch's that does not come back from a call."""
+    silent = StoreFailed("does not answer", "its host is stopped, overloaded or cut off")
+    return store_failed(config, where, after, silent)
+
+
+def store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
+    """The error for a store that cannot be used."""
     return RendezvousError(
-        config.name, f"the store {where} does not answer", cause="its host is stopped, overloaded or cut off",
+        config.name, f"the store {where} {failed.what}", cause=failed.cause, remedy=failed.remedy,
         generation=after or None, rank=config.rank, operation="rejoin" if after else "join",
     )  # fmt: skip
 
@@ -113,10 +124,9 @@ class Assembly:
         self._resize = resize
         self._cancelled = cancelled
         self._deadline = time.monotonic() + config.join_timeout
-        self._endpoint = self._open_endpoint(hub, source.address)
+        self._hub = hub
         self._source = source
-        self._client = self._open_client(source)
-        self._ledger = Ledger(self._client, config.name)
+        self._client: Any = None
         self._why = "no other member has come"
         #: why somebody who may be a member was turned away; said when the others have not come in time
         self._complaint: GreetingError | None = None
@@ -125,6 +135,18 @@ class Assembly:
 
     def run(self) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
         """The generation we are in, its connections, who answers for it, and everybody's claims."""
+        try:
+            with self._failures_of_the_store():
+                with self._source.gate.passed():  # its pulse is a store of torch's too
+                    self._endpoint = self._open_endpoint(self._hub, self._source.address)
+                self._client = self._open_client(self._source)
+                self._ledger = Ledger(self._client, self._config.name)
+                return self._meet()
+        except BaseException:
+            self._source.discard(self._client)
+            raise
+
+    def _meet(self) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
         while True:
             self._check_time()
             try:
@@ -136,10 +158,25 @@ class Assembly:
                 continue
             except Incompatible as other:
                 self._fail(str(other), other.error.cause, other.error, remedy=other.error.remedy)
-            except RuntimeError as error:  # torch's own are all of this kind
-                if isinstance(error, MultiWorldError):
-                    raise
-                self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)
+
+    @contextlib.contextmanager
+    def _failures_of_the_store(self) -> Iterator[None]:
+        try:
+            yield
+        except MultiWorldError:
+            raise
+        except StoreFailed as failed:
+            raise store_failed(self._config, self._source.where, self._after, failed) from None
+        except Unwanted:
+            self._fail_cancelled()
+        except ValueError as error:
+            self._fail(
+                f"the store {self._source.where} holds what no multiworld has written: {error}",
+                "another program writes to this store under the same keys",
+                remedy="use a store, or a name for the world, that nobody else uses",
+            )
+        except RuntimeError as error:  # torch's own are all of this kind
+            self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)
 
     def _open_endpoint(self, hub: Hub, address: str) -> Endpoint:
         place: dict[str, Any] = {"rank": self._config.rank, "operation": "rejoin" if self._after else "join"}
@@ -148,21 +185,26 @@ class Assembly:
         except MultiWorldError as error:
             raise error.with_context(world=self._config.name, **place) from None
         except OSError as error:
-            raise InvalidArgument(
+            found = cause_of(error, "it is not an address of this machine")
+            kind = RendezvousError if exhausted(error) else InvalidArgument
+            raise kind(
                 self._config.name, f"nobody can be reached here at {address!r}: {error.strerror or error}",
-                cause="it is not an address of this machine", remedy="pass address= with one of its addresses",
-                **place,
+                cause=found.cause, remedy=found.remedy or "pass address= with one of its addresses", **place,
             ) from None  # fmt: skip
 
     def _open_client(self, source: StoreSource) -> Any:
         try:
-            return source.open(self._config.join_timeout)
+            return source.open(Patience(self._deadline + ANSWER_GRACE_SECONDS, self._cancelled))
+        except (StoreFailed, Unwanted):
+            raise
+        except OSError as error:
+            found = cause_of(error, "its file cannot be written")
+            raise store_failed(
+                self._config, source.where, self._after,
+                StoreFailed(f"cannot be reached: {error.strerror or error}", found.cause, found.remedy),
+            ) from None  # fmt: skip
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
-            self._fail(
-                f"the store {source.where} cannot be reached: {error}",
-                "nobody hosts it, the way there is cut, or its file cannot be written",
-                error,
-            )
+            self._fail(f"the store {source.where} cannot be reached: {error}", "its file cannot be written", error)
 
     def _newest(self) -> int | None:
         """The generation to enter, opened if that is for us to do; None to wait."""
@@ -289,6 +331,8 @@ class Assembly:
 
     def _clean_up(self, generation: int) -> None:
         """Seal it and delete what is left of the one before; a store that fails now does not matter any more."""
+        if isinstance(self._client, StoreClient):
+            self._client.patience = Patience(time.monotonic() + STORE_GRACE_SECONDS)
         try:
             if self._config.rank == 0:
                 self._ledger.seal(generation)
@@ -298,6 +342,7 @@ class Assembly:
                 self._ledger.forget(generation - 1, (self._config.rank,), whole=self._config.rank == 0)
             self._source.give_back(self._client)
         except Exception as error:  # noqa: BLE001 - of the store's many types
+            self._source.discard(self._client)
             self._why = str(error)
 
     def _move_on(self, generation: int) -> NoReturn:
@@ -318,7 +363,7 @@ class Assembly:
 
     def _check_time(self) -> None:
         if self._cancelled():
-            self._fail("joining was cancelled", "the await was cancelled or the MultiWorld closed")
+            self._fail_cancelled()
         if time.monotonic() > self._deadline:
             late = f"not assembled within {self._config.join_timeout} s"
             if self._complaint is not None:
@@ -328,6 +373,9 @@ class Assembly:
                 f"{late}: {self._why}",
                 "a member did not start, or joined under another name, size or store",
             )
+
+    def _fail_cancelled(self) -> NoReturn:
+        self._fail("joining was cancelled", "the await was cancelled or the MultiWorld closed")
 
     def _refuse_size(self, generation: int, size: int) -> NoReturn:
         self._fail(

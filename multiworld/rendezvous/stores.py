@@ -8,23 +8,85 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
-from multiworld.config import FileStorePath, TcpStoreAddress, WorldConfig
-from multiworld.errors import InvalidArgument, RendezvousError
-from multiworld.liveness.pulse import answers
-from multiworld.process import immortal
+from multiworld.config import FileStorePath, NetworkSettings, TcpStoreAddress, WorldConfig, printed
+from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, WrongContext
+from multiworld.net.causes import Cause, cause_of
+from multiworld.net.settings import listen
+from multiworld.rendezvous.addresses import own_address, resolved, usable_address
+from multiworld.rendezvous.store_client import Approach, Patience, StoreClient, StoreFailed, Unwanted
+from multiworld.rendezvous.store_server import StoreServer
+from multiworld.rendezvous.torch_store import Gate, TorchStore
 
+if TYPE_CHECKING:
+    from multiworld.net.hub import Hub
+
+#: connections to a hosted store that may wait for being accepted: all members of a large world come at once
+BACKLOG = 4096
 #: clients of one store that are kept for later
 MAX_IDLE = 2
+#: how long a kept client may take to show that it still works, in seconds
+KEPT_CLIENT_SECONDS = 1.0
+#: how long a store may take to show that it is there already, in seconds
+ANSWER_SECONDS = 2.0
 #: ``"tcp://host:port"``, ``"file:///path"``, ``"env://"``, an address, a path, or any ``torch.distributed.Store``
 StoreLike: TypeAlias = "str | TcpStoreAddress | FileStorePath | Any"
+
+
+class KeptClients:
+    """Clients of one TCP store that nobody uses now: connecting anew takes longer than all the rest of a rejoin.
+
+    Args:
+        approach: how that store is spoken to.
+    """
+
+    def __init__(self, approach: Approach) -> None:
+        self._approach = approach
+        self._guard = threading.Lock()
+        self._clients: list[StoreClient] = []
+        self._closed = False
+
+    def take(self, where: TcpStoreAddress, patience: Patience) -> StoreClient:
+        """One that still works, or a new one; raises as ``StoreClient.connect``."""
+        while (client := self._pop()) is not None:
+            client.patience = patience.at_most(KEPT_CLIENT_SECONDS)
+            with contextlib.suppress(StoreFailed):  # its host is gone, maybe another is there by now
+                client.num_keys()
+                client.patience = patience
+                return client
+        return StoreClient.connect(where, patience, self._approach)
+
+    def keep(self, client: StoreClient) -> None:
+        """Keep it for later, unless there are enough."""
+        with self._guard:
+            if not self._closed and len(self._clients) < MAX_IDLE:
+                self._clients.append(client)
+                return
+        client.close()
+
+    def close(self) -> None:
+        """Close all, and those that come later."""
+        with self._guard:
+            self._closed = True
+        while (client := self._pop()) is not None:
+            client.close()
+
+    def drop_in_child(self) -> None:
+        """Close our copies in a forked child, where whoever held the lock does not exist."""
+        for client in self._clients:
+            client.close()
+        self._clients = []
+
+    def _pop(self) -> StoreClient | None:
+        with self._guard:
+            return self._clients.pop() if self._clients else None
 
 
 @dataclass(frozen=True)
@@ -34,46 +96,67 @@ class StoreSource:
     Attributes:
         where: its address, or the caller's store.
         address: the local address that peers of such a store reach us at.
-        idle: clients that nobody uses now, shared by all worlds of one store.
+        kept: clients that nobody uses now, shared by all worlds of one store.
+        owner: what has to live as long as the store is used, such as the caller's object.
+        gate: what calls of torch's own stores pass.
     """
 
     where: TcpStoreAddress | FileStorePath | Any
     address: str
-    idle: list[Any] = field(default_factory=list)
+    kept: KeptClients | None = None
+    owner: Any = None
+    gate: Gate = field(default_factory=Gate)
 
-    def open(self, timeout: float) -> Any:
-        """A client for one thread, a kept one if it still works; ``timeout`` in seconds bounds its waits."""
-        while self.idle:
-            client = self.idle.pop()
-            with contextlib.suppress(RuntimeError):  # its host is gone, maybe another is there by now
-                client.num_keys()
-                return client
+    def open(self, patience: Patience) -> Any:
+        """A client for one thread, to be given to ``give_back`` or ``discard``; ``patience`` bounds its waits.
+
+        Raises:
+            StoreFailed: a TCP store does not answer in time.
+            Unwanted: nobody waits for it any more.
+            OSError: the file of a file store cannot be made.
+        """
         if isinstance(self.where, TcpStoreAddress):
-            return dist.TCPStore(
-                self.where.host, self.where.port, None, False, timedelta(seconds=max(timeout, 0.1)), False
-            )
+            kept = self.kept or KeptClients(Approach())
+            return kept.take(self.where, patience)
         if isinstance(self.where, FileStorePath):
             # Tried first: where it cannot open its file, the store's constructor goes on trying, and holds the GIL.
-            _open_file(self.where.path, timeout)
-            return dist.FileStore(self.where.path, -1)
-        return self.where
+            _open_file(self.where.path, patience)
+            path = self.where.path
+            return TorchStore(self.gate, lambda: dist.FileStore(path, -1))
+        return TorchStore(self.gate, lambda: self.where)
 
     def give_back(self, client: Any) -> None:
-        """Keep a TCP client for the next generation: connecting anew takes longer than all the rest of a rejoin."""
-        if isinstance(self.where, TcpStoreAddress) and len(self.idle) < MAX_IDLE:
-            self.idle.append(client)
+        """Keep a TCP client for the next generation."""
+        if self.kept is not None and isinstance(client, StoreClient):
+            self.kept.keep(client)
+        else:
+            self.discard(client)
+
+    def discard(self, client: Any) -> None:
+        """Close a client in the middle of whatever it did."""
+        if isinstance(client, StoreClient):
+            client.close()
 
 
 class StoreBook:
-    """The stores that this process hosts; one per address, for all its worlds and their generations."""
+    """The stores that this process hosts; one per address, for all its worlds and their generations.
 
-    def __init__(self) -> None:
+    Args:
+        hub: whose thread serves them.
+        network: the secret that connections to them have to prove, and the ports that they may have.
+    """
+
+    def __init__(self, hub: Hub, network: NetworkSettings) -> None:
+        self._hub = hub
+        self._network = network
         self._guard = threading.Lock()
-        self._hosted: dict[tuple[str, int], Any] = {}
-        self._idle: dict[str, list[Any]] = {}
+        self._hosted: dict[tuple[str, int], StoreServer] = {}
+        self._kept: dict[str, KeptClients] = {}
+        self._gate = Gate()
+        self._closed = False
 
     def serve(self, host: str, port: int) -> TcpStoreAddress:
-        """Host a store at ``host``:``port``, bound there only; the address with the real port.
+        """Host a store at ``host``:``port``, bound there only; the address that others use, with the real port.
 
         Raises:
             RendezvousError: the address is in use or not ours.
@@ -86,43 +169,71 @@ class StoreBook:
             )
         with self._guard:
             if (host, port) in self._hosted:
-                return TcpStoreAddress(host, port, hosted=False)
+                return TcpStoreAddress(usable_address(host, self._network.interfaces), port, hosted=False)
+            usable = usable_address(host, self._network.interfaces)
             try:
-                listener = _bound(host, port)
+                listener = listen(host, port, self._network, BACKLOG)
+            except MultiWorldError as error:
+                raise error.with_context(operation="serve_store") from None
             except OSError as error:
                 raise _not_hosted(host, port, error) from None
             real = listener.getsockname()[1]
-            self._hosted[host, real] = _served(host, real, listener)
-            return TcpStoreAddress(host, real, hosted=False)
+            self._host(listener, (host, real), (usable, real))
+            return TcpStoreAddress(usable, real, hosted=False)
 
-    def source(self, store: StoreLike, config: WorldConfig) -> StoreSource:
-        """What ``store`` means for this membership; hosts it where that is our part."""
+    def source(self, store: StoreLike, config: WorldConfig, unwanted: Callable[[], bool]) -> StoreSource:
+        """What ``store`` means for this membership; hosts it where that is our part.
+
+        Args:
+            store: as given to ``join``.
+            config: the membership.
+            unwanted: True ends a wait for the name service.
+
+        Raises:
+            RendezvousError: its name is not known, there is no way to it, or it cannot be hosted.
+        """
         where = _parsed(store, config)
-        if isinstance(where, TcpStoreAddress):
-            try:
-                address = config.address or _local_address(where.host, where.port)
-            except OSError as error:
-                raise RendezvousError(
-                    config.name, f"the store {where} cannot be reached: {error.strerror or error}",
-                    cause="the host's name is not known here, or there is no way to it", rank=config.rank,
-                    operation="join",
-                ) from None  # fmt: skip
-            self._host_if_ours(where, config)
-            return StoreSource(where, address, self._idle.setdefault(str(where), []))
-        return StoreSource(where, config.address or "127.0.0.1")
+        if not isinstance(where, TcpStoreAddress):
+            return StoreSource(where, config.address or "127.0.0.1", gate=self._gate)
+        patience = Patience(time.monotonic() + config.join_timeout, unwanted)
+        address = config.address or _address_towards(where, config, patience)
+        kept = self._kept_of(where, store)
+        self._host_if_ours(where, config, patience, kept)
+        return StoreSource(where, address, kept, store, self._gate)
 
     def close(self) -> None:
-        """Stop hosting."""
+        """Stop hosting, and hang up; calls of torch's own stores get a moment to come back."""
         with self._guard:
+            self._closed = True
+            servers, kept = set(self._hosted.values()), list(self._kept.values())
             self._hosted.clear()
-            self._idle.clear()
+        for server in servers:
+            server.close()
+        for clients in kept:
+            clients.close()
+        self._gate.close()
 
     def drop_in_child(self) -> None:
-        """Leave the hosted stores alone in a forked child, where their threads do not exist."""
-        for hosted in self._hosted.values():
-            immortal(hosted)
+        """Close our copies in a forked child."""
+        for server in set(self._hosted.values()):
+            server.drop_in_child()
+        for clients in self._kept.values():
+            clients.drop_in_child()
 
-    def _host_if_ours(self, where: TcpStoreAddress, config: WorldConfig) -> None:
+    def _host(self, listener: socket.socket, *places: tuple[str, int]) -> None:
+        if self._closed:
+            listener.close()
+            raise WrongContext(what="MultiWorld is closed", operation="serve_store")
+        server = StoreServer(self._hub, listener, self._network.secret)
+        self._hosted.update(dict.fromkeys(places, server))
+
+    def _kept_of(self, where: TcpStoreAddress, store: StoreLike) -> KeptClients:
+        """The clients of the store at ``where``; one that torch hosts has no secret."""
+        torchs = not isinstance(store, (str, TcpStoreAddress)) or (store == "env://" and _is_torchruns())
+        with self._guard:
+            return self._kept.setdefault(str(where), KeptClients(Approach(None if torchs else self._network.secret)))
+
+    def _host_if_ours(self, where: TcpStoreAddress, config: WorldConfig, patience: Patience, kept: KeptClients) -> None:
         ours = config.rank == 0 if where.hosted is None else where.hosted
         if not ours or (where.host, where.port) in self._hosted:
             return
@@ -130,11 +241,41 @@ class StoreBook:
             self.serve(where.host, where.port)
         except RendezvousError:
             # In use or not a local address: a store may be there already, as torchrun's agent's is.
-            if where.hosted or not answers(where.host, where.port):
+            if where.hosted or not _answers(where, patience.at_most(ANSWER_SECONDS), kept):
                 raise
 
 
+def _answers(where: TcpStoreAddress, patience: Patience, kept: KeptClients) -> bool:
+    """Whether a store answers at ``where``, perhaps with no."""
+    try:
+        kept.take(where, patience).close()
+    except StoreFailed as failed:
+        return failed.lasting  # the join says why
+    except Unwanted:
+        return False
+    return True
+
+
+def _is_torchruns() -> bool:
+    """Whether torchrun's agent hosts the store of ``env://``, as it tells its workers."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _address_towards(where: TcpStoreAddress, config: WorldConfig, patience: Patience) -> str:
+    try:
+        return own_address(resolved(where.host, where.port, patience.left)[0])
+    except (OSError, Unwanted) as error:
+        found = cause_of(error, "there is no way to it") if isinstance(error, OSError) else Cause("nobody waits")
+        raise RendezvousError(
+            config.name, f"the store {where} cannot be reached: {getattr(error, 'strerror', None) or error}",
+            cause=found.cause, remedy=found.remedy, rank=config.rank, operation="join",
+        ) from None  # fmt: skip
+
+
 def _parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStorePath | Any:
+    given: Any = store
+    if type(given) is dist.TCPStore:  # its client waits in C++, and must not be shared by threads: ours does better
+        return TcpStoreAddress(given.host, given.port, hosted=False)
     if isinstance(store, TcpStoreAddress) and not 0 < store.port <= 65535:
         raise _no_store(config, store)
     if isinstance(store, (TcpStoreAddress, FileStorePath)) or hasattr(store, "compare_set"):
@@ -167,7 +308,8 @@ def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
 
 def _from_environment(config: WorldConfig) -> TcpStoreAddress:
     try:
-        return TcpStoreAddress(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        hosted = False if _is_torchruns() else None
+        return TcpStoreAddress(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted)
     except (KeyError, ValueError):
         raise InvalidArgument(
             config.name,
@@ -178,47 +320,29 @@ def _from_environment(config: WorldConfig) -> TcpStoreAddress:
         ) from None
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server((str(address[0]), port), family=family, backlog=4096)
-
-
-def _served(host: str, port: int, listener: socket.socket) -> Any:
-    # The listening socket is ours and bound to one address: the store itself would take every interface. The native
-    # thread that is not libuv's takes it on every release.
-    return dist.TCPStore(
-        host, port, None, True, timedelta(seconds=30), False, master_listen_fd=listener.detach(), use_libuv=False
-    )
-
-
 def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
-    cause = (
-        "another program listens there" if error.errno == errno.EADDRINUSE else "the address is not one of this machine"
-    )
+    found = cause_of(error, "the address is not one of this machine")
+    if error.errno == errno.EADDRINUSE:
+        found = Cause("another program listens there")
+    elif error.errno == errno.EACCES:
+        found = Cause("ports below 1024 are for privileged processes")
     return RendezvousError(
         None,
-        f"no store can be hosted at {host}:{port}: {error.strerror or error}",
-        cause=cause,
-        remedy="choose another port, or port 0 with serve_store(); or host the store elsewhere and pass its address",
+        f"no store can be hosted at {printed(host, port)}: {error.strerror or error}",
+        cause=found.cause,
+        remedy=found.remedy
+        or "choose another port, or port 0 with serve_store(); or host the store elsewhere and pass its address",
         operation="serve_store",
     )
 
 
-def _local_address(host: str, port: int) -> str:
-    """Our address on the way to ``host``; no packet is sent."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
-def _open_file(path: str, timeout: float) -> None:
+def _open_file(path: str, patience: Patience) -> None:
     """Make the file of a store, or see that it is there, once its folder is, on a file system that may lag behind.
 
     Raises:
-        OSError: it cannot be opened, or its folder does not come within ``timeout`` seconds.
+        OSError: it cannot be opened, or its folder does not come in time.
+        Unwanted: nobody waits any more.
     """
-    until = time.monotonic() + timeout
-    while not Path(path).parent.is_dir() and time.monotonic() < until:
-        time.sleep(0.05)
+    while not Path(path).parent.is_dir() and patience.left() > 0:
+        patience.sleep(0.05)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))

@@ -7,16 +7,15 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from multiworld import BrokenWorldException, TcpStoreAddress, WorldBroken, WorldState
 from multiworld.chaos.actor import Stage
 from multiworld.rendezvous.ledger import Ledger
+from multiworld.rendezvous.store_client import Patience, StoreClient
 from tests.multiworld.faults.operations import OPERATIONS, Row
 
 
@@ -207,9 +206,10 @@ async def await_claims(
     generation: int = 1,
 ) -> None:
     """Wait until ``ranks`` of that generation are claimed in the store."""
-    client = dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=10))
-    ledger = Ledger(client, world)
     deadline = time.monotonic() + 10
+    client = StoreClient.connect(store, Patience(deadline))
+    ledger = Ledger(client, world)
     while not all(ledger.claimed(generation, rank) for rank in ranks):
         assert time.monotonic() < deadline, f"not all of ranks {ranks} are claimed"
         await asyncio.sleep(0.005)
+    client.close()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
 import time
 
+import pytest
+
 from multiworld import RendezvousError, TcpStoreAddress
+from multiworld.chaos import labour
+from multiworld.chaos.actor import Stage
+from multiworld.config import printed
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GRACE_SECONDS, JOIN_SECONDS
 from tests.multiworld.faults.scene import CALM, Scene
@@ -66,3 +74,100 @@ def test_member_hosts_it_and_is_killed(scene: Scene) -> None:
     scene.works(CALM, [a, b])
     scene.join("after", [a, b])
     scene.works("after", [a, b])
+
+
+@pytest.mark.parametrize("said", [b"\x00", b"\x01", b"", b"{", b"\x00\xce\xf7\x85\x3c\x02\xff"], ids=repr)
+def test_a_strangers_byte_stops_no_join(scene: Scene, said: bytes) -> None:
+    """Half a request from somebody who then waits: only that connection waits with it."""
+    members = scene.actors(2)
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stranger = stack.enter_context(socket.create_connection((scene.store.host, scene.store.port)))
+            stranger.sendall(said)
+        scene.injector.record("stranger", "store", time.monotonic(), f"sent {said!r}")
+        scene.join(WORLD, members)
+        scene.works(WORLD, members)
+
+
+async def many(stage: Stage, store: TcpStoreAddress, count: int) -> None:
+    """Join so many worlds of our own, at one store."""
+    for number in range(count):
+        await stage.mw.join(f"mine-{number}", 0, 1, store=store)
+
+
+async def try_and_cancel(stage: Stage, store: TcpStoreAddress, tries: int) -> list[str]:
+    """Try to join in vain, some times until the deadline and some until cancelled; the errors."""
+    said = []
+    for turn in range(tries):
+        joining = stage.mw.join(f"try-{tries}-{turn}", 0, 2, store=store, join_timeout=0.4)
+        try:
+            await asyncio.wait_for(joining, 0.2 if turn % 2 else 5.0)
+        except (RendezvousError, asyncio.TimeoutError) as error:
+            said.append(str(error))
+    return said
+
+
+def test_attempts_at_a_frozen_store_leave_nothing(scene: Scene) -> None:
+    """Neither a thread nor a descriptor, however many worlds stand."""
+    member = scene.actor()
+    member.run(many, scene.store, 40)
+    member.run(try_and_cancel, scene.store, 2)  # what is made once is made
+    before = member.run(acts.held)
+    scene.injector.freeze(scene.host)
+    said = member.run(try_and_cancel, scene.store, 6)
+    assert len(said) == 6
+    assert all("does not answer" in each and str(scene.store) in each for each in said[::2]), said
+    deadline = time.monotonic() + 5
+    while (now := member.run(acts.held)).threads > before.threads or now.descriptors > before.descriptors:
+        assert time.monotonic() < deadline, f"before {before}, after six attempts {now}"
+        time.sleep(0.05)  # a cancelled attempt ends within a tick, in a thread of its own
+
+
+def test_a_dead_store_is_told_in_our_words_only(scene: Scene) -> None:
+    """torch's client would print a stack of C++ frames for each attempt."""
+    member = scene.actor()
+    store = scene.store
+    scene.injector.kill(scene.host)
+    start = scene.cast.log.stat().st_size
+    call = scene.start_join(WORLD, member, 0, 2, store=store, join_timeout=SHORT)
+    error = call.outcome().error
+    assert isinstance(error, RendezvousError)
+    assert "nobody listens there" in str(error), str(error)
+    assert printed(store.host, store.port) in str(error)
+    with scene.cast.log.open("rb") as log:
+        log.seek(start)
+        assert b"c10d" not in log.read()
+
+
+def test_a_host_that_holds_the_gil_only_delays(scene: Scene) -> None:
+    members = scene.actors(2)
+    scene.join(CALM, members)
+    held = scene.host.start(labour.hold_gil, 2.0)
+    running = [scene.start_join(WORLD, actor, rank, 2) for rank, actor in enumerate(members)]
+    scene.works(CALM, members, 5)
+    for call in running:
+        call.result(JOIN_SECONDS + 5)
+    held.result()
+    scene.injector.record("gil", "store host", time.monotonic(), "held for 2 s")
+    scene.works(WORLD, members)
+
+
+@pytest.mark.parametrize("host", ["::1", "127.0.0.1", "0.0.0.0", "::"])  # noqa: S104 - that is the question
+def test_each_kind_of_address(scene: Scene, host: str) -> None:
+    """The address that ``serve_store`` returns is one to join with, printed as one that can be read again."""
+    if ":" in host and not _has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    hosting, *members = scene.actors(3)
+    store = hosting.run(acts.serve, host)
+    assert store.host not in ("0.0.0.0", "::")  # noqa: S104
+    assert (f"[{store.host}]" in str(store)) == (":" in store.host)
+    for name, given in (("by-address", store), ("by-text", str(store))):
+        scene.join(name, members, store=given)
+        scene.works(name, members)
+    scene.injector.record("address", host, time.monotonic(), str(store))
+
+
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False

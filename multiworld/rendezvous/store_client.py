@@ -1,0 +1,355 @@
+"""A client of a TCP store in Python: torch's protocol, and no wait that cannot be ended.
+
+torch's own client waits in C++ far beyond its timeouts when the store's host is frozen, and aborts the process when it
+comes back to an interpreter that has ended meanwhile. This one waits in short steps, for as long as its ``Patience``
+lasts, and leaves neither thread nor descriptor behind. It has the methods of ``torch.distributed.Store`` that a ledger
+needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from multiworld.config import TcpStoreAddress
+from multiworld.net.causes import cause_of, exhausted
+from multiworld.net.greeting import MAX_GREETING_BYTES, Dialler, GreetingError, Hello, Reason, Role
+from multiworld.rendezvous.addresses import Resolved, resolved
+from multiworld.rendezvous.store_wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
+
+#: how often a wait looks at whether it is still wanted, in seconds
+STEP_SECONDS: Final = 0.02
+#: how long one connection may take until it has answered; then another one is tried
+ATTEMPT_SECONDS: Final = 5.0
+#: the same for a greeting, where it is not known yet whether the store takes one: one of torch's stays silent
+TRIAL_SECONDS: Final = 1.0
+FIRST_PAUSE_SECONDS: Final = 0.01
+LONGEST_PAUSE_SECONDS: Final = 0.25
+#: a larger answer is not that of a store
+MAX_ANSWER_BYTES: Final = 64 << 20
+
+
+class StoreFailed(Exception):
+    """The store cannot be used.
+
+    Attributes:
+        what: what happened, without the store's name.
+        cause: the likely cause.
+        remedy: what to do; None where only the caller can say.
+        lasting: whether trying again is of no use.
+    """
+
+    def __init__(self, what: str, cause: str, remedy: str | None = None, lasting: bool = False) -> None:
+        super().__init__(what)
+        self.what = what
+        self.cause = cause
+        self.remedy = remedy
+        self.lasting = lasting
+
+
+class Unwanted(Exception):
+    """Nobody waits for the store any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how long a store is waited for.
+
+    Args:
+        until: monotonic time.
+        unwanted: True ends every wait within ``STEP_SECONDS``.
+    """
+
+    until: float
+    unwanted: Callable[[], bool] = lambda: False
+
+    def left(self) -> float:
+        """Seconds that are left.
+
+        Raises:
+            Unwanted: nobody waits any more.
+        """
+        if self.unwanted():
+            raise Unwanted
+        return self.until - time.monotonic()
+
+    def at_most(self, seconds: float) -> Patience:
+        """The same for ``seconds`` from now on, or less."""
+        return Patience(min(self.until, time.monotonic() + seconds), self.unwanted)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait so long, or until nobody waits any more."""
+        until = time.monotonic() + seconds
+        while (rest := min(until - time.monotonic(), self.left())) > 0:
+            time.sleep(min(STEP_SECONDS, rest))
+
+
+class Approach:
+    """How the store at one address is spoken to; found out once, and kept.
+
+    A store of ours asks for the greeting where there is a secret. One of torch's, such as torchrun's, knows none: who
+    hosts it has to protect it. Which one it is, its answers tell.
+
+    Args:
+        secret: ours, None if there is none; None too for a store that is known to be torch's own.
+
+    Attributes:
+        greets: whether the store takes a greeting; None: not known yet.
+    """
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        self.secret = secret
+        self.greets: bool | None = None if secret is not None else False
+
+    def turns(self) -> Iterator[bool]:
+        """Whether to greet, attempt by attempt."""
+        for turn in itertools.count():
+            yield turn % 2 == 0 if self.greets is None else self.greets
+
+
+class StoreClient:
+    """A connection to a store. For one thread; after any error it is closed.
+
+    Args:
+        sock: connected.
+        patience: for how long each call may wait; set another one with ``patience``.
+    """
+
+    def __init__(self, sock: socket.socket, patience: Patience) -> None:
+        self.patience = patience
+        self._sock = sock
+        sock.setblocking(False)
+
+    @classmethod
+    def connect(cls, where: TcpStoreAddress, patience: Patience, approach: Approach | None = None) -> StoreClient:
+        """A client of the store at ``where``, tried again and again until it answers.
+
+        Args:
+            where: its address.
+            patience: for how long, here and in the calls that follow.
+            approach: how it is spoken to; None: as torch's clients do.
+
+        Raises:
+            StoreFailed: it does not answer in time, it refuses us, or this process cannot connect.
+            Unwanted: nobody waits for it any more.
+        """
+        approach = approach or Approach()
+        pause = FIRST_PAUSE_SECONDS
+        for greets in approach.turns():
+            try:
+                client = cls._attempt(where, patience, approach, greets)
+            except (StoreFailed, OSError) as error:
+                failed = error if isinstance(error, StoreFailed) else _unreachable(error)
+            else:
+                approach.greets = greets
+                return client
+            if failed.lasting or patience.left() <= pause:
+                raise failed
+            patience.sleep(pause)
+            pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+        raise AssertionError  # for the type checker: the turns do not end
+
+    @classmethod
+    def _attempt(cls, where: TcpStoreAddress, patience: Patience, approach: Approach, greets: bool) -> StoreClient:
+        trial = greets and approach.greets is None
+        attempt = patience.at_most(TRIAL_SECONDS if trial else ATTEMPT_SECONDS)
+        client = cls(_connected(resolved(where.host, where.port, attempt.left), attempt), attempt)
+        try:
+            if greets:
+                client._greet(approach.secret)
+            client._call(HELLO)
+            client._check_answer(lasting=approach.secret is None)
+        except BaseException:
+            client.close()
+            raise
+        client.patience = patience
+        return client
+
+    def _greet(self, secret: bytes | None) -> None:
+        dialler = Dialler(Hello(Role.STORE), secret)
+        reply = dialler.begin()
+        while not dialler.done:
+            if reply:
+                self._call(reply)
+            reply = dialler.take(self._some(MAX_GREETING_BYTES))
+        if dialler.rest:
+            raise GreetingError(Reason.GARBAGE, "said more than a greeting")
+
+    def _check_answer(self, lasting: bool) -> None:
+        """The first answer: a number, or the refusal of a store that wants to be greeted."""
+        self._call(request(Request.GETNUMKEYS))
+        answer = self._take(NUMBER.size)
+        if not answer.startswith(b"{"):
+            return
+        dialler = Dialler(Hello(Role.STORE), None)
+        try:
+            while not dialler.done:
+                dialler.take(answer)
+                answer = self._some(MAX_GREETING_BYTES)
+        except GreetingError as error:
+            failed = _unreachable(error)
+            failed.lasting = failed.lasting and lasting
+            raise failed from None
+        raise StoreFailed("answers a question that was not asked", "another program listens at its port")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Write ``desired`` if the value is ``expected`` (empty: if there is none); the value that it is now.
+
+        Where there is no value and one was expected, that one is returned. All calls raise ``StoreFailed`` and
+        ``Unwanted``.
+        """
+        self._call(request(Request.COMPARE_SET, _key(key), sized(expected.encode()), sized(desired.encode())))
+        return self._sized()
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value; returns before the store has it, later calls come after it."""
+        self._call(request(Request.SET, _key(key), sized(value.encode())))
+
+    def get(self, key: str) -> bytes | None:
+        """The value, None if there is none; does not wait for one, unlike torch's."""
+        if not self.check([key]):
+            return None
+        self._call(request(Request.GET, _key(key)))
+        return self._sized()
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number; the sum."""
+        self._call(request(Request.ADD, _key(key), NUMBER.pack(amount)))
+        return self._number()
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys have a value."""
+        self._call(request(Request.CHECK, COUNT.pack(len(keys)), *map(_key, keys)))
+        return self._take(1) == READY
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a value; whether there was one."""
+        self._call(request(Request.DELETE_KEY, _key(key)))
+        return self._number() > 0
+
+    def num_keys(self) -> int:
+        """How many keys the store has."""
+        self._call(request(Request.GETNUMKEYS))
+        return self._number()
+
+    def _number(self) -> int:
+        return int(NUMBER.unpack(self._take(NUMBER.size))[0])
+
+    def _sized(self) -> bytes:
+        size = COUNT.unpack(self._take(COUNT.size))[0]
+        if size > MAX_ANSWER_BYTES:
+            self.close()
+            raise StoreFailed("what answers there is no store", "another program listens at its port")
+        return self._take(size)
+
+    def _call(self, data: bytes) -> None:
+        with self._failing():
+            rest = memoryview(data)
+            while rest:
+                try:
+                    rest = rest[self._sock.send(rest) :]
+                except BlockingIOError:  # noqa: PERF203 - a socket's way to say that it is full
+                    self._await(select.POLLOUT)
+
+    def _take(self, size: int) -> bytes:
+        taken = bytearray()
+        with self._failing():
+            while len(taken) < size:
+                taken += self._some(size - len(taken))
+        return bytes(taken)
+
+    def _some(self, size: int) -> bytes:
+        with self._failing():
+            while True:
+                self._await(select.POLLIN)
+                with contextlib.suppress(BlockingIOError):
+                    if data := self._sock.recv(size):
+                        return data
+                    raise ConnectionResetError("it hung up")
+
+    def _await(self, event: int) -> None:
+        _ready(self._sock, event, self.patience)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise _unreachable(error) from None
+        except BaseException:
+            self.close()
+            raise
+
+
+def _key(key: str) -> bytes:
+    return sized(KEY_PREFIX + key.encode())
+
+
+def _ready(sock: socket.socket, event: int, patience: Patience) -> None:
+    """Wait until ``sock`` is ready.
+
+    Raises:
+        TimeoutError: it is not in time.
+        Unwanted: nobody waits any more.
+    """
+    poll = select.poll()
+    poll.register(sock, event)
+    while True:
+        left = patience.left()
+        if poll.poll(max(0.0, min(STEP_SECONDS, left)) * 1000):
+            return
+        if left <= 0:
+            raise TimeoutError
+
+
+def _connected(places: list[Resolved], patience: Patience) -> socket.socket:
+    failed: OSError = OSError("the name has no address")
+    for place in places:
+        sock = socket.socket(place.family, socket.SOCK_STREAM)
+        try:
+            _connect(sock, place, patience)
+        except OSError as error:
+            sock.close()
+            failed = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failed
+
+
+def _connect(sock: socket.socket, place: Resolved, patience: Patience) -> None:
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(BlockingIOError):
+        sock.connect(place.address)
+    _ready(sock, select.POLLOUT, patience)
+    number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if number:
+        raise OSError(number, os.strerror(number))
+
+
+def _unreachable(error: OSError) -> StoreFailed:
+    if isinstance(error, GreetingError):
+        return StoreFailed(f"refuses this process: it {error.what}", error.cause, error.remedy, error.lasting)
+    if isinstance(error, TimeoutError):
+        return StoreFailed("does not answer", "its host is stopped, overloaded or cut off")
+    if isinstance(error, (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):
+        return StoreFailed("hung up", "its host ended, another program listens at its port, or it refuses this request")
+    found = cause_of(error, "the way there is cut, or its host is down")
+    return StoreFailed(
+        f"cannot be reached: {error.strerror or error}", found.cause, found.remedy, lasting=exhausted(error)
+    )
