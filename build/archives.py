@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 import zipfile
 import zlib
@@ -34,7 +35,9 @@ def reading(name: str, remedy: str = "get it anew: remove the file and run again
     """
     try:
         yield
-    except _DAMAGE as error:
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # what a seek before the file's start gives
+            raise
         raise WheelError(
             f"{name} is not a wheel that can be read: {error or type(error).__name__}",
             cause="the file is damaged, cut off, or something else",
