@@ -210,10 +210,15 @@ def _check_out(git: Git, base: str, record: _Record) -> None:
 
 
 def _read_record(target: Path) -> _Record | None:
-    """Return what an earlier run left in `target`, None when it is no such checkout."""
+    """Return what an earlier run left in `target`, None when it is no such checkout.
+
+    One that is not signed was written before records were: it is known whose it is, and not believed otherwise.
+    """
     try:
         data = (target / ".git" / _RECORD).read_bytes()
-        return msgspec.json.decode(unsigned(data) or b"", type=_Record)
+        good = unsigned(data)
+        record = msgspec.json.decode(data if good is None else good, type=_Record)
+        return record if good is not None else msgspec.structs.replace(record, key="")
     except (OSError, msgspec.DecodeError):
         return None
 
