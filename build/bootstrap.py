@@ -87,7 +87,15 @@ def run_again_with_nox(here: Path) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_ready(folder):
                 _prepare(folder, requirements)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except OSError as error:
+        print(  # noqa: T201
+            f"error: no environment for nox could be made: {error}\n"
+            f"cause:\n  the cache folder {folder.parent.parent} cannot be written\n"
+            "to do:\n  set MULTIWORLD_CACHE to a folder with 200 MB free that you can write",
+            file=sys.stderr,
+        )
+        return 5
+    except subprocess.CalledProcessError as error:
         print(  # noqa: T201
             f"error: no environment for nox could be made: {error}\n"
             "cause:\n  Python without venv and pip, no network to the package index, or no room in the cache folder\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from build import official, paths, preflight, record, releases, sources
 from build.console import console, log_to_file, note, step
-from build.errors import DigestMismatchError, EnvironmentUnfitError, WheelError
+from build.errors import DigestMismatchError, EnvironmentUnfitError, PatchError, WheelError
 from build.overlay import toolchain
 from build.overlay.build import build_overlay
 from build.overlay.model import Check, Inputs, Object, Overlay
@@ -178,15 +178,34 @@ def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRec
     )
 
 
+def check(request: Request) -> Release:
+    """Return the release after a look at its patches, which cost nothing to read, and at the machine.
+
+    Raises:
+        PatchError: a series is not ported to the release.
+        EnvironmentUnfitError: this machine cannot build it.
+        UnknownReleaseError: there is no such release.
+    """
+    release = releases.get(request.release)
+    if not release.series:
+        raise PatchError(
+            f"no series of patches is ported to PyTorch {release.version} yet",
+            cause="build/releases.toml names none for it: nothing would be patched",
+            remedy=f"port one: python3 noxfile.py -s regenerate-patch -- {release.version}",
+        )
+    patches_of(release.version, release.series)
+    preflight.check(release, request.python, request.dist, source=request.source)
+    return release
+
+
 @contextmanager
 def prepared(request: Request) -> Iterator[Prepared]:
-    """Check the machine, get everything, apply the series, and hold the checkout's lock while it is used.
+    """Get everything, apply the series, and hold the checkout's lock while it is used.
 
     Raises:
         ToolError: what is missing or does not belong together.
     """
     release = releases.get(request.release)
-    preflight.check(release, request.python, request.dist, source=request.source)
     patches = patches_of(release.version, release.series)
     tree = sources.acquire(release, request.source)
     wheel = official.fetch_wheel(release, request.python)
@@ -208,7 +227,7 @@ def build_release(request: Request) -> record.BuildRecord:
     Raises:
         ToolError: what is wrong, why, and what to do; nothing half-written is left.
     """
-    release = releases.get(request.release)
+    release = check(request)  # before anything is made or replaced: what is there is of the last build that started
     request.folder.mkdir(parents=True, exist_ok=True)
     with paths.locked(request.folder / "build", f"the build of {release.version}"):
         log_to_file(request.folder / "build.log")  # not before: it replaces the log of the run that is waited for

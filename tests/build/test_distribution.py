@@ -63,8 +63,18 @@ def install(target: Path, *wheels: Path) -> None:
     import uv
 
     for wheel in wheels:
-        command = [uv.find_uv_bin(), "pip", "install", "-q", "--no-deps", "--offline", "--no-cache", "--target", target]
-        subprocess.run([*command, wheel], check=True, timeout=60, capture_output=True)
+        command = [
+            uv.find_uv_bin(),
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--offline",
+            "--no-cache",
+            "--target",
+            str(target),
+        ]
+        subprocess.run([*command, str(wheel)], check=True, timeout=60, capture_output=True)
 
 
 def python(target: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
