@@ -11,6 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+#: In an environment: its digest.
+_READY = "ready"
+
 
 def _requirements(noxfile: Path) -> list[str]:
     """Return the dependencies of the noxfile's PEP 723 header."""
@@ -25,13 +28,41 @@ def _cache() -> Path:
 
 
 def _make(folder: Path, requirements: list[str]) -> None:
-    """Create the environment in place, since its scripts name its path; `ready` is written last."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Create the environment in place, since its scripts name its path."""
     print(f":: preparing nox in {folder}", flush=True)  # noqa: T201
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip: list[str | Path] = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, *requirements], check=True)
-    (folder / "ready").touch()
+
+
+def _digest(folder: Path) -> str:
+    """Return a SHA-256 over the files of an environment, less what Python itself adds to it: a tenth of a second."""
+    digest = hashlib.sha256()
+    for top, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for path in (Path(top, name) for name in sorted(names)):
+            if path != folder / _READY:
+                digest.update(f"{path.relative_to(folder)}\0".encode("utf-8", "surrogateescape"))
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _is_ready(folder: Path) -> bool:
+    """Whether the environment is what `_prepare` has made."""
+    try:
+        return (folder / _READY).read_text(encoding="ascii") == _digest(folder)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _prepare(folder: Path, requirements: list[str]) -> None:
+    """Make the environment anew, whatever is in its place; its digest is written last."""
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)
+    _make(folder, requirements)
+    (folder / _READY).write_text(_digest(folder), encoding="ascii")
 
 
 def run_again_with_nox(here: Path) -> int:
@@ -54,9 +85,17 @@ def run_again_with_nox(here: Path) -> int:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / "ready").exists():
-                _make(folder, requirements)
-    except (OSError, subprocess.CalledProcessError) as error:
+            if not _is_ready(folder):
+                _prepare(folder, requirements)
+    except OSError as error:
+        print(  # noqa: T201
+            f"error: no environment for nox could be made: {error}\n"
+            f"cause:\n  the cache folder {folder.parent.parent} cannot be written\n"
+            "to do:\n  set MULTIWORLD_CACHE to a folder with 200 MB free that you can write",
+            file=sys.stderr,
+        )
+        return 5
+    except subprocess.CalledProcessError as error:
         print(  # noqa: T201
             f"error: no environment for nox could be made: {error}\n"
             "cause:\n  Python without venv and pip, no network to the package index, or no room in the cache folder\n"

@@ -17,12 +17,19 @@ from build.errors import EnvironmentUnfitError, ToolError
 from build.process import kill_all
 
 EXIT_INTERRUPTED = 130
+_IN_THE_WAY = "remove what is there, which is not what it should be, and run again"
 #: What the machine, not the tooling, is to blame for.
 _MACHINE = {
     errno.ENOSPC: "free disk space there, or name another folder",
     errno.EDQUOT: "free disk space there, or name another folder",
     errno.EACCES: "make it writable for you, or name another folder",
     errno.EPERM: "make it writable for you, or name another folder",
+    errno.EISDIR: _IN_THE_WAY,
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EEXIST: _IN_THE_WAY,
+    errno.ELOOP: _IN_THE_WAY,
+    errno.ENOTEMPTY: _IN_THE_WAY,
+    errno.EIO: "the disk cannot be read: name a folder on another one",
     errno.EROFS: "name a folder on a file system that can be written",
 }
 

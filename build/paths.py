@@ -14,7 +14,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from build.console import step
-from build.errors import BusyError, UsageError
+from build.errors import BusyError, EnvironmentUnfitError, UsageError
 
 REPO = Path(__file__).resolve().parent.parent
 PATCHES = REPO / "patches"
@@ -36,10 +36,21 @@ _UMASK = _umask()
 
 
 def cache(*parts: str) -> Path:
-    """Return a folder below the project's cache (`MULTIWORLD_CACHE`, else the user's), made if missing."""
+    """Return a folder below the project's cache (`MULTIWORLD_CACHE`, else the user's), made if missing.
+
+    Raises:
+        EnvironmentUnfitError: something else is in its place.
+    """
     root = os.environ.get("MULTIWORLD_CACHE") or platformdirs.user_cache_dir("multiworld")
     path = Path(root).joinpath(*parts)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise EnvironmentUnfitError(
+            f"the cache cannot have a folder {path}",
+            cause="a file has that name, or the name of a folder above it",
+            remedy="remove or rename that file, or set MULTIWORLD_CACHE to another folder",
+        ) from None
     return path
 
 
@@ -84,6 +95,14 @@ def locked(path: Path, purpose: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def clear(path: Path) -> None:
+    """Remove whatever is at `path`: a file, a link, a folder with all that is in it, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sweep(final: Path) -> None:

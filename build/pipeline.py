@@ -12,14 +12,13 @@ from pathlib import Path
 
 from build import official, paths, preflight, record, releases, sources
 from build.console import console, log_to_file, note, step
-from build.errors import EnvironmentUnfitError
+from build.errors import DigestMismatchError, EnvironmentUnfitError, PatchError, WheelError
 from build.overlay import toolchain
 from build.overlay.build import build_overlay
 from build.overlay.model import Check, Inputs, Object, Overlay
-from build.overlay.objects import sha256
 from build.releases import Release
 from build.series import manifest as manifests
-from build.series.apply import AppliedTree, apply_series
+from build.series.apply import AppliedTree, apply_series, check_files
 from build.series.model import PatchFile
 from build.series.release import patches_of
 from build.series.show import verdict_table
@@ -83,6 +82,7 @@ def _safe_headers(release: Release) -> dict[str, str]:
 def _apply(tree: SourceTree, patches: tuple[PatchFile, ...], target: Path) -> AppliedTree:
     """Apply the series in a checkout that later builds use again; its lock is held as long as it is read."""
     step(f"applying {len(patches)} patches")
+    paths.sweep(target)
     applied = apply_series(tree.repo, tree.base, patches, target)
     console.print(verdict_table(applied.verdicts, f"{tree.release.version}: hunks"))
     return applied
@@ -120,13 +120,14 @@ def _inputs(request: Request, release: Release, applied: AppliedTree, tree: Sour
 
 def _assemble(
     request: Request, release: Release, wheel: Path, overlay: Overlay, proven: record.Provenance
-) -> list[Path]:
-    """Write both wheels, or keep those that an equal build has left."""
+) -> tuple[record.Artifact, record.Artifact]:
+    """Write the patched wheel and the overlay wheel, or keep those that an equal build has left."""
     last = record.read(request.folder)
     if last is not None and last.provenance == proven and last.official.sha256 == release.wheel.sha256[request.python]:
-        kept = [request.folder / last.patched.name, request.folder / last.overlay.name]
-        digests = [last.patched.sha256, last.overlay.sha256]
-        if all(path.is_file() for path in kept) and [sha256(path) for path in kept] == digests:
+        kept = (last.patched, last.overlay)
+        if all((request.folder / item.name).is_file() for item in kept) and all(
+            record.artifact(request.folder / item.name) == item for item in kept
+        ):
             note("wheels unchanged, kept")
             return kept
     if not patched_wheel.enough_disk(wheel, request.folder):
@@ -138,10 +139,15 @@ def _assemble(
     step("assembling the wheels")
     embedded = record.encode(proven)
     tag = proven.platform
-    return [
-        patched_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder),
-        overlay_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder),
-    ]
+    try:
+        patched = patched_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
+    except (DigestMismatchError, WheelError):
+        # Read whole, since its seal said that it is right: then it is the wheel's layout, or the disk has damaged it.
+        official.distrust_wheel(wheel)
+        wheel = official.fetch_wheel(release, request.python)
+        patched = patched_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
+    alone = overlay_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
+    return record.artifact(patched), record.artifact(alone)
 
 
 def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRecord:
@@ -152,33 +158,54 @@ def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRec
     partial = tree.proof is Proof.BLOBS
     early = None if partial else _check_source(tree, inputs.include, frozenset())
     overlay = build_overlay(inputs, scratch)
-    belongs = early or _check_source(tree, inputs.include, _read_from_tree(overlay.objects))
+    read = _read_from_tree(overlay.objects)
+    check_files(ready.applied, read)
+    belongs = early or _check_source(tree, inputs.include, read)
     tag = platform_tag(overlay.path)
     checks = (belongs, *overlay.checks)
     checks = (*checks, Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies"))
     proven = record.provenance(release, tree, ready.patches, overlay, checks, inputs.toolchain.identity, tag)
-    wheels = _assemble(request, release, wheel, overlay, proven)
+    patched, alone = _assemble(request, release, wheel, overlay, proven)
     return record.BuildRecord(
         provenance=proven,
         python=request.python,
         official=record.Artifact(wheel.name, release.wheel.sha256[request.python], wheel.stat().st_size),
-        patched=record.artifact(wheels[0]),
-        overlay=record.artifact(wheels[1]),
+        patched=patched,
+        overlay=alone,
         verdicts=ready.applied.verdicts,
         replaced=overlay.replaced,
         passed_over=tuple(f"{item.origin}: {item.reason}" for item in tree.passed_over),
     )
 
 
+def check(request: Request) -> Release:
+    """Return the release after a look at its patches, which cost nothing to read, and at the machine.
+
+    Raises:
+        PatchError: a series is not ported to the release.
+        EnvironmentUnfitError: this machine cannot build it.
+        UnknownReleaseError: there is no such release.
+    """
+    release = releases.get(request.release)
+    if not release.series:
+        raise PatchError(
+            f"no series of patches is ported to PyTorch {release.version} yet",
+            cause="build/releases.toml names none for it: nothing would be patched",
+            remedy=f"port one: python3 noxfile.py -s regenerate-patch -- {release.version}",
+        )
+    patches_of(release.version, release.series)
+    preflight.check(release, request.python, request.dist, source=request.source)
+    return release
+
+
 @contextmanager
 def prepared(request: Request) -> Iterator[Prepared]:
-    """Check the machine, get everything, apply the series, and hold the checkout's lock while it is used.
+    """Get everything, apply the series, and hold the checkout's lock while it is used.
 
     Raises:
         ToolError: what is missing or does not belong together.
     """
     release = releases.get(request.release)
-    preflight.check(release, request.python, request.dist, source=request.source)
     patches = patches_of(release.version, release.series)
     tree = sources.acquire(release, request.source)
     wheel = official.fetch_wheel(release, request.python)
@@ -200,7 +227,7 @@ def build_release(request: Request) -> record.BuildRecord:
     Raises:
         ToolError: what is wrong, why, and what to do; nothing half-written is left.
     """
-    release = releases.get(request.release)
+    release = check(request)  # before anything is made or replaced: what is there is of the last build that started
     request.folder.mkdir(parents=True, exist_ok=True)
     with paths.locked(request.folder / "build", f"the build of {release.version}"):
         log_to_file(request.folder / "build.log")  # not before: it replaces the log of the run that is waited for

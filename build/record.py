@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from build.overlay.model import Check, Overlay
-from build.overlay.objects import sha256
 from build.paths import written_beside
 from build.releases import Release
+from build.seals import sha256_of
 from build.series.model import PatchFile
 from build.series.verdicts import HunkVerdict
 from build.sources import SourceTree
@@ -112,7 +112,7 @@ class BuildRecord(msgspec.Struct, frozen=True):
 
 def artifact(path: Path) -> Artifact:
     """Return name, digest and size of a file."""
-    return Artifact(path.name, sha256(path), path.stat().st_size)
+    return Artifact(path.name, sha256_of(path), path.stat().st_size)
 
 
 def _assembly() -> str:
@@ -120,7 +120,7 @@ def _assembly() -> str:
     digest = hashlib.sha256()
     for folder in ("runtime", "wheels"):
         for path in sorted((Path(__file__).parent / folder).rglob("*.py")):
-            digest.update(f"{path.relative_to(Path(__file__).parent)}\0{sha256(path)}\n".encode())
+            digest.update(f"{path.relative_to(Path(__file__).parent)}\0{sha256_of(path)}\n".encode())
     return digest.hexdigest()
 
 

@@ -16,6 +16,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from multiworld import conflict, version
+
+if getattr(version, "DISTRIBUTION", "") != "torch-multiworld":
+    raise ImportError(conflict.mixed(__path__[0]))
+
 from multiworld.config import FileStorePath, Heartbeat, TcpStoreAddress, WorldConfig, WorldState
 from multiworld.errors import (
     BackendUnavailable,
@@ -42,6 +47,8 @@ from multiworld.events import (
     WorldLeft,
 )
 from multiworld.version import VERSION as __version__  # noqa: N811 - the name that tools look for
+
+conflict.warn(__path__[0])
 
 if TYPE_CHECKING:
     from multiworld.group import Group as Group

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the worlds of a ``MultiWorld``; needs the extra ``multiworld[metrics]``, loaded on first use.
+"""Prometheus metrics of the worlds of a ``MultiWorld``; needs the extra ``torch-multiworld[metrics]``.
 
     from prometheus_client import start_http_server
     from multiworld.metrics import Metrics
@@ -35,7 +35,7 @@ def _prometheus(name: str) -> Any:
             None,
             "prometheus-client is not installed",
             cause="metrics are an optional extra",
-            remedy="pip install 'multiworld[metrics]'",
+            remedy="pip install 'torch-multiworld[metrics]'",
         ) from error
 
 

@@ -21,7 +21,7 @@ from build.overlay.build import build_overlay
 from build.overlay.link import SONAME
 from build.overlay.model import Overlay
 from build.paths import REPO
-from build.pipeline import Request, prepared
+from build.pipeline import Request, check, prepared
 from build.record import BuildRecord
 from build.wheels import patched
 
@@ -67,6 +67,7 @@ def compile_and_link(request: Request, rounds: int) -> list[Figure]:
     the promised time of it.
     """
     samples, processor = [], []
+    check(request)
     with prepared(request) as ready:
         for _ in range(rounds):
             with tempfile.TemporaryDirectory(prefix="bench-") as scratch, _cache(Path(scratch, "cache")):

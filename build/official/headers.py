@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from build.archives import reading
 from build.console import note, step
 from build.errors import DigestMismatchError, SourceError
 from build.official.index import IndexFile, wheels
 from build.official.remote import RangeUnsupportedError, opened
 from build.official.transfer import download
-from build.paths import cache, locked, sweep
+from build.paths import cache
 from build.releases import HeaderPackage, Release
+from build.seals import built
+
+_REMEDY = "see whether `pip download` gets it whole; a wheel of a `find-links` folder has to be replaced there"
 
 
 def _include_root(name: str) -> str | None:
@@ -82,7 +84,8 @@ def _find(package: HeaderPackage, python: str) -> IndexFile:
 
 def _fill(package: HeaderPackage, python: str, part: Path) -> None:
     step(f"fetching the headers of {package.name} {package.version}")
-    with _wheel_stream(_find(package, python)) as stream, zipfile.ZipFile(stream) as archive:
+    file = _find(package, python)
+    with reading(file.name, _REMEDY), _wheel_stream(file) as stream, zipfile.ZipFile(stream) as archive:
         _extract(archive, part)
     found = tree_digest(part)
     if package.headers_sha256 and found != package.headers_sha256:
@@ -100,13 +103,13 @@ def _place(package: HeaderPackage) -> Path:
 
 
 def cached_package(package: HeaderPackage) -> Path | None:
-    """Return the folder of a header package if an earlier run has fetched it."""
+    """Return the folder of a header package if an earlier run has fetched it; what is in it now is not looked at."""
     place = _place(package)
     return place if place.is_dir() else None
 
 
 def fetch_package(package: HeaderPackage, python: str = "3.11") -> Path:
-    """Return the folder with the headers of one package, fetched once.
+    """Return the folder with the headers of one package, fetched once, and again when they are damaged.
 
     Args:
         package: which, with the digest its headers must have (none: accepted as they are).
@@ -117,20 +120,13 @@ def fetch_package(package: HeaderPackage, python: str = "3.11") -> Path:
         SourceError: no such wheel, or one without headers.
         EnvironmentUnfitError: no network.
     """
-    final = _place(package)
-    if final.is_dir():
-        return final
-    with locked(final, f"the headers of {package.name}"):
-        sweep(final)
-        if not final.is_dir():
-            part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
-            try:
-                _fill(package, python, part)
-                part.chmod(0o755)
-                part.rename(final)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
-    return final
+    return built(
+        _place(package),
+        f"the headers of {package.name}",
+        lambda part: _fill(package, python, part),
+        # Pinned, they need no seal to be known.
+        lambda folder: tree_digest(folder) == package.headers_sha256,
+    )
 
 
 def fetch_headers(release: Release) -> tuple[Path, ...]:

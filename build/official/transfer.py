@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import netrc
 import shutil
 import ssl
@@ -15,9 +14,11 @@ from urllib.parse import urlsplit
 import certifi
 import httpx
 
-from build.console import log, progress
+from build.console import log, note, progress
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
 from build.official.pipconf import local_path, setting
+from build.paths import clear
+from build.seals import sha256_of
 
 #: Connecting gives up soon, so that a machine without network is told so; a stalled read is retried.
 TIMEOUT = httpx.Timeout(60.0, connect=15.0)
@@ -93,15 +94,6 @@ def retried(url: str, action: Callable[[], T], attempts: int = ATTEMPTS) -> T:
     return retried(url, action, attempts - 1)
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def check_digest(path: Path, expected: str, name: str) -> None:
     """Compare a file with its pinned SHA-256.
 
@@ -156,14 +148,28 @@ def download(url: str, final: Path, sha256: str) -> Path:
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     part = final.with_name(final.name + ".part")
+    if part.is_symlink() or not part.is_file():
+        clear(part)
+    resumed = part.exists() and local_path(url) is None
+    try:
+        _fetch_part(url, part, final.name, sha256)
+    except DigestMismatchError:
+        if not resumed:
+            raise
+        note(f"{final.name}: what an earlier run has left of it was damaged; fetched from its start")
+        _fetch_part(url, part, final.name, sha256)
+    clear(final)
+    part.replace(final)
+    return final
+
+
+def _fetch_part(url: str, part: Path, name: str, sha256: str) -> None:
     local = local_path(url)
     if local is not None:
         shutil.copyfile(local, part)
     else:
-        _download_to(url, part, final.name)
-    check_digest(part, sha256, final.name)
-    part.replace(final)
-    return final
+        _download_to(url, part, name)
+    check_digest(part, sha256, name)
 
 
 def _download_to(url: str, part: Path, label: str) -> None:

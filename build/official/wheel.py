@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from build.archives import reading
 from build.console import note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError, WheelError
 from build.official.index import IndexFile, wheels
 from build.official.pipconf import local_path
-from build.official.transfer import download, sha256_of
-from build.paths import cache, locked, sweep
+from build.official.transfer import download
+from build.paths import cache, locked
 from build.releases import Release
+from build.seals import built, distrust, is_file, sha256_of
 
 #: What an overlay is compiled and linked against.
 OVERLAY_MEMBERS = ("torch/include/*", "torch/lib/*.so*", "torch/version.py", "torch/share/cmake/*")
@@ -43,9 +43,14 @@ def _folder(pinned: str) -> Path:
 
 
 def cached_wheel(release: Release, python: str) -> Path | None:
-    """Return the official wheel if an earlier run has fetched it."""
+    """Return where the official wheel lies if an earlier run has fetched it; what is there now is not looked at."""
     pinned = release.wheel.sha256.get(python)
     return next(_folder(pinned).glob("*.whl"), None) if pinned else None
+
+
+def distrust_wheel(wheel: Path) -> None:
+    """See that the next `fetch_wheel` reads the cached wheel, since bytes of it were found to be wrong."""
+    distrust(wheel)
 
 
 def _choose(release: Release, python: str, pinned: str) -> IndexFile:
@@ -75,6 +80,8 @@ def _choose(release: Release, python: str, pinned: str) -> IndexFile:
 def fetch_wheel(release: Release, python: str) -> Path:
     """Return the official wheel of `release` for CPython `python`, from the cache or the index.
 
+    A cached one is compared with its pinned digest; a damaged one is fetched again.
+
     Args:
         release: which; its entry pins the digest.
         python: e.g. `3.11`.
@@ -88,8 +95,10 @@ def fetch_wheel(release: Release, python: str) -> Path:
     folder = _folder(pinned)
     with locked(folder / "wheel", f"the download of torch {release.version} for Python {python}"):
         ready = cached_wheel(release, python)
-        if ready is not None:
+        if ready is not None and is_file(ready, pinned):
             return ready
+        if ready is not None:
+            note(f"{ready.name} in the cache is damaged: its SHA-256 is not the pinned one; fetched again")
         file = _choose(release, python, pinned)
         step(f"fetching {file.name}")
         path = download(file.url, folder / file.name, pinned)
@@ -123,7 +132,7 @@ def _extract(wheel: Path, patterns: Sequence[str], into: Path) -> None:
 
 
 def unpack(wheel: Path, patterns: Sequence[str] = OVERLAY_MEMBERS) -> Path:
-    """Unpack members of a wheel into the cache, once per content and choice.
+    """Unpack members of a wheel into the cache, once per content and choice, and again when they are damaged there.
 
     Args:
         wheel: any wheel.
@@ -135,23 +144,14 @@ def unpack(wheel: Path, patterns: Sequence[str] = OVERLAY_MEMBERS) -> Path:
     Raises:
         WheelError: not a wheel, or a member that reaches outside.
     """
-    try:
+    with reading(str(wheel)):
         content = directory_digest(wheel)
-    except zipfile.BadZipFile as error:
-        raise WheelError(f"{wheel} is not a wheel: {error}") from None
     choice = hashlib.sha256("\0".join(sorted(patterns)).encode()).hexdigest()
     final = cache("unpacked") / f"{content[:16]}-{choice[:8]}"
-    if final.is_dir():
-        return final
-    with locked(final, f"the unpacking of {wheel.name}"):
-        sweep(final)
-        if not final.is_dir():
-            step(f"unpacking {wheel.name}")
-            part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
-            try:
-                _extract(wheel, patterns, part)
-                part.chmod(0o755)
-                part.rename(final)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
-    return final
+
+    def fill(part: Path) -> None:
+        step(f"unpacking {wheel.name}")
+        with reading(str(wheel)):
+            _extract(wheel, patterns, part)
+
+    return built(final, f"the unpacked {wheel.name}", fill)

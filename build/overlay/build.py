@@ -11,8 +11,8 @@ from build.overlay.closure import compile_closure
 from build.overlay.flags import code_flags
 from build.overlay.link import SONAME, link
 from build.overlay.model import Check, Inputs, Object, Overlay
-from build.overlay.objects import sha256
 from build.overlay.symbols import build_id, defined, defined_among
+from build.seals import sha256_of
 
 
 def _strong(item: Object) -> frozenset[str]:
@@ -78,7 +78,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     return Overlay(
         path=path,
         soname=SONAME,
-        sha256=sha256(path),
+        sha256=sha256_of(path),
         build_id=build_id(path),
         made_for=inputs.release.wheel.libtorch_cuda_build_ids,
         objects=objects,

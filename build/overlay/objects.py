@@ -8,26 +8,28 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
 import msgspec
 
+from build import seals
 from build.console import note, progress
-from build.errors import CompileError
+from build.errors import CompileError, DigestMismatchError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.overlay.toolchain import run_compiler
-from build.paths import cache, written_beside
+from build.paths import cache, clear, locked, sweep, written_beside
 from build.process import kill_all
+from build.seals import sha256_of
 
 #: Memory one compiler needs at its peak, measured on ProcessGroupNCCL.cpp of 2.6.0: 1.8 GB.
 _BYTES_PER_JOB = 2_000_000_000
 #: Raise when what is stored beside an object changes its form, or when objects may be wrong that the key calls right:
-#: those of 1 may have been compiled with headers from CPATH.
-_CACHE_FORMAT = "2"
+#: those of 1 may have been compiled with headers from CPATH, those of 2 with damaged headers.
+_CACHE_FORMAT = "3"
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -37,21 +39,6 @@ class _Entry(msgspec.Struct, frozen=True):
     object_sha256: str
     includes: tuple[str, ...]
     tree_files: dict[str, str]
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _old(path)
-
-
-def _old(path: Path) -> str:
-    """Digest a file on Python 3.10, which lacks `hashlib.file_digest`."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def jobs() -> int:
@@ -66,7 +53,7 @@ def jobs() -> int:
 
 def _primary_key(inputs: Inputs, unit: str) -> str:
     """Digest what is known before compiling; the headers of the tree are checked against the stored entry."""
-    parts = [_CACHE_FORMAT, unit, sha256(inputs.tree / unit), inputs.toolchain.identity, inputs.wheel_sha256]
+    parts = [_CACHE_FORMAT, unit, sha256_of(inputs.tree / unit), inputs.toolchain.identity, inputs.wheel_sha256]
     parts += code_flags(inputs.release)
     parts += [f"{p.name}=={p.version} {p.headers_sha256}" for p in inputs.release.header_packages]
     # Names of the changed headers: they come before those of the wheel, whichever the unit included so far.
@@ -99,19 +86,42 @@ def _includes(depfile: Path, inputs: Inputs, overrides: Path) -> tuple[str, ...]
 def _cached(folder: Path, inputs: Inputs, why: str) -> Object | None:
     """Return the cached object of `folder` when every file of the tree that it read is unchanged."""
     try:
-        entry = msgspec.json.decode((folder / "entry.json").read_bytes(), type=_Entry)
-        same = all(sha256(inputs.tree / name) == digest for name, digest in entry.tree_files.items())
-        if same and sha256(folder / "unit.o") == entry.object_sha256:
+        entry = msgspec.json.decode(seals.unsigned((folder / "entry.json").read_bytes()) or b"", type=_Entry)
+        same = all(sha256_of(inputs.tree / name) == digest for name, digest in entry.tree_files.items())
+        if same and sha256_of(folder / "unit.o") == entry.object_sha256:
             return Object(entry.unit, folder / "unit.o", entry.object_sha256, entry.includes, 0.0, why)
     except (OSError, msgspec.DecodeError):
         pass
     return None
 
 
+def _check_read(inputs: Inputs, unit: str, read: Iterable[str] | None) -> None:
+    """Digest the files of the cache that a compiler has read: their bytes are in the object now.
+
+    Args:
+        inputs: the build's inputs.
+        unit: for the message.
+        read: names of what was read, as in `Object.includes`; None when the compiler failed and did not say.
+
+    Raises:
+        DigestMismatchError: files are not those that were put into the cache.
+    """
+    wrong = []
+    for label, root in (("wheel:", inputs.include), *(("headers:", root) for root in inputs.headers)):
+        names = None if read is None else [root / n[len(label) :] for n in read if n.startswith(label)]
+        wrong += seals.damaged(root, names)
+    if wrong:
+        raise DigestMismatchError(
+            f"{unit} was compiled with damaged headers of the cache: {', '.join(wrong[:5])}",
+            cause="the disk, or a backup that was put back over them",
+            remedy="run again: what was damaged is made anew; if this comes back, look at the disk",
+        )
+
+
 def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str) -> Object:
-    """Compile one unit into `folder`."""
+    """Compile one unit into `folder`, whose lock is held."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as scratch:
         obj, dep = Path(scratch, "unit.o"), Path(scratch, "unit.d")
         command: list[str | Path] = [
             inputs.toolchain.cxx,
@@ -119,26 +129,33 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
             *path_flags(inputs, overrides),
         ]
         done = run_compiler([*command, "-MD", "-MF", dep, "-c", inputs.tree / unit, "-o", obj], timeout=1800)
-        if done.returncode:
+        includes = None if done.returncode else _includes(dep, inputs, overrides)
+        _check_read(inputs, unit, includes)
+        if includes is None:
             raise CompileError(
                 f"{unit} does not compile",
                 cause=done.tail or f"{inputs.toolchain.cxx} ended with status {done.returncode} and said nothing",
                 remedy="if a header is missing, add its package to the release in build/releases.toml; if the compiler "
                 "was killed, memory ran out: 2 GB per job; the whole command is in the log",
             )
-        includes = _includes(dep, inputs, overrides)
-        tree_files = {name[5:]: sha256(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
-        entry = _Entry(unit, sha256(obj), includes, tree_files)
+        tree_files = {name[5:]: sha256_of(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
+        entry = _Entry(unit, sha256_of(obj), includes, tree_files)
+        clear(folder)
+        folder.mkdir()
         obj.replace(folder / "unit.o")
     with written_beside(folder / "entry.json") as part:
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(entry)))
+        part.write_bytes(seals.signed(msgspec.json.format(msgspec.json.encode(entry))))
     return Object(unit, folder / "unit.o", entry.object_sha256, includes, time.monotonic() - started, why)
 
 
 def _one(inputs: Inputs, unit: str, overrides: Path, why: str) -> Object:
     """Return the object of a unit, from the cache or from the compiler."""
-    folder = cache("objects", _primary_key(inputs, unit))
-    return _cached(folder, inputs, why) or _compile(inputs, unit, overrides, folder, why)
+    folder = cache("objects") / _primary_key(inputs, unit)
+    if ready := _cached(folder, inputs, why):
+        return ready
+    with locked(folder, f"the object of {unit}"):
+        sweep(folder)
+        return _cached(folder, inputs, why) or _compile(inputs, unit, overrides, folder, why)
 
 
 def override_headers(inputs: Inputs, folder: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import EnvironmentUnfitError
+from build.paths import cache
 from build.process import Completed, run
 
 #: Variables by which a compiler finds other headers, libraries or parts of itself, or writes more files: none is on the
@@ -46,8 +48,19 @@ class Toolchain:
 
 
 def run_compiler(command: Sequence[str | Path], *, timeout: float) -> Completed:
-    """Run the compiler or, through it, the linker so that the result depends on the command line alone."""
-    return run(command, without=_STEERING, timeout=timeout)
+    """Run the compiler or, through it, the linker so that the result depends on the command line alone.
+
+    Raises:
+        EnvironmentUnfitError: the disk is full.
+    """
+    done = run(command, without=_STEERING, timeout=timeout)
+    if done.returncode and b"No space left on device" in done.stderr:
+        raise EnvironmentUnfitError(
+            "the disk is full: the compiler cannot write",
+            cause=f"{done.tail}\ntemporary files go to {tempfile.gettempdir()}, objects to {cache()}",
+            remedy="free disk space there, or set TMPDIR or MULTIWORLD_CACHE to a folder with 1 GB free",
+        )
+    return done
 
 
 def _candidate() -> Path | None:
@@ -73,6 +86,13 @@ def find(min_gcc: int) -> Toolchain:
     Raises:
         EnvironmentUnfitError: none found, or too old.
     """
+    named = os.environ.get("CXX")
+    if named and shutil.which(named) is None:
+        raise EnvironmentUnfitError(
+            f"CXX={named} is no program that can be run",
+            cause=f"CXX={named} in the environment names a compiler that is not there",
+            remedy="unset CXX, or set it to the path of a C++ compiler, e.g. CXX=/usr/bin/g++",
+        )
     cxx = _candidate()
     missing = [tool for tool in ("nm", "c++filt", "ld") if shutil.which(tool) is None]
     if cxx is None or missing:

@@ -19,6 +19,7 @@ from build.porting.engine import PatchPort, PatchState, Resolution, port_series
 from build.porting.output import Committed, commit_ports, stage
 from build.porting.resolve import take_up
 from build.porting.trees import FileState, Tree
+from build.seals import signed, unsigned
 from build.series.apply import changed_paths
 from build.series.checkout import new_repository, remove_folder, replace_folder
 from build.series.git import Git
@@ -174,15 +175,15 @@ class Session:
             beside = Path(temporary, "port")
             beside.mkdir()
             new_repository(self.new.git, beside / "checkout")
-            (beside / _STATE).write_bytes(msgspec.json.encode(State(self._key())))
+            (beside / _STATE).write_bytes(signed(msgspec.json.encode(State(self._key()))))
             replace_folder(beside, self.folder)
 
     def _state(self) -> State | None:
         try:
-            state = msgspec.json.decode((self.folder / _STATE).read_bytes(), type=State)
+            state = msgspec.json.decode(unsigned((self.folder / _STATE).read_bytes()) or b"", type=State)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError:
+        except (OSError, msgspec.DecodeError):
             raise UsageError(f"{self.folder / _STATE} is damaged", remedy="use --abort and start again") from None
         self._check_repository()
         return state
@@ -194,7 +195,7 @@ class Session:
 
     def _save(self, state: State) -> None:
         with written_beside(self.folder / _STATE) as part:
-            part.write_bytes(msgspec.json.encode(state))
+            part.write_bytes(signed(msgspec.json.encode(state)))
 
     def _edited(self, state: State) -> bool:
         return bool(state.resolved) or (bool(state.current) and _tree_of(Git(self.repo)) != state.left)
@@ -219,7 +220,7 @@ def discard(folder: Path) -> None:
     Raises:
         UsageError: none waits.
     """
-    if not (folder / _STATE).is_file():
+    if not os.path.lexists(folder / _STATE):
         raise UsageError(f"no port waits in {folder}")
     remove_folder(folder)
 

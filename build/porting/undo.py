@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from build.errors import UsageError
 from build.paths import written_beside
 from build.porting.registry import remove_entry, write_entry
 from build.porting.session import discard
+from build.seals import signed, unsigned
 from build.series import manifest as manifests
 from build.series.export import Exported, write_series
 from build.series.manifest import ReleaseEntry
@@ -36,7 +38,7 @@ def keep(before: Before, state: Path) -> None:
     """Store `before` with a port that waits, unless an earlier run has."""
     if state.is_dir() and not (state / _NAME).exists():
         with written_beside(state / _NAME) as part:
-            part.write_bytes(msgspec.json.encode(before))
+            part.write_bytes(signed(msgspec.json.encode(before)))
 
 
 def give_up(folder: Path, release: str, state: Path) -> None:
@@ -46,12 +48,12 @@ def give_up(folder: Path, release: str, state: Path) -> None:
         UsageError: none waits, or what it had is not known.
     """
     kept = state / _NAME
-    if not kept.is_file():
+    if not os.path.lexists(kept):
         discard(state)  # says that none waits; a port that was interrupted before it wrote anything is forgotten
         return
     try:
-        before = msgspec.json.decode(kept.read_bytes(), type=Before)
-    except msgspec.DecodeError:
+        before = msgspec.json.decode(unsigned(kept.read_bytes()) or b"", type=Before)
+    except (OSError, msgspec.DecodeError):
         raise UsageError(f"{kept} is damaged", remedy=f"remove {state} and look at {folder} with git") from None
     if before.entry is None:
         remove_entry(folder, release)

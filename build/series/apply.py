@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from build.errors import PatchError, UsageError
+from build.errors import PatchError, SourceError, UsageError
+from build.seals import signed, unsigned
 from build.series.checkout import is_dirty, new_repository, replace_folder
 from build.series.commits import commit_tree, message_of
-from build.series.git import Git, require_repository
+from build.series.git import Git, entries, require_repository
 from build.series.inspect import inspect, require_all_placed
 from build.series.model import ChangeKind, PatchFile
 from build.series.verdicts import HunkVerdict
@@ -64,7 +65,7 @@ class AppliedTree:
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What `_RECORD` holds."""
+    """What `_RECORD` holds, signed."""
 
     key: str
     head: str
@@ -91,21 +92,77 @@ def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Pa
     source = require_repository(repo)
     base = source.resolve(base)
     key = _key(base, patches)
-    record = _read_record(target)
-    if record is not None:
-        _refuse_dirty(target)
-        if record.key == key and Git(target).call("rev-parse", "HEAD").stdout.decode().strip() == record.head:
-            return _result(Git(target), base, record)
-    elif target.exists() and any(target.iterdir()):
-        raise UsageError(f"{target} exists and was not made by this command", remedy="give another folder, or empty it")
+    if kept := _kept(target, base, key):
+        return kept
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".part", dir=target.parent) as temporary:
         beside = Path(temporary, "tree")
         git = new_repository(source, beside)
         record = _Record(key, *commit_patches(git, base, patches))
         _check_out(git, base, record)
         replace_folder(beside, target)
     return _result(Git(target), base, record)
+
+
+def _kept(target: Path, base: str, key: str) -> AppliedTree | None:
+    """Return the checkout of an earlier run, None when there is none or it is of other patches.
+
+    Raises:
+        SourceError: it is damaged; it may hold someone's commits, so that it is not replaced.
+        UsageError: it holds changes that are not committed, or was not made here.
+    """
+    record = _read_record(target)
+    if record is None:
+        if target.is_dir() and not any(target.iterdir()):
+            return None
+        if os.path.lexists(target):
+            raise UsageError(
+                f"{target} exists and was not made by this command",
+                cause="something else is there, or its record is damaged",
+                remedy="give another folder, or remove that one",
+            )
+        return None
+    try:
+        _refuse_dirty(target)
+        if record.key != key or Git(target).line("rev-parse", "HEAD") != record.head:
+            return None
+        return _result(Git(target), base, record)
+    except SourceError as error:
+        raise SourceError(
+            f"the checkout {target} cannot be read: {error.what}",
+            cause=error.cause or "it is damaged",
+            remedy="remove the folder and run again; commits of your own in it, if any, are to be saved before",
+        ) from None
+
+
+def check_files(applied: AppliedTree, names: Collection[str]) -> None:
+    """Compare files of the checkout with the commit: their bytes went into a result.
+
+    git itself compares times and sizes first, and reads no file where these are as they were.
+
+    Args:
+        applied: the checkout.
+        names: paths in it; one that the commit does not have is passed over.
+
+    Raises:
+        SourceError: a file is not the commit's.
+    """
+    known = entries(Git(applied.checkout), applied.head)
+    regular = [known[name] for name in names if name in known and known[name].mode != "120000"]
+    wrong = sorted(item.path for item in regular if _blob_id(applied.checkout / item.path, item.blob) != item.blob)
+    if wrong:
+        raise SourceError(
+            f"files of the checkout {applied.checkout} are not those of its commit: {', '.join(wrong[:5])}",
+            cause="they were edited just now, or the disk has damaged them",
+            remedy="remove the folder and run again; nothing was built of it",
+        )
+
+
+def _blob_id(path: Path, like: str) -> str:
+    """Return the id that git gives the content of a file, by the hash that another id is of."""
+    data = path.read_bytes()
+    digest = hashlib.sha1 if len(like) == 40 else hashlib.sha256
+    return digest(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def commit_patches(git: Git, base: str, patches: Sequence[PatchFile]) -> tuple[str, tuple[HunkVerdict, ...]]:
@@ -149,13 +206,19 @@ def _check_out(git: Git, base: str, record: _Record) -> None:
     git.out("update-ref", "refs/heads/patched", record.head)
     git.out("update-ref", "refs/tags/base", base)
     git.out("read-tree", "--reset", "-u", record.head)
-    (git.git_dir() / _RECORD).write_bytes(msgspec.json.encode(record))
+    (git.git_dir() / _RECORD).write_bytes(signed(msgspec.json.encode(record)))
 
 
 def _read_record(target: Path) -> _Record | None:
-    """Return what an earlier run left in `target`, None when it is no such checkout."""
+    """Return what an earlier run left in `target`, None when it is no such checkout.
+
+    One that is not signed was written before records were: it is known whose it is, and not believed otherwise.
+    """
     try:
-        return msgspec.json.decode((target / ".git" / _RECORD).read_bytes(), type=_Record)
+        data = (target / ".git" / _RECORD).read_bytes()
+        good = unsigned(data)
+        record = msgspec.json.decode(data if good is None else good, type=_Record)
+        return record if good is not None else msgspec.structs.replace(record, key="")
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -20,6 +20,8 @@ _ISOLATED = {
     "LC_ALL": "C",
     "TZ": "UTC",
 }
+#: For a git that fails where it should not.
+REMEDY = "if the repository is damaged: one in the cache can be removed and is made anew, `git fsck` tells about yours"
 _SETTINGS = (
     "core.autocrlf=false",
     "core.safecrlf=false",
@@ -70,7 +72,7 @@ class Git:
         """
         done = self.call(*args, stdin=stdin, env=env)
         if done.returncode:
-            raise SourceError(f"git {verb(args)} failed in {self.folder}", cause=done.tail)
+            raise SourceError(f"git {verb(args)} failed in {self.folder}", cause=done.tail, remedy=REMEDY)
         return done.stdout
 
     def line(self, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from build.console import note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
 from build.releases import Release
+from build.seals import intact
 from build.sources import debian, upstream
 from build.sources.importer import git
 from build.sources.local import acquire_local
@@ -28,12 +29,18 @@ def _tree(release: Release, repo: Path, kind: SourceKind, passed_over: tuple[Pas
     return SourceTree(release, repo, base, kind, identity, Proof.DIGEST, passed_over)
 
 
+def is_cached(release: Release, need: Need) -> bool:
+    """Whether an earlier run has left a tree; what is in it now is not looked at."""
+    places = (place(release, need) for place, _ in ORIGINS.values())
+    return any(repo is not None and repo.is_dir() for repo in places)
+
+
 def cached_tree(release: Release, need: Need) -> SourceTree | None:
-    """Return a tree of an earlier run, so that no network is asked again."""
+    """Return a tree of an earlier run that is what was put there, so that no network is asked again."""
     passed_over: list[PassedOver] = []
     for kind, (place, _) in ORIGINS.items():
         repo = place(release, need)
-        if repo is not None and repo.is_dir():
+        if repo is not None and intact(repo):
             return _tree(release, repo, kind, tuple(passed_over))
         passed_over.append(PassedOver(kind.value, "not asked: another origin's tree is in the cache"))
     return None

@@ -10,7 +10,6 @@ from pathlib import Path
 from build.console import step
 from build.errors import SourceError
 from build.official.transfer import check_digest, shown
-from build.paths import cache
 from build.process import run
 from build.releases import DebianSource, Release
 from build.sources.importer import Entries, cache_path, cached_tree
@@ -136,8 +135,11 @@ def fetch(release: Release, need: Need) -> Path:
     if need is Need.FULL:
         raise NotDebianError("Debian's tarball lacks most of third_party, which a full build needs")
 
+    final = cache_path(release, f"sha256 {source.orig_sha256}", need)
+
     def entries() -> Entries:
-        with tempfile.TemporaryDirectory(prefix=".apt.", dir=cache("sources")) as folder:
+        # Named as a part of the tree that it is for: what a killed run leaves of it goes with that.
+        with tempfile.TemporaryDirectory(prefix=f".{final.name}.apt.", suffix=".part", dir=final.parent) as folder:
             yield from tarball(_fetched(Path(folder), release, source), need)
 
     return cached_tree(release, f"sha256 {source.orig_sha256}", need, entries)

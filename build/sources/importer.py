@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TypeAlias
 
 from build.errors import SourceError
-from build.paths import cache, locked
+from build.paths import cache
 from build.process import environment, run
 from build.releases import Release
-from build.series.git import verb
+from build.seals import built
+from build.series.git import REMEDY, verb
 from build.sources.tree import Need
 
 #: What an overlay is made from: all code of torch's own libraries and the CMake files that name their macros.
@@ -120,7 +119,7 @@ def git(repo: Path, *arguments: str | Path, timeout: float = 600.0) -> bytes:
     """
     done = run(command(repo, *arguments), env={"GIT_TERMINAL_PROMPT": "0"}, timeout=timeout)
     if done.returncode:
-        raise SourceError(f"git {verb(arguments)} failed in {repo}", cause=done.tail)
+        raise SourceError(f"git {verb(arguments)} failed in {repo}", cause=done.tail, remedy=REMEDY)
     return done.stdout
 
 
@@ -174,7 +173,7 @@ def cache_path(release: Release, key: str, need: Need) -> Path:
 
 
 def cached_tree(release: Release, key: str, need: Need, entries: Callable[[], Entries]) -> Path:
-    """Return the cached repository for `key`, importing `entries` on the first call.
+    """Return the cached repository for `key`, importing `entries` on the first call, and again when it is damaged.
 
     Args:
         release: whose tag and version the commit carries.
@@ -185,18 +184,10 @@ def cached_tree(release: Release, key: str, need: Need, entries: Callable[[], En
     Raises:
         SourceError: nothing could be imported, or a member reaches outside.
     """
-    final = cache_path(release, key, need)
-    if final.is_dir():
-        return final
-    with locked(final, f"the source of PyTorch {release.version}"):
-        if not final.is_dir():
-            part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
-            try:
-                with contextlib.closing(entries()) as stream:
-                    chosen = (entry for entry in stream if wanted(entry.path, need))
-                    fill(part, chosen, f"PyTorch {release.version}\n", release.tag)
-                part.chmod(0o755)
-                part.rename(final)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
-    return final
+
+    def import_all(part: Path) -> None:
+        with contextlib.closing(entries()) as stream:
+            chosen = (entry for entry in stream if wanted(entry.path, need))
+            fill(part, chosen, f"PyTorch {release.version}\n", release.tag)
+
+    return built(cache_path(release, key, need), f"the source of PyTorch {release.version}", import_all)

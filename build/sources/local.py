@@ -9,9 +9,9 @@ from pathlib import Path
 
 from build.console import note
 from build.errors import DigestMismatchError, UsageError
-from build.official.transfer import sha256_of
 from build.process import run
 from build.releases import Release
+from build.seals import sha256_of
 from build.sources import readers
 from build.sources.importer import Entries, cached_tree, command, git
 from build.sources.tree import Need, Proof, SourceKind, SourceTree
@@ -86,7 +86,10 @@ def _folder(path: Path, need: Need) -> _Found:
     fingerprint = hashlib.sha256(str(path.resolve()).encode())
     for name, status in readers.folder_files(path, need):
         fingerprint.update(
-            f"{name}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
+            # ctime: an edit that keeps the size and sets mtime back is one all the same.
+            f"{name}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n".encode(
+                "utf-8", "surrogateescape"
+            )
         )
     return _Found(SourceKind.FOLDER, f"folder {fingerprint.hexdigest()}", "", lambda: readers.folder(path, need))
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from build.console import note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
-from build.paths import cache, locked
 from build.process import Completed, run
 from build.releases import Release
+from build.seals import built
 from build.sources.importer import OVERLAY_PATHS, Entries, cache_path, cached_tree, git, init
 from build.sources.readers import repository
 from build.sources.tree import Need
@@ -109,7 +109,9 @@ def _fetch_with_retry(release: Release, repo: Path, need: Need, attempts: int = 
 
 
 def _entries(release: Release, need: Need) -> Entries:
-    with tempfile.TemporaryDirectory(prefix=".fetch.", dir=cache("sources")) as folder:
+    final = place(release, need)
+    # Named as a part of the tree that it is for: what a killed run leaves of it goes with that.
+    with tempfile.TemporaryDirectory(prefix=f".{final.name}.fetch.", suffix=".part", dir=final.parent) as folder:
         repo = Path(folder)
         step(f"fetching PyTorch {release.tag} from {url()}: one commit, only the files an overlay needs")
         _fetch_with_retry(release, repo, need)
@@ -118,19 +120,13 @@ def _entries(release: Release, need: Need) -> Entries:
 
 def _full(release: Release) -> Path:
     """Return upstream's own clone with its submodules: a full build needs more than files."""
-    final = place(release, Need.FULL)
-    with locked(final, f"the clone of PyTorch {release.version}"):
-        if not final.is_dir():
-            check_commit(release, remote_commit(release), url())
-            step(f"cloning PyTorch {release.tag} with its submodules from {url()}")
-            part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
-            try:
-                _fetch_with_retry(release, part, Need.FULL)
-                part.chmod(0o755)
-                part.rename(final)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
-    return final
+
+    def clone(part: Path) -> None:
+        check_commit(release, remote_commit(release), url())
+        step(f"cloning PyTorch {release.tag} with its submodules from {url()}")
+        _fetch_with_retry(release, part, Need.FULL)
+
+    return built(place(release, Need.FULL), f"the clone of PyTorch {release.version}", clone)
 
 
 def _key(release: Release) -> str:

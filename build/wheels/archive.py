@@ -29,7 +29,7 @@ def record_line(name: str, digest: bytes, size: int) -> str:
     return f"{quoted},sha256={encoded},{size}"
 
 
-def _data_offset(stream: BinaryIO, member: zipfile.ZipInfo) -> int:
+def _data_offset(stream: BinaryIO | DigestedReader, member: zipfile.ZipInfo) -> int:
     """Return where a member's compressed bytes begin."""
     stream.seek(member.header_offset)
     data = stream.read(_LOCAL_HEADER.size)
@@ -37,6 +37,44 @@ def _data_offset(stream: BinaryIO, member: zipfile.ZipInfo) -> int:
         raise WheelError(f"{member.filename}: no local header where the directory says", cause="a damaged wheel")
     *_, name, extra = _LOCAL_HEADER.unpack(data)
     return member.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
+
+
+class DigestedReader:
+    """Reads a file for one who only goes forward, and digests every byte on the way, asked for or not.
+
+    Args:
+        stream: the file, at its start.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._digest = hashlib.sha256()
+        self._place = 0
+
+    def seek(self, offset: int) -> int:
+        """Read on to `offset`.
+
+        Raises:
+            WheelError: that lies behind: members overlap, or the directory does not follow their order.
+        """
+        if offset < self._place:
+            raise WheelError(f"a member begins at {offset}, within the one before", cause="a damaged wheel")
+        while self._place < offset and self.read(min(_BLOCK, offset - self._place)):
+            pass
+        return self._place
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes, fewer at the end."""
+        block = self._stream.read(size)
+        self._digest.update(block)
+        self._place += len(block)
+        return block
+
+    def sha256(self) -> str:
+        """Read to the end and return the SHA-256 of the whole file."""
+        while self.read(_BLOCK):
+            pass
+        return self._digest.hexdigest()
 
 
 class WheelWriter:
@@ -73,7 +111,7 @@ class WheelWriter:
         self._write(name, data, mode)
         self._lines.append(record_line(name, hashlib.sha256(data).digest(), len(data)))
 
-    def carry(self, source: BinaryIO, member: zipfile.ZipInfo, name: str, record: str) -> None:
+    def carry(self, source: BinaryIO | DigestedReader, member: zipfile.ZipInfo, name: str, record: str) -> None:
         """Copy a member in its compressed form.
 
         Args:

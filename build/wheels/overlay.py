@@ -7,6 +7,7 @@ import re
 import zipfile
 from pathlib import Path
 
+from build.archives import reading
 from build.errors import WheelError
 from build.overlay.model import Overlay
 from build.paths import REPO, written_beside
@@ -57,7 +58,7 @@ def _licences(release: Release, official: Path) -> dict[str, bytes]:
         WheelError: the official wheel has none.
     """
     pattern = re.compile(rf"torch-{re.escape(release.wheel.version)}\.dist-info/(?:licenses/)?(LICENSE|NOTICE)")
-    with zipfile.ZipFile(official) as archive:
+    with reading(official.name), zipfile.ZipFile(official) as archive:
         matches = [match for name in archive.namelist() if (match := pattern.fullmatch(name))]
         found = {match[1]: archive.read(match[0]) for match in matches}
     if "LICENSE" not in found:

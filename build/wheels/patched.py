@@ -11,17 +11,17 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from packaging.utils import parse_wheel_filename
 
-from build.errors import WheelError
+from build.archives import reading
+from build.errors import DigestMismatchError, WheelError
 from build.overlay.model import Overlay
 from build.overlay.symbols import needed
 from build.paths import written_beside
 from build.process import run
 from build.releases import Release
-from build.wheels.archive import WheelWriter, check_archive
+from build.wheels.archive import DigestedReader, WheelWriter, check_archive
 from build.wheels.platforms import newer
 
 _EXTENSION = re.compile(r"torch/_C\.[^/]+\.so")
@@ -101,10 +101,11 @@ def _old_record(archive: zipfile.ZipFile, dist_info: str) -> dict[str, str]:
     return {row[0]: ",".join(row[1:]) for row in csv.reader(lines) if row}
 
 
-def _copy(archive: zipfile.ZipFile, source: BinaryIO, writer: WheelWriter, plan: _Plan) -> None:
+def _copy(archive: zipfile.ZipFile, source: DigestedReader, writer: WheelWriter, plan: _Plan) -> None:
     """Carry all members over, rewriting the few that change."""
     record = _old_record(archive, plan.old_info)
-    for member in archive.infolist():
+    # In the order in which they lie there, so that the file is read once, from front to back.
+    for member in sorted(archive.infolist(), key=lambda item: item.header_offset):
         name = member.filename
         new = plan.new_info + name[len(plan.old_info) :] if name.startswith(plan.old_info + "/") else name
         if name in plan.rewrite:
@@ -113,6 +114,21 @@ def _copy(archive: zipfile.ZipFile, source: BinaryIO, writer: WheelWriter, plan:
             if name not in record:
                 raise WheelError(f"the official wheel's RECORD does not list {name}", cause="a damaged wheel")
             writer.carry(source, member, new, record[name])
+
+
+def _check_official(release: Release, official: Path, found: str) -> None:
+    """Compare the digest of the bytes that were copied with those of the release's wheels.
+
+    Raises:
+        DigestMismatchError: it is none of them.
+    """
+    if found not in release.wheel.sha256.values():
+        pinned = "\n".join(f"pinned {digest}" for digest in release.wheel.sha256.values())
+        raise DigestMismatchError(
+            f"{official.name} is not an official wheel of PyTorch {release.version}\n{pinned}\nfound  {found}",
+            cause="the file was damaged or replaced after it had been fetched",
+            remedy=f"remove {official} and run again; nothing was kept of the wheel that was made of it",
+        )
 
 
 def assemble(release: Release, official: Path, overlay: Overlay, tag: str, provenance: bytes, folder: Path) -> Path:
@@ -130,17 +146,20 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
         The wheel.
 
     Raises:
+        DigestMismatchError: what was copied is not an official wheel of the release.
         WheelError: the official wheel does not look as expected, or the result fails its own check.
     """
     name = wheel_name(release, official, tag)
     tag_line = name.removesuffix(".whl").split("-", 2)[2]
     with written_beside(folder / name) as part:
-        with zipfile.ZipFile(official) as archive, official.open("rb") as source:
+        with reading(official.name), zipfile.ZipFile(official) as archive, official.open("rb") as stream:
+            source = DigestedReader(stream)
             plan = _plan(release, archive.namelist(), tag_line, overlay)
             with WheelWriter(part, plan.new_info) as writer:
                 _copy(archive, source, writer, plan)
                 writer.add(f"torch/lib/{overlay.soname}", overlay.path.read_bytes(), 0o755)
                 writer.add(f"{plan.new_info}/multiworld.json", provenance)
+            _check_official(release, official, source.sha256())
         check_archive(part)
     return folder / name
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import sys
 import tempfile
@@ -16,7 +18,7 @@ from packaging.version import Version
 
 from build.console import step
 from build.errors import EnvironmentUnfitError
-from build.paths import cache
+from build.paths import cache, locked
 from build.process import run
 
 
@@ -54,6 +56,36 @@ def _before_numpy_2(wheels: list[Path]) -> bool:
     return any(name == "torch" and version < Version("2.3") for name, version, _, _ in parsed)
 
 
+def _sweep(top: Path) -> None:
+    """Remove what killed runs have left, some gigabytes each: a run holds a lock on its folder as long as it lives."""
+    for path in top.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            except BlockingIOError:
+                pass  # in use
+            finally:
+                os.close(handle)
+
+
+@contextmanager
+def _folder(form: Form) -> Iterator[Path]:
+    """Make a folder that is this process's own, yield it, and remove it."""
+    top = cache("environments")
+    with locked(top / "environments", "the environments for tests"):
+        _sweep(top)
+        folder = Path(tempfile.mkdtemp(prefix=f"{form.value}-", dir=top))
+        handle = os.open(folder, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
 @contextmanager
 def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
     """Make an environment, yield its interpreter, and remove it.
@@ -66,13 +98,10 @@ def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
     Raises:
         EnvironmentUnfitError: no such Python on this machine, or an installation failed.
     """
-    folder = Path(tempfile.mkdtemp(prefix=f"{form.value}-", dir=cache("environments")))
-    try:
+    with _folder(form) as folder:
         step(f"environment {form.value}: {', '.join(path.name for path in wheels)}")
         wanted = sys.executable if python == ".".join(map(str, sys.version_info[:2])) else python
         _uv("venv", "--quiet", "--no-python-downloads", "--python", wanted, folder / "venv")
         interpreter = folder / "venv" / "bin" / "python"
         install(interpreter, *wheels, "numpy<2" if _before_numpy_2(wheels) else "numpy")
         yield interpreter
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,7 @@ def check(path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise InvalidArgument(what="a plot needs matplotlib", remedy="pip install 'multiworld[plot]'") from None
+        raise InvalidArgument(what="a plot needs matplotlib", remedy="pip install 'torch-multiworld[plot]'") from None
     known = Figure().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".") not in known:
         raise InvalidArgument(

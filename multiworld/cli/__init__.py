@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 _NEEDED = ("typer", "rich")
 
 
 def main() -> None:
     """Run the command line; says what to install where the extra ``cli`` is missing."""
+    _check_package()
     try:
         from multiworld.cli.app import app
     except ModuleNotFoundError as missing:
@@ -16,8 +18,18 @@ def main() -> None:
             raise
         sys.stderr.write(
             f"multiworld: the command line needs {missing.name}, which is not installed\n"
-            "  likely cause: multiworld was installed without its extra 'cli'\n"
-            "  what to do: pip install 'multiworld[cli]'\n"
+            "  likely cause: torch-multiworld was installed without its extra 'cli'\n"
+            "  what to do: pip install 'torch-multiworld[cli]'\n"
         )
         sys.exit(2)
     app()
+
+
+def _check_package() -> None:
+    """Say so where the package around this module is pymultiworld, installed over ours: its start does not."""
+    import multiworld
+    from multiworld import conflict
+
+    if not hasattr(multiworld, "MultiWorldError"):
+        sys.stderr.write(f"multiworld: {conflict.mixed(str(Path(__file__).parent.parent))}\n")
+        sys.exit(2)

@@ -7,12 +7,12 @@ import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from build import seals
 from build.errors import EnvironmentUnfitError
-from build.paths import cache, locked
+from build.paths import cache
 from tests.gpuless import stubs, symbols
 from tests.gpuless.subject import Subject
 
@@ -53,11 +53,11 @@ def built(subject: Subject) -> Native:
     """
     compiler = _compiler()
     key = _digest(subject, compiler)
-    folder = cache("gpuless") / key[:32]
-    if not folder.is_dir():
-        with locked(folder, "the imitation of CUDA and NCCL"):
-            if not folder.is_dir():
-                _build(subject, compiler, folder)
+    folder = seals.built(
+        cache("gpuless") / key[:32],
+        "the imitation of CUDA and NCCL",
+        lambda part: _compile_all(subject, compiler, part),
+    )
     return Native(folder / "libgpuless.so", folder / "libgpuless_rest.so", folder / "libcuda.so.1")
 
 
@@ -86,16 +86,6 @@ def _digest(subject: Subject, compiler: list[str]) -> str:
         # NVIDIA's libraries carry no build id; their size and version stand in the packages' names.
         digest.update((symbols.build_id(library) or f"{library.name} {library.stat().st_size}").encode())
     return digest.hexdigest()
-
-
-def _build(subject: Subject, compiler: list[str], folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
-    try:
-        _compile_all(subject, compiler, part)
-        part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:

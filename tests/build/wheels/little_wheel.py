@@ -17,8 +17,8 @@ import msgspec
 
 from build.overlay.build import build_overlay
 from build.overlay.model import Overlay
-from build.overlay.objects import sha256
 from build.releases import Release
+from build.seals import sha256_of
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import Little
 
@@ -79,7 +79,7 @@ def write_wheel(path: Path, content: Mapping[str, bytes], record: str | None = N
 def official(little: Little, folder: Path) -> tuple[Path, Release]:
     """Return the wheel, and the release that pins it."""
     path = write_wheel(folder / NAME, members(little))
-    wheel = msgspec.structs.replace(little.release.wheel, sha256={lt.PYTHON: sha256(path)})
+    wheel = msgspec.structs.replace(little.release.wheel, sha256={lt.PYTHON: sha256_of(path)})
     return path, msgspec.structs.replace(little.release, wheel=wheel)
 
 

@@ -130,7 +130,7 @@ def test_command_without_its_extra() -> None:
     program = "import sys; sys.modules['typer'] = None; from multiworld.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "pip install 'multiworld[cli]'" in done.stderr
+    assert "pip install 'torch-multiworld[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

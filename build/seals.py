@@ -1,0 +1,286 @@
+"""What the cache holds is used only after a look: a seal beside each entry says what was put there.
+
+A seal has the SHA-256 of every file, and what the file system said of it when it was read. Where the file system still
+says the same, nothing is read again: a look at ten thousand files takes a tenth of a second. Where it does not, or
+where the file was so young that its times cannot tell, the bytes decide. Of these times one (`ctime`) cannot be set
+back, so that a change with the old size and the old `mtime` is noticed too. Bytes that change below the file
+system are not: whatever goes from the cache into a wheel is digested again on its way (`damaged`,
+`build.wheels.archive`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from build.console import note
+from build.paths import clear, locked, sweep, written_beside
+
+#: Nanoseconds within which two changes may get the same time: what the coarsest file systems (FAT, old NFS) can tell.
+TICK = 2_000_000_000
+#: git writes this by itself; whoever reads from a repository reads its objects or its work tree.
+_UNSEALED = ".git/index"
+
+#: Type and permissions, size, mtime, ctime (both in ns), inode number.
+Stamp: TypeAlias = tuple[int, int, int, int, int]
+
+
+class _File(msgspec.Struct, frozen=True, array_like=True):
+    """One sealed file."""
+
+    stamp: Stamp
+    digest: str
+
+
+class _Seal(msgspec.Struct, frozen=True):
+    """What is stored: the files by relative path, and from when on (ns, the file system's clock) they were read."""
+
+    since: int
+    files: dict[str, _File]
+
+
+def signed(data: bytes) -> bytes:
+    """Return `data` behind a line with its SHA-256: a small record of the cache that can tell its own damage."""
+    return hashlib.sha256(data).hexdigest().encode() + b"\n" + data
+
+
+def unsigned(data: bytes) -> bytes | None:
+    """Return what `signed` was given, None when that is damaged."""
+    digest, _, rest = data.partition(b"\n")
+    return rest if digest == hashlib.sha256(rest).hexdigest().encode() else None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with path.open("rb") as stream:
+        if hasattr(hashlib, "file_digest"):  # not on Python 3.10
+            return str(hashlib.file_digest(stream, "sha256").hexdigest())
+        digest = hashlib.sha256()
+        while block := stream.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def _place(entry: Path) -> Path:
+    return entry.with_name(entry.name + ".seal")
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def _walk(root: Path) -> Iterator[tuple[str, Stamp]]:
+    """Yield path and stamp of all that is no folder below `root`."""
+    folders = [""]
+    while folders:
+        prefix = folders.pop()
+        with os.scandir(f"{root}/{prefix}") as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{prefix}{entry.name}/")
+                elif prefix + entry.name != _UNSEALED:
+                    yield prefix + entry.name, _stamp(entry.stat(follow_symlinks=False))
+
+
+def _digest(path: Path, mode: int) -> str:
+    """Return what identifies the content of a file or a link; empty for what is neither: a pipe would never end."""
+    if stat.S_ISLNK(mode):
+        return "link " + hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
+    return sha256_of(path) if stat.S_ISREG(mode) else ""
+
+
+def _read(entry: Path) -> _Seal | None:
+    """Return the seal of an entry, None when there is none that can be read."""
+    try:
+        data = unsigned(_place(entry).read_bytes())
+        return None if data is None else msgspec.json.decode(data, type=_Seal)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _now(entry: Path) -> int:
+    """Return the time (ns) by the clock of the entry's file system; 0 where it cannot be asked: nothing is older."""
+    try:
+        with tempfile.TemporaryFile(dir=entry.parent) as stream:
+            return os.fstat(stream.fileno()).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _write(entry: Path, since: int, files: dict[str, _File]) -> None:
+    """Store the seal of an entry whose files were read after `since`."""
+    place = _place(entry)
+    if place.is_dir():
+        clear(place)
+    with written_beside(place) as part:
+        part.write_bytes(signed(msgspec.json.encode(_Seal(since, files))))
+
+
+def seal(folder: Path, content: Path | None = None) -> None:
+    """Seal a folder of the cache as it is now.
+
+    Args:
+        folder: the entry.
+        content: where its files lie until they are renamed to `folder`, default there.
+    """
+    root, since = content or folder, _now(folder)
+    files = {name: _File(stamp, _digest(root / name, stamp[0])) for name, stamp in _walk(root)}
+    _write(folder, since, files)
+
+
+def _suspects(known: _Seal, found: Mapping[str, Stamp]) -> list[str] | None:
+    """Return the files that have to be read, None when one is missing or is there that was not put there."""
+    more = [name for name in found.keys() - known.files.keys() if not name.startswith(".git/")]
+    if more or known.files.keys() - found.keys():
+        return None
+    young = known.since - TICK
+    return [name for name, item in known.files.items() if found[name] != item.stamp or found[name][3] >= young]
+
+
+def intact(folder: Path) -> bool:
+    """Whether a folder of the cache is what was sealed; a file that was touched only is sealed again.
+
+    Args:
+        folder: the entry, there or not.
+    """
+    known = _read(folder)
+    if known is None:
+        return False
+    try:
+        found = dict(_walk(folder))
+        suspects = _suspects(known, found)
+        if not suspects:
+            return suspects is not None
+        return _confirmed(folder, known, found, suspects)
+    except OSError:  # no folder, or one that cannot be read
+        return False
+
+
+def _confirmed(folder: Path, known: _Seal, found: Mapping[str, Stamp], suspects: Iterable[str]) -> bool:
+    """Read the suspects, and seal the folder anew when they are what they were."""
+    files, since = dict(known.files), _now(folder)
+    for name in suspects:
+        if _digest(folder / name, found[name][0]) != known.files[name].digest:
+            return False
+        files[name] = _File(found[name], known.files[name].digest)
+    with contextlib.suppress(OSError):  # a cache that cannot be written is read again each time
+        _write(folder, since, files)
+    return True
+
+
+def is_file(path: Path, sha256: str) -> bool:
+    """Whether `path` is a file of the cache with this SHA-256: by its seal, else by reading it, which seals it.
+
+    Args:
+        path: the file, there or not.
+        sha256: the pinned digest.
+    """
+    try:
+        stamp = _stamp(path.stat())
+        if not stat.S_ISREG(stamp[0]):
+            return False
+        known = _read(path) or _Seal(0, {})
+        if known.files == {path.name: _File(stamp, sha256)} and stamp[3] < known.since - TICK:
+            return True
+        since = _now(path)
+        if sha256_of(path) != sha256:
+            return False
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        _write(path, since, {path.name: _File(stamp, sha256)})
+    return True
+
+
+def distrust(entry: Path) -> None:
+    """Take the seal off an entry, so that it is made anew at its next use."""
+    clear(_place(entry))
+
+
+def damaged(folder: Path, paths: Collection[Path] | None = None) -> list[str]:
+    """Return the files that are not what was sealed, by reading them: for those whose bytes went into a result.
+
+    Args:
+        folder: in a sealed entry of the cache, or anywhere else, of which nothing is known.
+        paths: the files that were read; those outside of the entry are passed over. Default: all in `folder`.
+
+    Returns:
+        Their paths from the top of the entry, which has lost its seal then.
+    """
+    places = (place for place in (folder, *folder.parents) if place.name)
+    root = next((place for place in places if _place(place).is_file()), None)
+    known = _read(root) if root else None
+    if root is None or known is None:
+        return []
+    wanted = folder.rglob("*") if paths is None else paths
+    names = {path.relative_to(root).as_posix(): path for path in wanted if path.is_relative_to(root)}
+    wrong = [n for n, path in names.items() if n in known.files and not _holds(path, known.files[n].digest)]
+    if wrong:
+        distrust(root)
+    return sorted(wrong)
+
+
+def _holds(path: Path, digest: str) -> bool:
+    try:
+        return _digest(path, path.lstat().st_mode) == digest
+    except OSError:
+        return False
+
+
+def built(final: Path, purpose: str, fill: Callable[[Path], None], adopt: Callable[[Path], bool] | None = None) -> Path:
+    """Return a folder of the cache, made on the first call, and again when it is not what was made.
+
+    Args:
+        final: the folder.
+        purpose: what it is, for messages: "the headers of numpy".
+        fill: puts its content into the empty folder that it is given.
+        adopt: whether the folder without a seal is right all the same, from a pin of its own. Default: it is not.
+
+    Raises:
+        BusyError: another run makes it, for longer than anyone waits.
+        OSError: the disk is full, or the cache cannot be written.
+    """
+    if intact(final):
+        return final
+    with locked(final, purpose):
+        sweep(final)
+        if intact(final):  # made by the run that was waited for
+            return final
+        if adopt is not None and _adopted(final, adopt):
+            return final
+        if os.path.lexists(final):
+            note(f"{purpose}: what the cache has is damaged or of unknown content; made anew")
+        _make(final, fill)
+    return final
+
+
+def _adopted(final: Path, adopt: Callable[[Path], bool]) -> bool:
+    """Seal a folder that needs no seal to be known, and say whether it was one."""
+    try:
+        known = final.is_dir() and adopt(final)
+    except OSError:  # a file in it that cannot be read
+        return False
+    if known:
+        seal(final)
+    return known
+
+
+def _make(final: Path, fill: Callable[[Path], None]) -> None:
+    part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
+    try:
+        fill(part)
+        part.chmod(0o755)
+        seal(final, part)
+        clear(final)
+        part.rename(final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

@@ -1,0 +1,62 @@
+"""Tell when pymultiworld lies in the same folder: its distribution and its package are both called ``multiworld``.
+
+Whichever of the two was installed last has the files that both have, and uninstalling one removes them from the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from pathlib import Path
+
+#: Whose folder name is neither a file of this package nor one that a user makes.
+_THEIRS = ("threadsafe_async.py", "init.txt", "patch")
+REMEDY = (
+    "pip uninstall -y multiworld torch-multiworld && pip install torch-multiworld; pymultiworld changed files of torch "
+    "as well: pip install --force-reinstall --no-deps torch==VERSION brings them back"
+)
+
+
+def traces(folder: str) -> list[str]:
+    """Return what pymultiworld has left in the package's folder and beside it.
+
+    Args:
+        folder: the folder of the package ``multiworld``.
+    """
+    place = Path(folder)
+    found = [name for name in _THEIRS if (place / name).exists()]
+    # Not torch_multiworld-…, which is ours, nor multiworld_torch_overlay-…, a package of its own.
+    start, end = "multiworld-", ".dist-info"
+    # A zip archive has no folder: no installer puts two packages into one.
+    with contextlib.suppress(OSError), os.scandir(place.parent) as beside:  # names only: a site-packages has hundreds
+        found += sorted(item.name for item in beside if item.name.startswith(start) and item.name.endswith(end))
+    return found
+
+
+def warn(folder: str) -> None:
+    """Warn when pymultiworld is installed over this package, or this package over it; a fraction of a millisecond.
+
+    Args:
+        folder: as in ``traces``.
+    """
+    if found := traces(folder):
+        warnings.warn(
+            f"pymultiworld and torch-multiworld are both installed in {Path(folder).parent} ({', '.join(found)}): "
+            f"each has files under the same names, and removing one breaks the other.\n  what to do: {REMEDY}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def mixed(folder: str) -> str:
+    """Return the message for a package whose files are partly pymultiworld's.
+
+    Args:
+        folder: as in ``traces``.
+    """
+    return (
+        f"the package in {folder} is a mixture of torch-multiworld and pymultiworld, and works as neither\n"
+        "  likely cause: the distributions 'multiworld' (pymultiworld) and 'torch-multiworld' share a folder\n"
+        f"  what to do: {REMEDY}"
+    )

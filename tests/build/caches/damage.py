@@ -1,0 +1,79 @@
+"""What can happen to a file of the cache behind our back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from build import seals
+
+
+def flip(path: Path) -> None:
+    """Change one byte in the middle, as an editor or a bad copy does."""
+    path.chmod(path.stat().st_mode | 0o200)
+    with path.open("r+b") as stream:
+        stream.seek(path.stat().st_size // 2)
+        byte = stream.read(1)
+        stream.seek(-1, os.SEEK_CUR)
+        stream.write(bytes([byte[0] ^ 0x01]))
+
+
+def flip_and_keep_the_time(path: Path) -> None:
+    """Change one byte and set the time back, as a backup that is put back does."""
+    status = path.stat()
+    flip(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def cut(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o200)
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def empty(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o200)
+    os.truncate(path, 0)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def folder(path: Path) -> None:
+    """Put a folder with something in it where the file was."""
+    path.unlink()
+    (path / "in-the-way").mkdir(parents=True)
+    (path / "in-the-way" / "file").write_text("x")
+
+
+def unreadable(path: Path) -> None:
+    """Put there what nobody, root included, can read: a link to itself."""
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+ALL: tuple[Callable[[Path], None], ...] = (flip, flip_and_keep_the_time, cut, empty, remove, folder, unreadable)
+
+
+def entry_file(path: Path) -> None:
+    """Put a file where the folder of an entry was."""
+    shutil.rmtree(path)
+    path.write_text("in the way")
+
+
+def entry_empty(path: Path) -> None:
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+def rot(path: Path, entry: Path) -> None:
+    """Change one byte below the file system: it says of the file what the seal of `entry` has."""
+    flip(path)
+    known = seals._read(entry)
+    assert known is not None
+    name = path.relative_to(entry).as_posix() if path != entry else entry.name
+    files = {**known.files, name: seals._File(seals._stamp(path.stat()), known.files[name].digest)}
+    seals._write(entry, known.since + 10 * seals.TICK, files)
+    assert path == entry or seals.intact(entry), "this would be noticed, and the test would show nothing"

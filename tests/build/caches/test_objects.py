@@ -1,0 +1,87 @@
+"""Damage to cached objects, and to what a compiler reads: it ends in no object, and in no wheel."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from build import seals
+from build.errors import DigestMismatchError
+from build.overlay.model import Inputs
+from build.overlay.objects import compile_units
+from tests.build.caches import damage
+from tests.build.overlay import little as lt
+from tests.build.overlay.little import NCCL_CPP, NCCL_H, Little
+
+Damage = Callable[[Path], None]
+
+
+@pytest.fixture
+def given(little: Little, tmp_path: Path, own_cache: Path) -> Inputs:
+    """Inputs with a wheel and a header package that lie in the cache, sealed."""
+
+    def fill(part: Path) -> None:
+        shutil.copytree(little.wheel, part, dirs_exist_ok=True)
+
+    wheel = seals.built(own_cache / "unpacked" / "w", "the wheel", fill)
+    package = seals.built(
+        own_cache / "headers" / "p", "headers", lambda part: lt.write(part, {"include/pin.h": "// pin\n"})
+    )
+    unit = {NCCL_CPP: f"#include <pin.h>\n#include <{NCCL_H}>\nint f() {{ return 1; }}\n"}
+    made = lt.inputs(replace(little, wheel=wheel), tmp_path / "tree", unit)
+    return replace(made, headers=(package / "include",))
+
+
+@pytest.mark.parametrize("harm", damage.ALL)
+@pytest.mark.parametrize("name", ["unit.o", "entry.json"])
+def test_object(harm: Damage, name: str, given: Inputs) -> None:
+    (first,) = compile_units(given, {NCCL_CPP: "test"})
+    harm(first.path.parent / name)
+    (second,) = compile_units(given, {NCCL_CPP: "test"})
+    assert replace(second, seconds=0.0) == replace(first, seconds=0.0)
+    assert seals.sha256_of(second.path) == first.sha256
+    (third,) = compile_units(given, {NCCL_CPP: "test"})
+    assert third.seconds == 0.0
+
+
+@pytest.mark.parametrize("harm", [damage.entry_file, damage.entry_empty])
+def test_object_as_a_whole(harm: Damage, given: Inputs) -> None:
+    (first,) = compile_units(given, {NCCL_CPP: "test"})
+    harm(first.path.parent)
+    (second,) = compile_units(given, {NCCL_CPP: "test"})
+    assert second.sha256 == first.sha256
+
+
+def test_any_byte_of_an_entry(given: Inputs) -> None:
+    """Damage that leaves it JSON is damage too: a path or a name in it may be another one."""
+    (first,) = compile_units(given, {NCCL_CPP: "test"})
+    entry = first.path.parent / "entry.json"
+    good = entry.read_bytes()
+    entry.write_bytes(good.replace(b"nccl.cpp", b"ncck.cpp"))
+    (second,) = compile_units(given, {NCCL_CPP: "test"})
+    assert (second.unit, second.includes) == (first.unit, first.includes)
+
+
+def test_what_a_killed_compiler_left(given: Inputs, own_cache: Path) -> None:
+    (first,) = compile_units(given, {NCCL_CPP: "test"})
+    left = own_cache / "objects" / f".{first.path.parent.name}.abc.part"
+    left.mkdir()
+    damage.flip(first.path)
+    compile_units(given, {NCCL_CPP: "test"})
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("which", ["wheel", "headers"])
+def test_headers_that_rot_below_the_file_system(which: str, given: Inputs, own_cache: Path) -> None:
+    """No time shows it: the bytes that the compiler has read are digested before its object is kept."""
+    entry = own_cache / ("unpacked/w" if which == "wheel" else "headers/p")
+    damage.rot(entry / (f"torch/include/{NCCL_H}" if which == "wheel" else "include/pin.h"), entry)
+    with pytest.raises(DigestMismatchError, match="damaged headers of the cache") as caught:
+        compile_units(given, {NCCL_CPP: "test"})
+    assert "run again" in caught.value.remedy
+    assert list(own_cache.rglob("unit.o")) == []
+    assert not seals.intact(entry), "the next run takes it as it is"

@@ -1,0 +1,70 @@
+"""A build that is refused touches nothing of the last one, and the true cause is said before anything is fetched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from build.errors import EnvironmentUnfitError
+from build.overlay import toolchain
+from build.paths import REPO
+from tests.build.overlay.little import Little
+from tests.build.pipeline import little_release as lr
+from tests.build.pipeline.test_bootstrap import run
+
+
+def test_the_last_good_log_stays(little: Little, tmp_path: Path) -> None:
+    place = lr.make(little, tmp_path)
+    status, output = lr.build(place, CXX="/nonexistent")
+    assert status == 5
+    assert "CXX=/nonexistent is no program" in output
+    assert not place.results.exists(), "a build that was refused leaves an empty folder"
+    assert lr.build(place)[0] == 0
+    log = (place.results / "build.log").read_bytes()
+    assert lr.build(place, CXX="/nonexistent")[0] == 5
+    assert (place.results / "build.log").read_bytes() == log
+
+
+def test_a_release_without_patches_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(REPO), "MULTIWORLD_CACHE": str(tmp_path / "cache")}
+    env |= {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "build", "2.9.1", "--dist", tmp_path / "dist"],
+        env=env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 8, done.stdout + done.stderr
+    assert "no series of patches is ported to PyTorch 2.9.1" in done.stdout + done.stderr
+    assert not (tmp_path / "dist").exists()
+
+
+def test_a_full_disk_is_not_the_compilers_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "cache"))
+    script = tmp_path / "g++"
+    script.write_text("#!/bin/sh\necho 'fatal error: error writing to /tmp/x.s: No space left on device' >&2\nexit 1\n")
+    script.chmod(0o755)
+    with pytest.raises(EnvironmentUnfitError, match="the disk is full") as caught:
+        toolchain.run_compiler([script], timeout=60)
+    assert "TMPDIR" in caught.value.remedy
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(tmp_path / "file")
+    assert done.returncode == 5
+    assert "MULTIWORLD_CACHE" in done.stderr
+    assert "venv" not in done.stderr
+
+
+def test_the_noxfile_alone_lists_its_sessions() -> None:
+    """It does not lint, test and fetch torch for one who only looked."""
+    nox = pytest.importorskip("nox", reason="needs nox")
+    done = subprocess.run(
+        [sys.executable, "-m", nox.__name__, "-f", REPO / "noxfile.py"],
+        cwd=REPO, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "- build-2.6.0" in done.stdout
+    assert "Running session" not in done.stdout + done.stderr
