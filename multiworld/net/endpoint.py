@@ -1,4 +1,4 @@
-"""Where peers reach this process: one listener and one pulse per local address, shared by all worlds."""
+"""Where peers reach this process: one listener per local address, shared by all worlds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from multiworld.liveness.pulse import PulseServer
 
 if TYPE_CHECKING:
     from multiworld.net.hub import Hub
@@ -39,7 +37,8 @@ class Endpoint:
         self._listener.setblocking(False)
         self.address = address
         self.port: int = self._listener.getsockname()[1]
-        self.pulse = PulseServer(address)
+        #: takes over heartbeat connections, once they have introduced themselves
+        self.pulse = hub.responder
         self._answerers: dict[tuple[str, int, str], Answerer] = {}
         hub.on_close(self.close)
         hub.call(lambda: hub.watch(self._listener, selectors.EVENT_READ, self._accept))
@@ -59,12 +58,10 @@ class Endpoint:
         """Stop listening."""
         self._hub.unwatch(self._listener)
         self._listener.close()
-        self.pulse.close()
 
     def drop_in_child(self) -> None:
         """Close our copy of the listener in a forked child."""
         self._listener.close()
-        self.pulse.drop_in_child()
 
     def _accept(self, _: int) -> None:
         with contextlib.suppress(OSError):

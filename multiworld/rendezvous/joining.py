@@ -107,6 +107,7 @@ class Assembly:
         after: int,
         cancelled: Callable[[], bool],
     ) -> None:
+        self._hub = hub
         self._config = config
         self._after = after
         self._resize = resize
@@ -215,8 +216,7 @@ class Assembly:
         config, endpoint = self._config, self._endpoint
         us = this_process()
         ours = Claim(
-            incarnation, endpoint.address, endpoint.port, endpoint.pulse.port,
-            us.machine, us.pid, us.started, config.backend,
+            incarnation, endpoint.address, endpoint.port, us.machine, us.pid, us.started, config.backend,
         )  # fmt: skip
         holder = self._ledger.claim(generation, config.rank, ours)
         if holder.incarnation == incarnation:
@@ -259,7 +259,8 @@ class Assembly:
             return self._cancelled() or self._ledger.generation() != generation
 
         try:
-            return wire(config.name, generation, config.rank, claims, doorman, self._deadline, given_up)
+            unconnected = self._hub.monitor.unconnected
+            return wire(config.name, generation, config.rank, claims, doorman, self._deadline, given_up, unconnected)
         except WiringFailed as failed:
             self._why = f"rank {failed.peer} came but could not be connected to: {failed.why}"
             self._check_time()

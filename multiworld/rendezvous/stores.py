@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from multiworld.config import FileStorePath, TcpStoreAddress, WorldConfig
 from multiworld.errors import InvalidArgument, RendezvousError
-from multiworld.liveness.pulse import answers
 from multiworld.process import immortal
+from multiworld.rendezvous.storeprobe import answers
 
 #: clients of one store that are kept for later
 MAX_IDLE = 2

@@ -1,7 +1,9 @@
 """The connections between the members of one generation: two to each peer, one for data, one for control.
 
 The higher rank dials the lower. Both say who they are; a wrong world, generation, rank or incarnation is refused,
-with the reason. When a member has all its connections it says so on each, and is in when everybody has.
+with the reason. Then each member dials those that it is going to ping, unless another world has done so already. When a
+member has all its connections it says so on each, and is in when everybody has: from then on nobody needs the Python of
+another one for a sign of life.
 """
 
 from __future__ import annotations
@@ -11,16 +13,20 @@ import json
 import queue
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from multiworld.liveness.pulse import first_ping
+from multiworld.liveness.ring import watched_by
 from multiworld.rendezvous.ledger import Claim
 
 if TYPE_CHECKING:
     from multiworld.net.endpoint import Endpoint, Taker
 
 ROLES = ("lane", "control")
+#: of a connection that is handed to the native responder; shared by all worlds of two processes
+PULSE = "pulse"
 READY = b"R"
 
 
@@ -34,15 +40,56 @@ class WiringFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class DialPulse:
+    """Makes heartbeat connections of one member.
+
+    Attributes:
+        world: its name.
+        generation: its generation.
+        rank: ours.
+        claims: of all members, by rank.
+    """
+
+    world: str
+    generation: int
+    rank: int
+    claims: Mapping[int, Claim]
+
+    def __call__(self, peer: int, timeout: float) -> socket.socket:
+        """Connect to the responder of ``peer`` and see that it answers.
+
+        Raises:
+            OSError: it cannot be reached, refuses, or does not answer, each step within ``timeout`` seconds.
+        """
+        hello = _hello(self.world, self.generation, self.rank, peer, PULSE, self.claims)
+        sock = dial(self.claims[peer], hello, timeout)
+        try:
+            first_ping(sock)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+@dataclass(frozen=True, slots=True)
 class Wires:
-    """The connections, by world rank."""
+    """The connections, by world rank.
+
+    Attributes:
+        lanes: for data.
+        controls: for control.
+        pulses: for heartbeats, to those that we ping and that no other world of ours pings.
+        dial_pulse: makes another of these.
+    """
 
     lanes: dict[int, socket.socket]
     controls: dict[int, socket.socket]
+    pulses: dict[int, socket.socket]
+    dial_pulse: DialPulse
 
     def close(self) -> None:
         """Close all."""
-        for sock in (*self.lanes.values(), *self.controls.values()):
+        for sock in (*self.lanes.values(), *self.controls.values(), *self.pulses.values()):
             sock.close()
 
 
@@ -85,6 +132,8 @@ class Doorman:
         if (hello.get("to"), hello.get("incarnation")) != self._me or self._withdrawn():
             return {"ok": False, "why": "this process is not that member"}, None
         role, peer = hello.get("role"), hello.get("from")
+        if role == PULSE:
+            return {"ok": True}, self._endpoint.pulse.adopt
         if role not in ROLES or not isinstance(peer, int):
             return {"ok": role == "probe"}, None
         return {"ok": True}, lambda sock: self.arrived.put((peer, role, sock))
@@ -131,6 +180,7 @@ def wire(
     doorman: Doorman,
     deadline: float,
     cancelled: Callable[[], bool],
+    unconnected: Callable[[Iterable[Claim]], list[Claim]],
 ) -> Wires:
     """Make all connections of ``rank``.
 
@@ -142,25 +192,46 @@ def wire(
         doorman: who answers those that dial us.
         deadline: monotonic time.
         cancelled: asked now and then; True gives up, because nobody wants it any more or the others have moved on.
+        unconnected: picks those claims whose process no heartbeat connection leads to yet.
 
     Raises:
         WiringFailed: with the rank of the peer that is missing.
     """
-    wires = Wires({}, {})
+    wires = Wires({}, {}, {}, DialPulse(world, generation, rank, claims))
     try:
         for peer in range(rank):
             for role in ROLES:
-                hello = {
-                    "world": world, "generation": generation, "role": role,
-                    "from": rank, "to": peer, "incarnation": claims[peer].incarnation,
-                }  # fmt: skip
+                hello = _hello(world, generation, rank, peer, role, claims)
                 _put(wires, peer, role, _dialled(peer, claims[peer], hello, deadline))
         _await_arrivals(wires, rank, len(claims), doorman, deadline, cancelled)
+        _dial_pulses(wires, rank, claims, deadline, unconnected)
         _all_ready(wires, deadline)
     except BaseException:
         wires.close()
         raise
     return wires
+
+
+def _hello(world: str, generation: int, rank: int, peer: int, role: str, claims: Mapping[int, Claim]) -> dict[str, Any]:
+    return {
+        "world": world, "generation": generation, "role": role,
+        "from": rank, "to": peer, "incarnation": claims[peer].incarnation,
+    }  # fmt: skip
+
+
+def _dial_pulses(
+    wires: Wires,
+    rank: int,
+    claims: Mapping[int, Claim],
+    deadline: float,
+    unconnected: Callable[[Iterable[Claim]], list[Claim]],
+) -> None:
+    """Connect to those whom we are going to watch first."""
+    ring = {claims[peer].incarnation: peer for peer in watched_by(rank, len(claims), (), ())}
+    for claim in unconnected(claims[peer] for peer in ring.values()):
+        peer = ring[claim.incarnation]
+        with _blaming(peer):
+            wires.pulses[peer] = wires.dial_pulse(peer, max(0.1, min(5.0, deadline - time.monotonic())))
 
 
 def _dialled(peer: int, claim: Claim, hello: dict[str, Any], deadline: float) -> socket.socket:
