@@ -70,7 +70,7 @@ class PeerProcess:
 
     Attributes:
         watches: who wants to know of its silence.
-        last_heard: when its last answer came, monotonic.
+        last_heard: monotonic time when it was alive; it may have been heard later, which the kernel knows.
     """
 
     def __init__(self, hub: Hub, process: ProcessId) -> None:
@@ -160,7 +160,14 @@ class PeerProcess:
             return now
         return max(self.last_heard, watch.since, self._asked[0] - watch.heartbeat.interval)
 
+    def _refine(self, now: float) -> None:
+        """Ask the kernel when the last answer came: it was no sooner than its question, maybe much later."""
+        info = tcp_info(self._sock) if self._sock is not None else None
+        if info is not None:
+            self.last_heard = max(self.last_heard, now - info.data_age)
+
     def _judge(self, now: float) -> None:
+        self._refine(now)
         starved: bool | None = None  # looked at once for all
         for watch in tuple(self.watches):
             silence = now - self._silent_since(watch, now)
@@ -198,9 +205,7 @@ class PeerProcess:
             self._drop()  # made again; that the process is gone shows on its other connections
             return
         for _ in range(min(answers, len(self._asked))):
-            self._asked.popleft()
-        info = tcp_info(sock)
-        self.last_heard = max(self.last_heard, time.monotonic() - (info.data_age if info is not None else 0.0))
+            self.last_heard = max(self.last_heard, self._asked.popleft())  # or later: see ``_refine``
 
     def _ping(self, now: float) -> None:
         if self._sock is None or len(self._asked) >= MAX_AT_ONCE:
