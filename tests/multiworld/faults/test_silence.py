@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import io
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from multiworld import Heartbeat, OwnStall, PeerLost, PeerRecovered, PeerSuspect
 from multiworld.chaos.actor import Stage
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GRACE_SECONDS, SILENT_SECONDS
+from tests.multiworld.faults.groups import root_of
 from tests.multiworld.faults.operations import SMALL, Row
 from tests.multiworld.faults.scene import CALM, Scene, lost
 
@@ -42,6 +45,29 @@ def test_frozen_peer_does_not_hold_up_wait_for(scene: Scene) -> None:
     outcome = a.start(wait_for_recv, WORLD, 1, 0.3).outcome()
     assert outcome.value == "TimeoutError"
     assert 0.3 <= outcome.seconds < 0.3 + GRACE_SECONDS
+
+
+@pytest.fixture(params=[1, 2], ids=["cgroup v1", "cgroup v2"])
+def groups(request: pytest.FixtureRequest) -> tuple[Path, int]:
+    """A name for a control group, and its version."""
+    root = root_of(request.param)
+    if isinstance(root, str):
+        pytest.skip(root)
+    return root / f"mw-test-{os.getpid()}", request.param
+
+
+def test_a_peer_frozen_by_its_control_group_is_lost_as_soon_as_a_stopped_one(
+    scene: Scene, groups: tuple[Path, int]
+) -> None:
+    """The kernel shows its threads as asleep. They were taken for starved, and given ten times as long."""
+    a, b, victim = members = scene.actors(3)
+    scene.join(WORLD, members)
+    waiting = [actor.start(acts.operate, WORLD, RECV, 2) for actor in (a, b)]
+    for actor in (a, b):
+        actor.wait_for("operating")
+    with scene.injector.group_frozen(victim, *groups) as fired:
+        for call in waiting:
+            lost(call.outcome(), WORLD, 2, SILENT_SECONDS, fired, {"silence", "reported"})
 
 
 def test_frozen_peer_while_three_worlds_are_busy(scene: Scene) -> None:
