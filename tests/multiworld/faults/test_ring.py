@@ -122,12 +122,7 @@ def test_who_holds_the_gil_right_after_the_join_is_not_silent(scene: Scene) -> N
 
 def listening(stage: Stage) -> list[tuple[str, int]]:
     """Where this process listens."""
-    inodes = set()
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            inodes.add(os.readlink(entry))  # noqa: PTH115 - text
-        except OSError:
-            continue
+    inodes = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}  # noqa: PTH115
     found = []
     for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
