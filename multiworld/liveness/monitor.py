@@ -71,6 +71,8 @@ class Monitor:
         self._hub = hub
         self._processes: dict[Key, PeerProcess] = {}
         self._members: dict[Session, _Member] = {}
+        #: connections that the hub has not taken over yet: a forked child must not keep them
+        self._arriving: dict[Session, dict[int, socket.socket]] = {}
         self._closed = False
         hub.on_stall(self._stall)
         hub.on_close(self._close)
@@ -98,9 +100,10 @@ class Monitor:
                 member = self._members[session] = _Member(session, dict(claims), heartbeat, dial)
                 self._watch_ring(member, pulses)
                 self._tick(time.monotonic())
-            for sock in pulses.values():  # of nobody who is watched
+            for sock in self._arriving.pop(session).values():  # of nobody who is watched
                 sock.close()
 
+        self._arriving[session] = pulses
         self._hub.call(work)
 
     def remove(self, session: Session) -> None:
@@ -121,6 +124,9 @@ class Monitor:
         """Close our copies in a forked child."""
         for process in self._processes.values():
             process.drop_in_child()
+        for pulses in self._arriving.values():
+            for sock in pulses.values():
+                sock.close()
 
     def _connected(self, claim: Claim) -> bool:
         process = self._processes.get((claim.process, claim.address))

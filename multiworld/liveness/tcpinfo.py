@@ -7,8 +7,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-# struct tcp_info of <linux/tcp.h>: tcpi_snd_mss at 16, tcpi_unacked at 24, tcpi_last_data_recv and tcpi_last_ack_recv at
-# 52, in ms. The kernel only ever appends to it.
+# struct tcp_info of <linux/tcp.h>: tcpi_snd_mss at 16, tcpi_unacked at 24, tcpi_last_data_recv and tcpi_last_ack_recv
+# at 52, in ms. The kernel only ever appends to it.
 _BYTES: Final = 60
 _SEGMENT: Final = struct.Struct("@16xI")
 _UNACKED: Final = struct.Struct("@24xI")
