@@ -61,6 +61,8 @@ class Watch:
 class PeerProcess:
     """A process that peers of ours live in, shared by all worlds of ours that watch it. For the hub's thread.
 
+    All times err on the side of the peer: this thread may lose the GIL for seconds between any two steps.
+
     Answers are not waited for: they are read when the next ping is due, or a silence is to be judged. The kernel knows
     when they came. So a peer costs one wake-up of ours per interval, and several peers share it.
 
@@ -120,7 +122,7 @@ class PeerProcess:
         interval = min(watch.heartbeat.interval for watch in self.watches)
         if now >= self._next_ping - SLACK * interval:
             self._next_ping = now + interval
-            self._ping(now)
+            self._ping()
 
     def next_due(self, now: float) -> float:
         """When ``tick`` has something to do."""
@@ -160,14 +162,14 @@ class PeerProcess:
             return now
         return max(self.last_heard, watch.since, self._asked[0] - watch.heartbeat.interval)
 
-    def _refine(self, now: float) -> None:
+    def _refine(self) -> None:
         """Ask the kernel when the last answer came: it was no sooner than its question, maybe much later."""
         info = tcp_info(self._sock) if self._sock is not None else None
         if info is not None:
-            self.last_heard = max(self.last_heard, now - info.data_age)
+            self.last_heard = max(self.last_heard, time.monotonic() - info.data_age)
 
     def _judge(self, now: float) -> None:
-        self._refine(now)
+        self._refine()
         starved: bool | None = None  # looked at once for all
         for watch in tuple(self.watches):
             silence = now - self._silent_since(watch, now)
@@ -207,7 +209,7 @@ class PeerProcess:
         for _ in range(min(answers, len(self._asked))):
             self.last_heard = max(self.last_heard, self._asked.popleft())  # or later: see ``_refine``
 
-    def _ping(self, now: float) -> None:
+    def _ping(self) -> None:
         if self._sock is None or len(self._asked) >= MAX_AT_ONCE:
             return
         try:
@@ -217,7 +219,7 @@ class PeerProcess:
         except OSError:
             self._drop()
             return
-        self._asked.append(now)
+        self._asked.append(time.monotonic())  # after it: this thread may have lost the GIL for long meanwhile
 
     def _drop(self) -> None:
         if self._sock is not None:

@@ -57,7 +57,7 @@ class Reach:
         wanted -= set(watched) | self._session.departed
         for peer in tuple(self._asked):
             self._look(peer, now, peer in wanted)
-        self._ask(wanted, now)
+        self._ask(wanted)
 
     def forgive(self, gap: float) -> None:
         """We did not listen for ``gap`` seconds."""
@@ -72,11 +72,12 @@ class Reach:
             watch.judge(0.0, lost=False)
             del self._asked[peer]
             return
-        silence = now - max(watch.since, now - info.ack_age)
+        # In this order: this thread may lose the GIL for long between any two steps.
+        silence = now - max(watch.since, time.monotonic() - info.ack_age)
         silence = silence if silence > ACK_SECONDS else 0.0
         watch.judge(silence, silence >= self._heartbeat.lost_after)
 
-    def _ask(self, wanted: set[int], now: float) -> None:
+    def _ask(self, wanted: set[int]) -> None:
         """Take up those whose turn it is: the ranks behind the last that was asked, all round."""
         size = self._session.size
         for peer in sorted(wanted - self._asked.keys(), key=lambda rank: (rank - self._last - 1) % size):
@@ -84,4 +85,4 @@ class Reach:
                 return
             self._last = peer
             if self._session.control.poke(peer):
-                self._asked[peer] = Watch(self._session, peer, self._heartbeat, now)
+                self._asked[peer] = Watch(self._session, peer, self._heartbeat, time.monotonic())

@@ -204,15 +204,19 @@ class Hub:
     def _act(self, due: float) -> None:
         """Do what is due; ``due`` is when we meant to run at the latest."""
         now = time.monotonic()
-        if now - due > STALL:
-            for watcher in tuple(self._stall_watchers):
-                self._guarded(watcher, now - due)
+        self._look_for_stall(now - due)
         while self._later and self._later[0][0] <= now:
             self._guarded(heapq.heappop(self._later)[2])
         if min(self._alarms.values(), default=math.inf) <= now:
             for function in [function for function, when in self._alarms.items() if when <= now]:
                 if self._alarms.pop(function, None) is not None:  # one that was before it may have taken it back
                     self._guarded(function, now)
+        self._look_for_stall(time.monotonic() - now)  # nothing of this takes long, unless we do not get to run
+
+    def _look_for_stall(self, gap: float) -> None:
+        if gap > STALL:
+            for watcher in tuple(self._stall_watchers):
+                self._guarded(watcher, gap)
 
     def _guarded(self, function: Callable[..., None], *args: float) -> None:
         try:
