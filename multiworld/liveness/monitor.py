@@ -118,7 +118,7 @@ class Monitor:
             found[:] = [claim for claim in found if not self._connected(claim)]
 
         self._hub.call_and_wait(look)
-        return found
+        return list(found)  # should the hub look too late
 
     def drop_in_child(self) -> None:
         """Close our copies in a forked child."""
