@@ -97,8 +97,12 @@ class Responder:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._epoll.register(sock.fileno(), select.EPOLLIN)
+        except OSError:  # the user's limit of watches: the peer tries again
+            sock.close()
+            return
         self._socks[sock.fileno()] = sock
-        self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def close(self) -> None:
         """Stop answering and close all connections."""
@@ -112,9 +116,10 @@ class Responder:
             self._close_all()
 
     def drop_in_child(self) -> None:
-        """Close our copies in a forked child, where the thread does not exist."""
-        self._closed = True
-        self._close_all()
+        """Close our copies in a forked child, where the thread does not exist; once, however many owners say so."""
+        if not self._closed:
+            self._closed = True
+            self._close_all()
 
     def _close_all(self) -> None:
         for sock in self._socks.values():
