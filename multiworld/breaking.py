@@ -45,7 +45,7 @@ def release(session: Session, error: BrokenWorldException, *, orderly: bool = Fa
     for slot in session.slots.values():
         slot.stop(cut=cut)
     session.hub.monitor.remove(session)
-    session.hub.off_tick(session.check_deadlines)
+    session.hub.call(session.arm)  # takes the alarm back
     session.doorman.close()
 
 

@@ -35,8 +35,10 @@ class Heartbeat:
     """How a world notices that a peer is silent. All in seconds.
 
     A peer answers pings from a native thread of its process, so that a held GIL or a long model load is no silence; a
-    stopped, frozen or cut-off process is. A silent peer on the same machine that is neither stopped nor gone is given
-    ten times ``lost_after``: it is starved. The end of a connection is noticed at once, whatever is set here.
+    stopped, frozen or cut-off process is. Each member pings the next three in the order of ranks, and whoever notices
+    a silence tells everybody. A silent peer on the same machine is given up to ten times ``lost_after`` while there is
+    evidence that it is starved: the thread that answers wants to run. The end of a connection is noticed at once,
+    whatever is set here.
 
     Args:
         interval: time between pings to each peer process.

@@ -61,6 +61,18 @@ class Control:
 
         self._session.hub.call(look)
 
+    def sock(self, peer: int) -> socket.socket | None:
+        """The connection to ``peer``, if it is open. In the hub's thread."""
+        return self._socks.get(peer)
+
+    def poke(self, peer: int) -> bool:
+        """Send what means nothing to ``peer``, for its kernel to acknowledge; whether it was sent. In the hub's
+        thread."""
+        sock = self._socks.get(peer)
+        with contextlib.suppress(OSError):
+            return sock is not None and sock.send(b"\n") == 1
+        return False
+
     def tell_break(self, error: BrokenWorldException) -> None:
         """Tell everybody why the world broke here."""
         ranks = list(error.ranks) if isinstance(error, PeerLost) else [self._session.rank]
@@ -103,7 +115,7 @@ class Control:
             data = b""
         self._said[peer] += data
         *lines, self._said[peer] = self._said[peer].split(b"\n")
-        for line in lines:
+        for line in filter(None, lines):  # an empty one only asks whether we can be reached; see ``poke``
             self._take(peer, line)
         if not data:
             self._ended(peer, sock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -63,6 +64,7 @@ class Session:
         failure: the first cause, once it is broken or closed.
         departed: ranks that left in good order, all their data read.
         leaving: ranks that have said that they leave.
+        next_look: when the hub looks at the deadlines next; infinite if it need not.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Session:
         self.state = WorldState.ACTIVE
         self.departed: frozenset[int] = frozenset()
         self.leaving: set[int] = set()
+        self.next_look = math.inf
         self.operation_counts: Counter[str] = Counter()
         self.lanes = {peer: Lane(sock, peer, self) for peer, sock in wires.lanes.items()}
         self.boxes = {peer: Mailbox(self, lane) for peer, lane in self.lanes.items()}
@@ -99,9 +102,7 @@ class Session:
         self._any_seq = 0
         self.control = Control(self, wires.controls)
         peers = {peer: claim for peer, claim in claims.items() if peer != self.rank}
-        # In this order: a silence may break the world at the next tick, and that takes the deadlines' tick back.
-        hub.on_tick(self.check_deadlines)
-        hub.monitor.add(self, peers, config.heartbeat)
+        hub.monitor.add(self, peers, config.heartbeat, wires.pulses, wires.dial_pulse)
         # Last: a peer may have broken the world already, and that is handled in the hub's thread.
         self.control.start()
 
@@ -171,14 +172,36 @@ class Session:
         """Run an agreed collective on the backend."""
         self.slot(operation.gid, operation.ranks).launch(operation)
 
+    def look_at(self, deadline: float) -> None:
+        """Let the hub look at the deadlines when it is ``deadline``, or sooner. From any thread."""
+        with self.lock:
+            if deadline >= self.next_look or self.failure is not None:
+                return
+            self.next_look = deadline
+        self.hub.call(self.arm)
+
+    def arm(self) -> None:
+        """Set the alarm for the next deadline; a session that has ended has none. In the hub's thread."""
+        self.hub.alarm(self.check_deadlines, self.next_look if self.failure is None else math.inf)
+
     def check_deadlines(self, now: float) -> None:
         """Break the world if an operation is overdue. In the hub's thread."""
-        if not self.operations:
-            return
         with self.lock:
-            overdue = [op for op in self.operations if op.deadline <= now]
-            if overdue and self.failure is None:
-                self._time_out(min(overdue, key=lambda op: op.deadline))
+            # Before the deadlines are read: who sets one from now on finds that nobody is going to look.
+            self.next_look = math.inf
+            first = min(self.operations, key=lambda op: op.deadline, default=None)
+            if first is None or self.failure is not None:
+                return
+            if first.deadline <= now:
+                self._time_out(first)
+                return
+            self.next_look = min(self.next_look, first.deadline)
+        self.arm()
+
+    def awaited(self, before: float) -> set[int]:
+        """World ranks that an operation has waited for since ``before``, or longer."""
+        pending = tuple(self.operations)
+        return {peer for op in pending if not op.withdrawn and op.waited_since() <= before for peer in op.awaits()}
 
     def _time_out(self, operation: Operation) -> None:
         what = f"{operation.name} was not done within {operation.timeout} s, waiting for {operation.waiting_for()}"

@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 
 from multiworld.errors import BrokenWorldException, PeerLost
+from multiworld.events import PeerSuspected, WorldBroken
 
 if TYPE_CHECKING:
     from multiworld.chaos.actor import Stage
     from multiworld.config import TcpStoreAddress
+    from multiworld.events import Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,18 @@ async def cpu_of_idling(stage: Stage, seconds: float) -> float:  # noqa: ARG001
     started, used = time.monotonic(), time.process_time()
     await asyncio.sleep(seconds)
     return (time.process_time() - used) / (time.monotonic() - started)
+
+
+def watch_suspicions(stage: Stage) -> None:
+    """Keep, from now on, what accuses a peer."""
+    kept: list[Event] = []
+    stage.props["suspicions"] = kept
+    stage.mw.subscribe(lambda event: kept.append(event) if isinstance(event, PeerSuspected | WorldBroken) else None)
+
+
+def suspicions(stage: Stage) -> int:
+    """How many there were since ``watch_suspicions``."""
+    return len(stage.props["suspicions"])
 
 
 async def cpu_of_waiting(stage: Stage, name: str, src: int, seconds: float) -> float:

@@ -11,6 +11,7 @@ from multiworld.chaos.cast import Cast
 from multiworld.config import TcpStoreAddress
 
 _WORLDS = 200
+_MEMBERS = 64
 
 
 def idle(cast: Cast, store: TcpStoreAddress, quick: bool, progress: Progress) -> list[Figure]:
@@ -37,7 +38,27 @@ def idle(cast: Cast, store: TcpStoreAddress, quick: bool, progress: Progress) ->
     found.insert(1, _share("a pending recv costs (sync)", "<= 2 % of a core", waiting, 0.02))
     for actor in members:
         cast.dismiss(actor)
+    found.append(_many_members(cast, store, seconds, progress))
     return found
+
+
+def _many_members(cast: Cast, store: TcpStoreAddress, seconds: float, progress: Progress) -> Figure:
+    """CPU of one world of many processes, all of them together, and whether any suspects another."""
+    progress(f"{_MEMBERS} idle members")
+    members = [cast.actor(f"member-{rank}") for rank in range(_MEMBERS)]
+    joins = [actor.start(workloads.join, rank, _MEMBERS, store, "many") for rank, actor in enumerate(members)]
+    for call in joins:
+        call.result(180)
+    for actor in members:
+        actor.run(acts.watch_suspicions)
+    running = [actor.start(acts.cpu_of_idling, seconds) for actor in members]
+    share = sum(call.result(seconds + 60) for call in running)
+    alarms = sum(actor.run(acts.suspicions) for actor in members)
+    for actor in members:
+        cast.dismiss(actor)
+    text = f"{share * 100:.2f} % of a core in all, {alarms} suspicions"
+    name, good = f"{_MEMBERS} idle members", share <= 0.10 and not alarms
+    return judged(name, "<= 10 % of a core in all, no suspicion", text, good, share=share, suspicions=alarms)
 
 
 def _share(name: str, wanted: str, share: float, limit: float) -> Figure:

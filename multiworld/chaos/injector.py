@@ -104,6 +104,30 @@ class Injector:
         return self.record("thaw", actor.name, at, proof)
 
     @contextlib.contextmanager
+    def group_frozen(self, actor: Actor, group: Path, version: int) -> Iterator[Fired]:
+        """Freeze ``actor`` by its control group, as ``docker pause`` does; it goes on at the end of the block.
+
+        Args:
+            actor: whom.
+            group: folder of a control group without members; it is made, and removed in the end.
+            version: of control groups: 1 (a group of the freezer's hierarchy) or 2.
+        """
+        file, on, off = ("freezer.state", "FROZEN", "THAWED") if version == 1 else ("cgroup.freeze", "1", "0")
+        home = _group_of(actor.pid, group, version)
+        group.mkdir()
+        try:
+            (group / "cgroup.procs").write_text(str(actor.pid))
+            at = time.monotonic()
+            (group / file).write_text(on)
+            proof = proven(lambda: _group_state(group, version), f"the freeze of {actor.name}")
+            yield self.record("freeze group", actor.name, at, proof)
+        finally:
+            (group / file).write_text(off)
+            with contextlib.suppress(ProcessLookupError):
+                (home / "cgroup.procs").write_text(str(actor.pid))
+            group.rmdir()
+
+    @contextlib.contextmanager
     def thread_frozen(self, actor: Actor, tid: int) -> Iterator[Fired]:
         """Stop one thread of ``actor``, by its kernel id, as a debugger does; it goes on at the end of the block."""
         at = time.monotonic()
@@ -114,6 +138,23 @@ class Injector:
             yield self.record("freeze thread", f"{actor.name}/{tid}", at, proof)
         finally:
             _ptrace(_PTRACE_DETACH, tid)
+
+
+def _group_of(pid: int, sibling: Path, version: int) -> Path:
+    """The control group that ``pid`` is in, in the hierarchy that ``sibling`` is directly below the root of."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if (version == 2 and number == "0") or (version == 1 and "freezer" in controllers.split(",")):
+            return sibling.parent / path.lstrip("/")
+    return sibling.parent
+
+
+def _group_state(group: Path, version: int) -> str | None:
+    if version == 1:
+        state = (group / "freezer.state").read_text().strip()
+        return f"{group}: freezer.state {state}" if state == "FROZEN" else None
+    events = (group / "cgroup.events").read_text().split()
+    return f"{group}: cgroup.events frozen 1" if events[events.index("frozen") + 1] == "1" else None
 
 
 def _all_in(pid: int, letter: str) -> str | None:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from multiworld.errors import BrokenWorldException
+from multiworld.liveness.pulse import native_loop
 from multiworld.multi import MultiWorld
 from multiworld.version import VERSION
 
@@ -58,7 +59,7 @@ class Check:
 def examine() -> list[Check]:
     """Look at everything; a check that fails in an unexpected way is a failed check, not a traceback."""
     looks: tuple[Callable[[], Check], ...] = (
-        _versions, _torch, _patched, _gloo, _nccl, _loopback, _own_name, _descriptors, _own_sockets, _trial,
+        _versions, _torch, _patched, _gloo, _nccl, _loopback, _own_name, _descriptors, _own_sockets, _heartbeat, _trial,
     )  # fmt: skip
     return [_looked(look) for look in looks]
 
@@ -162,6 +163,17 @@ def _own_sockets() -> Check:
         Verdict.OK if seen else Verdict.FAIL,
         "our sockets can be seen" if seen else target,
         "" if seen else "mount /proc",
+    )
+
+
+def _heartbeat() -> Check:
+    if native_loop() is not None:
+        return Check("heartbeat", Verdict.OK, "compiled code answers, even while a thread holds the GIL")
+    return Check(
+        "heartbeat",
+        Verdict.NOTE,
+        "Python answers: a process whose GIL is held for longer than lost_after is lost for its peers",
+        "install a C or C++ compiler, then install multiworld again",
     )
 
 

@@ -1,135 +1,67 @@
-"""The clock that judges silence: one connection per peer process, shared by all worlds that it is a member of."""
+"""The clock that judges silence: who watches whom, with one connection per peer process, shared by all worlds.
+
+A member does not watch everybody, which would cost the square of their number, but its next few successors in the order
+of ranks; those that have left are skipped. That is enough. Let any members be lost at once, but not all. Going down the
+ring from a live member, the first lost one comes right behind a live one, which watches it. So at least one live member
+notices, breaks the world, and tells everybody over the control connections; which of the lost ones it names does not
+matter. The same holds for each side of a network that is cut into parts: each side has a member whose successor is on
+another one. Watching more than one successor makes worlds of up to four a full mesh, and keeps a slow dial of one
+member from leaving another one unwatched.
+
+What a ring cannot see is a cut between two members that are no neighbours while both are seen by others. Nobody needs
+to see it, until one waits for the other: see ``reach``.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import selectors
+import math
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from multiworld.config import Heartbeat
-from multiworld.liveness.neighbour import PATIENCE, ProcessId
-from multiworld.liveness.pulse import HELLO, PING
+from multiworld.liveness.neighbour import ProcessId
+from multiworld.liveness.peer import PeerProcess, Watch
+from multiworld.liveness.reach import Reach
+from multiworld.liveness.ring import watched_by
 
 if TYPE_CHECKING:
     from multiworld.net.hub import Hub
     from multiworld.rendezvous.ledger import Claim
+    from multiworld.rendezvous.wiring import DialPulse
     from multiworld.session import Session
 
-Address = tuple[str, int]
+#: when to go on after an error of ours
+AGAIN_SECONDS = 0.2
+Key = tuple[ProcessId, str]
 
 
-@dataclass(slots=True, eq=False)
-class Watch:
-    """One world's interest in one peer."""
+class _Member:
+    """One session: whom it watches now."""
 
-    session: Session
-    peer: int
-    heartbeat: Heartbeat
-    process: ProcessId
-    #: silence from before the world began is not held against a peer: others may have listened less often
-    since: float
-    suspected: bool = False
+    def __init__(self, session: Session, claims: dict[int, Claim], heartbeat: Heartbeat, dial: DialPulse) -> None:
+        self.session = session
+        self.claims = claims
+        self.heartbeat = heartbeat
+        self.watches: dict[int, tuple[PeerProcess, Watch]] = {}
+        self.reach = Reach(session, heartbeat)
+        self._dial = dial
+        self._left = -1, -1
 
+    def ring(self) -> tuple[int, ...] | None:
+        """Whom to watch; None if that has not changed since it was asked."""
+        session = self.session
+        left = len(session.departed), len(session.leaving)
+        if left == self._left:
+            return None
+        self._left = left
+        return watched_by(session.rank, session.size, session.departed, frozenset(session.leaving))
 
-class PeerProcess:
-    """A process that peers of ours live in: the connection to its pulse, and when it was last heard."""
-
-    def __init__(self, hub: Hub, address: Address) -> None:
-        self.watches: list[Watch] = []
-        self.last_heard = time.monotonic()
-        self._hub = hub
-        self._address = address
-        self._sock: socket.socket | None = None
-        self._connected = False
-        self._next_ping = 0.0
-        self._connect()
-
-    def watch(self, watch: Watch) -> None:
-        """Look after one more world; it may want to ping sooner than those before it."""
-        self.watches.append(watch)
-        self._next_ping = 0.0
-
-    def tick(self, now: float) -> None:
-        """Ping if it is time, and judge the silence for each world."""
-        if now >= self._next_ping:
-            self._next_ping = now + min(watch.heartbeat.interval for watch in self.watches)
-            self._ping()
-        for watch in tuple(self.watches):
-            _judge(watch, now - max(self.last_heard, watch.since))
-
-    def forgive(self, gap: float) -> None:
-        """We did not listen for ``gap`` seconds: nobody is accused for that."""
-        now = time.monotonic()
-        self.last_heard = min(now, self.last_heard + gap)
-        for watch in self.watches:
-            watch.since = min(now, watch.since + gap)
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._sock is not None:
-            self._hub.unwatch(self._sock)
-            self._sock.close()
-            self._sock = None
-
-    def drop_in_child(self) -> None:
-        """Close our copy in a forked child."""
-        if self._sock is not None:
-            self._sock.close()
-
-    def _connect(self) -> None:
-        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if sock.connect_ex(self._address) not in (0, errno.EINPROGRESS):
-            sock.close()
-            return
-        self._sock, self._connected = sock, False
-        self._hub.watch(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, self._ready)
-
-    def _ready(self, events: int) -> None:
-        sock = self._sock
-        if sock is None:
-            return
-        try:
-            if events & selectors.EVENT_WRITE and not self._connected:
-                self._connected = True
-                self._hub.watch(sock, selectors.EVENT_READ, self._ready)
-                sock.send(HELLO + PING)
-            if events & selectors.EVENT_READ:
-                if not sock.recv(4096):
-                    raise ConnectionResetError
-                self.last_heard = time.monotonic()
-        except BlockingIOError:
-            return
-        except OSError:
-            self.close()  # tried again at the next ping; that the process is gone shows on its other connections
-
-    def _ping(self) -> None:
-        if self._sock is None:
-            self._connect()
-        elif self._connected:
-            with contextlib.suppress(OSError):
-                self._sock.send(PING)
-
-
-def _judge(watch: Watch, silence: float) -> None:
-    if silence >= watch.heartbeat.lost_after and not _starved(watch, silence):
-        watch.session.peer_silent(watch.peer, silence)
-    elif silence >= watch.heartbeat.suspect_after and not watch.suspected:
-        watch.suspected = True
-        watch.session.peer_suspected(watch.peer, silence)
-    elif silence < watch.heartbeat.suspect_after and watch.suspected:
-        watch.suspected = False
-        watch.session.peer_recovered(watch.peer, silence)
-
-
-def _starved(watch: Watch, silence: float) -> bool:
-    """Whether the peer is silent only because its machine, which is ours, is overloaded."""
-    return silence < watch.heartbeat.lost_after * PATIENCE and bool(watch.process.running())
+    def dial(self, peer: int, process: PeerProcess) -> None:
+        """Make the connection to ``peer`` again, if it does not leave."""
+        if peer not in self.session.leaving:
+            process.dial(lambda seconds: self._dial(peer, seconds))
 
 
 class Monitor:
@@ -137,53 +69,139 @@ class Monitor:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._processes: dict[Address, PeerProcess] = {}
-        hub.on_tick(self._tick)
+        self._processes: dict[Key, PeerProcess] = {}
+        self._members: dict[Session, _Member] = {}
+        #: connections that the hub has not taken over yet: a forked child must not keep them
+        self._arriving: dict[Session, dict[int, socket.socket]] = {}
+        self._closed = False
         hub.on_stall(self._stall)
         hub.on_close(self._close)
 
-    def add(self, session: Session, peers: dict[int, Claim], heartbeat: Heartbeat) -> None:
-        """Watch ``peers``, by world rank, for ``session``. From any thread."""
+    def add(
+        self,
+        session: Session,
+        claims: dict[int, Claim],
+        heartbeat: Heartbeat,
+        pulses: dict[int, socket.socket],
+        dial: DialPulse,
+    ) -> None:
+        """Watch peers for ``session``. From any thread.
+
+        Args:
+            session: whose.
+            claims: of the peers, by world rank.
+            heartbeat: how they are watched.
+            pulses: heartbeat connections that were made while joining, by world rank.
+            dial: makes another.
+        """
 
         def work() -> None:
-            for peer, claim in peers.items():
-                address = claim.address, claim.pulse
-                process = self._processes.get(address)
-                if process is None:
-                    process = self._processes[address] = PeerProcess(self._hub, address)
-                process.watch(Watch(session, peer, heartbeat, claim.process, time.monotonic()))
+            if not self._closed:
+                member = self._members[session] = _Member(session, dict(claims), heartbeat, dial)
+                self._watch_ring(member, pulses)
+                self._tick(time.monotonic())
+            for sock in self._arriving.pop(session).values():  # of nobody who is watched
+                sock.close()
 
+        self._arriving[session] = pulses
         self._hub.call(work)
 
     def remove(self, session: Session) -> None:
         """Stop watching for ``session``. From any thread."""
         self._hub.call(lambda: self._remove(session))
 
+    def unconnected(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Those whose process no connection leads to yet. From any thread but the hub's."""
+        found = list(claims)
+
+        def look() -> None:
+            found[:] = [claim for claim in found if not self._connected(claim)]
+
+        self._hub.call_and_wait(look)
+        return list(found)  # should the hub look too late
+
     def drop_in_child(self) -> None:
         """Close our copies in a forked child."""
         for process in self._processes.values():
             process.drop_in_child()
+        for pulses in self._arriving.values():
+            for sock in pulses.values():
+                sock.close()
+
+    def _connected(self, claim: Claim) -> bool:
+        process = self._processes.get((claim.process, claim.address))
+        return process is not None and process.connected
+
+    def _watch_ring(self, member: _Member, pulses: dict[int, socket.socket]) -> None:
+        """Watch whom ``member`` has to watch now, and nobody else."""
+        ring = member.ring()
+        if ring is None:
+            return
+        for peer in set(member.watches) - set(ring):
+            process, watch = member.watches.pop(peer)
+            process.watches.remove(watch)
+        for peer in ring:
+            if peer not in member.watches:
+                self._watch(member, peer, pulses.pop(peer, None))
+        self._drop_unwatched()
+
+    def _watch(self, member: _Member, peer: int, sock: socket.socket | None) -> None:
+        claim = member.claims[peer]
+        key = claim.process, claim.address
+        process = self._processes.get(key)
+        if process is None:
+            process = self._processes[key] = PeerProcess(self._hub, claim.process)
+        if sock is not None:
+            process.adopt(sock)
+        watch = Watch(member.session, peer, member.heartbeat, time.monotonic())
+        process.watch(watch)
+        member.watches[peer] = process, watch
 
     def _remove(self, session: Session) -> None:
-        for address, process in tuple(self._processes.items()):
-            process.watches = [watch for watch in process.watches if watch.session is not session]
+        member = self._members.pop(session, None)
+        if member is None:
+            return
+        for process, watch in member.watches.values():
+            process.watches.remove(watch)
+        self._drop_unwatched()
+        if not self._members:
+            self._hub.alarm(self._tick, math.inf)
+
+    def _drop_unwatched(self) -> None:
+        for key, process in tuple(self._processes.items()):
             if not process.watches:
                 process.close()
-                del self._processes[address]
+                del self._processes[key]
 
     def _tick(self, now: float) -> None:
+        """Ping, read, judge. What breaks a world here removes its session later, in this thread."""
+        self._hub.alarm(self._tick, now + AGAIN_SECONDS)  # even if something fails on the way
         for process in tuple(self._processes.values()):
-            if process.watches:
-                process.tick(now)
+            process.tick(now)
+        for member in tuple(self._members.values()):
+            self._watch_ring(member, {})
+            self._tend(member, now)
+        due = min((process.next_due(now) for process in self._processes.values()), default=math.inf)
+        self._hub.alarm(self._tick, due)
+
+    def _tend(self, member: _Member, now: float) -> None:
+        """Connect to whom we watch, and ask for those whom no ping reaches."""
+        unreached = [peer for peer, (process, _) in member.watches.items() if not process.connected]
+        for peer in unreached:
+            member.dial(peer, member.watches[peer][0])
+        member.reach.tick(now, member.watches.keys() - set(unreached), unreached)
 
     def _stall(self, gap: float) -> None:
-        sessions = {watch.session for process in self._processes.values() for watch in process.watches}
         for process in self._processes.values():
             process.forgive(gap)
-        for bus, session in {session.bus: session for session in sessions}.items():
+        for member in self._members.values():
+            member.reach.forgive(gap)
+        for bus, session in {session.bus: session for session in self._members}.items():
             session.report_stall(bus, gap)
 
     def _close(self) -> None:
+        self._closed = True
         for process in self._processes.values():
             process.close()
         self._processes.clear()
+        self._members.clear()

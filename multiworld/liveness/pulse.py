@@ -1,104 +1,192 @@
-"""A sign of life that needs no GIL: the native thread of a small TCP store in each process answers pings.
+"""A sign of life that needs no GIL: a native thread of each process answers pings.
 
 A Python thread cannot answer while another one holds the GIL, for example during a long model load, and such a peer
-must not be taken for dead. torch's own store server is a native thread that answers as long as the process runs: not
-when it is stopped, frozen, gone or cut off. Peers ask it over connections of their own with two messages of the
-store's protocol, which are tried out on ourselves before anybody relies on them. Should a torch not understand them,
-a Python thread answers instead.
+must not be taken for dead. So a thread that runs compiled code (``pulse.c``) answers: as long as the process runs, and
+not when it is stopped, frozen, gone or cut off. It serves only connections that have introduced themselves to the
+endpoint as those of a peer, so no stranger reaches it. A ping is one byte, and so is its answer.
+
+Without the compiled library a Python thread does the same work. A held GIL is silence then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
+import os
+import select
+import selectors
 import socket
 import struct
 import threading
-from datetime import timedelta
-from typing import Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-import torch.distributed as dist
-
-from multiworld.process import immortal
+if TYPE_CHECKING:
+    from multiworld.net.hub import Hub
 
 logger = logging.getLogger(__name__)
 
-#: VALIDATE with its magic number, once per connection (torch: csrc/distributed/c10d/TCPStoreBackend.hpp)
-HELLO: Final = struct.pack("<BI", 0, 0x3C85F7CE)
-#: GETNUMKEYS, which is answered with an int64
-PING: Final = b"\x07"
-PONG_BYTES: Final = 8
+PING: Final = b"p"
+PONG: Final = b"P"
+#: name of the thread that answers, as the kernel knows it: a neighbour looks for it in /proc
+THREAD_NAME: Final = "mw-pulse"
+#: the most pings that are answered in one go
+MAX_AT_ONCE: Final = 64
+#: of the library that this module goes with; see ``mw_pulse_abi``
+ABI: Final = 1
+_LIBRARY: Final = Path(__file__).with_name("libpulse.so")
+_STOP_SECONDS = 1.0
+_REPORT: Final = struct.Struct("@i")
+
+#: answers until the second descriptor is readable; see ``mw_pulse_run`` in ``pulse.c``
+Loop = Callable[[select.epoll, int, int], None]
 
 
-class PulseServer:
-    """Answers pings at ``address``:``port`` as long as this process runs.
+def native_loop() -> Loop | None:
+    """The compiled responder; None if it was not compiled, or cannot be loaded here."""
+    try:
+        library = ctypes.CDLL(str(_LIBRARY))
+        fits = library.mw_pulse_abi() == ABI
+        run = library.mw_pulse_run
+    except (OSError, AttributeError):
+        return None
+    return (lambda epoll, stop, ended: run(epoll.fileno(), stop, ended)) if fits else None
+
+
+class Responder:
+    """Answers the pings of peers. Its methods are for the hub's thread.
+
+    Args:
+        hub: the hub that hears which connections have ended.
+        loop: what answers; None for a Python thread.
 
     Attributes:
-        native: whether a native thread answers; if not, a held GIL looks like silence.
+        native: whether compiled code answers; if not, a held GIL looks like silence.
     """
 
-    def __init__(self, address: str) -> None:
-        family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(place, family=family, backlog=1024)
-        self.address = address
-        self.port: int = listener.getsockname()[1]
-        self._fallback: socket.socket | None = None
-        self._store: Any = _native_server(address, self.port, listener)
-        self.native = self._store is not None
-        if not self.native:
-            logger.warning("this torch's store does not answer pings natively: a held GIL will look like silence")
-            self._serve_in_python(address)
+    def __init__(self, hub: Hub, loop: Loop | None) -> None:
+        self.native = loop is not None
+        if loop is None:
+            logger.warning(
+                "multiworld was installed without its native responder, because there was no compiler: a held GIL will "
+                "look like silence; install a C compiler and then multiworld again"
+            )
+        self._hub = hub
+        self._epoll = select.epoll()
+        self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ended, self._report = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._socks: dict[int, socket.socket] = {}
+        self._closed = False
+        self._epoll.register(self._stop, select.EPOLLIN)
+        hub.call(lambda: hub.watch(self._ended, selectors.EVENT_READ, self._forget_ended))
+        self._thread = threading.Thread(target=self._run, args=(loop or _run_in_python,), name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are served."""
+        return len(self._socks)
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Answer the pings that come on ``sock`` from now on, and close it when it ends."""
+        if self._closed:
+            sock.close()
+            return
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._epoll.register(sock.fileno(), select.EPOLLIN)
+        except OSError:  # the user's limit of watches: the peer tries again
+            sock.close()
+            return
+        self._socks[sock.fileno()] = sock
 
     def close(self) -> None:
-        """Stop answering."""
-        self._store = None
-        if self._fallback is not None:
-            with contextlib.suppress(OSError):
-                self._fallback.shutdown(socket.SHUT_RDWR)
-            self._fallback.close()
+        """Stop answering and close all connections."""
+        if self._closed:
+            return
+        self._closed = True
+        os.eventfd_write(self._stop, 1)
+        self._thread.join(_STOP_SECONDS)
+        self._hub.unwatch(self._ended)
+        if not self._thread.is_alive():  # else it may still use them
+            self._close_all()
 
     def drop_in_child(self) -> None:
-        """Leave the store alone in a forked child, where its thread does not exist."""
-        immortal(self._store)
+        """Close our copies in a forked child, where the thread does not exist; once, however many owners say so."""
+        if not self._closed:
+            self._closed = True
+            self._close_all()
 
-    def _serve_in_python(self, address: str) -> None:
-        self._fallback = socket.create_server((address, 0), backlog=1024)
-        self.port = self._fallback.getsockname()[1]
-        threading.Thread(target=_accept, args=(self._fallback,), name="mw-pulse", daemon=True).start()
+    def _close_all(self) -> None:
+        for sock in self._socks.values():
+            sock.close()
+        self._socks.clear()
+        self._epoll.close()
+        for fd in (self._stop, self._ended, self._report):
+            os.close(fd)
+
+    def _run(self, loop: Loop) -> None:
+        # Python names threads for the kernel from 3.14 on.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(THREAD_NAME)
+        loop(self._epoll, self._stop, self._report)
+
+    def _forget_ended(self, _: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for (fd,) in _REPORT.iter_unpack(os.read(self._ended, 4096)):
+                self._socks.pop(fd).close()
 
 
-def _native_server(address: str, port: int, listener: socket.socket) -> Any:
-    """The store, if it comes up and answers; it owns the listening socket from then on."""
-    try:
-        store = dist.TCPStore(
-            address, port, None, True, timedelta(seconds=5), False,
-            master_listen_fd=listener.detach(), use_libuv=False,
-        )  # fmt: skip
-        return store if answers(address, port) else None
-    except Exception:
-        logger.debug("no native pulse", exc_info=True)
-        return None
+def _run_in_python(epoll: select.epoll, stop: int, ended: int) -> None:
+    """``mw_pulse_run`` of ``pulse.c``, line by line."""
+    while True:
+        for fd, _ in epoll.poll():
+            if fd == stop:
+                return
+            if not _answer(fd):
+                epoll.unregister(fd)
+                with _borrowed(fd) as sock, contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(BlockingIOError):
+                    os.write(ended, _REPORT.pack(fd))
 
 
-def answers(address: str, port: int, timeout: float = 2.0) -> bool:
-    """Whether something at ``address``:``port`` answers a ping as a TCP store does, within ``timeout`` seconds."""
-    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=timeout) as probe:
-        probe.sendall(HELLO + PING)
-        return len(probe.recv(PONG_BYTES, socket.MSG_WAITALL)) == PONG_BYTES
+def _answer(fd: int) -> bool:
+    with _borrowed(fd) as sock:
+        try:
+            pings = sock.recv(MAX_AT_ONCE, socket.MSG_DONTWAIT)
+            if pings and pings == PING * len(pings):
+                sock.send(PONG * len(pings), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                return True
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
     return False
 
 
-def _accept(listener: socket.socket) -> None:
-    while True:
-        try:
-            peer, _ = listener.accept()
-        except OSError:
-            return
-        threading.Thread(target=_answer, args=(peer,), name="mw-pulse-peer", daemon=True).start()
+@contextlib.contextmanager
+def _borrowed(fd: int) -> Any:
+    """A socket object on a descriptor that stays open."""
+    sock = socket.socket(fileno=fd)
+    try:
+        yield sock
+    finally:
+        sock.detach()
 
 
-def _answer(peer: socket.socket) -> None:
-    with contextlib.suppress(OSError), peer:
-        peer.recv(len(HELLO), socket.MSG_WAITALL)
-        while pings := peer.recv(64):
-            peer.sendall(bytes(PONG_BYTES * len(pings)))
+def first_ping(sock: socket.socket) -> None:
+    """Ping once on a connection that was taken on just now, and wait for the answer within the socket's timeout.
+
+    Once it has come, the native thread of the peer serves the connection: nothing of it waits for Python any more.
+
+    Raises:
+        OSError: no answer in time, or the peer hung up.
+    """
+    sock.sendall(PING)
+    if sock.recv(1) != PONG:
+        raise ConnectionResetError("its responder does not answer")

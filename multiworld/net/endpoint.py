@@ -1,4 +1,4 @@
-"""Where peers reach this process: one listener and one pulse per local address, shared by all worlds.
+"""Where peers reach this process: one listener per local address, shared by all worlds.
 
 Anybody may connect. What has not introduced itself is bounded in number, time and bytes, and costs no more than what
 it sends; see ``docs/threat-model.md``.
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
-from multiworld.liveness.pulse import PulseServer
 from multiworld.net.greeting import MAX_GREETING_BYTES, Acceptor, GreetingError, Hello, Reason, refusal
 from multiworld.net.settings import listen
 
@@ -83,7 +82,8 @@ class Endpoint:
         self._listener.setblocking(False)
         self.address = address
         self.port: int = self._listener.getsockname()[1]
-        self.pulse = PulseServer(address)
+        #: takes over heartbeat connections, once they have introduced themselves
+        self.pulse = hub.responder
         self._answerers: dict[Member, Answerer] = {}
         self._complaints: dict[Member, GreetingError] = {}
         self._visitors: dict[socket.socket, _Visitor] = {}  # oldest first
@@ -117,14 +117,12 @@ class Endpoint:
         self._listener.close()
         for visitor in tuple(self._visitors.values()):
             self._dismiss(visitor)
-        self.pulse.close()
 
     def drop_in_child(self) -> None:
         """Close our copies of the sockets in a forked child."""
         self._listener.close()
         for sock in tuple(self._visitors):
             sock.close()
-        self.pulse.drop_in_child()
 
     # connections that have not introduced themselves
 

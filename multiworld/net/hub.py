@@ -1,12 +1,16 @@
 """The one thread of the package: control connections, heartbeats and deadlines of all worlds of the process.
 
-It waits in one selector and does nothing that blocks. It never carries payloads, so it is idle while all is well.
+It waits in one selector and does nothing that blocks. It never carries payloads, and it sleeps until the next thing is
+due: a ping, the judgement of a silence, a deadline, a later call. An alarm that it is late for shows a stall of ours.
 """
 
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import logging
+import math
 import os
 import selectors
 import socket
@@ -19,15 +23,18 @@ from typing import ClassVar
 
 from multiworld.config import NetworkSettings
 from multiworld.liveness.monitor import Monitor
+from multiworld.liveness.pulse import Responder, native_loop
 from multiworld.net.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 
-TICK = 0.05
-#: a tick that comes this much late is a stall of ours: GIL held, process stopped, machine swapping
+#: an alarm that comes this much late shows a stall of ours: GIL held, process stopped, machine swapping
 STALL = 0.2
+#: the selector takes no longer times; in seconds
+LONGEST_SLEEP = 3600.0
 
 Ready = Callable[[int], None]
+Alarm = Callable[[float], None]
 
 
 class Hub:
@@ -56,13 +63,16 @@ class Hub:
         # Reentrant: the garbage collector may run somebody's call in the middle of ours.
         self._calls_guard = threading.RLock()
         self._stopped = False
-        self._later: list[tuple[float, Callable[[], None]]] = []
-        self._tickers: list[Callable[[float], None]] = []
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._alarms: dict[Alarm, float] = {}
         self._stall_watchers: list[Callable[[float], None]] = []
         self._closers: list[Callable[[], None]] = []
         self._stopping = False
         self._endpoints: dict[tuple[str, NetworkSettings], Endpoint] = {}
         self._endpoints_guard = threading.Lock()
+        self._responder: Responder | None = None
+        self._responder_guard = threading.Lock()
         self.monitor = Monitor(self)
         self.thread = threading.Thread(target=self._run, name="mw-hub", daemon=True)
         self.thread.start()
@@ -87,18 +97,30 @@ class Hub:
                 self._endpoints[key] = Endpoint(self, address, network)
             return self._endpoints[key]
 
+    @property
+    def responder(self) -> Responder:
+        """What answers the pings of peers, at all addresses; made if need be."""
+        with self._responder_guard:
+            if self._responder is None:
+                self._responder = Responder(self, native_loop())
+                self.on_close(self._responder.close)
+            return self._responder
+
     def call(self, function: Callable[[], None]) -> None:
         """Run ``function`` in the hub's thread, soon; in this one when the hub has stopped: what is to be freed is."""
         with self._calls_guard:
             if not self._stopped:
+                first = not self._calls
                 self._calls.append(function)
-                os.eventfd_write(self._wake, 1)
+                if first:  # else the hub has been woken for those before, or is at work on them
+                    os.eventfd_write(self._wake, 1)
                 return
         self._guarded(function)
 
     def call_later(self, delay: float, function: Callable[[], None]) -> None:
-        """Run ``function`` in the hub's thread after ``delay`` seconds, give or take a tick."""
-        self.call(lambda: self._later.append((time.monotonic() + delay, function)))
+        """Run ``function`` in the hub's thread after ``delay`` seconds."""
+        entry = (time.monotonic() + delay, next(self._numbers), function)
+        self.call(lambda: heapq.heappush(self._later, entry))
 
     def call_and_wait(self, function: Callable[[], None], timeout: float = 5.0) -> bool:
         """Run ``function`` in the hub's thread and wait until it is done; False if it was not in time."""
@@ -116,7 +138,7 @@ class Hub:
         self.call(work)
         return done.wait(timeout)
 
-    def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
+    def watch(self, sock: socket.socket | int, events: int, ready: Ready) -> None:
         """Call ``ready`` with the events when ``sock`` has them; not once the hub has stopped. In its thread only."""
         if self._stopped:  # a join that the end of the process overtook
             return
@@ -125,21 +147,26 @@ class Hub:
         except KeyError:
             self._selector.register(sock, events, ready)
 
-    def unwatch(self, sock: socket.socket) -> None:
+    def unwatch(self, sock: socket.socket | int) -> None:
         """Forget ``sock``. In the hub's thread only."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
 
-    def on_tick(self, ticker: Callable[[float], None]) -> None:
-        """Call ``ticker`` with the monotonic time at every tick."""
-        self.call(lambda: self._tickers.append(ticker))
+    def alarm(self, function: Alarm, when: float) -> None:
+        """Call ``function`` with the time once that is ``when``, which replaces what was said before. In the hub's
+        thread only.
 
-    def off_tick(self, ticker: Callable[[float], None]) -> None:
-        """Stop calling ``ticker``."""
-        self.call(lambda: self._tickers.remove(ticker) if ticker in self._tickers else None)
+        Args:
+            function: a method, most likely; it has one alarm at a time.
+            when: monotonic time; infinity takes the alarm back.
+        """
+        if when < math.inf:
+            self._alarms[function] = when
+        else:
+            self._alarms.pop(function, None)
 
     def on_stall(self, watcher: Callable[[float], None]) -> None:
-        """Call ``watcher`` with the gap in seconds when this thread did not run in time; before any ticker judges."""
+        """Call ``watcher`` with the gap in seconds that this thread was late by; before any alarm is acted on."""
         self._stall_watchers.append(watcher)
 
     def on_close(self, closer: Callable[[], None]) -> None:
@@ -150,6 +177,8 @@ class Hub:
         """Close our copies in a forked child, without a word to the selector, which is the parent's too."""
         for endpoint in self._endpoints.values():
             endpoint.drop_in_child()
+        if self._responder is not None:
+            self._responder.drop_in_child()
         self.monitor.drop_in_child()
 
     def _drain(self, _: int) -> None:
@@ -157,20 +186,14 @@ class Hub:
             os.eventfd_read(self._wake)
 
     def _run(self) -> None:
-        last = next_tick = time.monotonic()
         while not self._stopping:
-            now = time.monotonic()
-            for key, events in self._selector.select(max(0.0, next_tick - now)):
+            due = max(self._next_due(), time.monotonic())  # what was past when it was asked for shows no stall
+            patience = None if due == math.inf else min(due - time.monotonic(), LONGEST_SLEEP)
+            for key, events in self._selector.select(patience):
                 self._guarded(key.data, events)
             while self._calls:
                 self._guarded(self._calls.popleft())
-            now = time.monotonic()
-            if now >= next_tick:
-                if now - last > TICK + STALL:
-                    for watcher in tuple(self._stall_watchers):
-                        self._guarded(watcher, now - last)
-                self._tick(now)
-                last, next_tick = now, now + TICK
+            self._act(due)
         with self._calls_guard:  # from here on nobody writes to the descriptor, whose number others get
             self._stopped = True
             self._selector.close()
@@ -178,14 +201,27 @@ class Hub:
         while self._calls:
             self._guarded(self._calls.popleft())
 
-    def _tick(self, now: float) -> None:
-        due = [entry for entry in self._later if entry[0] <= now]
-        if due:
-            self._later = [entry for entry in self._later if entry[0] > now]
-            for _, function in due:
-                self._guarded(function)
-        for ticker in tuple(self._tickers):
-            self._guarded(ticker, now)
+    def _next_due(self) -> float:
+        """When this thread has to run again, whatever happens."""
+        later = self._later[0][0] if self._later else math.inf
+        return min(later, min(self._alarms.values(), default=math.inf))
+
+    def _act(self, due: float) -> None:
+        """Do what is due; ``due`` is when we meant to run at the latest."""
+        now = time.monotonic()
+        self._look_for_stall(now - due)
+        while self._later and self._later[0][0] <= now:
+            self._guarded(heapq.heappop(self._later)[2])
+        if min(self._alarms.values(), default=math.inf) <= now:
+            for function in [function for function, when in self._alarms.items() if when <= now]:
+                if self._alarms.pop(function, None) is not None:  # one that was before it may have taken it back
+                    self._guarded(function, now)
+        self._look_for_stall(time.monotonic() - now)  # nothing of this takes long, unless we do not get to run
+
+    def _look_for_stall(self, gap: float) -> None:
+        if gap > STALL:
+            for watcher in tuple(self._stall_watchers):
+                self._guarded(watcher, gap)
 
     def _guarded(self, function: Callable[..., None], *args: float) -> None:
         try:

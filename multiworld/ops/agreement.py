@@ -50,6 +50,10 @@ class CollectiveOperation(Operation):
         """See ``Operation.needs``."""
         return peer in self.ranks and peer not in self.heard and peer != self.session.rank
 
+    def awaits(self) -> tuple[int, ...]:
+        """See ``Operation.awaits``; the backend waits for any of the members."""
+        return tuple(rank for rank in self.ranks if rank != self.session.rank) if self.running else self.missing()
+
     def missing(self) -> tuple[int, ...]:
         """World ranks that have not called it yet."""
         return tuple(rank for rank in self.ranks if self.needs(rank))

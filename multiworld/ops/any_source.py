@@ -90,6 +90,10 @@ class AnyReceive(Operation):
             return self.chosen.needs(peer)
         return all(p in self.session.departed for p in self.peers)
 
+    def awaits(self) -> tuple[int, ...]:
+        """See ``Operation.awaits``."""
+        return self.peers if self.chosen is None else self.chosen.awaits()
+
     def waiting_for(self) -> str:
         """See ``Operation.waiting_for``."""
         return f"one of the ranks {list(self.peers)} to send"

@@ -85,6 +85,10 @@ class SendOperation(Operation):
         """See ``Operation.needs``."""
         return peer == self.box.lane.peer
 
+    def awaits(self) -> tuple[int, ...]:
+        """See ``Operation.awaits``."""
+        return (self.box.lane.peer,)
+
     def waiting_for(self) -> str:
         """See ``Operation.waiting_for``."""
         state = "to take the payload" if self.matched else "to post the receive"
@@ -144,6 +148,10 @@ class ReceiveOperation(Operation):
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``."""
         return peer == self.box.lane.peer
+
+    def awaits(self) -> tuple[int, ...]:
+        """See ``Operation.awaits``."""
+        return (self.box.lane.peer,)
 
     def waiting_for(self) -> str:
         """See ``Operation.waiting_for``."""

@@ -26,6 +26,7 @@ class Operation:
         name: of the operation, for messages.
         session: what it runs in.
         done: whether the outcome is there.
+        since: monotonic time since which somebody waits for it; infinite until then.
         deadline: monotonic time after which the session breaks; infinite until somebody waits.
         withdrawn: nobody waits for it any more.
         running: the backend works on the caller's memory, and cannot be told to use another.
@@ -47,6 +48,7 @@ class Operation:
         "parent",
         "running",
         "session",
+        "since",
         "timeout",
         "withdrawn",
     )
@@ -57,7 +59,7 @@ class Operation:
         self.done = False
         self.withdrawn = False
         self.running = False
-        self.deadline = float("inf")
+        self.since = self.deadline = float("inf")
         self.timeout = 0.0
         self.keep = keep
         self.finish: Callable[[Any], Any] | None = None
@@ -110,9 +112,17 @@ class Operation:
         """Whether it cannot be done without ``peer``, a world rank, any more."""
         return False
 
+    def awaits(self) -> tuple[int, ...]:
+        """World ranks that it waits for now: their silence would concern it."""
+        return ()
+
     def waiting_for(self) -> str:
         """Whom or what it waits for, for the message of a timeout."""
         return ""
+
+    def waited_since(self) -> float:
+        """Since when somebody waits for it, or for the batch that it is part of; infinite if nobody does."""
+        return self.since if self.parent is None else self.parent.since
 
     def _settle(self) -> None:
         self.done = True
@@ -126,8 +136,12 @@ class Operation:
 
     def set_deadline(self, timeout: float | None) -> None:
         """Start the clock: ``timeout`` seconds from now, None for the world's."""
-        self.timeout = self.session.op_timeout if timeout is None else timeout
-        self.deadline = time.monotonic() + self.timeout
+        session = self.session
+        self.timeout = session.op_timeout if timeout is None else timeout
+        self.since = now = time.monotonic()
+        self.deadline = deadline = now + self.timeout
+        if deadline < session.next_look:  # seldom: deadlines mostly come in the order of their operations
+            session.look_at(deadline)
 
     def attach(self, future: asyncio.Future[None] | None, wake: int) -> bool:
         """Register who is to be woken; False if it is done already. Under the session's lock."""

@@ -119,6 +119,7 @@ class Assembly:
         after: int,
         cancelled: Callable[[], bool],
     ) -> None:
+        self._hub = hub
         self._config = config
         self._after = after
         self._resize = resize
@@ -137,8 +138,7 @@ class Assembly:
         """The generation we are in, its connections, who answers for it, and everybody's claims."""
         try:
             with self._failures_of_the_store():
-                with self._source.gate.passed():  # its pulse is a store of torch's too
-                    self._endpoint = self._open_endpoint(self._hub, self._source.address)
+                self._endpoint = self._open_endpoint(self._hub, self._source.address)
                 self._client = self._open_client(self._source)
                 self._ledger = Ledger(self._client, self._config.name)
                 return self._meet()
@@ -265,8 +265,7 @@ class Assembly:
         config, endpoint = self._config, self._endpoint
         us = this_process()
         ours = Claim(
-            incarnation, endpoint.address, endpoint.port, endpoint.pulse.port,
-            us.machine, us.pid, us.started, config.backend,
+            incarnation, endpoint.address, endpoint.port, us.machine, us.pid, us.started, config.backend,
         )  # fmt: skip
         holder = self._ledger.claim(generation, config.rank, ours)
         if holder.incarnation == incarnation:
@@ -322,7 +321,10 @@ class Assembly:
             return self._cancelled() or self._ledger.generation() != generation
 
         try:
-            return wire(config.name, generation, config.rank, claims, doorman, config.network, self._deadline, given_up)
+            return wire(
+                config.name, generation, config.rank, claims, doorman, config.network, self._deadline, given_up,
+                self._hub.monitor.unconnected,
+            )  # fmt: skip
         except WiringFailed as failed:
             self._complaint = doorman.complaint() or self._complaint
             self._why = f"rank {failed.peer} came but could not be connected to: {failed.why}"

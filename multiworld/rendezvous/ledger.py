@@ -21,9 +21,8 @@ class Claim:
 
     Attributes:
         incarnation: random number, new for every attempt to join.
-        address: where its listener and its pulse are.
+        address: where its listener is.
         port: of the listener.
-        pulse: port of the pulse.
         machine: see ``ProcessId``.
         pid: process number.
         started: see ``ProcessId``.
@@ -34,7 +33,6 @@ class Claim:
     incarnation: str
     address: str
     port: int
-    pulse: int
     machine: str
     pid: int
     started: int
@@ -69,7 +67,7 @@ class Claim:
             ) from None
 
 
-_EMPTY = Claim("", "", 0, 0, "", 0, 0, "", 0)
+_EMPTY = Claim("", "", 0, "", 0, 0, "", 0)
 
 
 class Ledger:

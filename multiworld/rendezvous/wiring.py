@@ -1,7 +1,9 @@
 """The connections between the members of one generation: two to each peer, one for data, one for control.
 
 The higher rank dials the lower. Both say who they are; a wrong world, generation, rank or incarnation is refused,
-with the reason. When a member has all its connections it says so on each, and is in when everybody has.
+with the reason. Then each member dials those that it is going to ping, unless another world has done so already. When a
+member has all its connections it says so on each, and is in when everybody has: from then on nobody needs the Python of
+another one for a sign of life.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld.config import NetworkSettings, printed
+from multiworld.liveness.pulse import first_ping
+from multiworld.liveness.ring import watched_by
 from multiworld.net.greeting import GreetingError, Hello, Reason, Role, greet
 from multiworld.rendezvous.ledger import Claim
 
@@ -53,15 +57,59 @@ class Incompatible(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class DialPulse:
+    """Makes heartbeat connections of one member.
+
+    Attributes:
+        world: its name.
+        generation: its generation.
+        rank: ours.
+        claims: of all members, by rank.
+        network: with our secret.
+    """
+
+    world: str
+    generation: int
+    rank: int
+    claims: Mapping[int, Claim]
+    network: NetworkSettings
+
+    def __call__(self, peer: int, timeout: float) -> socket.socket:
+        """Connect to the responder of ``peer`` and see that it answers.
+
+        Raises:
+            OSError: it cannot be reached, refuses, or does not answer, each step within ``timeout`` seconds.
+        """
+        claim = self.claims[peer]
+        hello = Hello(Role.PULSE, self.world, self.generation, self.rank, peer, claim.incarnation)
+        sock = dial(claim, hello, self.network, timeout)
+        try:
+            first_ping(sock)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+@dataclass(frozen=True, slots=True)
 class Wires:
-    """The connections, by world rank."""
+    """The connections, by world rank.
+
+    Attributes:
+        lanes: for data.
+        controls: for control.
+        pulses: for heartbeats, to those that we ping and that no other world of ours pings.
+        dial_pulse: makes another of these.
+    """
 
     lanes: dict[int, socket.socket]
     controls: dict[int, socket.socket]
+    pulses: dict[int, socket.socket]
+    dial_pulse: DialPulse
 
     def close(self) -> None:
         """Close all."""
-        for sock in (*self.lanes.values(), *self.controls.values()):
+        for sock in (*self.lanes.values(), *self.controls.values(), *self.pulses.values()):
             sock.close()
 
 
@@ -96,6 +144,7 @@ class Doorman:
         self._withdrawn = withdrawn
         #: who has yet to dial us, and for what: each does so once, and only higher ranks do
         self._missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
+        self._pulses: dict[int, socket.socket] = {}
         self._guard = threading.Lock()
         self._closed = False
         endpoint.expect(*self._where, self._answer)
@@ -122,6 +171,8 @@ class Doorman:
             return f"rank {hello.sender} is no peer in a world of {self._size}"
         if hello.role in ROLES:
             return self._answer_to_wire(hello)
+        if hello.role is Role.PULSE:
+            return lambda sock: self._serve_pulse(hello.sender, sock)
         return f"no {hello.role.value} is taken here"
 
     def _answer_to_wire(self, hello: Hello) -> Taker | str:
@@ -130,6 +181,15 @@ class Doorman:
         if (hello.sender, hello.role) not in self._missing:
             return f"the {hello.role.value} of rank {hello.sender} is here already"
         return lambda sock: self._arrive(hello.sender, hello.role, sock)
+
+    def _serve_pulse(self, peer: int, sock: socket.socket) -> None:
+        """Hand a heartbeat connection over; the last one of that peer ends, so that greetings cannot collect them."""
+        last = self._pulses.get(peer)
+        if last is not None:
+            with contextlib.suppress(OSError):
+                last.shutdown(socket.SHUT_RDWR)
+        self._pulses[peer] = sock
+        self._endpoint.pulse.adopt(sock)
 
     def _arrive(self, peer: int, role: Role, sock: socket.socket) -> None:
         with self._guard:
@@ -211,6 +271,7 @@ def wire(
     network: NetworkSettings,
     deadline: float,
     cancelled: Callable[[], bool],
+    unconnected: Callable[[Iterable[Claim]], list[Claim]],
 ) -> Wires:
     """Make all connections of ``rank``.
 
@@ -223,23 +284,40 @@ def wire(
         network: with our secret.
         deadline: monotonic time.
         cancelled: asked now and then; True gives up, because nobody wants it any more or the others have moved on.
+        unconnected: picks those claims whose process no heartbeat connection leads to yet.
 
     Raises:
         WiringFailed: with the rank of the peer that is missing.
         Incompatible: a peer has another secret or protocol.
     """
-    wires = Wires({}, {})
+    wires = Wires({}, {}, {}, DialPulse(world, generation, rank, claims, network))
     try:
         for peer in range(rank):
             for role in ROLES:
                 hello = Hello(role, world, generation, rank, peer, claims[peer].incarnation)
                 _put(wires, peer, role, _dialled(peer, claims[peer], hello, network, deadline))
         _await_arrivals(wires, rank, len(claims), doorman, deadline, cancelled)
+        _dial_pulses(wires, rank, claims, deadline, unconnected)
         _all_ready(wires, deadline)
     except BaseException:
         wires.close()
         raise
     return wires
+
+
+def _dial_pulses(
+    wires: Wires,
+    rank: int,
+    claims: Mapping[int, Claim],
+    deadline: float,
+    unconnected: Callable[[Iterable[Claim]], list[Claim]],
+) -> None:
+    """Connect to those whom we are going to watch first."""
+    ring = {claims[peer].incarnation: peer for peer in watched_by(rank, len(claims), (), ())}
+    for claim in unconnected(claims[peer] for peer in ring.values()):
+        peer = ring[claim.incarnation]
+        with _blaming(peer):
+            wires.pulses[peer] = wires.dial_pulse(peer, max(0.1, min(5.0, deadline - time.monotonic())))
 
 
 def _dialled(peer: int, claim: Claim, hello: Hello, network: NetworkSettings, deadline: float) -> socket.socket:

@@ -283,7 +283,24 @@ def test_a_session_broken_at_its_first_tick_leaves_no_ticker(pair: Pair, monkeyp
     a, b = pair.join("w")
     assert a.state is b.state is WorldState.BROKEN
     assert hub.call_and_wait(lambda: None)
-    assert [owner for owner in map(_owner, hub._tickers) if owner in (a._live, b._live)] == []
+    assert [owner for owner in map(_owner, hub._alarms) if owner in (a._live, b._live)] == []
+
+
+def test_a_session_broken_with_a_deadline_ahead_leaves_no_alarm(pair: Pair) -> None:
+    a, b = pair.join("w")
+    hub = pair.a._hub
+
+    def waits() -> None:
+        with pytest.raises(BrokenWorldException):
+            a.sync.recv(torch.zeros(1), 1, timeout=100)
+
+    def breaks() -> None:
+        wait_until(lambda: a._live in map(_owner, hub._alarms), SECONDS, "the deadline is not looked at")
+        b.abort("on purpose")
+
+    at_once(waits, breaks)
+    assert hub.call_and_wait(lambda: None)
+    assert [owner for owner in map(_owner, hub._alarms) if owner in (a._live, b._live)] == []
 
 
 def _owner(ticker: Any) -> Any:

@@ -250,7 +250,7 @@ def test_a_frozen_member_that_was_replaced_is_stale(store: str) -> None:
 def test_what_others_may_read_is_cleared_when_the_next_generation_is_complete(store: str) -> None:
     """To read what is being deleted hangs, or loses the connection, on stores of torch up to 2.2."""
     ledger = Ledger(dist.FileStore(store.removeprefix("file://"), -1), "w")
-    gone = Claim("gone", "127.0.0.1", 1, 1, "elsewhere", 1, 1, "gloo")  # nobody answers there
+    gone = Claim("gone", "127.0.0.1", 1, "elsewhere", 1, 1, "gloo")  # nobody answers there
     assert ledger.advance(0) == 1
     ledger.agree_size(1, 2)
     ledger.claim(1, 1, gone)

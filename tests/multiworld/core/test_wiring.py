@@ -16,12 +16,13 @@ import torch.distributed as dist
 
 from multiworld import MultiWorld, RendezvousError
 from multiworld.config import NetworkSettings
+from multiworld.liveness.pulse import first_ping
 from multiworld.net.greeting import PROTOCOL, Acceptor, GreetingError, Hello, Reason, Role
 from multiworld.net.hub import Hub
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.wiring import Doorman, Incompatible, alive, dial
 
-OURS = Claim("c0ffee", "127.0.0.1", 0, 1, "elsewhere", 1, 1, "gloo")
+OURS = Claim("c0ffee", "127.0.0.1", 0, "elsewhere", 1, 1, "gloo")
 #: as the first release wrote it
 OLD_FIELDS = ("incarnation", "address", "port", "pulse", "machine", "pid", "started", "backend")
 Answer = Callable[[socket.socket], None]
@@ -75,7 +76,7 @@ def write_claim(ledger: Ledger, rank: int, fields: dict[str, Any] | str) -> None
 
 
 def old(claim: Claim) -> dict[str, Any]:
-    return {name: value for name, value in asdict(claim).items() if name in OLD_FIELDS}
+    return {**{name: value for name, value in asdict(claim).items() if name in OLD_FIELDS}, "pulse": 1}
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["we dial", "they dial"])
@@ -104,8 +105,8 @@ def test_the_claim_of_a_dead_member_of_another_version_keeps_nobody_out(store: s
 
 def test_a_claim_of_a_newer_version_can_be_read() -> None:
     newer = {**asdict(OURS), "protocol": 3, "hat": {"colour": "red"}}
-    del newer["pulse"]
-    assert Claim.unpacked(json.dumps(newer)) == replace(OURS, protocol=3, pulse=0)
+    del newer["machine"]
+    assert Claim.unpacked(json.dumps(newer)) == replace(OURS, protocol=3, machine="")
     assert Claim.unpacked(json.dumps(old(OURS))) == replace(OURS, protocol=1)
     assert Claim.unpacked(OURS.packed()) == OURS
 
@@ -164,13 +165,29 @@ def test_connections_that_nobody_takes_are_closed_with_the_doorman() -> None:
             with pytest.raises(GreetingError, match="already") as caught:
                 dial(there, hello, NetworkSettings(), 5.0)
             assert caught.value.reason is Reason.REFUSED
-        for role in (Role.PULSE, Role.STORE):
-            with pytest.raises(GreetingError):
-                dial(there, replace(hellos[0], role=role), NetworkSettings(), 5.0)
+        with pytest.raises(GreetingError):
+            dial(there, replace(hellos[0], role=Role.STORE), NetworkSettings(), 5.0)
         doorman.close()
         for sock in socks:
             with sock:
                 sock.settimeout(5)
                 assert sock.recv(1) == b""
+    finally:
+        hub.release()
+
+
+def test_a_peer_has_one_heartbeat_connection() -> None:
+    """A greeting that is sent again ends the connection before, so that nobody collects them."""
+    hub = Hub.acquire()
+    try:
+        endpoint = hub.endpoint("127.0.0.1", NetworkSettings())
+        doorman = Doorman(endpoint, "w", 1, 0, 2, "c0ffee")
+        there = replace(OURS, port=endpoint.port)
+        hello = Hello(Role.PULSE, "w", 1, 1, 0, "c0ffee")
+        first, second = (dial(there, hello, NetworkSettings(), 5.0) for _ in range(2))
+        with first, second:
+            assert first.recv(1) == b""
+            first_ping(second)
+        doorman.close()
     finally:
         hub.release()

@@ -104,9 +104,25 @@ class Network:
             raise NotFiredError(f"the cut to_left={to_left} to_right={to_right} is not seen: {arrives}")
         self._injector.record("cut", f"{to_left=} {to_right=}", at, f"packets arrive: {arrives}")
 
+    def part(self) -> None:
+        """Drop what the two hosts send each other, silently; those on the router reach both. Proven as ``cut``."""
+        at = time.monotonic()
+        for source, target in ((self.left, self.right), (self.right, self.left)):
+            _ip("-n", self._router, "rule", "add", "from", source.address, "to", target.address, "blackhole")
+        arrives = [self.reaches(self.left, self.right), self.reaches(self.right, self.left)]
+        if any(arrives):
+            raise NotFiredError(f"the hosts still reach each other: {arrives}")
+        self._injector.record("part", "left, right", at, f"packets arrive: {arrives}")
+
     def heal(self) -> None:
         """Let everything through again; proven."""
         at = time.monotonic()
+        for source, target in ((self.left, self.right), (self.right, self.left)):
+            subprocess.run(
+                ["ip", "-n", self._router, "rule", "delete", "from", source.address, "to", target.address],
+                capture_output=True,
+                timeout=20,
+            )
         for host in (self.left, self.right):
             subprocess.run(
                 ["ip", "-n", self._router, "route", "delete", "blackhole", f"{host.address}/32"],

@@ -120,15 +120,18 @@ def listening(stage: Stage) -> list[tuple[str, int]]:
 
 
 def send_rubbish(stage: Stage, ports: list[int], rubbish: bytes) -> int:
-    """Write ``rubbish`` to every established connection of ours from or to one of those ports; how many."""
-    count = 0
-    for sock in _sockets():
-        with sock, contextlib.suppress(OSError):
-            ends = {sock.getpeername()[1], sock.getsockname()[1]} if sock.family == socket.AF_INET else set()
-            if ends & set(ports):
+    """Write ``rubbish`` to every established connection of ours from or to one of those ports; how many there are."""
+    with contextlib.ExitStack() as stack:
+        found = []  # all before the first is written to: the world may break, and end the others, at once
+        for sock in map(stack.enter_context, _sockets()):
+            with contextlib.suppress(OSError):
+                ends = {sock.getpeername()[1], sock.getsockname()[1]} if sock.family == socket.AF_INET else set()
+                if ends & set(ports):
+                    found.append(sock)
+        for sock in found:
+            with contextlib.suppress(OSError):
                 sock.send(rubbish)
-                count += 1
-    return count
+        return len(found)
 
 
 RUBBISH = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import io
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from multiworld import Heartbeat, OwnStall, PeerLost, PeerRecovered, PeerSuspect
 from multiworld.chaos.actor import Stage
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GRACE_SECONDS, SILENT_SECONDS
+from tests.multiworld.faults.groups import root_of, throttled
 from tests.multiworld.faults.operations import SMALL, Row
 from tests.multiworld.faults.scene import CALM, Scene, lost
 
@@ -42,6 +45,58 @@ def test_frozen_peer_does_not_hold_up_wait_for(scene: Scene) -> None:
     outcome = a.start(wait_for_recv, WORLD, 1, 0.3).outcome()
     assert outcome.value == "TimeoutError"
     assert 0.3 <= outcome.seconds < 0.3 + GRACE_SECONDS
+
+
+@pytest.fixture(params=[1, 2], ids=["cgroup v1", "cgroup v2"])
+def groups(request: pytest.FixtureRequest) -> tuple[Path, int]:
+    """A name for a control group, and its version."""
+    root = root_of(request.param)
+    if isinstance(root, str):
+        pytest.skip(root)
+    return root / f"mw-test-{os.getpid()}", request.param
+
+
+def test_a_peer_frozen_by_its_control_group_is_lost_as_soon_as_a_stopped_one(
+    scene: Scene, groups: tuple[Path, int]
+) -> None:
+    """The kernel shows its threads as asleep. They were taken for starved, and given ten times as long."""
+    a, b, victim = members = scene.actors(3)
+    scene.join(WORLD, members)
+    waiting = [actor.start(acts.operate, WORLD, RECV, 2) for actor in (a, b)]
+    for actor in (a, b):
+        actor.wait_for("operating")
+    with scene.injector.group_frozen(victim, *groups) as fired:
+        for call in waiting:
+            lost(call.outcome(), WORLD, 2, SILENT_SECONDS, fired, {"silence", "reported"})
+
+
+def test_a_starved_peer_on_this_machine_is_not_lost(scene: Scene) -> None:
+    """It gets 2 % of a core and wants more: it is silent for longer than a stopped one may be, and nothing breaks."""
+    a, slow = members = scene.actors(2)
+    scene.join(WORLD, members)
+    a.run(acts.watch_events)
+    try:
+        with throttled(slow.pid, 0.02) as group:
+            at = time.monotonic()
+            busy = slow.start(_burn, 3.0)
+            time.sleep(4.0)  # the starvation is meant to last
+            stat = (group / "cpu.stat").read_text().split()
+            waited = int(stat[stat.index("throttled_time") + 1]) / 1e9
+            assert waited > 1.5, f"throttled for {waited} s only"
+            scene.injector.record("throttle", slow.name, at, f"waited for a CPU for {waited:.1f} s")
+    except OSError as error:
+        pytest.skip(f"no quota of CPU can be set here: {error}")
+    busy.result()
+    kinds = {type(event) for event in a.run(acts.events)}
+    assert PeerSuspected in kinds, "it was not silent: nothing was shown"
+    assert a.run(acts.standing, WORLD).state is WorldState.ACTIVE
+    scene.works(WORLD, members)
+
+
+def _burn(stage: Stage, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
 
 
 def test_frozen_peer_while_three_worlds_are_busy(scene: Scene) -> None:

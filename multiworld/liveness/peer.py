@@ -1,0 +1,240 @@
+"""A peer process: the heartbeat connection to it, when it was last heard, and what each world makes of its silence."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from multiworld.config import Heartbeat
+from multiworld.liveness.neighbour import PATIENCE, ProcessId, Starvation
+from multiworld.liveness.pulse import MAX_AT_ONCE, PING
+from multiworld.liveness.tcpinfo import tcp_info
+
+if TYPE_CHECKING:
+    from multiworld.net.hub import Hub
+    from multiworld.session import Session
+
+#: how long one attempt to connect again may take, in seconds
+DIAL_SECONDS = 2.0
+#: what is due within this share of the interval is done at once: one wake-up instead of two
+SLACK = 0.25
+
+Dial = Callable[[float], socket.socket]
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """One world's interest in one peer.
+
+    Attributes:
+        session: of the world.
+        peer: its rank there.
+        heartbeat: how long it may be silent.
+        since: silence from before this is not held against it: others may have listened less often.
+        suspected: whether ``PeerSuspected`` was told.
+    """
+
+    session: Session
+    peer: int
+    heartbeat: Heartbeat
+    since: float
+    suspected: bool = False
+
+    def judge(self, silence: float, lost: bool) -> None:
+        """Tell the world of a silence, and whether the peer is lost by it."""
+        if lost:
+            self.session.peer_silent(self.peer, silence)
+        elif silence >= self.heartbeat.suspect_after and not self.suspected:
+            self.suspected = True
+            self.session.peer_suspected(self.peer, silence)
+        elif silence < self.heartbeat.suspect_after and self.suspected:
+            self.suspected = False
+            self.session.peer_recovered(self.peer, silence)
+
+
+class PeerProcess:
+    """A process that peers of ours live in, shared by all worlds of ours that watch it. For the hub's thread.
+
+    All times err on the side of the peer: this thread may lose the GIL for seconds between any two steps.
+
+    Answers are not waited for: they are read when the next ping is due, or a silence is to be judged. The kernel knows
+    when they came. So a peer costs one wake-up of ours per interval, and several peers share it.
+
+    Args:
+        hub: whose thread this is.
+        process: which one.
+
+    Attributes:
+        watches: who wants to know of its silence.
+        last_heard: monotonic time when it was alive; it may have been heard later, which the kernel knows.
+    """
+
+    def __init__(self, hub: Hub, process: ProcessId) -> None:
+        self.watches: list[Watch] = []
+        self.last_heard = time.monotonic()
+        self._hub = hub
+        self._process = process
+        self._sock: socket.socket | None = None
+        self._asked: deque[float] = deque()  # when the pings without an answer were sent
+        self._next_ping = 0.0
+        self._dialling = self._closed = False
+        self._suspects = False
+        self._starvation: Starvation | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether it can be pinged."""
+        return self._sock is not None
+
+    def watch(self, watch: Watch) -> None:
+        """Look after one more world; it may want to ping sooner than those before it."""
+        self.watches.append(watch)
+        self._next_ping = 0.0
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Ping on ``sock``, unless there is a connection already."""
+        if self._sock is not None or self._closed:
+            sock.close()
+            return
+        sock.setblocking(False)
+        self._sock = sock
+        self._asked.clear()
+        self.last_heard = time.monotonic()
+
+    def dial(self, dial: Dial) -> None:
+        """Connect, in a thread of its own, unless that is under way: the peer's Python has to answer."""
+        if self._dialling or self._sock is not None:
+            return
+        self._dialling = True
+        threading.Thread(target=self._dial, args=(dial,), name="mw-pulse-dial", daemon=True).start()
+
+    def tick(self, now: float) -> None:
+        """Read what has come, judge the silence for each world, and ping if it is time."""
+        self._read()
+        if self._suspects or now - self.last_heard >= min(watch.heartbeat.suspect_after for watch in self.watches):
+            self._judge(now)
+        interval = min(watch.heartbeat.interval for watch in self.watches)
+        if now >= self._next_ping - SLACK * interval:
+            self._next_ping = now + interval
+            self._ping()
+
+    def next_due(self, now: float) -> float:
+        """When ``tick`` has something to do."""
+        due = self._next_ping
+        if (self._asked or self._sock is None) and self.last_heard < due:
+            for watch in self.watches:
+                began = self._silent_since(watch, now)
+                for limit in (watch.heartbeat.suspect_after, watch.heartbeat.lost_after):
+                    if now < began + limit < due:
+                        due = began + limit
+        return due
+
+    def forgive(self, gap: float) -> None:
+        """We did not listen for ``gap`` seconds: nobody is accused for that."""
+        now = time.monotonic()
+        self.last_heard = min(now, self.last_heard + gap)
+        self._asked = deque(min(now, asked + gap) for asked in self._asked)
+        for watch in self.watches:
+            watch.since = min(now, watch.since + gap)
+
+    def close(self) -> None:
+        """Close the connection; nobody watches it any more."""
+        self._closed = True
+        self._drop()
+
+    def drop_in_child(self) -> None:
+        """Close our copy in a forked child."""
+        if self._sock is not None:
+            self._sock.close()
+
+    def _silent_since(self, watch: Watch, now: float) -> float:
+        """When its silence began: at its last sign of life, but no sooner than an interval before the first question
+        that it has not answered, for until then nobody asked."""
+        if self._sock is None:
+            return max(self.last_heard, watch.since)
+        if not self._asked:
+            return now
+        return max(self.last_heard, watch.since, self._asked[0] - watch.heartbeat.interval)
+
+    def _refine(self) -> None:
+        """Ask the kernel when the last answer came: it was no sooner than its question, maybe much later."""
+        info = tcp_info(self._sock) if self._sock is not None else None
+        if info is not None:
+            self.last_heard = max(self.last_heard, time.monotonic() - info.data_age)
+
+    def _judge(self, now: float) -> None:
+        self._refine()
+        starved: bool | None = None  # looked at once for all
+        for watch in tuple(self.watches):
+            silence = now - self._silent_since(watch, now)
+            lost = silence >= watch.heartbeat.lost_after
+            if lost and silence < watch.heartbeat.lost_after * PATIENCE:
+                starved = self._excused() if starved is None else starved
+                lost = not starved
+            watch.judge(silence, lost)
+        self._suspects = any(watch.suspected for watch in self.watches)
+        if not self._suspects:
+            self._starvation = None
+        elif self._starvation is None:  # with this it is compared when it is about to be lost
+            self._starvation = Starvation(self._process)
+
+    def _excused(self) -> bool:
+        """Whether there is a reason for its silence other than its end."""
+        if self._sock is None:
+            # Python there has not answered our greeting, maybe because it holds the GIL: lost only if we know more.
+            return self._process.running() is not False
+        if self._starvation is None:
+            self._starvation = Starvation(self._process)
+        return self._starvation.evident()
+
+    def _read(self) -> None:
+        sock = self._sock
+        if sock is None:
+            return
+        try:
+            answers = len(sock.recv(4096))
+        except BlockingIOError:
+            return
+        except OSError:
+            answers = 0
+        if not answers:
+            self._drop()  # made again; that the process is gone shows on its other connections
+            return
+        for _ in range(min(answers, len(self._asked))):
+            self.last_heard = max(self.last_heard, self._asked.popleft())  # or later: see ``_refine``
+
+    def _ping(self) -> None:
+        if self._sock is None or len(self._asked) >= MAX_AT_ONCE:
+            return
+        try:
+            self._sock.send(PING)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop()
+            return
+        self._asked.append(time.monotonic())  # after it: this thread may have lost the GIL for long meanwhile
+
+    def _drop(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+            self._asked.clear()
+            self.last_heard = time.monotonic()  # it was there until now; from now on it is not reached
+
+    def _dial(self, dial: Dial) -> None:
+        sock: socket.socket | None = None
+        with contextlib.suppress(OSError):  # tried again as long as a world watches it
+            sock = dial(DIAL_SECONDS)
+        self._hub.call(lambda: self._dialled(sock))
+
+    def _dialled(self, sock: socket.socket | None) -> None:
+        self._dialling = False
+        if sock is not None:
+            self.adopt(sock)

@@ -1,0 +1,88 @@
+"""Peers that an operation waits for, and that nobody here pings: can their host still be reached?
+
+A member pings only its successors in the ring. That is enough to notice every member that is stopped, but not a cut
+between two members that are no neighbours. So while an operation has waited for a peer for longer than an interval,
+an empty line goes out on the control connection, and the kernel tells whether it was acknowledged. That takes no
+further connection, and no thread of the peer has to run: it raises no false alarm when the peer is slow, starved or
+stopped, which its predecessors in the ring notice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from multiworld.config import Heartbeat
+from multiworld.liveness.peer import SLACK, Watch
+from multiworld.liveness.tcpinfo import tcp_info
+
+if TYPE_CHECKING:
+    from multiworld.session import Session
+
+#: so many peers are asked at a time, each until it answers; then it is the turn of others
+AT_ONCE = 4
+#: how long the kernel of a peer may put off an acknowledgement, or take to send it again
+ACK_SECONDS = 0.3
+
+
+class Reach:
+    """What one session asks the kernels of awaited peers. For the hub's thread.
+
+    Args:
+        session: whose peers.
+        heartbeat: of its world.
+    """
+
+    def __init__(self, session: Session, heartbeat: Heartbeat) -> None:
+        self._session = session
+        self._heartbeat = heartbeat
+        self._asked: dict[int, Watch] = {}
+        self._last = session.rank
+        self._next_look = 0.0
+
+    def tick(self, now: float, watched: Collection[int], unreached: Collection[int]) -> None:
+        """Ask and judge, if it is time.
+
+        Args:
+            now: monotonic time.
+            watched: ranks that are pinged.
+            unreached: ranks that should be pinged, but cannot be now: they are asked here meanwhile.
+        """
+        interval = self._heartbeat.interval
+        if now < self._next_look - SLACK * interval:
+            return
+        self._next_look = now + interval
+        wanted = self._session.awaited(now - interval) | set(unreached)
+        wanted -= set(watched) | self._session.departed
+        for peer in tuple(self._asked):
+            self._look(peer, now, peer in wanted)
+        self._ask(wanted)
+
+    def forgive(self, gap: float) -> None:
+        """We did not listen for ``gap`` seconds."""
+        now = time.monotonic()
+        for watch in self._asked.values():
+            watch.since = min(now, watch.since + gap)
+
+    def _look(self, peer: int, now: float, wanted: bool) -> None:
+        watch, sock = self._asked[peer], self._session.control.sock(peer)
+        info = tcp_info(sock) if sock is not None else None
+        if info is None or info.unanswered == 0 or not wanted:
+            watch.judge(0.0, lost=False)
+            del self._asked[peer]
+            return
+        # In this order: this thread may lose the GIL for long between any two steps.
+        silence = now - max(watch.since, time.monotonic() - info.ack_age)
+        silence = silence if silence > ACK_SECONDS else 0.0
+        watch.judge(silence, silence >= self._heartbeat.lost_after)
+
+    def _ask(self, wanted: set[int]) -> None:
+        """Take up those whose turn it is: the ranks behind the last that was asked, all round."""
+        size = self._session.size
+        for peer in sorted(wanted - self._asked.keys(), key=lambda rank: (rank - self._last - 1) % size):
+            if len(self._asked) >= AT_ONCE:
+                return
+            self._last = peer
+            if self._session.control.poke(peer):
+                self._asked[peer] = Watch(self._session, peer, self._heartbeat, time.monotonic())
