@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from multiworld.breaking import LINGER_SECONDS, drop_in_child
+from multiworld.callbacks import Callbacks
 from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_OP_TIMEOUT,
@@ -24,8 +25,10 @@ from multiworld.config import (
 )
 from multiworld.errors import InvalidArgument, WrongContext
 from multiworld.events import Event, EventBus
+from multiworld.loops import running_loop
 from multiworld.net.hub import Hub
 from multiworld.process import register
+from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, assemble, store_silent
 from multiworld.rendezvous.settings import checked_config
 from multiworld.rendezvous.stores import StoreBook, StoreLike, StoreSource
@@ -36,10 +39,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from multiworld.session import Session
-
-
-#: how long ``close`` waits for broken worlds to be freed; what takes longer goes on in the background
-FREEING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +119,23 @@ class MultiWorld:
                 what=f"op_timeout is {op_timeout!r}, heartbeat {heartbeat!r}",
                 remedy="pass seconds above 0 and a Heartbeat",
             )
-        self._bus = EventBus()
+        self._callbacks = Callbacks()
+        self._bus = EventBus(self._callbacks)
         #: what worlds there are, and which generation of each is the live one
         self.lock = threading.Lock()
         self._worlds: dict[str, World] = {}
         self._joining: set[str] = set()
         self._stores = StoreBook()
-        self._hub = Hub.acquire()
-        self._closed = False
         self._pid = os.getpid()
-        self._sync = SyncMultiWorld(self)
+        self._hub = Hub.acquire()
+        #: set once closed; what runs elsewhere looks at this and not at us, so that it does not keep us alive
+        self._end = threading.Event()
         register(self)
 
     @property
     def sync(self) -> SyncMultiWorld:
         """The synchronous twins of ``join`` and ``close``."""
-        return self._sync
+        return SyncMultiWorld(self)
 
     @property
     def worlds(self) -> Mapping[str, World]:
@@ -195,7 +195,7 @@ class MultiWorld:
             defaults.op_timeout if op_timeout is None else op_timeout, join_timeout, heartbeat or defaults.heartbeat,
         )  # fmt: skip
         attempt = Attempt()
-        loop = asyncio.get_running_loop()
+        loop = running_loop("join", name)
         try:
             return await run_in_thread(f"mw-join-{name}", self.admit, config, store, resize, loop, attempt)
         except asyncio.CancelledError:
@@ -219,19 +219,33 @@ class MultiWorld:
         return self._stores.serve(host, port)
 
     def events(self) -> AsyncIterator[Event]:
-        """What happens to the worlds from this call on, for the running event loop."""
+        """What happens to the worlds from this call on, for the running event loop.
+
+        Raises:
+            WrongContext: no asyncio loop runs; under trio use ``subscribe``.
+        """
         return self._bus.stream()
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``callback`` for each event, in the thread where it happens; returns what ends it."""
+        """Call ``callback`` for each event from now on; returns what ends that.
+
+        Callbacks run in a thread of their own, one after the other in the order of the events. They may block and call
+        anything, such as ``w.sync.rejoin()``; events that happen meanwhile are told afterwards. ``join`` and ``rejoin``
+        return when their ``WorldJoined`` was told, unless callbacks take longer than a second.
+
+        Args:
+            callback: called with the event; what it raises is logged.
+        """
         self._check_usable(None)
-        return self._bus.subscribe(callback)
+        return self._callbacks.subscribe(callback)
 
     async def close(self) -> None:
         """Leave every world in good order and free everything; nothing is left behind, and the process goes on."""
+        running_loop("close")
         await run_in_thread("mw-close", self.shut)
 
     async def __aenter__(self) -> Self:
+        running_loop("async with")  # now, and not when the block ends and nothing could be closed
         return self
 
     async def __aexit__(
@@ -262,7 +276,7 @@ class MultiWorld:
             session = self._assemble(config, source, loop, resize, 0, attempt.cancelled)
             world = World(self, config, session, source, loop)
             with self.lock:
-                if not self._closed and not attempt.cancelled.is_set():
+                if not self._end.is_set() and not attempt.cancelled.is_set():
                     self._worlds[config.name] = attempt.world = world
             if attempt.world is None:
                 world.leave_within(0.0)
@@ -290,7 +304,7 @@ class MultiWorld:
 
     def lists(self, world: World) -> bool:
         """Whether ``world`` is one of ours, and not left; under the lock; for the package's own use."""
-        return not self._closed and self._worlds.get(world.name) is world
+        return not self._end.is_set() and self._worlds.get(world.name) is world
 
     def _list(self, world: World) -> bool:
         """Take a world that comes back into the list; whether it had been left."""
@@ -316,22 +330,26 @@ class MultiWorld:
         after: int,
         cancelled: threading.Event,
     ) -> Session:
+        hub, bus, end = self._hub, self._bus, self._end  # not us: peers' questions are answered with `given_up`
+
+        def given_up() -> bool:
+            return cancelled.is_set() or end.is_set()
+
         def work() -> Session:
-            return assemble(
-                self._hub, self._bus, config, source,
-                loop=loop, resize=resize, after=after, cancelled=lambda: cancelled.is_set() or self._closed,
-            )  # fmt: skip
+            return assemble(hub, bus, config, source, loop=loop, resize=resize, after=after, cancelled=given_up)
 
         try:
             # In a thread of its own: a store whose host is frozen blocks far beyond every timeout it was given.
             seconds = config.join_timeout + STORE_GRACE_SECONDS
-            return within(seconds, work, f"mw-meet-{config.name}", lambda session: session.leave(0.0))
+            session = within(seconds, work, f"mw-meet-{config.name}", lambda session: session.leave(0.0))
         except TimeoutError:
             cancelled.set()
             raise store_silent(config, source.where, after) from None
         except BaseException:
             cancelled.set()
             raise
+        self._callbacks.flush(TELLING_SECONDS)
+        return session
 
     def forget(self, world: World) -> None:
         """Drop a world that was left; for the package's own use."""
@@ -342,17 +360,34 @@ class MultiWorld:
     def shut(self, linger: float = LINGER_SECONDS) -> None:
         """Close in this thread, waiting ``linger`` seconds per world for what was sent; for the package's own use."""
         with self.lock:
-            if self._closed or os.getpid() != self._pid:
+            if self._end.is_set() or os.getpid() != self._pid:
                 return
-            self._closed = True
+            self._end.set()
             worlds = list(self._worlds.values())
         for world in worlds:
             world.leave_within(linger)
-        until = time.monotonic() + min(linger, FREEING_SECONDS)
-        for world in worlds:  # what broke shortly before is freed in the background
-            world.enter_any().freed.wait(max(0.0, until - time.monotonic()))
-        self._stores.close()
-        self._hub.release()
+        self._remains([world.enter_any() for world in worlds]).free(min(linger, FREEING_SECONDS))
+
+    def __del__(self) -> None:
+        """Leave what was not closed, so that peers see it end.
+
+        The collector calls this in any thread and in the middle of anything: nothing here blocks, and the hub starts a
+        thread for the rest.
+        """
+        end = getattr(self, "_end", None)
+        if end is None or end.is_set() or os.getpid() != self._pid:
+            return
+        end.set()
+        sessions = [world.enter_any() for world in self._worlds.values()]
+        self._hub.call(self._remains(sessions).start)
+        names = ", ".join(session.name for session in sessions) or "none"
+        warnings.warn(
+            f"a MultiWorld was dropped without close(); worlds that it leaves now: {names}",
+            ResourceWarning, stacklevel=2, source=self,
+        )  # fmt: skip
+
+    def _remains(self, sessions: list[Session]) -> Remains:
+        return Remains(sessions, self._hub, self._callbacks, self._stores)
 
     def waiting_threads(self) -> set[int]:
         """Idents of the threads that wait for an operation; for the package's own use."""
@@ -382,7 +417,7 @@ class MultiWorld:
     def _check_usable(self, name: str | None) -> None:
         if os.getpid() != self._pid:
             raise WrongContext(name, "MultiWorld used in a forked child of the process that made it")
-        if self._closed:
+        if self._end.is_set():
             raise WrongContext(
                 name, "MultiWorld is closed", cause="close() was called, or its block was left", remedy="make a new one"
             )

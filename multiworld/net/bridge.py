@@ -225,5 +225,6 @@ class LoopBridge:
 
 
 def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
+    # Of a loop that was closed with this pending nobody awaits it; another loop may serve the world by now.
+    if not future.done() and not future.get_loop().is_closed():
         future.set_result(None)
