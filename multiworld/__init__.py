@@ -20,6 +20,7 @@ from multiworld.config import FileStorePath, Heartbeat, TcpStoreAddress, WorldCo
 from multiworld.errors import (
     BackendUnavailable,
     BrokenWorldException,
+    DescriptorsExhausted,
     InvalidArgument,
     MultiWorldError,
     ObjectRefused,
@@ -60,6 +61,7 @@ __all__ = [
     "P2P",
     "BackendUnavailable",
     "BrokenWorldException",
+    "DescriptorsExhausted",
     "Event",
     "FileStorePath",
     "Group",

@@ -23,9 +23,10 @@ from multiworld.config import (
     WorldConfig,
     is_duration,
 )
-from multiworld.errors import InvalidArgument, WrongContext
+from multiworld.errors import DescriptorsExhausted, InvalidArgument, WrongContext
 from multiworld.events import Event, EventBus
 from multiworld.loops import running_loop
+from multiworld.net.descriptors import descriptor_shortage, limit
 from multiworld.net.hub import Hub
 from multiworld.process import register
 from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
@@ -102,6 +103,9 @@ class MultiWorld:
         op_timeout: default deadline of operations, in seconds.
         heartbeat: default of how silence is noticed.
 
+    Raises:
+        DescriptorsExhausted: no file descriptors are free.
+
     Use it as ``async with`` or ``with``; leaving the block leaves every world in good order. One process may have
     several.
     """
@@ -127,7 +131,12 @@ class MultiWorld:
         self._joining: set[str] = set()
         self._stores = StoreBook()
         self._pid = os.getpid()
-        self._hub = Hub.acquire()
+        try:
+            self._hub = Hub.acquire()
+        except OSError as error:
+            raise DescriptorsExhausted(
+                what=f"a MultiWorld cannot be made: {descriptor_shortage(error) or error}", limit=limit(), need=2
+            ) from error
         #: set once closed; what runs elsewhere looks at this and not at us, so that it does not keep us alive
         self._end = threading.Event()
         register(self)

@@ -12,6 +12,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from multiworld.net.descriptors import reserve
+
 if TYPE_CHECKING:
     from multiworld.multi import MultiWorld
 
@@ -39,6 +41,7 @@ def _after_fork() -> None:
     for owner in list(_alive):
         with contextlib.suppress(Exception):
             owner.drop_in_child()
+    reserve.after_fork()
 
 
 def _at_exit() -> None:

@@ -14,6 +14,7 @@ from multiworld.drivers import sockets
 from multiworld.drivers.base import Finished
 from multiworld.drivers.calls import ProcessGroupCalls
 from multiworld.drivers.values import LaneStore
+from multiworld.net.descriptors import require
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 # Finite, so that the thread of a connect whose peer died before it dialled us, which nothing else ends, does end.
 _LONGEST = timedelta(days=1)
 _WORKERS = 2
+#: what a group opens, connections on their way to be accepted included, with a margin for the rest of the process
+_DESCRIPTORS, _DESCRIPTORS_PER_MEMBER = 8, 2
 #: after the last connection is closed, time for Gloo's loop to leave the code that closed it
 SETTLE_SECONDS = 0.02
 # Process groups whose threads did not end in time: dropping them would block in their destructor.
@@ -67,8 +70,14 @@ class GlooDriver(ProcessGroupCalls):
         self._aborted = False
 
     def open(self) -> None:
-        """Connect to all members."""
+        """Connect to all members.
+
+        Raises:
+            DescriptorsExhausted: there are too few; Gloo would end the process in the middle of it.
+        """
+        require(_DESCRIPTORS + _DESCRIPTORS_PER_MEMBER * self._size, "a group of the gloo backend")
         self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, _options(self._address))
+        sockets.deafen(self._store.own)
         if self._aborted:
             raise ConnectionAbortedError("aborted while connecting")
 

@@ -20,6 +20,7 @@ from multiworld.config import FileStorePath, TcpStoreAddress, WorldConfig
 from multiworld.errors import InvalidArgument, RendezvousError
 from multiworld.liveness.pulse import answers
 from multiworld.process import immortal
+from multiworld.rendezvous.filestore import FileStore
 
 #: clients of one store that are kept for later
 MAX_IDLE = 2
@@ -55,7 +56,7 @@ class StoreSource:
         if isinstance(self.where, FileStorePath):
             # Tried first: where it cannot open its file, the store's constructor goes on trying, and holds the GIL.
             _open_file(self.where.path, timeout)
-            return dist.FileStore(self.where.path, -1)
+            return FileStore(self.where.path, -1)
         return self.where
 
     def give_back(self, client: Any) -> None:
