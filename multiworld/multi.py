@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import warnings
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
@@ -58,6 +59,10 @@ class Attempt:
     def __init__(self) -> None:
         self.cancelled = threading.Event()
         self.world: World | None = None
+
+
+#: how long ``close`` waits for joins under way to give up, beyond what it waits for what was sent
+GIVING_UP_SECONDS = 0.5
 
 
 class SyncMultiWorld:
@@ -127,6 +132,9 @@ class MultiWorld:
         self._bus = EventBus(self._callbacks)
         #: what worlds there are, and which generation of each is the live one
         self.lock = threading.Lock()
+        #: attempts to join or rejoin that are under way; changes are told
+        self._attempts = 0
+        self._attempted = threading.Condition(self.lock)
         self._worlds: dict[str, World] = {}
         self._joining: set[str] = set()
         self._stores = StoreBook()
@@ -330,6 +338,19 @@ class MultiWorld:
             self._worlds[world.name] = world
             return new
 
+    @contextlib.contextmanager
+    def _attempting(self, name: str) -> Iterator[None]:
+        """An attempt is under way, which ``close`` waits for; none begins once we are closed."""
+        with self.lock:
+            self._attempts += 1
+        try:
+            self._check_usable(name)
+            yield
+        finally:
+            with self.lock:
+                self._attempts -= 1
+                self._attempted.notify_all()
+
     def _assemble(
         self,
         config: WorldConfig,
@@ -350,7 +371,8 @@ class MultiWorld:
         try:
             # In a thread of its own: a store whose host is frozen blocks far beyond every timeout it was given.
             seconds = config.join_timeout + STORE_GRACE_SECONDS
-            session = within(seconds, work, f"mw-meet-{config.name}", lambda session: session.leave(0.0))
+            with self._attempting(config.name):
+                session = within(seconds, work, f"mw-meet-{config.name}", lambda session: session.leave(0.0))
         except TimeoutError:
             cancelled.set()
             raise store_silent(config, source.where, after) from None
@@ -372,6 +394,8 @@ class MultiWorld:
             if self._end.is_set() or os.getpid() != self._pid:
                 return
             self._end.set()
+            # They give up now, and need the hub until they have.
+            self._attempted.wait_for(lambda: not self._attempts, min(FREEING_SECONDS, linger + GIVING_UP_SECONDS))
             worlds = list(self._worlds.values())
         for world in worlds:
             world.leave_within(linger)

@@ -19,8 +19,10 @@ from multiworld.net.descriptors import require
 logger = logging.getLogger(__name__)
 
 # Deadlines are the session's: a wait of Gloo's own that times out would close its connections behind our back.
-# Finite, so that the thread of a connect whose peer died before it dialled us, which nothing else ends, does end.
 _LONGEST = timedelta(days=1)
+# A connect whose peer died before it dialled us has no socket that could be shut down: only its own timeout ends it.
+# Where a group's timeout can be set later, it is short while connecting.
+_SET_TIMEOUT = "_set_default_timeout"
 _WORKERS = 2
 #: what a group opens, connections on their way to be accepted included, with a margin for the rest of the process
 _DESCRIPTORS, _DESCRIPTORS_PER_MEMBER = 8, 2
@@ -39,12 +41,12 @@ def _device(address: str) -> Any:
         return create(hostname=address)
 
 
-def _options(address: str) -> Any:
+def _options(address: str, connecting: timedelta) -> Any:
     kind = dist.ProcessGroupGloo
     options = getattr(kind, "_Options", None) or kind.Options
     made = options()
     made._devices = [_device(address)]
-    made._timeout = _LONGEST
+    made._timeout = connecting if hasattr(kind, _SET_TIMEOUT) else _LONGEST
     made._threads = _WORKERS
     return made
 
@@ -76,7 +78,10 @@ class GlooDriver(ProcessGroupCalls):
             DescriptorsExhausted: there are too few; Gloo would end the process in the middle of it.
         """
         require(_DESCRIPTORS + _DESCRIPTORS_PER_MEMBER * self._size, "a group of the gloo backend")
-        self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, _options(self._address))
+        options = _options(self._address, timedelta(seconds=min(self._store.timeout_seconds, _LONGEST.total_seconds())))
+        self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
+        if hasattr(self._group, _SET_TIMEOUT):
+            getattr(self._group, _SET_TIMEOUT)(_LONGEST)
         sockets.deafen(self._store.own)
         if self._aborted:
             raise ConnectionAbortedError("aborted while connecting")

@@ -14,6 +14,7 @@ from multiworld.drivers.values import LaneStore
 from multiworld.errors import BrokenWorldException, DescriptorsExhausted, InvalidArgument, PeerLost
 from multiworld.net.frames import Kind
 from multiworld.process import immortal
+from multiworld.threads import start_or_run
 
 if TYPE_CHECKING:
     from multiworld.drivers.base import Driver
@@ -80,7 +81,7 @@ class DriverSlot:
         self._cut = cut
         self._store.stop()
         if self._driver is not None and cut:
-            threading.Thread(target=self._driver.abort, name=f"mw-abort-{self._session.name}", daemon=True).start()
+            start_or_run(f"mw-abort-{self._session.name}", self._driver.abort)
 
     def free(self, deadline: float) -> None:
         """Free the backend; blocks for at most about ``deadline`` seconds."""

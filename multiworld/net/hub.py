@@ -117,7 +117,9 @@ class Hub:
         return done.wait(timeout)
 
     def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
-        """Call ``ready`` with the events when ``sock`` has them. In the hub's thread only."""
+        """Call ``ready`` with the events when ``sock`` has them. Only in the hub's thread, and while it runs."""
+        if self._stopped:
+            return
         try:
             self._selector.modify(sock, events, ready)
         except KeyError:
