@@ -54,12 +54,12 @@ def park(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
 
 
 def _switches(thread: threading.Thread) -> str | None:
-    """How often the thread has been scheduled away; None if it is gone."""
+    """How often the thread has been scheduled away; None if it is gone, or if the kernel does not count that."""
     try:
         status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     except OSError:
         return None
-    return " ".join(line for line in status.splitlines() if "ctxt_switches" in line)
+    return " ".join(line for line in status.splitlines() if "ctxt_switches" in line) or None
 
 
 def _free_signal() -> int | None:

@@ -19,11 +19,12 @@ from multiworld import MultiWorld, RendezvousError
 from multiworld.drivers.gloo import GlooDriver
 from multiworld.drivers.values import LaneStore
 from multiworld.parking import park
+from multiworld.threads import start_or_run
 
 SECONDS = 10.0
-PROGRAM = Path(__file__).with_name("exits.py")
-#: how often each; more with MULTIWORLD_EXITS, to look for what is rare
-COUNT = os.environ.get("MULTIWORLD_EXITS", "10")
+PROGRAM = Path(__file__).with_name("endings.py")
+#: how often each; more with MULTIWORLD_ENDINGS, to look for what is rare
+COUNT = os.environ.get("MULTIWORLD_ENDINGS", "10")
 MOMENTS = (
     "joining", "join_timed_out", "join_cancelled", "own_store", "opening", "half_open", "breaking", "rejoining",
     "working", "closing", "dropped", "stuck_in_a_store",
@@ -80,6 +81,19 @@ def test_what_waits_is_parked_for_good_and_what_runs_goes_on() -> None:
         proc = c.start(_parks)
         assert proc.recv() == "waiting"
         assert proc.result() == [True, False, True, False, True]
+
+
+def test_what_no_thread_can_be_started_for_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on the exit starts no thread."""
+
+    def refuses(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    done: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuses)
+        start_or_run("mw-test", lambda: done.append(threading.current_thread().name))
+    assert done == [threading.current_thread().name]
 
 
 def _both_open(first: GlooDriver, second: GlooDriver) -> None:
