@@ -1,6 +1,7 @@
 """A program that ends at a given moment, many times over: its children are forked, and each ends as a program does.
 
-Run as ``python endings.py MOMENT COUNT FOLDER``; prints a line for each child that did not end with status 0 in silence.
+Run as ``python endings.py MOMENT COUNT FOLDER``; prints a line for each child that ended otherwise than
+with status 0 and in silence.
 """
 
 from __future__ import annotations
