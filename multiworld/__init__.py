@@ -25,6 +25,7 @@ from multiworld.config import FileStorePath, Heartbeat, TcpStoreAddress, WorldCo
 from multiworld.errors import (
     BackendUnavailable,
     BrokenWorldException,
+    DescriptorsExhausted,
     InvalidArgument,
     MultiWorldError,
     ObjectRefused,
@@ -67,6 +68,7 @@ __all__ = [
     "P2P",
     "BackendUnavailable",
     "BrokenWorldException",
+    "DescriptorsExhausted",
     "Event",
     "FileStorePath",
     "Group",

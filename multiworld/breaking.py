@@ -13,11 +13,12 @@ import logging
 import socket
 import struct
 import termios
-import threading
 import time
 from typing import TYPE_CHECKING
 
 from multiworld.errors import BrokenWorldException
+from multiworld.process import patience
+from multiworld.threads import start_or_run
 
 if TYPE_CHECKING:
     from multiworld.net.lane import Lane
@@ -69,7 +70,7 @@ def free(session: Session, *, orderly: bool = False, linger: float = LINGER_SECO
         _linger(session, linger)
         _free(session)
         return
-    threading.Thread(target=_free, args=(session,), name=f"mw-free-{session.name}", daemon=True).start()
+    start_or_run(f"mw-free-{session.name}", lambda: _free(session))
 
 
 def _free(session: Session) -> None:
@@ -77,7 +78,7 @@ def _free(session: Session) -> None:
     session.control.close()
     for slot in tuple(session.slots.values()):
         try:
-            slot.free(DRIVER_SECONDS)
+            slot.free(patience(DRIVER_SECONDS))
         except Exception:  # noqa: PERF203 - one slot's failure must not keep the others
             logger.exception("world %r: its backend could not be freed", session.name)
     if session.failure is not None:

@@ -200,6 +200,38 @@ class StaleGeneration(BrokenWorldException):
         self.current = current
 
 
+class DescriptorsExhausted(BrokenWorldException):
+    """The process has too few free file descriptors for what was asked.
+
+    A collective that has begun breaks its world, since the other members are waiting; anything else leaves all worlds
+    as they were. ``join`` and ``rejoin`` raise ``RendezvousError`` with this cause.
+
+    Attributes:
+        limit: descriptors that the process may have.
+        used: those it has; -1 where that was not counted.
+        need: those that were needed.
+    """
+
+    likely_cause = "the limit is low for the number of worlds, or descriptors leak somewhere in the process"
+    what_to_do = "raise the limit (ulimit -n, LimitNOFILE= of systemd, --ulimit nofile= of containers), or close some"
+
+    def __init__(
+        self, world: str | None = None, what: str = "", *, limit: int = 0, used: int = -1, need: int = 1, **fields: Any
+    ) -> None:
+        super().__init__(world, what, **fields)
+        self.limit = limit
+        self.used = used
+        self.need = need
+
+    @classmethod
+    def counted(cls, purpose: str, *, limit: int, used: int, need: int) -> DescriptorsExhausted:
+        """The error for ``purpose``, with the numbers in its text."""
+        what = (
+            f"{purpose} needs {need} file descriptors, and {max(0, limit - used)} are free (limit {limit}, used {used})"
+        )
+        return cls(None, what, limit=limit, used=used, need=need)
+
+
 class RendezvousError(BrokenWorldException):
     """The members could not find each other: duplicate rank, other size, other name, store not reachable, deadline
     passed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 import weakref
@@ -12,10 +11,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from multiworld.errors import BrokenWorldException
-
-logger = logging.getLogger(__name__)
-MAX_BACKLOG = 10_000
+from multiworld.callbacks import MAX_BACKLOG, Callbacks
+from multiworld.errors import BrokenWorldException, WrongContext
+from multiworld.loops import running_loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,33 +86,40 @@ class OwnStall(Event):
 
 
 class EventBus:
-    """Hands events to subscribers, from any thread, without ever blocking the one who publishes."""
+    """Hands events to subscribers, from any thread, without ever blocking the one who publishes.
 
-    def __init__(self) -> None:
+    Sessions hold the bus; the bus does not hold the callbacks, which may refer to the ``MultiWorld``: that one holds
+    them, so that it can be collected.
+
+    Args:
+        callbacks: of the ``MultiWorld``.
+    """
+
+    def __init__(self, callbacks: Callbacks) -> None:
         self._lock = threading.RLock()  # reentrant: a stream may be collected in the middle of ours, and unsubscribes
-        self._subscribers: list[Callable[[Event], None]] = []
+        self._callbacks = weakref.ref(callbacks)
+        self._streams: list[Callable[[Event], None]] = []
 
-    def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``callback`` for each event, in the thread where it happens; it must be quick. Returns what
-        unsubscribes."""
+    def attach(self, put: Callable[[Event], None]) -> Callable[[], None]:
+        """Call ``put`` for each event in the thread that publishes; it must not block. Returns what ends that."""
         with self._lock:
-            self._subscribers.append(callback)
+            self._streams.append(put)
 
-        def unsubscribe() -> None:
+        def detach() -> None:
             with self._lock, contextlib.suppress(ValueError):
-                self._subscribers.remove(callback)
+                self._streams.remove(put)
 
-        return unsubscribe
+        return detach
 
     def publish(self, event: Event) -> None:
-        """Hand ``event`` to every subscriber; one that raises is logged and does not stop the others."""
+        """Hand ``event`` to every stream, and queue it for the callbacks."""
         with self._lock:
-            subscribers = tuple(self._subscribers)
-        for callback in subscribers:
-            try:
-                callback(event)
-            except Exception:  # noqa: PERF203 - one subscriber's failure must not keep the others
-                logger.exception("a subscriber failed on %s", type(event).__name__)
+            streams = tuple(self._streams)
+        for put in streams:
+            put(event)
+        callbacks = self._callbacks()
+        if callbacks is not None:
+            callbacks.put(event)
 
     def stream(self) -> AsyncIterator[Event]:
         """Events from this call on, as an asynchronous iterator of the running loop; subscribed at once, not at the
@@ -126,7 +131,8 @@ class _Stream(AsyncIterator[Event]):
     """One subscriber's queue. Bounded: the oldest events go first when nobody reads."""
 
     def __init__(self, bus: EventBus) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._unsubscribe: Callable[[], None] = lambda: None  # should there be no loop
+        self._loop = running_loop("events")
         self._ready = asyncio.Event()
         self._backlog: deque[Event] = deque(maxlen=MAX_BACKLOG)
         # Held weakly by the bus: a stream that nobody reads any more ends, and with it its backlog.
@@ -137,7 +143,7 @@ class _Stream(AsyncIterator[Event]):
             if alive is not None:
                 alive._put(event)
 
-        self._unsubscribe = bus.subscribe(put)
+        self._unsubscribe = bus.attach(put)
 
     def _put(self, event: Event) -> None:
         self._backlog.append(event)
@@ -145,6 +151,12 @@ class _Stream(AsyncIterator[Event]):
             self._loop.call_soon_threadsafe(self._ready.set)
 
     async def __anext__(self) -> Event:
+        if running_loop("events") is not self._loop:
+            raise WrongContext(
+                what="events() is read in another event loop than the one it was called in",
+                remedy="call events() in the loop that reads them",
+                operation="events",
+            )
         while not self._backlog:
             self._ready.clear()
             if self._backlog:  # put between the look and the clear

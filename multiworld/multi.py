@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from multiworld.breaking import LINGER_SECONDS, drop_in_child
+from multiworld.callbacks import Callbacks
 from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_OP_TIMEOUT,
@@ -23,12 +25,15 @@ from multiworld.config import (
     WorldConfig,
     is_duration,
 )
-from multiworld.errors import InvalidArgument, WrongContext
+from multiworld.errors import DescriptorsExhausted, InvalidArgument, WrongContext
 from multiworld.events import Event, EventBus
+from multiworld.loops import running_loop
+from multiworld.net.descriptors import descriptor_shortage, limit
 from multiworld.net.hub import Hub
 from multiworld.net.interfaces import chosen_address
 from multiworld.net.settings import network_settings
 from multiworld.process import register
+from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, assemble, store_silent
 from multiworld.rendezvous.settings import checked_config
 from multiworld.rendezvous.stores import StoreBook, StoreLike, StoreSource
@@ -39,10 +44,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from multiworld.session import Session
-
-
-#: how long ``close`` waits for broken worlds to be freed; what takes longer goes on in the background
-FREEING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,10 @@ class Attempt:
     def __init__(self) -> None:
         self.cancelled = threading.Event()
         self.world: World | None = None
+
+
+#: how long ``close`` waits for joins under way to give up, beyond what it waits for what was sent
+GIVING_UP_SECONDS = 0.5
 
 
 class SyncMultiWorld:
@@ -125,6 +130,7 @@ class MultiWorld:
 
     Raises:
         InvalidArgument: a value that cannot be right, or no interface fits.
+        DescriptorsExhausted: no file descriptors are free.
 
     Use it as ``async with`` or ``with``; leaving the block leaves every world in good order. One process may have
     several.
@@ -151,22 +157,31 @@ class MultiWorld:
             )
         if address is not None and (not isinstance(address, str) or not address):
             raise InvalidArgument(what=f"address is {address!r}, not text", remedy="pass a local address, or None")
-        self._bus = EventBus()
+        self._callbacks = Callbacks()
+        self._bus = EventBus(self._callbacks)
         #: what worlds there are, and which generation of each is the live one
         self.lock = threading.Lock()
+        #: attempts to join or rejoin that are under way; changes are told
+        self._attempts = 0
+        self._attempted = threading.Condition(self.lock)
         self._worlds: dict[str, World] = {}
         self._joining: set[str] = set()
-        self._hub = Hub.acquire()
-        self._stores = StoreBook(self._hub, network)
-        self._closed = False
         self._pid = os.getpid()
-        self._sync = SyncMultiWorld(self)
+        try:
+            self._hub = Hub.acquire()
+        except OSError as error:
+            raise DescriptorsExhausted(
+                what=f"a MultiWorld cannot be made: {descriptor_shortage(error) or error}", limit=limit(), need=2
+            ) from error
+        self._stores = StoreBook(self._hub, network)
+        #: set once closed; what runs elsewhere looks at this and not at us, so that it does not keep us alive
+        self._end = threading.Event()
         register(self)
 
     @property
     def sync(self) -> SyncMultiWorld:
         """The synchronous twins of ``join`` and ``close``."""
-        return self._sync
+        return SyncMultiWorld(self)
 
     @property
     def worlds(self) -> Mapping[str, World]:
@@ -229,7 +244,7 @@ class MultiWorld:
         )  # fmt: skip
         check_resize(config, resize)
         attempt = Attempt()
-        loop = asyncio.get_running_loop()
+        loop = running_loop("join", name)
         try:
             config = replace(config, network=defaults.network)
             return await run_in_thread(f"mw-join-{name}", self.admit, config, store, resize, loop, attempt)
@@ -261,21 +276,35 @@ class MultiWorld:
         return self._stores.serve(host, port)
 
     def events(self) -> AsyncIterator[Event]:
-        """What happens to the worlds from this call on, for the running event loop."""
+        """What happens to the worlds from this call on, for the running event loop.
+
+        Raises:
+            WrongContext: no asyncio loop runs; under trio use ``subscribe``.
+        """
         return self._bus.stream()
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``callback`` for each event, in the thread where it happens; returns what ends it."""
+        """Call ``callback`` for each event from now on; returns what ends that.
+
+        Callbacks run in a thread of their own, one after the other in the order of the events. They may block and call
+        anything, such as ``w.sync.rejoin()``; events that happen meanwhile are told afterwards. ``join`` and ``rejoin``
+        return when their ``WorldJoined`` was told, unless callbacks take longer than a second.
+
+        Args:
+            callback: called with the event; what it raises is logged.
+        """
         self._check_usable(None)
         if not callable(callback):
             raise InvalidArgument(what=f"callback is {callback!r}", remedy="pass a function of one event")
-        return self._bus.subscribe(callback)
+        return self._callbacks.subscribe(callback)
 
     async def close(self) -> None:
         """Leave every world in good order and free everything; nothing is left behind, and the process goes on."""
+        running_loop("close")
         await run_in_thread("mw-close", self.shut)
 
     async def __aenter__(self) -> Self:
+        running_loop("async with")  # now, and not when the block ends and nothing could be closed
         return self
 
     async def __aexit__(
@@ -302,11 +331,12 @@ class MultiWorld:
         """Join in this thread; for the package's own use."""
         self._reserve(config)
         try:
-            source = self._stores.source(store, config, attempt.cancelled.is_set)
+            unwanted = attempt.cancelled
+            source = self._stores.source(store, config, lambda: unwanted.is_set() or self._end.is_set())
             session = self._assemble(config, source, loop, resize, 0, attempt.cancelled)
             world = World(self, config, session, source, loop)
             with self.lock:
-                if not self._closed and not attempt.cancelled.is_set():
+                if not self._end.is_set() and not attempt.cancelled.is_set():
                     self._worlds[config.name] = attempt.world = world
             if attempt.world is None:
                 world.leave_within(0.0)
@@ -334,7 +364,7 @@ class MultiWorld:
 
     def lists(self, world: World) -> bool:
         """Whether ``world`` is one of ours, and not left; under the lock; for the package's own use."""
-        return not self._closed and self._worlds.get(world.name) is world
+        return not self._end.is_set() and self._worlds.get(world.name) is world
 
     def _list(self, world: World) -> bool:
         """Take a world that comes back into the list; whether it had been left."""
@@ -351,6 +381,19 @@ class MultiWorld:
             self._worlds[world.name] = world
             return new
 
+    @contextlib.contextmanager
+    def _attempting(self, name: str) -> Iterator[None]:
+        """An attempt is under way, which ``close`` waits for; none begins once we are closed."""
+        with self.lock:
+            self._attempts += 1
+        try:
+            self._check_usable(name)
+            yield
+        finally:
+            with self.lock:
+                self._attempts -= 1
+                self._attempted.notify_all()
+
     def _assemble(
         self,
         config: WorldConfig,
@@ -360,22 +403,27 @@ class MultiWorld:
         after: int,
         cancelled: threading.Event,
     ) -> Session:
+        hub, bus, end = self._hub, self._bus, self._end  # not us: peers' questions are answered with `given_up`
+
+        def given_up() -> bool:
+            return cancelled.is_set() or end.is_set()
+
         def work() -> Session:
-            return assemble(
-                self._hub, self._bus, config, source,
-                loop=loop, resize=resize, after=after, cancelled=lambda: cancelled.is_set() or self._closed,
-            )  # fmt: skip
+            return assemble(hub, bus, config, source, loop=loop, resize=resize, after=after, cancelled=given_up)
 
         try:
             # In a thread of its own: a store whose host is frozen blocks far beyond every timeout it was given.
             seconds = config.join_timeout + STORE_GRACE_SECONDS
-            return within(seconds, work, f"mw-meet-{config.name}", lambda session: session.leave(0.0))
+            with self._attempting(config.name):
+                session = within(seconds, work, f"mw-meet-{config.name}", lambda session: session.leave(0.0))
         except TimeoutError:
             cancelled.set()
             raise store_silent(config, source.where, after) from None
         except BaseException:
             cancelled.set()
             raise
+        self._callbacks.flush(TELLING_SECONDS)
+        return session
 
     def forget(self, world: World) -> None:
         """Drop a world that was left; for the package's own use."""
@@ -386,17 +434,36 @@ class MultiWorld:
     def shut(self, linger: float = LINGER_SECONDS) -> None:
         """Close in this thread, waiting ``linger`` seconds per world for what was sent; for the package's own use."""
         with self.lock:
-            if self._closed or os.getpid() != self._pid:
+            if self._end.is_set() or os.getpid() != self._pid:
                 return
-            self._closed = True
+            self._end.set()
+            # They give up now, and need the hub until they have.
+            self._attempted.wait_for(lambda: not self._attempts, min(FREEING_SECONDS, linger + GIVING_UP_SECONDS))
             worlds = list(self._worlds.values())
         for world in worlds:
             world.leave_within(linger)
-        until = time.monotonic() + min(linger, FREEING_SECONDS)
-        for world in worlds:  # what broke shortly before is freed in the background
-            world.enter_any().freed.wait(max(0.0, until - time.monotonic()))
-        self._stores.close()
-        self._hub.release()
+        self._remains([world.enter_any() for world in worlds]).free(min(linger, FREEING_SECONDS))
+
+    def __del__(self) -> None:
+        """Leave what was not closed, so that peers see it end.
+
+        The collector calls this in any thread and in the middle of anything: nothing here blocks, and the hub starts a
+        thread for the rest.
+        """
+        end = getattr(self, "_end", None)
+        if end is None or end.is_set() or os.getpid() != self._pid:
+            return
+        end.set()
+        sessions = [world.enter_any() for world in self._worlds.values()]
+        self._hub.call(self._remains(sessions).start)
+        names = ", ".join(session.name for session in sessions) or "none"
+        warnings.warn(
+            f"a MultiWorld was dropped without close(); worlds that it leaves now: {names}",
+            ResourceWarning, stacklevel=2, source=self,
+        )  # fmt: skip
+
+    def _remains(self, sessions: list[Session]) -> Remains:
+        return Remains(sessions, self._hub, self._callbacks, self._stores)
 
     def waiting_threads(self) -> set[int]:
         """Idents of the threads that wait for an operation; for the package's own use."""
@@ -426,7 +493,7 @@ class MultiWorld:
     def _check_usable(self, name: str | None) -> None:
         if os.getpid() != self._pid:
             raise WrongContext(name, "MultiWorld used in a forked child of the process that made it")
-        if self._closed:
+        if self._end.is_set():
             raise WrongContext(
                 name, "MultiWorld is closed", cause="close() was called, or its block was left", remedy="make a new one"
             )

@@ -12,12 +12,20 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from multiworld.net.descriptors import reserve
+from multiworld.parking import park
+from multiworld.threads import waiting_in_join
+
 if TYPE_CHECKING:
     from multiworld.multi import MultiWorld
 
-#: how long threads whose waits were ended by the exit may take to end themselves
-ENDING_SECONDS = 1.0
+#: how long the exit waits in all: for worlds to be left, and for threads whose waits it has ended
+ENDING_SECONDS = 3.0
+#: what each world gets of that at least
+LEAST_SECONDS = 0.05
 
+#: monotonic time by which everything of ours has ended when the process exits; None while it does not
+_exit_by: float | None = None
 _guard = threading.Lock()
 _alive: weakref.WeakSet[MultiWorld] = weakref.WeakSet()
 _hooked = False
@@ -39,23 +47,41 @@ def _after_fork() -> None:
     for owner in list(_alive):
         with contextlib.suppress(Exception):
             owner.drop_in_child()
+    reserve.after_fork()
 
 
 def _at_exit() -> None:
     """Leave every world that is still joined, pending operations or not, without waiting for any peer.
 
-    Daemon threads that waited for an operation get ``WorldClosed`` now, and a moment to end: Python aborts if one of
-    them is about to print its traceback when the interpreter goes.
+    Daemon threads that waited for an operation or for a join get their error now, and a moment to end: Python aborts
+    if one of them is about to print its traceback when the interpreter goes. So do threads of ours, of which some are
+    in C++ code: that would end the process if it came back then. What does not end is stopped where it is.
     """
-    waiting: set[int] = set()
+    global _exit_by
+    _exit_by = until = time.monotonic() + ENDING_SECONDS
+    waiting = waiting_in_join()
     for owner in list(_alive):
         with contextlib.suppress(Exception):
             waiting |= owner.waiting_threads()
             owner.shut(linger=0.2)
-    until = time.monotonic() + ENDING_SECONDS
-    for thread in threading.enumerate():
-        if thread.ident in waiting and thread is not threading.current_thread():
-            thread.join(max(0.0, until - time.monotonic()))
+    for thread in _of_ours(waiting):
+        thread.join(max(0.0, until - time.monotonic()))
+    left = _of_ours(set())
+    if left:
+        with contextlib.suppress(Exception):
+            park(left)
+
+
+def patience(seconds: float) -> float:
+    """How long to wait for something: ``seconds``, or what is left when the process exits."""
+    return seconds if _exit_by is None else min(seconds, max(LEAST_SECONDS, _exit_by - time.monotonic()))
+
+
+def _of_ours(others: set[int]) -> list[threading.Thread]:
+    """The threads of the package, and those of these idents; not the calling one."""
+    here = threading.current_thread()
+    ours = (thread for thread in threading.enumerate() if thread.name.startswith("mw-") or thread.ident in others)
+    return [thread for thread in ours if thread is not here]
 
 
 def immortal(thing: Any) -> None:

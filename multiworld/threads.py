@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar, cast
 
+#: idents of the threads that wait in ``within``
+_waiting: set[int] = set()
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -55,6 +58,17 @@ class _Handover(Generic[T]):
                 self._give_back(cast("T", value))
 
 
+def start_or_run(name: str, function: Callable[[], object]) -> None:
+    """Run ``function`` in a daemon thread called ``name``; in this one when the interpreter ends.
+
+    From Python 3.12 on no thread can be started then, in ``atexit`` either.
+    """
+    try:
+        threading.Thread(target=function, name=name, daemon=True).start()
+    except RuntimeError:
+        function()
+
+
 def within(seconds: float, function: Callable[[], T], name: str, give_back: Callable[[T], None]) -> T:
     """Run ``function()`` in a daemon thread and wait for its result, but no longer than ``seconds``.
 
@@ -69,10 +83,18 @@ def within(seconds: float, function: Callable[[], T], name: str, give_back: Call
     """
     handover = _Handover(give_back)
     threading.Thread(target=handover.work, args=(function,), name=name, daemon=True).start()
+    _waiting.add(threading.get_ident())
     try:
         return handover.take(seconds)
     except queue.Empty:
         raise TimeoutError from None
+    finally:
+        _waiting.discard(threading.get_ident())
+
+
+def waiting_in_join() -> set[int]:
+    """Idents of the threads that wait in ``within``: for a join or a rejoin."""
+    return set(_waiting)
 
 
 async def run_in_thread(name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -16,6 +16,7 @@ from multiworld.breaking import LINGER_SECONDS
 from multiworld.config import WorldConfig, WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WorldClosed, WrongContext
 from multiworld.group import Group, SyncGroup
+from multiworld.loops import no_loop, running_loop
 from multiworld.ops.memory import check_list, check_number, invalid
 from multiworld.rendezvous.settings import checked_config
 from multiworld.tally import Tally
@@ -146,6 +147,7 @@ class World(Group):
     async def leave(self) -> None:
         """Leave in good order: what was sent arrives, then the peers see ``PeerLeft``. Pending operations raise
         ``WorldClosed``."""
+        running_loop("leave", self.name, self.world_rank)
         await run_in_thread(f"mw-leave-{self.name}", self._leave)
 
     def abort(self, reason: str) -> None:
@@ -171,7 +173,7 @@ class World(Group):
             StaleGeneration: the others have gone on without us.
             RendezvousError: they did not come, or disagree.
         """
-        loop = asyncio.get_running_loop()
+        loop = running_loop("rejoin", self.name, self.world_rank)
         cancelled = threading.Event()
         try:
             await run_in_thread(f"mw-rejoin-{self.name}", self._rejoin, rank, size, timeout, loop, cancelled)
@@ -183,9 +185,12 @@ class World(Group):
     def enter_async(self, operation: str) -> Session:
         """The live session for an operation of the running loop, or a typed error; for the package's own use."""
         session = self.enter_sync(operation)
-        loop = asyncio.get_running_loop()
+        try:  # in line: this is the hot path
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise no_loop(operation, self.name, self.world_rank) from None
         if loop is not self._loop:
-            self._bind(loop, session)
+            self._bind(loop, session, operation)
         return session
 
     def enter_sync(self, operation: str) -> Session:
@@ -197,9 +202,15 @@ class World(Group):
             raise session.failure.with_context(operation=operation)
         return session
 
-    def _bind(self, loop: asyncio.AbstractEventLoop, session: Session) -> None:
-        if self._loop is not None:
-            raise WrongContext(self.name, "used in another event loop than the one that joined", rank=self.world_rank)
+    def _bind(self, loop: asyncio.AbstractEventLoop, session: Session, operation: str) -> None:
+        """Serve ``loop`` from now on: the first one, or the next after the last one was closed."""
+        if self._loop is not None and not self._loop.is_closed():
+            raise WrongContext(
+                self.name, "used in another event loop than the one that joined",
+                cause="the loop that it was joined or first awaited in still exists",
+                remedy="await it there, close that loop first, or use the synchronous twins in a thread",
+                rank=self.world_rank, operation=operation,
+            )  # fmt: skip
         self._loop = loop
         session.attach_loop(loop)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -14,15 +15,20 @@ from multiworld.drivers import sockets
 from multiworld.drivers.base import Finished
 from multiworld.drivers.calls import ProcessGroupCalls
 from multiworld.drivers.values import LaneStore
+from multiworld.net.descriptors import require
 
 logger = logging.getLogger(__name__)
 
 # Deadlines are the session's: a wait of Gloo's own that times out would close its connections behind our back.
-# Finite, so that the thread of a connect whose peer died before it dialled us, which nothing else ends, does end.
 _LONGEST = timedelta(days=1)
+# A connect whose peer died before it dialled us has no socket that could be shut down: only its own timeout ends it.
+# Where a group's timeout can be changed later, for the operations too, it is short while connecting.
+_SET_TIMEOUT = "set_timeout"
 _WORKERS = 2
 #: an operation that has not ended this long after its connections were shut down never will
 LOST_SECONDS = 3.0
+#: what a group opens, connections on their way to be accepted included, with a margin for the rest of the process
+_DESCRIPTORS, _DESCRIPTORS_PER_MEMBER = 8, 2
 #: after the last connection is closed, time for Gloo's loop to leave the code that closed it
 SETTLE_SECONDS = 0.02
 # Process groups whose threads did not end in time: dropping them would block in their destructor.
@@ -38,14 +44,30 @@ def _device(address: str) -> Any:
         return create(hostname=address)
 
 
-def _options(address: str) -> Any:
+def _options(address: str, connecting: timedelta) -> Any:
     kind = dist.ProcessGroupGloo
     options = getattr(kind, "_Options", None) or kind.Options
     made = options()
     made._devices = [_device(address)]
-    made._timeout = _LONGEST
+    made._timeout = connecting
     made._threads = _WORKERS
     return made
+
+
+@functools.cache
+def _timeout_can_be_set() -> bool:
+    """Whether this torch changes the timeout of a group that is there; tried out on a group of one.
+
+    The older ``_set_default_timeout`` changes the options only, and not what the operations use.
+    """
+    if not hasattr(dist.ProcessGroupGloo, _SET_TIMEOUT):
+        return False
+    try:
+        group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, _options("127.0.0.1", _LONGEST))
+        getattr(group, _SET_TIMEOUT)(_LONGEST)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 class GlooDriver(ProcessGroupCalls):
@@ -69,8 +91,19 @@ class GlooDriver(ProcessGroupCalls):
         self._aborted = False
 
     def open(self) -> None:
-        """Connect to all members."""
-        self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, _options(self._address))
+        """Connect to all members.
+
+        Raises:
+            DescriptorsExhausted: there are too few; Gloo would end the process in the middle of it.
+        """
+        require(_DESCRIPTORS + _DESCRIPTORS_PER_MEMBER * self._size, "a group of the gloo backend")
+        connecting = timedelta(seconds=min(self._store.timeout_seconds, _LONGEST.total_seconds()))
+        settable = _timeout_can_be_set()
+        options = _options(self._address, connecting if settable else _LONGEST)
+        self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
+        if settable:
+            getattr(self._group, _SET_TIMEOUT)(_LONGEST)
+        sockets.deafen(self._store.own)
         if self._aborted:
             raise ConnectionAbortedError("aborted while connecting")
 

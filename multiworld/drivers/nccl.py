@@ -81,8 +81,10 @@ class NcclDriver(ProcessGroupCalls):
         self._store.stop()
         with self._guard:
             if self._aborting is None and self._group is not None:
-                self._aborting = threading.Thread(target=self._abort, name="mw-nccl-abort", daemon=True)
-                self._aborting.start()
+                aborting = threading.Thread(target=self._abort, name="mw-nccl-abort", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts none: the process frees it
+                    aborting.start()
+                    self._aborting = aborting
 
     def close(self, deadline: float) -> None:
         """Free the communicators."""

@@ -3,16 +3,19 @@ session."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+# Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
+from multiworld.drivers.gloo import GlooDriver
+from multiworld.drivers.nccl import NcclDriver
 from multiworld.drivers.values import LaneStore
-from multiworld.errors import InvalidArgument, PeerLost
+from multiworld.errors import BrokenWorldException, DescriptorsExhausted, InvalidArgument, PeerLost
 from multiworld.net.frames import Kind
 from multiworld.ops.memory import room_for
 from multiworld.process import immortal
+from multiworld.threads import start_or_run
 
 if TYPE_CHECKING:
     from multiworld.drivers.base import Driver
@@ -32,12 +35,14 @@ def make_driver(session: Session, ranks: tuple[int, ...], store: LaneStore) -> D
     """The backend that the world was joined with, for a group of ``ranks``."""
     place = ranks.index(session.rank)
     if session.config.backend == "nccl":
-        nccl = importlib.import_module("multiworld.drivers.nccl")
-        driver: Driver = nccl.NcclDriver(store, place, len(ranks), session.config.device)
-        return driver
-    gloo = importlib.import_module("multiworld.drivers.gloo")
-    made: Driver = gloo.GlooDriver(store, place, len(ranks), session.address)
-    return made
+        return NcclDriver(store, place, len(ranks), session.config.device)
+    return GlooDriver(store, place, len(ranks), session.address)
+
+
+def own_failure(session: Session, error: DescriptorsExhausted) -> BrokenWorldException:
+    """``error`` with the world it breaks in it."""
+    where = {"world": session.name, "generation": session.generation, "rank": session.rank}
+    return cast("BrokenWorldException", error.with_context(**where))
 
 
 class DriverSlot:
@@ -85,7 +90,7 @@ class DriverSlot:
         self._cut = cut
         self._store.stop()
         if self._driver is not None and cut:
-            threading.Thread(target=self._driver.abort, name=f"mw-abort-{self._session.name}", daemon=True).start()
+            start_or_run(f"mw-abort-{self._session.name}", self._driver.abort)
 
     def free(self, deadline: float) -> None:
         """Free the backend; blocks for at most about ``deadline`` seconds."""
@@ -162,6 +167,9 @@ class DriverSlot:
         """The backend failed: a peer is gone, most likely, and the control connections will say which in a moment."""
         session = self._session
         if session.failure is not None:
+            return
+        if isinstance(error, DescriptorsExhausted):  # ours, and the others wait for us
+            session.break_(own_failure(session, error))
             return
         what = f"the {session.config.backend} backend failed: {error}"
         lost = PeerLost(session.name, what, how="backend", generation=session.generation, rank=session.rank)

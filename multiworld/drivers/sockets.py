@@ -7,16 +7,27 @@ needs no lock around the creation of connections, and never takes a socket of so
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
+import logging
 import os
 import socket
+import stat
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+
+from multiworld.net.descriptors import descriptor_shortage, open_numbers, reserve
+
+logger = logging.getLogger(__name__)
+
+_SO_ATTACH_FILTER = 26  # Python does not name it
+#: a classic BPF program of one instruction: return 0, keep nothing of any packet (BPF_RET | BPF_K)
+_DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)
 
 
 def shut_down(own: Sequence[bytes], others: Sequence[bytes]) -> int:
     """Shut down the TCP connections of one backend instance; never its listener, over whose end Gloo ends the process.
+
+    Works without a free descriptor.
 
     Args:
         own: values that we published; each holds the ``sockaddr`` we listen on.
@@ -25,22 +36,57 @@ def shut_down(own: Sequence[bytes], others: Sequence[bytes]) -> int:
     Returns:
         How many sockets were shut down.
     """
-    count = 0
-    for copy in _sockets():
-        with copy, contextlib.suppress(OSError):
-            if _belongs(copy, own, others):
-                copy.shutdown(socket.SHUT_RDWR)
-                count += 1
-    return count
+
+    def end(sock: socket.socket) -> bool:
+        if not _belongs(sock, own, others):
+            return False
+        sock.shutdown(socket.SHUT_RDWR)
+        return True
+
+    return _each_socket(end)
 
 
 def remaining(own: Sequence[bytes], others: Sequence[bytes]) -> int:
     """How many TCP connections of one backend instance are open still."""
-    count = 0
-    for copy in _sockets():
-        with copy, contextlib.suppress(OSError):
-            count += _belongs(copy, own, others)
-    return count
+    return _each_socket(lambda sock: _belongs(sock, own, others))
+
+
+def deafen(own: Sequence[bytes]) -> int:
+    """Let nobody connect to a backend instance any more, whose members are all connected.
+
+    Gloo ends the process when it cannot accept, as it cannot without a free descriptor. A packet filter on the listener
+    drops every SYN, so that there is nothing to accept. The listener itself stays open.
+
+    Args:
+        own: values that we published; each holds the ``sockaddr`` we listen on.
+
+    Returns:
+        How many listeners were closed to strangers; 0 where the kernel takes no filter.
+    """
+
+    def filter_out(sock: socket.socket) -> bool:
+        if not _is_listener(sock) or not _published(sock.family, sock.getsockname(), own):
+            return False
+        try:
+            _drop_all(sock)
+        except OSError as error:
+            logger.debug("gloo: no filter on its listener: %s", error)
+            return False
+        return True
+
+    return _each_socket(filter_out)
+
+
+def _drop_all(sock: socket.socket) -> None:
+    program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+    # struct sock_fprog: the number of instructions, and where they are
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program)))
+
+
+def _is_listener(sock: socket.socket) -> bool:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+        return False
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _belongs(sock: socket.socket, own: Sequence[bytes], others: Sequence[bytes]) -> bool:
@@ -67,9 +113,29 @@ def _sockaddr(family: int, host: str, port: int) -> bytes:
     return head + packed if family == socket.AF_INET else head + bytes(4) + packed
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """A duplicate of each socket of this process; closing it leaves the original open."""
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if entry.readlink().parts[0].startswith("socket:"):
-                yield socket.socket(fileno=os.dup(int(entry.name)))
+def _each_socket(act: Callable[[socket.socket], bool]) -> int:
+    """Call ``act`` with each socket of this process; how often it was true.
+
+    It gets a copy of the descriptor: the original may be closed meanwhile, and its number be another's.
+    """
+    return sum(_acted(act, number) for number in open_numbers())
+
+
+def _acted(act: Callable[[socket.socket], bool], number: int) -> bool:
+    try:
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            return False
+        with reserve.copied(number) as copy:
+            return _acted_on(act, socket.socket(fileno=copy))
+    except OSError as error:
+        shortage = descriptor_shortage(error)
+        if shortage is not None:
+            logger.warning("a socket could not be looked at: %s", shortage)
+        return False
+
+
+def _acted_on(act: Callable[[socket.socket], bool], sock: socket.socket) -> bool:
+    try:
+        return act(sock)
+    finally:
+        sock.detach()  # the copy is closed by who made it

@@ -28,7 +28,7 @@ class LaneStore(dist.Store):  # type: ignore[misc]  # torch is not followed by t
     def __init__(self, broadcast: Broadcast, timeout: float) -> None:
         super().__init__()
         self._broadcast = broadcast
-        self._timeout = timeout
+        self.timeout_seconds = timeout
         self._changed = threading.Condition()
         self._values: dict[str, bytes] = {}
         self._stopped = False
@@ -55,12 +55,12 @@ class LaneStore(dist.Store):  # type: ignore[misc]  # torch is not followed by t
 
     def get(self, key: str) -> bytes:
         """The value, waiting for it."""
-        self._wait([key], self._timeout)
+        self._wait([key], self.timeout_seconds)
         return self._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Return when all keys have values."""
-        self._wait(keys, self._timeout if timeout is None else timeout.total_seconds())
+        self._wait(keys, self.timeout_seconds if timeout is None else timeout.total_seconds())
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys have values now."""

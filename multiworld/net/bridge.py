@@ -10,6 +10,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, cast
 
+from multiworld.net.descriptors import reserve
 from multiworld.net.lane import Lane
 
 if TYPE_CHECKING:
@@ -18,22 +19,27 @@ if TYPE_CHECKING:
 _local = threading.local()
 #: a wait looks around this often, in milliseconds, should a wake-up get lost in a signal handler
 LOOK_AROUND_MS = 1000
+#: and this often where no descriptor is free for an eventfd, so that nothing can wake it
+LOOK_AROUND_UNWOKEN_MS = 5
 
 
 class _Wake:
-    """An eventfd of one thread, which others wake it with."""
+    """An eventfd of one thread, which others wake it with; -1 where no descriptor is free."""
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.fd = -1
+        with contextlib.suppress(OSError):
+            self.fd = reserve.make(os.eventfd, 0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.fd)
+        if self.fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.fd)
 
 
 def _thread_wake() -> _Wake:
     wake = getattr(_local, "wake", None)
-    if wake is None or _local.pid != os.getpid():
+    if wake is None or wake.fd < 0 or _local.pid != os.getpid():
         wake = _local.wake = _Wake()
         _local.pid = os.getpid()
     return cast("_Wake", wake)
@@ -43,7 +49,7 @@ class Seat:
     """A thread that waits: it polls the lanes of the session and moves what is ready.
 
     Attributes:
-        wake: eventfd that wakes it; the thread's own, open only as long as that lives.
+        wake: eventfd that wakes it; the thread's own, open only as long as that lives. -1: it looks by itself.
     """
 
     def __init__(self, session: Session, wake: _Wake) -> None:
@@ -52,7 +58,9 @@ class Seat:
         self._session = session
         self._lanes = {lane.fd: lane for lane in session.lanes.values()}
         self._poll = select.poll()
-        self._poll.register(self.wake, select.POLLIN)
+        self._patience_ms = LOOK_AROUND_MS if self.wake >= 0 else LOOK_AROUND_UNWOKEN_MS
+        if self.wake >= 0:
+            self._poll.register(self.wake, select.POLLIN)
         self._writing: set[int] = set()
         for fd in self._lanes:
             self._poll.register(fd, select.POLLIN)
@@ -64,7 +72,7 @@ class Seat:
     def turn(self) -> None:
         """Wait until something is ready, and move it."""
         self._update()
-        for fd, events in self._poll.poll(LOOK_AROUND_MS):
+        for fd, events in self._poll.poll(self._patience_ms):
             lane = self._lanes.get(fd)
             if lane is None:
                 with contextlib.suppress(BlockingIOError):
@@ -225,5 +233,6 @@ class LoopBridge:
 
 
 def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
+    # Of a loop that was closed with this pending nobody awaits it; another loop may serve the world by now.
+    if not future.done() and not future.get_loop().is_closed():
         future.set_result(None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
-import resource
 import socket
 from dataclasses import dataclass
+
+from multiworld.net.descriptors import limit, none_free
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
@@ -30,7 +30,7 @@ def exhausted(error: BaseException) -> bool:
     The resolver reports that as a temporary failure of the name service, so that it is tried out.
     """
     if isinstance(error, socket.gaierror) and error.errno in (socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_FAIL):
-        return _none_is_free()
+        return none_free()
     return isinstance(error, OSError) and error.errno in _EXHAUSTED
 
 
@@ -50,22 +50,13 @@ def cause_of(error: OSError, otherwise: str) -> Cause:
     return Cause(otherwise)
 
 
-def _none_is_free() -> bool:
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as error:
-        return error.errno in _EXHAUSTED
-    return False
-
-
 def _exhaustion(error: OSError) -> Cause:
     if error.errno == errno.ENFILE:
         return Cause(
             "this machine has no free file descriptors",
             "raise the limit (sysctl fs.file-max), or end programs that hold many",
         )
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return Cause(
-        f"this process has no free file descriptors (limit {limit})",
+        f"this process has no free file descriptors (limit {limit()})",
         "raise the limit (ulimit -n), or close worlds, files and connections that are not needed",
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
+from multiworld.net.descriptors import reserve
 from multiworld.net.greeting import MAX_GREETING_BYTES, Acceptor, GreetingError, Hello, Reason, refusal
 from multiworld.net.settings import listen
 
@@ -149,7 +150,7 @@ class Endpoint:
         try:
             sock, _address = self._listener.accept()
         except OSError as error:
-            self._exhausted = error.errno in _NO_RESOURCES
+            self._exhausted = error.errno in _NO_RESOURCES and not reserve.refuse(self._listener)
             return False
         sock.setblocking(False)
         if len(self._visitors) >= MAX_VISITORS:

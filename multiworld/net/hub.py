@@ -24,6 +24,7 @@ from typing import ClassVar
 from multiworld.config import NetworkSettings
 from multiworld.liveness.monitor import Monitor
 from multiworld.liveness.pulse import Responder, native_loop
+from multiworld.net.descriptors import reserve
 from multiworld.net.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Hub:
             hub = cls._instance
             if hub is None or hub.pid != os.getpid():
                 hub = cls._instance = Hub()
+            reserve.fill()
             hub._users += 1
             return hub
 
@@ -85,6 +87,7 @@ class Hub:
                 return
             if Hub._instance is self:
                 Hub._instance = None
+                reserve.empty()
         self.call(self._stop)
         if threading.current_thread() is not self.thread:
             self.thread.join(timeout=5)

@@ -21,6 +21,7 @@ from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError,
 from multiworld.net.causes import Cause, cause_of
 from multiworld.net.settings import listen
 from multiworld.rendezvous.addresses import own_address, resolved, usable_address
+from multiworld.rendezvous.filestore import FileStore
 from multiworld.rendezvous.store_client import Approach, Patience, StoreClient, StoreFailed, Unwanted
 from multiworld.rendezvous.store_server import StoreServer
 from multiworld.rendezvous.torch_store import Gate, TorchStore
@@ -122,7 +123,7 @@ class StoreSource:
             # Tried first: where it cannot open its file, the store's constructor goes on trying, and holds the GIL.
             _open_file(self.where.path, patience)
             path = self.where.path
-            return TorchStore(self.gate, lambda: dist.FileStore(path, -1))
+            return TorchStore(self.gate, lambda: FileStore(path, -1))
         return TorchStore(self.gate, lambda: self.where)
 
     def give_back(self, client: Any) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld.config import NetworkSettings, printed
 from multiworld.liveness.pulse import first_ping
 from multiworld.liveness.ring import watched_by
+from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.greeting import GreetingError, Hello, Reason, Role, greet
 from multiworld.rendezvous.ledger import Claim
 
@@ -257,8 +258,8 @@ def alive(world: str, generation: int, rank: int, claim: Claim, network: Network
         if error.lasting:
             raise Incompatible(rank, claim, error) from None
         return False
-    except OSError:
-        return False
+    except OSError as error:
+        return descriptor_shortage(error) is not None  # we could not ask
     return True
 
 

@@ -312,7 +312,7 @@ def test_a_stream_that_is_let_go_of_listens_no_more(pair: Pair) -> None:
         for _ in range(10):
             pair.a.events()
         gc.collect()
-        return len(pair.a._bus._subscribers)
+        return len(pair.a._bus._streams)
 
     assert asyncio.run(main()) == 0
 

@@ -1,0 +1,37 @@
+"""The event loop that an awaitable of the package needs: asyncio's."""
+
+from __future__ import annotations
+
+import asyncio
+
+from multiworld.errors import WrongContext
+
+
+def running_loop(operation: str, world: str | None = None, rank: int | None = None) -> asyncio.AbstractEventLoop:
+    """The running asyncio loop.
+
+    Args:
+        operation: what needs it, for the message.
+        world: its name; None where no world is concerned.
+        rank: ours in it.
+
+    Raises:
+        WrongContext: none runs in this thread.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise no_loop(operation, world, rank) from None
+
+
+def no_loop(operation: str, world: str | None = None, rank: int | None = None) -> WrongContext:
+    """The error for an awaitable where no asyncio loop runs; arguments as of ``running_loop``."""
+    return WrongContext(
+        world,
+        "no asyncio event loop runs in this thread",
+        cause="multiworld's awaitables need asyncio; this is trio, another event loop, or none",
+        remedy="under trio use the synchronous twins in a thread: trio.to_thread.run_sync(w.sync.send, ...), "
+        "or anyio on asyncio",
+        rank=rank,
+        operation=operation,
+    )

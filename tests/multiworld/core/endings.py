@@ -1,0 +1,207 @@
+"""A program that ends at a given moment, many times over: its children are forked, and each ends as a program does.
+
+Run as ``python endings.py MOMENT COUNT FOLDER``; prints a line for each child that ended otherwise than
+with status 0 and in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from multiworld import MultiWorld
+from multiworld.drivers.gloo import GlooDriver
+
+#: children at a time, on two processors: each is late at times
+AT_ONCE = 6
+#: how long a child goes on after its moment has begun, in seconds
+DELAYS = (0.0, 0.003, 0.02, 0.06, 0.15)
+#: so that Gloo carries it
+LENGTH = 300_000
+_kept: list[Any] = []
+
+
+def quietly(function: Callable[..., Any], *args: Any) -> None:
+    """Run it in a daemon thread that ends in silence."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            function(*args)
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def pair(store: str) -> tuple[Any, Any]:
+    """Both members of a world, in this process."""
+    homes = [MultiWorld(), MultiWorld()]
+    _kept.extend(homes)
+    second: list[Any] = []
+    other = threading.Thread(target=lambda: second.append(homes[1].sync.join("w", 1, 2, store=store)))
+    other.start()
+    first = homes[0].sync.join("w", 0, 2, store=store)
+    other.join()
+    return first, second[0]
+
+
+def joining(store: str) -> None:
+    mw = MultiWorld()
+    _kept.append(mw)
+    quietly(lambda: mw.sync.join("w", 0, 2, store=store))
+
+
+def join_timed_out(store: str) -> None:
+    mw = MultiWorld()
+    _kept.append(mw)
+    with contextlib.suppress(Exception):
+        mw.sync.join("w", 0, 2, store=store, join_timeout=0.03)
+
+
+def join_cancelled(store: str) -> None:
+    async def main() -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(mw.join("w", 0, 2, store=store), 0.03)
+
+    mw = MultiWorld()
+    _kept.append(mw)
+    asyncio.run(main())
+
+
+def own_store(_: str) -> None:
+    host = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), False)
+    client = dist.TCPStore("127.0.0.1", host.port, None, False, timedelta(seconds=30), False)
+    mw = MultiWorld()
+    _kept.extend((host, client, mw))
+    quietly(lambda: mw.sync.join("w", 0, 2, store=client))
+
+
+def opening(store: str) -> None:
+    for w in pair(store):
+        quietly(w.sync.all_reduce, torch.ones(LENGTH))
+
+
+def half_open(store: str) -> None:
+    real = GlooDriver.open
+
+    def opened(self: GlooDriver) -> None:
+        if self._rank == 1:
+            threading.Event().wait()  # for good, in Python
+        real(self)
+
+    GlooDriver.open = opened  # type: ignore[method-assign]
+    opening(store)
+
+
+def breaking(store: str) -> None:
+    first, second = pair(store)
+    for w in (first, second):
+        quietly(w.sync.all_reduce, torch.ones(10 * LENGTH))
+    time.sleep(0.02)
+    first.abort("now")
+
+
+def rejoining(store: str) -> None:
+    first, second = pair(store)
+    first.abort("now")
+    quietly(first.sync.rejoin)
+    quietly(second.sync.rejoin)
+
+
+def working(store: str) -> None:
+    def work(w: Any) -> None:
+        while True:
+            w.sync.all_reduce(t)
+
+    t = torch.ones(LENGTH)
+    for w in pair(store):
+        quietly(work, w)
+
+
+def closing(store: str) -> None:
+    pair(store)
+    quietly(_kept[0].sync.close)
+
+
+def dropped(store: str) -> None:
+    pair(store)
+    _kept.clear()
+    gc.collect()
+
+
+class _Lingers:
+    """An interpreter that takes its time to end: what comes back from C++ meanwhile is ended by it."""
+
+    def __del__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        sleep(4.0)
+
+
+class _Stuck(dist.TCPStore):  # type: ignore[misc]
+    """A caller's own store, whose host does not answer until the interpreter goes."""
+
+    def compare_set(self, *_: Any) -> bytes:
+        self.wait(["never"], timedelta(seconds=4.2))  # in C++ code
+        return b""
+
+
+def stuck_in_a_store(_: str) -> None:
+    host = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), False)
+    client = _Stuck("127.0.0.1", host.port, None, False, timedelta(seconds=30), False)
+    mw = MultiWorld()
+    sys.lingers = _Lingers()  # type: ignore[attr-defined]
+    _kept.extend((host, client, mw))
+    quietly(lambda: mw.sync.join("w", 0, 2, store=client))
+    time.sleep(0.1)
+
+
+MOMENTS: dict[str, Callable[[str], None]] = {
+    f.__name__: f
+    for f in (
+        joining, join_timed_out, join_cancelled, own_store, opening, half_open, breaking, rejoining, working, closing,
+        dropped, stuck_in_a_store,
+    )
+}  # fmt: skip
+
+
+def _wait(running: dict[int, Path]) -> None:
+    pid, status = os.wait()
+    # What Gloo's own C++ code logs of a peer that is gone is not ours; an end by a signal shows in the status.
+    lines = running.pop(pid).read_text().splitlines()
+    said = "\n".join(line for line in lines if line and "/gloo/" not in line)
+    if status or said:
+        print(f"status {os.waitstatus_to_exitcode(status)}: {said[-500:]}", flush=True)  # noqa: T201
+
+
+def main(moment: str, count: int, folder: Path) -> None:
+    """Fork the children; each of them returns from here and ends as a program does."""
+    running: dict[int, Path] = {}
+    for number in range(count):
+        if len(running) == AT_ONCE:
+            _wait(running)
+        errors = folder / f"{moment}-{number}"
+        pid = os.fork()
+        if not pid:
+            os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+            MOMENTS[moment](f"file://{folder}/store-{number}")
+            time.sleep(DELAYS[number % len(DELAYS)])
+            return
+        running[pid] = errors
+    while running:
+        _wait(running)
+
+
+if __name__ == "__main__":
+    # A group that Gloo does not let go of is left alone, with a warning; see docs/figures.md. The status counts.
+    logging.getLogger("multiworld.drivers.gloo").setLevel(logging.ERROR)
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,246 @@
+"""A program may end at any moment: status 0, and nothing on its standard error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from procs import Link, cluster, wait_until
+
+from multiworld import MultiWorld, RendezvousError
+from multiworld.drivers import gloo
+from multiworld.drivers.gloo import GlooDriver
+from multiworld.drivers.values import LaneStore
+from multiworld.parking import park
+from multiworld.threads import start_or_run
+
+SECONDS = 10.0
+PROGRAM = Path(__file__).with_name("endings.py")
+#: how often each; more with MULTIWORLD_ENDINGS, to look for what is rare
+COUNT = os.environ.get("MULTIWORLD_ENDINGS", "10")
+MOMENTS = (
+    "joining", "join_timed_out", "join_cancelled", "own_store", "opening", "half_open", "breaking", "rejoining",
+    "working", "closing", "dropped", "stuck_in_a_store",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_program_ends_in_silence(tmp_path: Path, moment: str) -> None:
+    quiet = {
+        **os.environ,
+        "TORCH_CPP_LOG_LEVEL": "FATAL",  # what torch's own C++ code logs of peers that are gone is not ours
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), moment, COUNT, str(tmp_path)],
+        capture_output=True, text=True, timeout=240, check=False, env=quiet,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def _parks(link: Link) -> list[bool]:
+    """Threads that wait in C++, in Python and not at all."""
+    go = threading.Event()
+    came_back = []
+
+    def in_cpp() -> None:
+        host = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), False)
+        link.send("waiting")
+        try:
+            host.wait(["never"], timedelta(seconds=1.0))
+        except RuntimeError:
+            came_back.append("c++")
+
+    def busy() -> None:
+        while not go.is_set():
+            sum(range(1000))
+        came_back.append("busy")
+
+    waits = threading.Thread(target=in_cpp, daemon=True)
+    works = threading.Thread(target=busy, daemon=True)
+    waits.start()
+    works.start()
+    wait_until(lambda: bool(waits.native_id), SECONDS, "not started")
+    threading.Event().wait(0.3)  # it is in the call by now; if not, it is not parked, and the test says so
+    parked = park([waits, works])
+    go.set()
+    works.join(SECONDS)
+    waits.join(1.5)
+    return [waits in parked, works in parked, waits.is_alive(), "c++" in came_back, "busy" in came_back]
+
+
+def test_what_waits_is_parked_for_good_and_what_runs_goes_on() -> None:
+    with cluster() as c:
+        proc = c.start(_parks)
+        assert proc.recv() == "waiting"
+        assert proc.result() == [True, False, True, False, True]
+
+
+def test_what_no_thread_can_be_started_for_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on the exit starts no thread."""
+
+    def refuses(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    done: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuses)
+        start_or_run("mw-test", lambda: done.append(threading.current_thread().name))
+    assert done == [threading.current_thread().name]
+
+
+def _both_open(first: GlooDriver, second: GlooDriver) -> None:
+    thread = threading.Thread(target=second.open)
+    thread.start()
+    first.open()
+    thread.join(SECONDS)
+
+
+def _drivers(timeout: float) -> tuple[GlooDriver, GlooDriver]:
+    stores: list[LaneStore] = []
+    stores.append(LaneStore(lambda key, value: stores[1].receive(key, value), timeout))
+    stores.append(LaneStore(lambda key, value: stores[0].receive(key, value), timeout))
+    return GlooDriver(stores[0], 0, 2, "127.0.0.1"), GlooDriver(stores[1], 1, 2, "127.0.0.1")
+
+
+def test_the_time_that_connecting_may_take_is_none_of_the_operations() -> None:
+    first, second = _drivers(1.0)
+    _both_open(first, second)
+    ended: list[Any] = []
+    both = threading.Event()
+
+    def finished(error: BaseException | None) -> None:
+        ended.append(error)
+        if len(ended) == 2:
+            both.set()
+
+    t, u = torch.ones(1000), torch.ones(1000)
+    first.watch(first.all_reduce(t, dist.ReduceOp.SUM), finished)
+    assert not both.wait(2.5)  # longer than a connect may take
+    assert ended == []
+    second.watch(second.all_reduce(u, dist.ReduceOp.SUM), finished)
+    assert both.wait(SECONDS)
+    assert ended == [None, None]
+    assert t[0].item() == 2
+    first.close(SECONDS)
+    second.close(SECONDS)
+
+
+def test_a_connect_that_nobody_answers_ends() -> None:
+    """The other member has published where it is, and does not dial: nothing could be shut down."""
+    if not gloo._timeout_can_be_set():
+        pytest.skip("the timeout of a group cannot be changed later in this torch")
+    # Which of the two dials depends on the ports that the kernel gave them.
+    assert any(_is_not_dialled() for _ in range(16)), "never was the other one to dial"
+
+
+def _is_not_dialled() -> bool:
+    """Whether a connect waited for the other member, and ended."""
+    first, second = _drivers(1.5)
+    gate = threading.Event()
+
+    def stops_after_publishing(key: str, value: bytes) -> None:
+        first._store.receive(key, value)
+        gate.wait(SECONDS)
+
+    second._store._broadcast = stops_after_publishing
+    late = threading.Thread(target=lambda: _quietly(second.open), daemon=True)
+    late.start()
+    try:
+        first.open()
+    except RuntimeError:
+        return True
+    finally:
+        gate.set()
+        late.join(SECONDS)
+        assert not late.is_alive()
+    return False
+
+
+def _quietly(function: Any) -> None:
+    try:
+        function()
+    except Exception:  # noqa: BLE001 - that it ends is what is looked at
+        return
+
+
+def _counts() -> tuple[list[str], int]:
+    threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("mw-"))
+    return threads, len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a number is wanted
+
+
+def _lives_often(link: Link, store: str, rank: int, times: int) -> Any:
+    with MultiWorld() as mw:
+        counts = []
+        for number in range(times):
+            w = mw.sync.join(f"w{number}", rank, 2, store=store)
+            _quietly(lambda w=w: w.sync.all_reduce(torch.ones(300_000)))  # the other one may be faster to abort
+            if number % 2 and rank == 0:
+                w.abort("on purpose")
+            elif number % 2:
+                _quietly(lambda w=w: w.sync.recv(torch.zeros(1), 0))
+            w.sync.leave()
+            w._live.freed.wait(SECONDS)
+            if number in (times // 4, times - 1):
+                counts.append(_settled())
+        for _ in range(6):
+            for fails in (_alone, _duplicate, _wrong_size, _cancelled):
+                fails(mw, store, rank)
+        counts.append(_settled())
+        return counts
+
+
+def _settled() -> tuple[list[str], int]:
+    """Counted once nothing is freed any more."""
+    wait_until(
+        lambda: not [t for t in threading.enumerate() if t.name.startswith("mw-") and t.name not in ("mw-hub",)],
+        SECONDS, "threads are left",
+    )  # fmt: skip
+    return _counts()
+
+
+def _alone(mw: MultiWorld, store: str, rank: int) -> None:
+    with pytest.raises(RendezvousError):
+        mw.sync.join(f"alone-{rank}", 0, 2, store=store, join_timeout=0.1)
+
+
+def _duplicate(mw: MultiWorld, store: str, rank: int) -> None:
+    with MultiWorld() as other:
+        other.sync.join(f"held-{rank}", 0, 1, store=store)
+        with pytest.raises(RendezvousError):
+            mw.sync.join(f"held-{rank}", 0, 1, store=store, join_timeout=1)
+
+
+def _wrong_size(mw: MultiWorld, store: str, rank: int) -> None:
+    with MultiWorld() as other:
+        other.sync.join(f"size-{rank}", 0, 1, store=store)
+        with pytest.raises(RendezvousError):
+            mw.sync.join(f"size-{rank}", 1, 2, store=store, join_timeout=1)
+
+
+def _cancelled(mw: MultiWorld, store: str, rank: int) -> None:
+    import asyncio
+
+    async def main() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(mw.join(f"cancelled-{rank}", 0, 2, store=store), 0.05)
+
+    asyncio.run(main())
+
+
+def test_forty_memberships_and_failed_joins_leave_no_thread_and_no_descriptor(store: str) -> None:
+    with cluster() as c:
+        for rank in (0, 1):
+            c.start(_lives_often, store, rank, 40)
+        for early, late, last in c.results(120):
+            assert early[0] == late[0] == last[0] == ["mw-hub"]
+            assert abs(late[1] - early[1]) <= 5, (early, late)  # one group that Gloo does not let go of; a leak: dozens
+            assert abs(last[1] - late[1]) <= 5, (late, last)
