@@ -9,7 +9,7 @@ import torch
 
 from multiworld.config import is_duration
 from multiworld.errors import InvalidArgument
-from multiworld.ops.modes import disturbed, transforming, undisturbed
+from multiworld.ops.modes import disturbed, transform, undisturbed
 from multiworld.ops.operation import wait_async, wait_sync
 from multiworld.profiling import profiled
 
@@ -26,7 +26,7 @@ def _check(group: GroupBase, timeout: float | None, starter: Starter) -> None:
         raise _invalid(
             group, starter, f"timeout is {timeout!r}", "pass seconds above 0; None is the world's op_timeout"
         )
-    if transforming():
+    if transform() is not None:
         raise _invalid(group, starter, "called inside a transform of torch.func (vmap, grad, jvp)", "call it outside")
 
 
@@ -37,16 +37,12 @@ def _invalid(group: GroupBase, starter: Starter, what: str, remedy: str) -> Inva
 
 def begin(session: Session, group: GroupBase, starter: Starter, *args: Any) -> Operation:
     """Start an operation, outside of the caller's modes."""
-    if not disturbed():
-        return starter(session, group, *args)
     with undisturbed():
         return starter(session, group, *args)
 
 
 def outcome(operation: Operation) -> Any:
     """The result of a done operation, made outside of the caller's modes; raises its error."""
-    if not disturbed():
-        return operation.result()
     with undisturbed():
         return operation.result()
 
@@ -83,10 +79,10 @@ class GroupBase:
         session = self._world.enter_async(starter.__name__)
         if profiled():
             return await session.profiled_async(self, timeout, starter, *args)
-        operation = begin(session, self, starter, *args)
+        operation = begin(session, self, starter, *args) if disturbed() else starter(session, self, *args)
         if not operation.done:
             await wait_async(operation, timeout)
-        return outcome(operation)
+        return outcome(operation) if disturbed() else operation.result()
 
 
 class SyncBase:
@@ -102,7 +98,10 @@ class SyncBase:
         session = self._group._world.enter_sync(starter.__name__)
         if profiled():
             return session.profiled_sync(self._group, timeout, starter, *args)
-        operation = begin(session, self._group, starter, *args)
+        if disturbed():
+            with undisturbed():
+                return self._run(timeout, starter, *args)
+        operation = starter(session, self._group, *args)
         if not operation.done:
             wait_sync(operation, timeout)
-        return outcome(operation)
+        return operation.result()
