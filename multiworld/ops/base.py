@@ -98,10 +98,8 @@ class SyncBase:
         session = self._group._world.enter_sync(starter.__name__)
         if profiled():
             return session.profiled_sync(self._group, timeout, starter, *args)
-        if disturbed():
-            with undisturbed():
-                return self._run(timeout, starter, *args)
-        operation = starter(session, self._group, *args)
+        amid = disturbed()
+        operation = begin(session, self._group, starter, *args) if amid else starter(session, self._group, *args)
         if not operation.done:
             wait_sync(operation, timeout)
-        return operation.result()
+        return outcome(operation) if amid else operation.result()
