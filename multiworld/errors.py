@@ -106,7 +106,8 @@ class BackendUnavailable(MultiWorldError, RuntimeError):
 
 
 class ObjectRefused(MultiWorldError):
-    """A received object names a class or function that the caller did not allow to be loaded."""
+    """A received object needs a class or function that the caller did not allow, is no pickle of ours, or would take
+    far more work than its length warrants."""
 
     likely_cause = "the peer sent a type that is not in the allow-list"
     what_to_do = "pass allow=[...] with the types you expect, and only if you trust the peer"

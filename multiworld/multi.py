@@ -35,7 +35,7 @@ from multiworld.net.settings import network_settings
 from multiworld.process import register
 from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, assemble, store_silent
-from multiworld.rendezvous.settings import checked_config
+from multiworld.rendezvous.settings import check_resize, checked_config
 from multiworld.rendezvous.stores import StoreBook, StoreLike, StoreSource
 from multiworld.threads import run_in_thread, within
 from multiworld.world import World
@@ -54,14 +54,6 @@ class Defaults:
     op_timeout: float
     heartbeat: Heartbeat
     network: NetworkSettings
-
-
-def check_resize(config: WorldConfig, resize: bool) -> None:
-    """Check that ``resize`` of a ``join`` is a bool; ``InvalidArgument`` if it is not."""
-    if not isinstance(resize, bool):
-        raise InvalidArgument(
-            config.name, f"resize is {resize!r}", remedy="pass True or False", rank=config.rank, operation="join"
-        )
 
 
 class Attempt:

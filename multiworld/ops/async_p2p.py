@@ -27,7 +27,9 @@ class AsyncPointToPoint(GroupBase):
         """Send ``tensor`` to rank ``dst``.
 
         Args:
-            tensor: contiguous tensor on the world's device or the CPU; not to be changed before this returns.
+            tensor: contiguous tensor on the world's device or the CPU; not to be changed before this returns. What is
+                lazily conjugated or negated arrives resolved; kinds whose memory is not their values (sparse, nested,
+                quantized, fake, meta, subclasses with ``__torch_dispatch__``, ...) are refused by name.
             dst: rank in this group.
             tag: tells messages between the same two ranks apart; from 0 to 2**31 - 1.
             timeout: seconds; None is the world's ``op_timeout``.
@@ -35,7 +37,7 @@ class AsyncPointToPoint(GroupBase):
         Raises:
             TensorMismatch: the receiver posted another length or dtype; the world stays usable.
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
-            InvalidArgument: wrong rank, layout or device.
+            InvalidArgument: wrong rank, kind of tensor, layout or device.
         """
         await self._run(timeout, p2p.send, tensor, dst, tag)
 
@@ -45,7 +47,8 @@ class AsyncPointToPoint(GroupBase):
         """Receive into ``tensor`` from rank ``src``, or from whoever sends first if None.
 
         Args:
-            tensor: contiguous tensor of exactly the length and dtype that is sent.
+            tensor: contiguous tensor of exactly the length and dtype that is sent; of a kind that can be written as it
+                lies, so not lazily conjugated or negated, nor in memory that is known to be read-only.
             src: rank in this group; None for any.
             tag: as in ``send``.
             timeout: seconds; None is the world's ``op_timeout``.
@@ -87,7 +90,11 @@ class AsyncPointToPoint(GroupBase):
         return tensor
 
     async def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
-        """Send any picklable object, for ``recv_object`` on the other side. Arguments as in ``send``."""
+        """Send any picklable object, for ``recv_object`` on the other side. Arguments as in ``send``.
+
+        Tensors in it, quantized ones too, and NumPy arrays and scalars of plain dtypes travel as their values; a
+        parameter arrives as a tensor. Other kinds of tensors and arrays are refused by name.
+        """
         await self._run(timeout, p2p.send_object, obj, dst, tag)
 
     async def recv_object(
@@ -97,10 +104,15 @@ class AsyncPointToPoint(GroupBase):
 
         Args:
             src: rank in this group.
-            allow: classes and functions that may be loaded, as objects or ``"module.qualname"``; containers, numbers,
-                text and bytes always may, tensors too. Anything else raises ``ObjectRefused`` and is not loaded.
+            allow: classes and functions that may be loaded, as objects or ``"module.qualname"``. They are called and
+                filled with what the peer sent, so whom you allow, you trust. Containers, numbers, text, bytes, dates,
+                tensors and NumPy arrays always may be loaded, in work bounded by the length of the message. Anything
+                else raises ``ObjectRefused`` and is not loaded.
             tag: as in ``send``.
             timeout: seconds; None is the world's ``op_timeout``.
+
+        Raises:
+            ObjectRefused: it needs what is not allowed, or more work than its length warrants; the world goes on.
         """
         return await self._run(timeout, p2p.recv_object, src, tag, allow)
 

@@ -10,7 +10,7 @@ import torch
 from multiworld.config import is_duration
 from multiworld.errors import InvalidArgument
 from multiworld.ops import quarantine
-from multiworld.ops.modes import disturbed, transforming, undisturbed
+from multiworld.ops.modes import disturbed, transform, undisturbed
 from multiworld.ops.operation import wait_async, wait_sync
 from multiworld.profiling import profiled
 
@@ -27,7 +27,7 @@ def _check(group: GroupBase, timeout: float | None, starter: Starter) -> None:
         raise _invalid(
             group, starter, f"timeout is {timeout!r}", "pass seconds above 0; None is the world's op_timeout"
         )
-    if transforming():
+    if transform() is not None:
         raise _invalid(group, starter, "called inside a transform of torch.func (vmap, grad, jvp)", "call it outside")
 
 
@@ -38,16 +38,12 @@ def _invalid(group: GroupBase, starter: Starter, what: str, remedy: str) -> Inva
 
 def begin(session: Session, group: GroupBase, starter: Starter, *args: Any) -> Operation:
     """Start an operation, outside of the caller's modes."""
-    if not disturbed():
-        return starter(session, group, *args)
     with undisturbed():
         return starter(session, group, *args)
 
 
 def outcome(operation: Operation) -> Any:
     """The result of a done operation, made outside of the caller's modes; raises its error."""
-    if not disturbed():
-        return operation.result()
     with undisturbed():
         return operation.result()
 
@@ -84,10 +80,10 @@ class GroupBase:
         session = self._world.enter_async(starter.__name__)
         if quarantine.ACTIVE or profiled():
             return await session.watched_async(self, timeout, starter, *args)
-        operation = begin(session, self, starter, *args)
+        operation = begin(session, self, starter, *args) if disturbed() else starter(session, self, *args)
         if not operation.done:
             await wait_async(operation, timeout)
-        return outcome(operation)
+        return outcome(operation) if disturbed() else operation.result()
 
 
 class SyncBase:
@@ -103,7 +99,8 @@ class SyncBase:
         session = self._group._world.enter_sync(starter.__name__)
         if quarantine.ACTIVE or profiled():
             return session.watched_sync(self._group, timeout, starter, *args)
-        operation = begin(session, self._group, starter, *args)
+        amid = disturbed()
+        operation = begin(session, self._group, starter, *args) if amid else starter(session, self._group, *args)
         if not operation.done:
             wait_sync(operation, timeout)
-        return outcome(operation)
+        return outcome(operation) if amid else operation.result()

@@ -2,8 +2,7 @@
 
 Python's own unpickler hands out classes by name, sets whatever attributes a pickle names, and hashes values whose hash
 takes longer than the universe has; all of it holds the GIL. This one knows the opcodes that ``dumps`` writes (protocol
-4) and no others, calls factories and what the caller allows, and counts its work: keys are weighed before they are
-hashed, and the work may not exceed what the length of the message warrants.
+4) and no others, calls factories and what the caller allows, and counts its work, see ``budget``.
 """
 
 from __future__ import annotations
@@ -14,32 +13,17 @@ import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from multiworld.errors import ObjectRefused
+from multiworld.ops.budget import Budget, refuse
 from multiworld.ops.factories import Factory
 from multiworld.ops.values import of_data, payload_bytes
 
-#: work that every object may cause, and more for each byte; a unit is about ten nanoseconds
-BASE_WORK: Final = 2_000_000
-WORK_PER_BYTE: Final = 8
-#: how deep a tuple or frozenset that is hashed may be: the interpreter's own hashing has no bound, and a stack has one
-MAX_KEY_DEPTH: Final = 64
-#: keys of one hash in one dict or set; each further one is compared with all of them
-MAX_COLLISIONS: Final = 64
-#: what can be made to collide only by who knows the process's own secret, or hardly
-_SAFE_KEYS: Final = frozenset({type(None), bool, float, *((str, bytes) if sys.flags.hash_randomization else ())})
-_LEAVES: Final = frozenset({type(None), bool, int, float, str, bytes})
-_SMALL: Final = 1 << 60  # whole numbers below it are their own hash
 #: nothing of these is ever changed by a pickle, whoever made it
 _SHARED: Final = (type, enum.Enum, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 _unpack_int: Final = struct.Struct("<i").unpack_from
 _unpack_double: Final = struct.Struct(">d").unpack_from
-
-
-def _refuse(what: str) -> NoReturn:
-    raise ObjectRefused(what=what)
 
 
 class Machine:
@@ -55,15 +39,13 @@ class Machine:
         self._data = data
         self._names, self._find = names, find
         self._at = 0
-        self._work = BASE_WORK + WORK_PER_BYTE * len(data)
+        self._budget = Budget(len(data))
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: list[Any] = []
         self._loose = 0  # factories handed out and not called yet
         self._callable: dict[int, Any] = {}  # what the caller allows, by id
         self._theirs: dict[int, Any] = {}  # what the caller's own classes made, by id; kept, so that no id comes again
-        self._weights: dict[int, tuple[int, int, Any]] = {}  # weight, depth and the value itself, by id
-        self._hashes: dict[int, tuple[dict[int, int], Any]] = {}  # of the keys in a dict or set, by its id
 
     def load(self) -> Any:
         """The object.
@@ -80,23 +62,17 @@ class Machine:
                     return self._end()
                 step(self)
         except (IndexError, struct.error):
-            _refuse(f"the object is cut off or scrambled at byte {self._at} of {len(data)}")
+            refuse(f"the object is cut off or scrambled at byte {self._at} of {len(data)}")
 
     def _end(self) -> Any:
         code = self._data[self._at - 1 : self._at].tobytes()
         if code != b".":
-            _refuse(f"the object has opcode {code!r}, which send_object does not write")
+            refuse(f"the object has opcode {code!r}, which send_object does not write")
         if self._loose:
-            _refuse("the object holds a class itself, which is not allowed here")
+            refuse("the object holds a class itself, which is not allowed here")
         if self._marks or len(self._stack) != 1 or self._at != len(self._data):
-            _refuse("the object is scrambled: something is left when it ends")
+            refuse("the object is scrambled: something is left when it ends")
         return self._stack[0]
-
-    def spend(self, units: int) -> None:
-        """Count work, before it is done."""
-        self._work -= units
-        if self._work < 0:
-            _refuse("the object causes far more work than its length warrants")
 
     # bytes
 
@@ -113,7 +89,7 @@ class Machine:
 
     def _protocol(self) -> None:
         if self._number(1) > 4 or self._at != 2:
-            _refuse("the object is a pickle of another protocol")
+            refuse("the object is a pickle of another protocol")
 
     def _frame(self) -> None:
         self._take(8)
@@ -206,7 +182,7 @@ class Machine:
 
     def _list_of(self, target: Any) -> Any:
         if type(target) not in (list, deque) and id(target) not in self._theirs:
-            _refuse(f"the object appends to a {type(target).__name__}")
+            refuse(f"the object appends to a {type(target).__name__}")
         return target
 
     def _append(self) -> None:
@@ -225,11 +201,11 @@ class Machine:
     def _set_pairs(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) not in (dict, OrderedDict) and id(target) not in self._theirs:
-            _refuse(f"the object sets items of a {type(target).__name__}")
+            refuse(f"the object sets items of a {type(target).__name__}")
         if len(items) % 2:
             raise IndexError
         for place in range(0, len(items), 2):
-            self._weigh_key(items[place], target)
+            self._budget.admit(items[place], target)
             target[items[place]] = items[place + 1]
 
     def _set_item(self) -> None:
@@ -240,76 +216,23 @@ class Machine:
         items = self._pop_mark()
         target = self._stack[-1]
         if type(target) is not set and id(target) not in self._theirs:
-            _refuse(f"the object adds to a {type(target).__name__}")
+            refuse(f"the object adds to a {type(target).__name__}")
         for item in items:
-            self._weigh_key(item, target)
+            self._budget.admit(item, target)
             target.add(item)
 
     def _frozenset(self) -> None:
         items = self._pop_mark()
         for item in items:
-            self._weigh_key(item, items)
+            self._budget.admit(item, items)
         self._stack.append(frozenset(items))
-
-    # keys
-
-    def _weigh_key(self, key: Any, container: Any) -> None:
-        """Make sure that ``key`` can be hashed, and compared with the others in ``container``, in bounded time."""
-        kind = type(key)
-        if kind in _SAFE_KEYS:
-            self._work -= 1 + (len(key) >> 8 if kind is str or kind is bytes else 0)
-        elif kind is int and -_SMALL < key < _SMALL:
-            self._work -= 1
-        else:
-            self.spend(4 * self._weight(key, 0)[0])
-            self._count_hash(hash(key), container)
-        if self._work < 0:
-            self.spend(0)
-
-    def _count_hash(self, code: int, container: Any) -> None:
-        known = self._hashes.get(id(container))
-        if known is None:
-            known = self._hashes[id(container)] = {}, container
-        count = known[0][code] = known[0].get(code, 0) + 1
-        if count > MAX_COLLISIONS:
-            _refuse("the object holds a dict or set whose keys collide")
-
-    def _weight(self, value: Any, depth: int) -> tuple[int, int]:
-        """How many values are visited when ``value`` is hashed or compared, and how deep they lie."""
-        kind = type(value)
-        if kind is tuple and _LEAVES.issuperset(map(type, value)):
-            return 1 + len(value) + sum(map(sys.getsizeof, value)) // 256, 1
-        if kind is tuple or kind is frozenset:
-            return self._weight_of_parts(value, depth)
-        if kind in _LEAVES:
-            return 1 + sys.getsizeof(value) // 256, 0
-        if kind is range or kind is slice:
-            return 4 + sum(map(sys.getsizeof, (value.start, value.stop, value.step))) // 64, 1
-        return 8, 0
-
-    def _weight_of_parts(self, value: Any, depth: int) -> tuple[int, int]:
-        known = self._weights.get(id(value))
-        if known is None:
-            if depth > MAX_KEY_DEPTH:
-                _refuse(f"the object holds a key that is nested more than {MAX_KEY_DEPTH} deep")
-            weight = below = 1
-            for part in value:
-                more, deep = self._weight(part, depth + 1)
-                self.spend(8)
-                weight, below = weight + more, max(below, deep + 1)
-                if weight > self._work:
-                    _refuse("the object holds a key that cannot be hashed in reasonable time")
-            known = self._weights[id(value)] = weight, below, value
-        if depth + known[1] > MAX_KEY_DEPTH:
-            _refuse(f"the object holds a key that is nested more than {MAX_KEY_DEPTH} deep")
-        return known[0], known[1]
 
     # what is called
 
     def _global(self) -> None:
         name, module = self._pop(), self._pop()
         if type(name) is not str or type(module) is not str:
-            _refuse("the object is scrambled: a name is no text")
+            refuse("the object is scrambled: a name is no text")
         found, theirs = self._find(self._names, module, name)
         if theirs:
             self._callable[id(found)] = found
@@ -319,14 +242,14 @@ class Machine:
 
     def _call(self, function: Any, args: Any, options: Any = None, *, new: bool = False) -> None:
         if type(args) is not tuple or type(options) not in (dict, type(None)):
-            _refuse("the object is scrambled: arguments are no tuple")
+            refuse("the object is scrambled: arguments are no tuple")
         if type(function) is Factory:
             self._loose -= 1
-            self._stack.append(function(args, self.spend))
+            self._stack.append(function(args, self._budget.spend))
             return
         if id(function) not in self._callable and id(function) not in self._theirs:
-            _refuse(f"the object calls a {type(function).__name__}, which is not allowed here")
-        self.spend(100 + len(args))
+            refuse(f"the object calls a {type(function).__name__}, which is not allowed here")
+        self._budget.spend(100 + len(args))
         made = function.__new__(function, *args, **(options or {})) if new else function(*args)
         self._theirs[id(made)] = made
         self._stack.append(made)
@@ -345,14 +268,14 @@ class Machine:
 
     def _persistent(self) -> None:
         pid = self._pop()
-        self.spend(50 + payload_bytes(pid) // 4)
+        self._budget.spend(50 + payload_bytes(pid) // 4)
         self._stack.append(of_data(pid))
 
     def _build(self) -> None:
         state = self._pop()
         target = self._stack[-1]
         if id(target) not in self._theirs or isinstance(target, _SHARED):
-            _refuse(f"the object sets attributes of a {type(target).__name__}")
+            refuse(f"the object sets attributes of a {type(target).__name__}")
         set_state = getattr(target, "__setstate__", None)
         if set_state is not None:
             set_state(state)
@@ -364,8 +287,8 @@ class Machine:
 
     def _set_attributes(self, target: Any, state: Any, slots: Any) -> None:
         if type(state) not in (dict, type(None)) or type(slots) not in (dict, type(None)):
-            _refuse("the object is scrambled: the state of an object is no dict")
-        self.spend(len(state or ()) + len(slots or ()))
+            refuse("the object is scrambled: the state of an object is no dict")
+        self._budget.spend(len(state or ()) + len(slots or ()))
         if state:
             target.__dict__.update({sys.intern(k) if type(k) is str else k: v for k, v in state.items()})
         for name, value in (slots or {}).items():

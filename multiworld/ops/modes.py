@@ -19,17 +19,13 @@ _functorch: Final[Any] = getattr(torch._C, "_functorch", None)
 _dispatch_modes: Final[Callable[[], int]] = torch._C._len_torch_dispatch_stack
 _function_modes: Final[Callable[[], int]] = torch._C._len_torch_function_stack
 _inference: Final[Callable[[], bool]] = torch.is_inference_mode_enabled
-_transform: Final[Callable[[], Any]] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
+#: the innermost transform of torch.func that the calling thread is inside of; None outside of all
+transform: Final[Callable[[], Any]] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
 
 
 def disturbed() -> bool:
     """Whether a mode of the calling thread would see or change what is done here."""
-    return _dispatch_modes() > 0 or _function_modes() > 0 or _inference()
-
-
-def transforming() -> bool:
-    """Whether the calling thread is inside a transform of ``torch.func``."""
-    return _transform() is not None
+    return bool(_dispatch_modes() or _function_modes() or _inference())
 
 
 @contextlib.contextmanager

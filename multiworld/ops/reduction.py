@@ -32,6 +32,8 @@ _COMBINE: Final[dict[str, _Combine]] = {
     "BXOR": torch.Tensor.bitwise_xor_,
 }
 _OPS: Final = (ReduceOp, type(ReduceOp.SUM))  # an object of the one on some releases, of the other on others
+_KNOWN: Final = {name: getattr(ReduceOp, name) for name in _COMBINE if hasattr(ReduceOp, name)}
+_BY_ID: Final = {id(one): name for name, one in _KNOWN.items()}  # they live as long as we do
 _CODES: Final = {name: code for code, name in enumerate(_COMBINE)}
 _BITWISE: Final = frozenset({"BAND", "BOR", "BXOR"})
 
@@ -99,6 +101,9 @@ def _refusal(name: str, dtype: torch.dtype) -> str | None:
 
 
 def _name(op: Any) -> str | None:
+    known = _BY_ID.get(id(op))
+    if known is not None:
+        return known
     if not isinstance(op, _OPS):  # first: what else is compared may be compared element by element
         return None
-    return next((name for name in _COMBINE if op == getattr(ReduceOp, name, None)), None)
+    return next((name for name, one in _KNOWN.items() if op == one), None)

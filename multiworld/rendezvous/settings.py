@@ -65,6 +65,12 @@ def checked_config(
     )  # fmt: skip
 
 
+def check_resize(config: WorldConfig, resize: bool) -> None:
+    """Check that ``resize`` of a ``join`` is a bool; ``InvalidArgument`` if it is not."""
+    if not isinstance(resize, bool):
+        raise _invalid(config.name, config.rank, f"resize is {resize!r}", "pass True or False")
+
+
 def _from_environment(name: str, variable: str, what: str) -> int:
     try:
         return int(os.environ[variable])

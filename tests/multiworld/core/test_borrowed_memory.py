@@ -110,7 +110,7 @@ def batch_of(kind: str) -> Callable[..., Operation]:
     """A starter of a batch of one."""
 
     def start(session: Any, group: Any, tensor: torch.Tensor, peer: int) -> Operation:
-        return p2p.batch(session, group, [P2P(kind, tensor, peer)])  # type: ignore[arg-type]
+        return p2p.batch_p2p(session, group, [P2P(kind, tensor, peer)])  # type: ignore[arg-type]
 
     return start
 

@@ -175,6 +175,9 @@ KINDS = {
     "no tensor": _refused(lambda n: [1.0] * n, "where a tensor is expected", ""),  # type: ignore[arg-type, return-value]
 }
 
+if not hasattr(torch.UntypedStorage, "resizable"):  # older releases do not tell whose memory it is
+    del KINDS["constant"], KINDS["mapped read-only"]
+
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The numbers that ``tensor`` stands for."""
@@ -350,7 +353,7 @@ async def all_to_all_to(w: Any, x: Any, s: Any) -> Result:
 
 
 async def all_to_all_single_to(w: Any, x: Any, s: Any) -> Result:
-    flat = x.reshape(-1) if type(x) is torch.Tensor and x.shape[:1] == (1,) else x
+    flat = x.reshape(-1) if type(x) is torch.Tensor and not x.is_nested and x.shape[:1] == (1,) else x
     await w.all_to_all_single(flat, s)
     return [(x, torch.cat([s.chunk(2)[w.rank]] * 2))]
 

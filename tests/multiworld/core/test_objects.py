@@ -99,7 +99,7 @@ PLAIN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("obj", PLAIN, ids=lambda obj: f"{type(obj).__name__} {str(obj)[:20]!a}")
+@pytest.mark.parametrize("obj", PLAIN, ids=lambda obj: type(obj).__name__)
 def test_plain_data_arrives_without_a_word(obj: Any) -> None:
     got = _round([obj, obj])
     assert got == [obj, obj]

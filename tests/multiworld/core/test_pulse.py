@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from procs import Link, cluster, process_state, wait_until
 from table import members
 
 from multiworld import MultiWorld, OwnStall
+from multiworld.config import NetworkSettings
 from multiworld.liveness import neighbour
 from multiworld.liveness.freezer import frozen
 from multiworld.liveness.neighbour import Starvation, this_process
 from multiworld.liveness.pulse import MAX_AT_ONCE, PING, PONG, THREAD_NAME, Responder, native_loop
 from multiworld.liveness.ring import SUCCESSORS, watched_by
 from multiworld.liveness.tcpinfo import tcp_info
+from multiworld.net.greeting import GreetingError, Hello, Role
 from multiworld.net.hub import Hub
 from multiworld.rendezvous.wiring import dial as dial_endpoint
 
@@ -117,11 +120,10 @@ def test_strangers_and_wrong_members_are_not_served(store: str) -> None:
         with dial(1, 5.0) as more:
             more.sendall(PING)
             assert more.recv(1) == PONG
-        hello = {"world": "w", "generation": 1, "role": "pulse", "from": 0, "to": 1}
-        hello["incarnation"] = dial.claims[1].incarnation
+        hello = Hello(Role.PULSE, "w", 1, 0, 1, dial.claims[1].incarnation)
         for wrong in ({"incarnation": "other"}, {"generation": 7}, {"world": "v"}, {"to": 0}):
-            with pytest.raises(PermissionError):
-                dial_endpoint(dial.claims[1], hello | wrong, 5.0)
+            with pytest.raises(GreetingError):
+                dial_endpoint(dial.claims[1], replace(hello, **wrong), NetworkSettings(), 5.0)
         wait_until(lambda: served.connections == 1, SECONDS, "one more is kept")
 
 
