@@ -32,8 +32,9 @@ def _recovers_in_a_callback(link: Link, store: str, rank: int) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store)
         mw.subscribe(heard)
-        w.sync.barrier()
+        link.send("subscribed")
         if rank == 0:
+            link.recv()  # the other one is subscribed, and in no operation that the abort could end
             w.abort("on purpose")
         assert done.wait(SECONDS), "the callback did not get through"
         w.sync.barrier()
@@ -42,7 +43,9 @@ def _recovers_in_a_callback(link: Link, store: str, rank: int) -> Any:
 
 def test_a_callback_may_rejoin(store: str) -> None:
     with cluster() as c:
-        c.start(_recovers_in_a_callback, store, 0), c.start(_recovers_in_a_callback, store, 1)
+        members = [c.start(_recovers_in_a_callback, store, rank) for rank in (0, 1)]
+        assert [member.recv() for member in members] == ["subscribed"] * 2
+        members[0].send("go")
         for generation, seconds in c.results():
             assert generation == 2
             assert seconds < 3  # not as long as the hub waits for itself, which was 5 s
