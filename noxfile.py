@@ -100,7 +100,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Frames of a member gone mad, for long: `-- [--frames 10000000] [--seconds 3600] [--seed N]`."""
+    """Frames of a member gone mad and greetings, for long: `-- [--frames 10000000] [--seconds 3600] [--seed N]`."""
     session.install("pip")
     session.run("python", "-m", "pip", "install", "-q", f"torch=={TORCH}", "numpy")
     session.install("-e", ".")

@@ -172,6 +172,10 @@ def _quietly(function: Any) -> None:
         return
 
 
+def _named_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("mw-")}
+
+
 def _counts() -> tuple[list[str], int]:
     threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("mw-"))
     return threads, len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a number is wanted
@@ -200,10 +204,8 @@ def _lives_often(link: Link, store: str, rank: int, times: int) -> Any:
 
 def _settled() -> tuple[list[str], int]:
     """Counted once nothing is freed any more."""
-    wait_until(
-        lambda: not [t for t in threading.enumerate() if t.name.startswith("mw-") and t.name not in ("mw-hub", "mw-pulse")],
-        SECONDS, "threads are left",
-    )  # fmt: skip
+    stay = {"mw-hub", "mw-pulse"}
+    wait_until(lambda: not _named_threads() - stay, SECONDS, "threads are left")
     return _counts()
 
 

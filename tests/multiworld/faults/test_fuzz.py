@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from multiworld.ops.mailbox import Mailbox
+from tests.multiworld.fuzz import greetings
 from tests.multiworld.fuzz.target import run
 
 SECONDS = 20.0
@@ -22,6 +23,18 @@ def test_frames(store: str, seed: int, wildness: float) -> None:
     assert report.frames > 5_000, report
     assert report.breaks["protocol"] > 0, report
     assert sum(report.completed.values()) > 100, report
+
+
+def test_greetings() -> None:
+    report = greetings.run(seed=1, greetings=1_000_000, seconds=10.0)
+    assert report.greetings > 5_000, report
+    assert {"let in", "waiting", "garbage", "secret"} <= set(report.ends), report
+
+
+def test_it_finds_a_proof_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiworld.net.greeting._proof", lambda *_: "the same for all")
+    with pytest.raises(AssertionError, match="let in although"):
+        greetings.run(seed=1, greetings=1_000_000, seconds=30.0)
 
 
 def test_it_finds_a_frame_that_is_not_looked_at(store: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import argparse
 import random
 import tempfile
 
+from tests.multiworld.fuzz import greetings
 from tests.multiworld.fuzz.target import run
 
 
@@ -13,11 +14,13 @@ def main() -> None:
     """Run until all frames are written or the time is over; an ``AssertionError`` is a finding."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=10_000_000, help="how many frames (default: %(default)s)")
+    parser.add_argument("--greetings", type=int, default=200_000, help="how many greetings (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3600.0, help="how long at most (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="default: drawn and printed")
     parser.add_argument("--wildness", type=float, default=0.003, help="share of wrong frames (default: %(default)s)")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
+    print(greetings.run(seed=options.seed, greetings=options.greetings, seconds=options.seconds), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         report = run(
             f"file://{folder}/store",
