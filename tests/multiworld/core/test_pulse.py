@@ -107,7 +107,7 @@ def test_random_ends_leave_nothing(responder: Responder) -> None:
                 peer.send(draw.choice((PING, b"?", PING * 70)))
             peer.close()
     wait_until(lambda: responder.connections == 0, SECONDS, "connections that ended are kept")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # fewer: what tests before this one held
 
 
 def test_strangers_and_wrong_members_are_not_served(store: str) -> None:
