@@ -46,6 +46,11 @@ class Scene:
         self._host = self.actor("store-host", network=network)
         self._store = self._host.run(acts.serve, address)
 
+    def host_with(self, env: dict[str, str]) -> None:
+        """Host the store in an actor with this environment."""
+        self._host = self.actor("store-host", env=env)
+        self._store = self._host.run(acts.serve)
+
     @property
     def store(self) -> TcpStoreAddress:
         """The store that serves all worlds of the scene."""

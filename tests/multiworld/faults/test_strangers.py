@@ -25,6 +25,7 @@ from multiworld import RendezvousError
 from multiworld.chaos.actor import Stage
 from multiworld.chaos.cast import Actor, Running
 from multiworld.rendezvous.ledger import Claim, Ledger
+from multiworld.rendezvous.store_client import Approach, Patience, StoreClient
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GRACE_SECONDS
 from tests.multiworld.faults.scene import CALM, Scene
@@ -62,19 +63,13 @@ class Member:
 
 def claim_of(stage: Stage, world: str, generation: int, rank: int) -> Claim:
     """Read a claim as soon as it is there, by the actor that hosts the store."""
-    client = stage.mw._stores.source(stage.props["store"], _Nobody()).open(5.0)
-    ledger = Ledger(client, world)
     until = time.monotonic() + 10
+    approach = Approach(stage.mw.defaults.network.secret)
+    ledger = Ledger(StoreClient.connect(stage.props["store"], Patience(until), approach), world)
     while (claim := ledger.claimed(generation, rank)) is None:
         assert time.monotonic() < until, f"rank {rank} of {world} is not claimed"
         time.sleep(0.005)
     return claim
-
-
-class _Nobody:
-    """A membership of nothing: stores ask for these."""
-
-    name, rank, address = "none", 1, "127.0.0.1"
 
 
 def remember_store(stage: Stage, store: Any) -> None:
@@ -200,6 +195,7 @@ def _fresh_log(request: pytest.FixtureRequest) -> None:
 def pair(request: pytest.FixtureRequest, scene: Scene) -> list[Actor]:
     """Two actors, with a secret or without."""
     env = {"MULTIWORLD_SECRET": request.param} if request.param else {}
+    scene.host_with(env)
     return [scene.actor(env=env) for _ in range(2)]
 
 
@@ -329,11 +325,13 @@ def _named(call: Running, words: str, within: float) -> RendezvousError:
     ids=["lower rank only", "higher rank only", "different"],
 )
 def test_secrets_that_differ_are_named_by_both_sides(
-    scene: Scene, lower: str, higher: str, of_dialler: str, of_acceptor: str
+    scene: Scene, tmp_path: Path, lower: str, higher: str, of_dialler: str, of_acceptor: str
 ) -> None:
+    """They meet at a store that knows no secret; one that we host would refuse one of them before."""
     actors = [scene.actor(env={"MULTIWORLD_SECRET": s} if s else {}) for s in (lower, higher)]
     started = time.monotonic()
-    calls = [scene.start_join(WORLD, actor, rank, 2, join_timeout=8.0) for rank, actor in enumerate(actors)]
+    options = {"store": f"file://{tmp_path}/store", "join_timeout": 8.0}
+    calls = [scene.start_join(WORLD, actor, rank, 2, **options) for rank, actor in enumerate(actors)]
     _named(calls[1], of_dialler, 6.0)  # at once, not at its deadline
     _named(calls[0], of_acceptor, 8.0 + GRACE_SECONDS)
     scene.injector.record("secrets differ", "", started, "both named it")
