@@ -114,7 +114,6 @@ class LoopBridge:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_thread = -1
         self._seats: dict[int, Seat] = {}
         #: those of threads that wait now; to any other's eventfd nothing may be written, its number may be another's
         self._taken: dict[int, Seat] = {}
@@ -138,7 +137,8 @@ class LoopBridge:
     def resolve(self, future: asyncio.Future[None]) -> None:
         """Wake whoever awaits ``future``."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
-            if threading.get_ident() == self._loop_thread:
+            # Not by the thread's number: another thread may run the loop by now, and this one wait for itself.
+            if self._loop is not None and asyncio._get_running_loop() is self._loop:
                 _settle(future)
             elif self._loop is not None:
                 self._loop.call_soon_threadsafe(_settle, future)
@@ -166,7 +166,7 @@ class LoopBridge:
     def want_write(self, lane: Lane) -> None:
         """Something is left to be written on ``lane``."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: threads that wait do it
-            if threading.get_ident() == self._loop_thread:
+            if self._loop is not None and asyncio._get_running_loop() is self._loop:
                 self._watch_writable(lane)
             elif self._loop is not None:
                 self._loop.call_soon_threadsafe(self._watch_writable, lane)
@@ -233,7 +233,6 @@ class LoopBridge:
         return False
 
     def _register(self) -> None:
-        self._loop_thread = threading.get_ident()
         assert self._loop is not None  # noqa: S101 - for the type checker; attach has set it
         with self._session.lock:
             for lane in self._session.lanes.values():
