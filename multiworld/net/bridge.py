@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, cast
 
@@ -21,6 +22,8 @@ _local = threading.local()
 LOOK_AROUND_MS = 1000
 #: and this often where no descriptor is free for an eventfd, so that nothing can wake it
 LOOK_AROUND_UNWOKEN_MS = 5
+#: how often the hub looks at what is left to be written, in seconds
+REST_SECONDS = 0.02
 
 
 class _Wake:
@@ -111,10 +114,10 @@ class LoopBridge:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_thread = -1
         self._seats: dict[int, Seat] = {}
         #: those of threads that wait now; to any other's eventfd nothing may be written, its number may be another's
         self._taken: dict[int, Seat] = {}
+        self._rest_watched = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let ``loop`` move the lanes from now on. From any thread."""
@@ -134,7 +137,8 @@ class LoopBridge:
     def resolve(self, future: asyncio.Future[None]) -> None:
         """Wake whoever awaits ``future``."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
-            if threading.get_ident() == self._loop_thread:
+            # Not by the thread's number: another thread may run the loop by now, and this one wait for itself.
+            if self._loop is not None and asyncio._get_running_loop() is self._loop:
                 _settle(future)
             elif self._loop is not None:
                 self._loop.call_soon_threadsafe(_settle, future)
@@ -152,6 +156,8 @@ class LoopBridge:
     def rise(self) -> None:
         """The calling thread waits no more. Under the session's lock, as is whoever wakes the waiting."""
         self._taken.pop(threading.get_ident(), None)
+        if self._rest_watched and not self._served() and any(lane.backlog for lane in self._session.lanes.values()):
+            self._watch_rest(0.0)
 
     def waiting_threads(self) -> set[int]:
         """Idents of the threads that wait now."""
@@ -160,13 +166,39 @@ class LoopBridge:
     def want_write(self, lane: Lane) -> None:
         """Something is left to be written on ``lane``."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: threads that wait do it
-            if threading.get_ident() == self._loop_thread:
+            if self._loop is not None and asyncio._get_running_loop() is self._loop:
                 self._watch_writable(lane)
             elif self._loop is not None:
                 self._loop.call_soon_threadsafe(self._watch_writable, lane)
         for seat in tuple(self._taken.values()):
             with contextlib.suppress(OSError):
                 os.eventfd_write(seat.wake, 1)
+        if not self._rest_watched:
+            self._rest_watched = True
+            self._watch_rest(REST_SECONDS)
+
+    def _watch_rest(self, seconds: float) -> None:
+        hub, due = self._session.hub, time.monotonic() + seconds
+        hub.call(lambda: hub.alarm(self._write_rest, due))
+
+    def _served(self) -> bool:
+        """Whether a thread or a loop moves the lanes now."""
+        return bool(self._taken) or (self._loop is not None and self._loop.is_running())
+
+    def _write_rest(self, now: float) -> None:
+        """Write for an operation that its waiter has left, where nobody else does; in the hub's thread.
+
+        A collective is over for a member that has heard all others, and a cancelled send for its caller; the peers wait
+        for the rest of them, whatever that member does next.
+        """
+        with self._session.lock:
+            lanes = [lane for lane in self._session.lanes.values() if lane.backlog and not lane.ended]
+            if not self._served():
+                for lane in lanes:
+                    lane.flush()
+            self._rest_watched = bool(lanes)
+        if lanes:
+            self._session.hub.alarm(self._write_rest, now + REST_SECONDS)
 
     def drain(self, peer: int) -> None:
         """Read what ``peer`` sent before it left."""
@@ -201,7 +233,6 @@ class LoopBridge:
         return False
 
     def _register(self) -> None:
-        self._loop_thread = threading.get_ident()
         assert self._loop is not None  # noqa: S101 - for the type checker; attach has set it
         with self._session.lock:
             for lane in self._session.lanes.values():

@@ -45,6 +45,12 @@ class BatchOperation(Operation):
         for part in self.parts:
             part.withdraw()
 
+    def give_back(self) -> None:
+        """See ``Operation.give_back``; its waiter may be woken before it is the turn of the parts to fail."""
+        for part in self.parts:
+            if not part.done:
+                part.give_back()
+
     def loans(self) -> list[torch.Tensor]:
         """See ``Operation.loans``."""
         return [memory for part in self.parts for memory in part.loans()]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table import members
 
-from multiworld import World
+from multiworld import World, WorldClosed
 from multiworld.ops import collectives, p2p
 from multiworld.ops.operation import Operation
 from multiworld.ops.p2p import P2P
@@ -251,3 +251,18 @@ def test_the_receivers_storage_may_go_at_once(pair: Pair) -> None:
     pair.finish()
     assert bool((transfer_rest.memory == ORIGINAL).all())
     pair.calls.clear()
+
+
+def test_a_batch_that_fails_gives_its_parts_memory_back_before_its_waiter_is_woken(pair: Pair) -> None:
+    received = torch.zeros(COUNT)
+    receive = pair.start(1, p2p.recv, received, 0, 0)
+    pair.pump(0)
+    batch = SENDERS["batch"](pair, original())
+    session = batch.operation.session
+    assert session.lanes[1].backlog
+    with session.lock:  # as ``leave`` does, before it is the turn of the send; another thread runs the waiter
+        batch.operation.fail(WorldClosed("w", "left"))
+    batch.memory.fill_(CANARY)
+    pair.finish()
+    assert receive.operation.done
+    assert torch.equal(received, original())
