@@ -7,9 +7,8 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
 
-from multiworld.config import NetworkSettings, printed
+from multiworld.config import NetworkSettings
 from multiworld.errors import InvalidArgument, RendezvousError
 from multiworld.net.interfaces import check_interfaces
 
@@ -33,27 +32,38 @@ def network_settings(
     Raises:
         InvalidArgument: a value that cannot be right; the secret itself is never in the message.
     """
-    wanted = environment.get(INTERFACES, "") if interfaces is None else interfaces
-    given = tuple(wanted.split(",") if isinstance(wanted, str) else wanted) if wanted else ()
-    if not all(isinstance(one, str) for one in given):
-        raise InvalidArgument(what=f"interfaces= is {interfaces!r}", remedy="pass names or networks as text")
-    names = tuple(one.strip() for one in given)
-    check_interfaces(names)
     return NetworkSettings(
         _secret(environment.get(SECRET) if secret is None else secret),
         _ports(environment.get(PORTS) or None if ports is None else ports),
-        names,
+        _interfaces(environment.get(INTERFACES, "") if interfaces is None else interfaces),
     )
+
+
+def _interfaces(value: object) -> tuple[str, ...]:
+    listed = value.split(",") if isinstance(value, str) and value else value or ()
+    given = tuple(listed) if isinstance(listed, Iterable) else (listed,)
+    if not all(isinstance(one, str) for one in given):
+        raise InvalidArgument(
+            what=f"interfaces= ({INTERFACES}) is {value!r}",
+            remedy='pass names or networks as text, such as "eth0" or ("eth0", "10.0.0.0/8")',
+        )
+    names = tuple(one.strip() for one in given)
+    check_interfaces(names)
+    return names
 
 
 def _secret(value: object) -> bytes | None:
     if value is None:
         return None
-    if not isinstance(value, (str, bytes)) or not value:
+    if not isinstance(value, (str, bytes)):
         raise InvalidArgument(
-            what=f"secret= ({SECRET}) is " + ("empty" if value in ("", b"") else f"of type {type(value).__name__}"),
-            cause="a variable of the launcher is not set, most likely",
-            remedy="pass text or bytes that only the members know, or leave it out altogether",
+            what=f"secret= ({SECRET}) is of type {type(value).__name__}", remedy="pass it as text or bytes"
+        )
+    if not value:
+        raise InvalidArgument(
+            what=f"secret= ({SECRET}) is empty",
+            cause="a variable of the launcher is not set",
+            remedy="pass text or bytes that only the members know, or leave the setting out",
         )
     return value.encode(errors="surrogateescape") if isinstance(value, str) else bytes(value)
 
@@ -61,23 +71,23 @@ def _secret(value: object) -> bytes | None:
 def _ports(value: object) -> range | None:
     if value is None:
         return None
-    if isinstance(value, str):
-        first, dash, last = value.partition("-")
-        try:
-            value = range(int(first), int(last if dash else first) + 1)
-        except ValueError:
-            _refuse_ports(value)
-    if not isinstance(value, range) or not value or min(value) < 1 or max(value) > 65535:
-        _refuse_ports(value)
-    return value
+    found = _range_of(value) if isinstance(value, str) else value
+    if not isinstance(found, range) or not found or min(found) < 1 or max(found) > 65535:
+        raise InvalidArgument(
+            what=f"ports= ({PORTS}) is {value!r}",
+            cause="this is not a range of ports between 1 and 65535",
+            remedy='pass one such as "29600-29699", or range(29600, 29700)',
+        )
+    return found
 
 
-def _refuse_ports(value: object) -> NoReturn:
-    raise InvalidArgument(
-        what=f"ports= ({PORTS}) is {value!r}",
-        cause="it is no range of ports from 1 to 65535",
-        remedy='pass one such as "29600-29699", or range(29600, 29700)',
-    ) from None
+def _range_of(text: str) -> range | None:
+    """The ports that ``text`` names, both ends included; None if it names none."""
+    first, dash, last = text.partition("-")
+    try:
+        return range(int(first), int(last if dash else first) + 1)
+    except ValueError:
+        return None
 
 
 def listen(host: str, port: int, network: NetworkSettings, backlog: int = 1024) -> socket.socket:
@@ -112,10 +122,11 @@ def listen(host: str, port: int, network: NetworkSettings, backlog: int = 1024) 
             if error.errno != errno.EADDRINUSE:
                 raise
     first, last = min(network.ports), max(network.ports)
+    none = f"port {first} is not free" if first == last else f"none of the ports {first}-{last} is free"
     raise RendezvousError(
-        what=f"none of the ports {first}-{last} is free at {printed(host, 0).removesuffix(':0')}",
-        cause=f"ports= ({PORTS}) allows {len(network.ports)} ports here, and all of them are in use",
-        remedy="allow more ports; each process has one listener, and one more for each store that it hosts",
+        what=f"{none} at {host}",
+        cause=f"ports= ({PORTS}) allows no others, and other programs or processes of this job use them",
+        remedy="allow more ports: each process needs one, and one more for each store that it hosts",
     )
 
 

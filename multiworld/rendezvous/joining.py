@@ -124,8 +124,8 @@ class Assembly:
         self._after = after
         self._resize = resize
         self._cancelled = cancelled
-        self._deadline = time.monotonic() + config.join_timeout
-        self._hub = hub
+        self._started = time.monotonic()
+        self._deadline = self._started + config.join_timeout
         self._source = source
         self._client: Any = None
         self._why = "no other member has come"
@@ -157,7 +157,7 @@ class Assembly:
             except _Moved:
                 continue
             except Incompatible as other:
-                self._fail(str(other), other.error.cause, other.error, remedy=other.error.remedy)
+                self._fail(str(other), other.error.cause, remedy=other.error.remedy)
 
     @contextlib.contextmanager
     def _failures_of_the_store(self) -> Iterator[None]:
@@ -368,16 +368,21 @@ class Assembly:
             self._fail_cancelled()
         if time.monotonic() > self._deadline:
             late = f"not assembled within {self._config.join_timeout} s"
-            if self._complaint is not None:
-                what = f"{late}: {self._why}; somebody who dialled was refused, because it {self._complaint.what}"
-                self._fail(what, self._complaint.cause, remedy=self._complaint.remedy)
+            complaint = self._complaint or self._source.complaint(self._started)
+            if complaint is not None:
+                what = f"{late}: {self._why}; this process refused a peer that {complaint.what}"
+                self._fail(what, complaint.cause, remedy=complaint.remedy)
             self._fail(
                 f"{late}: {self._why}",
                 "a member did not start, or joined under another name, size or store",
             )
 
     def _fail_cancelled(self) -> NoReturn:
-        self._fail("joining was cancelled", "the await was cancelled or the MultiWorld closed")
+        self._fail(
+            "joining was cancelled",
+            "the await was cancelled, the MultiWorld was closed, or the program ends",
+            remedy="nothing if that was meant; else join again",
+        )
 
     def _refuse_size(self, generation: int, size: int) -> NoReturn:
         self._fail(

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from multiworld.net.greeting import GreetingError
 from multiworld.rendezvous.store_wire import NUMBER
 
 #: what is counted for a key beside its bytes and those of its value
@@ -18,12 +19,12 @@ class Refused(Exception):
 
     Args:
         why: for the log.
-        worth_telling: whether it hints at settings that differ, so that the host's log should show it.
+        complaint: the settings of the two sides differ, so that the host should hear of it; None: a stranger's rubbish.
     """
 
-    def __init__(self, why: str, worth_telling: bool = False) -> None:
+    def __init__(self, why: str, complaint: GreetingError | None = None) -> None:
         super().__init__(why)
-        self.worth_telling = worth_telling
+        self.complaint = complaint
 
 
 @dataclass(frozen=True, slots=True)

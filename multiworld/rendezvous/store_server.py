@@ -21,6 +21,7 @@ from multiworld.rendezvous.store_data import Limits, Refused, StoreData
 from multiworld.rendezvous.store_talk import Talk
 
 if TYPE_CHECKING:
+    from multiworld.net.greeting import GreetingError
     from multiworld.net.hub import Hub
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class StoreServer:
         self._closed = False
         self._warned = False
         self._told_at = -math.inf
+        self._complaint: tuple[float, GreetingError | None] = -math.inf, None
         listener.setblocking(False)
         hub.call(self._listen)
 
@@ -90,13 +92,24 @@ class StoreServer:
         self._strangers.pop(connection, None)
 
     def tell(self, refused: Refused) -> None:
-        """Log that a connection was refused; for what may be a member's wrong setting, once in a while."""
-        now = time.monotonic()
-        if refused.worth_telling and now - self._told_at > TELL_SECONDS:
-            self._told_at = now
-            logger.warning("the store at port %d refused %s", self._listener.getsockname()[1], refused)
-        else:
+        """Note that a connection was refused; log what may be a member's wrong setting, once in a while."""
+        complaint, now = refused.complaint, time.monotonic()
+        if complaint is None:
             logger.debug("the store hangs up on a connection: %s", refused)
+            return
+        self._complaint = now, complaint
+        if now - self._told_at > TELL_SECONDS:
+            self._told_at = now
+            logger.warning(
+                "the store at port %d refused %s; likely cause: %s; what to do: %s (said once in %.0f s)",
+                self._listener.getsockname()[1], refused, complaint.cause, complaint.remedy, TELL_SECONDS,
+            )  # fmt: skip
+
+    def complaint(self, since: float) -> GreetingError | None:
+        """Why somebody who may be a member was refused last, if that was after ``since``, a monotonic time. From any
+        thread."""
+        at, error = self._complaint
+        return error if at >= since else None
 
     def _listen(self) -> None:
         if not self._closed:

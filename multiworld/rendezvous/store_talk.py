@@ -110,7 +110,7 @@ class Talk:
             first = yield 1
         elif self._secret is not None and first[0] == Request.VALIDATE:
             self.out += refusal(Reason.SECRET, "has a secret, this process has none")
-            raise Refused("a client without the secret", worth_telling=True)
+            raise _refused(GreetingError(Reason.SECRET, "has no secret, this process has one"))
         if first[0] != Request.VALIDATE or NONCE.unpack((yield NONCE.size))[0] != MAGIC:
             raise Refused("this is no client of a store")
         self.valid = True
@@ -124,7 +124,7 @@ class Talk:
                 data = yield 1
         except GreetingError as error:
             self.out += error.answer
-            raise Refused(f"a client that {error.what}", worth_telling=error.lasting) from None
+            raise _refused(error) from None
         if turn.hello.role is not Role.STORE:
             self.out += acceptor.refuse("this is a store")
             raise Refused("a greeting that was not for a store")
@@ -240,3 +240,7 @@ class Talk:
     def _released(self) -> None:
         self.out += STOP_WAITING
         self._answered()
+
+
+def _refused(error: GreetingError) -> Refused:
+    return Refused(f"a client that {error.what}", error if error.lasting else None)

@@ -27,6 +27,7 @@ from multiworld.rendezvous.store_server import StoreServer
 from multiworld.rendezvous.torch_store import Gate, TorchStore
 
 if TYPE_CHECKING:
+    from multiworld.net.greeting import GreetingError
     from multiworld.net.hub import Hub
 
 #: connections to a hosted store that may wait for being accepted: all members of a large world come at once
@@ -100,6 +101,7 @@ class StoreSource:
         kept: clients that nobody uses now, shared by all worlds of one store.
         owner: what has to live as long as the store is used, such as the caller's object.
         gate: what calls of torch's own stores pass.
+        complaint: why a store that is hosted here has refused somebody since a monotonic time; None if it has not.
     """
 
     where: TcpStoreAddress | FileStorePath | Any
@@ -107,6 +109,7 @@ class StoreSource:
     kept: KeptClients | None = None
     owner: Any = None
     gate: Gate = field(default_factory=Gate)
+    complaint: Callable[[float], GreetingError | None] = lambda _: None
 
     def open(self, patience: Patience) -> Any:
         """A client for one thread, to be given to ``give_back`` or ``discard``; ``patience`` bounds its waits.
@@ -200,7 +203,7 @@ class StoreBook:
         address = config.address or _address_towards(where, config, patience)
         kept = self._kept_of(where, store)
         self._host_if_ours(where, config, patience, kept)
-        return StoreSource(where, address, kept, store, self._gate)
+        return StoreSource(where, address, kept, store, self._gate, lambda since: self._complaint(where, since))
 
     def close(self) -> None:
         """Stop hosting, and hang up; calls of torch's own stores get a moment to come back."""
@@ -227,6 +230,10 @@ class StoreBook:
             raise WrongContext(what="MultiWorld is closed", operation="serve_store")
         server = StoreServer(self._hub, listener, self._network.secret)
         self._hosted.update(dict.fromkeys(places, server))
+
+    def _complaint(self, where: TcpStoreAddress, since: float) -> GreetingError | None:
+        server = self._hosted.get((where.host, where.port))
+        return None if server is None else server.complaint(since)
 
     def _kept_of(self, where: TcpStoreAddress, store: StoreLike) -> KeptClients:
         """The clients of the store at ``where``; one that torch hosts has no secret."""

@@ -56,6 +56,8 @@ def test_settings_come_from_arguments_or_the_environment() -> None:
         ({"interfaces": "eth0,,eth1"}, "MULTIWORLD_INTERFACES"),
         ({"interfaces": ("eth 0",)}, "MULTIWORLD_INTERFACES"),
         ({"interfaces": (b"lo",)}, "interfaces="),
+        ({"interfaces": 7}, "MULTIWORLD_INTERFACES"),
+        ({"ports": "30-20"}, "'30-20'"),
         ({"interfaces": "no-such-interface,203.0.113.0/24"}, "MULTIWORLD_INTERFACES"),
     ],
     ids=str,

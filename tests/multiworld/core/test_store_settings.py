@@ -57,6 +57,35 @@ def test_without_the_secret_a_join_fails_at_once(
     assert len([r for r in caplog.records if "the store at port" in r.getMessage()]) == 1, "told once, not each time"
 
 
+@pytest.mark.parametrize(
+    ("hosts", "guests", "words"),
+    [
+        (SECRET, None, "has no secret, this process has one"),
+        (None, SECRET, "has a secret, this process has none"),
+        (SECRET, "other", "has another secret"),
+    ],
+)
+def test_a_host_whose_guests_were_refused_says_so_when_they_do_not_come(
+    hosts: str | None, guests: str | None, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MultiWorld(secret=hosts) as host, MultiWorld(secret=guests) as guest, ThreadPoolExecutor(1) as pool:
+        store = host.serve_store()
+        with caplog.at_level(logging.WARNING), pytest.raises(RendezvousError) as refused:
+            guest.sync.join("early", 1, 2, store=store, join_timeout=30)
+        with pytest.raises(RendezvousError) as alone:  # that was before, and tells nothing about this join
+            host.sync.join("w", 0, 2, store=store, join_timeout=0.2)
+        waiting = pool.submit(host.sync.join, "w", 0, 2, store=store, join_timeout=1.0)
+        while not waiting.done():
+            with contextlib.suppress(RendezvousError):
+                guest.sync.join("w", 1, 2, store=store, join_timeout=30)
+        with pytest.raises(RendezvousError, match=words) as caught:
+            waiting.result()
+    assert "secret" not in str(alone.value)
+    assert refused.value.__cause__ is None, "a chain of inner errors is no help for a wrong setting"
+    for text in (caught.value.remedy, caplog.text):
+        assert "give all members the same secret" in text
+
+
 def test_members_with_a_secret_meet_at_a_store_of_torchs(tcp_store: str) -> None:
     homes = [MultiWorld(secret=SECRET) for _ in range(2)]
     host, _, port = tcp_store.removeprefix("tcp://").rpartition(":")
