@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 
+from multiworld import MultiWorld
 from tests.multiworld.fuzz import greetings
 from tests.multiworld.fuzz.target import run
 
@@ -21,9 +21,9 @@ def main() -> None:
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     print(greetings.run(seed=options.seed, greetings=options.greetings, seconds=options.seconds), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with MultiWorld() as host:  # not a store in a file, which grows with every generation
         report = run(
-            f"file://{folder}/store",
+            str(host.serve_store()),
             seed=options.seed,
             frames=options.frames,
             seconds=options.seconds,

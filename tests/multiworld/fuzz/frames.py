@@ -21,6 +21,7 @@ _ANSWERS = {
     Kind.CANCEL: (Kind.CANCELLED, Kind.DATA),
     Kind.SIGNATURE: (Kind.SIGNATURE,),
 }
+_OF_RECEIVES = (Kind.POST, Kind.CANCEL)
 _FIELD_BITS = (8, 8, 16, 32, 64, 64)
 
 
@@ -77,6 +78,9 @@ class Generator:
         place = self.draw.randrange(len(self.known))
         heard = self.known[place]
         del self.known[place]
+        if heard.kind in _OF_RECEIVES:  # a receive is answered once, whether it was withdrawn or not
+            rest = [one for one in self.known if one.kind not in _OF_RECEIVES or one.seq != heard.seq]
+            self.known = deque(rest, maxlen=self.known.maxlen)
         kind = self.draw.choice(_ANSWERS[Kind(heard.kind)])
         nbytes = heard.nbytes
         if kind == Kind.DATA and nbytes > 1 << 20:  # a length of our own, and a shape that may be right
