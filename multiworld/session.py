@@ -299,6 +299,18 @@ class Session:
         if lane.peer not in self.departed and self.failure is None:
             self.control.explain(lane.peer, error)
 
+    def on_torn(self, lane: Lane) -> None:
+        """See ``LaneOwner``."""
+        self.interrupted(f"data of rank {lane.peer} was moved")
+
+    def interrupted(self, what: str) -> None:
+        """A signal handler raised, as that of Ctrl-C does, where nothing can be resumed: the world ends."""
+        error = WorldClosed(
+            self.name, f"this process was interrupted while {what}", cause="Ctrl-C, or a signal handler that raises",
+            remedy="call rejoin(); under asyncio.run, Ctrl-C cancels instead", **self._where(None),
+        )  # fmt: skip
+        self.break_(error)
+
     def on_backlog(self, lane: Lane) -> None:
         """Somebody must write the rest later."""
         self.bridge.want_write(lane)

@@ -34,6 +34,9 @@ class LaneOwner(Protocol):
     def on_lane_end(self, lane: Lane, error: OSError | None) -> None:
         """The peer closed the connection, or it failed."""
 
+    def on_torn(self, lane: Lane) -> None:
+        """An interrupt came between two steps that belong together: nobody knows where in the stream we are."""
+
     def on_backlog(self, lane: Lane) -> None:
         """Something could not be written at once: somebody must watch for the socket to be writable."""
 
@@ -52,11 +55,14 @@ class Lane:
         "_body",
         "_deaf",
         "_fill",
+        "_got",
         "_on_body",
         "_owner",
+        "_sent",
         "_skip",
         "_staging",
         "_view",
+        "_whole",
         "backlog",
         "ended",
         "fd",
@@ -82,6 +88,10 @@ class Lane:
         self._on_body: Done | None = None
         self._skip = 0  # bytes of an unwanted payload still to come
         self._deaf = False  # what comes is dropped
+        # A signal handler may raise between any two steps. What a call has moved is here with the call, in one step.
+        self._got: list[int] = []
+        self._sent: list[int] = []
+        self._whole = True  # False between two steps of ours that belong together
 
     def put(
         self,
@@ -128,21 +138,42 @@ class Lane:
 
     def flush(self) -> None:
         """Write what the socket takes of the backlog."""
+        try:
+            self._flush()
+        except BaseException as error:
+            self._mend(error, self._flush if self._sent else None)
+            raise
+
+    def _flush(self) -> None:
         while self.backlog and not self.ended:
             view, operation, last = self.backlog[0]
             try:
-                sent = self.sock.send(view)
+                if not self._sent:
+                    self._sent.extend(map(self.sock.send, (view,)))
             except BlockingIOError:
                 return
             except OSError as error:
                 self._end(error)
                 return
+            self._whole = False
+            sent = self._sent.pop()
             if sent < len(view):
                 self.backlog[0] = (view[sent:], operation, last)
+                self._whole = True
                 return
             self.backlog.popleft()
             if last and operation is not None:
                 operation.complete()
+            self._whole = True
+
+    def _mend(self, error: BaseException, rest: Callable[[], None] | None) -> None:
+        """After an interrupt: do the ``rest`` of what was under way, or say that nobody can."""
+        if isinstance(error, Exception):
+            self._whole = True  # ours, and the owner breaks the world for it
+        elif not self._whole:
+            self._owner.on_torn(self)
+        elif rest is not None:
+            rest()
 
     def disown(self, operation: Operation) -> None:
         """Copy what is not written yet of ``operation``: its memory is the caller's again."""
@@ -175,18 +206,29 @@ class Lane:
 
     def pump(self) -> None:
         """Read and handle what is there."""
+        try:
+            self._pump()
+        except BaseException as error:
+            self._mend(error, self._pump if self._got else None)
+            raise
+
+    def _pump(self) -> None:
         budget = TURN_BYTES
         while budget > 0 and not self.ended:
             target = self._body if self._body is not None else self._view[self._fill :]
             try:
-                got = self.sock.recv_into(target)
+                if not self._got:
+                    self._got.extend(map(self.sock.recv_into, (target,)))
             except BlockingIOError:
                 return
             except OSError as error:
                 self._end(error)
                 return
+            self._whole = False
+            got = self._got.pop()
             if got == 0:
                 self._end(None)
+                self._whole = True
                 return
             full = got == len(target)
             budget -= got
@@ -197,6 +239,7 @@ class Lane:
                 self._advance_body(got)
             else:
                 self._parse(self._fill + got)
+            self._whole = True
             if not full:  # the socket was empty: a further read would only say so
                 return
 

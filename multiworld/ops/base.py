@@ -42,6 +42,12 @@ def begin(session: Session, group: GroupBase, starter: Starter, *args: Any) -> O
         return starter(session, group, *args)
 
 
+def _look_after(session: Session, starter: Starter, error: BaseException) -> None:
+    """After an interrupt in the middle of a start, nobody knows how much of it was done, nor has what was started."""
+    if not isinstance(error, Exception):
+        session.interrupted(f"{starter.__name__} began")
+
+
 def outcome(operation: Operation) -> Any:
     """The result of a done operation, made outside of the caller's modes; raises its error."""
     with undisturbed():
@@ -80,7 +86,11 @@ class GroupBase:
         session = self._world.enter_async(starter.__name__)
         if quarantine.ACTIVE or profiled():
             return await session.watched_async(self, timeout, starter, *args)
-        operation = begin(session, self, starter, *args) if disturbed() else starter(session, self, *args)
+        try:
+            operation = begin(session, self, starter, *args) if disturbed() else starter(session, self, *args)
+        except BaseException as error:
+            _look_after(session, starter, error)
+            raise
         if not operation.done:
             await wait_async(operation, timeout)
         return outcome(operation) if disturbed() else operation.result()
@@ -100,7 +110,11 @@ class SyncBase:
         if quarantine.ACTIVE or profiled():
             return session.watched_sync(self._group, timeout, starter, *args)
         amid = disturbed()
-        operation = begin(session, self._group, starter, *args) if amid else starter(session, self._group, *args)
+        try:
+            operation = begin(session, self._group, starter, *args) if amid else starter(session, self._group, *args)
+        except BaseException as error:
+            _look_after(session, starter, error)
+            raise
         if not operation.done:
             wait_sync(operation, timeout)
         return outcome(operation) if amid else operation.result()

@@ -200,6 +200,15 @@ def wait_sync(operation: Operation, timeout: float | None) -> None:
 
     It is not left before the caller's memory is the caller's again.
     """
+    try:
+        _wait_in_seat(operation, timeout)
+    except BaseException:
+        if not operation.withdrawn and _withdrawn(operation):  # interrupted before there was a wait, or after it
+            operation.session.interrupted(f"{operation.name} began")
+        raise
+
+
+def _wait_in_seat(operation: Operation, timeout: float | None) -> None:
     session = operation.session
     operation.set_deadline(timeout)
     with session.drivers_seat() as seat:

@@ -1,0 +1,114 @@
+"""A signal handler may raise between any two steps, as Ctrl-C does in the main thread: no stream is torn by it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from procs import wait_until
+from table import members
+
+from multiworld import World, WorldClosed
+from multiworld.ops import p2p
+
+SECONDS = 10.0
+COUNT = 1_000
+#: steps of the interpreter from one interrupt to the next; a number that loops are not likely to have
+STRIDE = 13
+MOST_STEPS = 4_000
+
+
+def interrupted_at(step: int, file: str, call: Callable[[], Any]) -> bool:
+    """Call it with ``KeyboardInterrupt`` raised at that step of the interpreter in ``file``; False if it has fewer."""
+    left = step
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(file):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def a_message(first: World, second: World, value: float) -> tuple[Any, torch.Tensor]:
+    """A receive of ``first`` whose message lies in its socket."""
+    got = torch.zeros(COUNT)
+    receive = p2p.recv(first._live, first, got, 1, 0)
+    send = p2p.send(second._live, second, torch.full((COUNT,), value), 0, 0)
+
+    def sent() -> bool:
+        second._live.bridge.drain(0)
+        return bool(send.done)
+
+    wait_until(sent, SECONDS, "it is not sent")
+    return receive, got
+
+
+def comes(world: World, receive: Any, got: torch.Tensor, value: float) -> None:
+    """The rest of it arrives as it was sent."""
+
+    def done() -> bool:
+        world._live.bridge.drain(1)
+        return bool(receive.done)
+
+    wait_until(done, SECONDS, f"it does not come: {world.failure}")
+    assert torch.equal(got, torch.full((COUNT,), value))
+
+
+@pytest.mark.timeout(120)
+def test_a_message_is_whole_or_its_world_says_that_it_was_interrupted(tmp_path: Path) -> None:
+    went_on = broke = 0
+    for step in range(0, MOST_STEPS, STRIDE):
+        with members(f"file://{tmp_path}/{step}", 2) as ((first, second), _):
+            receive, got = a_message(first, second, 1.0)
+            lane = first._live.lanes[1]
+            hit = interrupted_at(step, "lane.py", lambda: first._live.pump(lane))  # noqa: B023 - called at once
+            if not hit:
+                break
+            if first.failure is None:
+                comes(first, receive, got, 1.0)
+                comes(first, *a_message(first, second, 2.0), 2.0)
+                went_on += 1
+            else:
+                assert isinstance(first.failure, WorldClosed)
+                assert "interrupted" in str(first.failure)
+                assert receive.done
+                broke += 1
+    assert not hit, "not every step was tried"
+    assert went_on
+    assert broke
+
+
+def test_a_start_that_is_interrupted_leaves_nothing_behind(store: str) -> None:
+    with members(store, 2) as ((first, _), _):
+        got = torch.zeros(COUNT)
+        assert interrupted_at(0, "lane.py", lambda: first.sync.recv(got, 1))  # in the middle of its start
+        assert not first._live.operations
+        assert isinstance(first.failure, WorldClosed)
+
+
+def test_a_wait_that_is_interrupted_before_it_waits_is_withdrawn(store: str) -> None:
+    with members(store, 2) as ((first, _), _):
+        got = torch.zeros(COUNT)
+        assert interrupted_at(0, "bridge.py", lambda: first.sync.recv(got, 1))
+        assert not first._live.operations
+        assert first.failure is None
