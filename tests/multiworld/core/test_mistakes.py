@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -56,9 +57,18 @@ def test_join(mw: MultiWorld, store: str, arguments: dict[str, Any], kind: type[
 def test_a_file_store_that_cannot_be_opened_stalls_nobody(mw: MultiWorld, path: str) -> None:
     """The constructor of torch's store would try again and again for minutes, holding the GIL."""
     started = time.monotonic()
-    with pytest.raises(RendezvousError, match="cannot be reached"):
+    with pytest.raises(RendezvousError, match="cannot be reached") as caught:
         mw.sync.join("w", 0, 1, store=f"file://{path}", join_timeout=0.5)
     assert time.monotonic() - started < 8
+    assert "path" in caught.value.remedy
+
+
+def test_a_store_that_join_cannot_host_is_told_as_of_that_join(mw: MultiWorld) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(RendezvousError) as caught:
+        mw.sync.join("w", 0, 1, store=f"tcp://127.0.0.1:{other.getsockname()[1]}", join_timeout=0.5)
+    assert (caught.value.world, caught.value.rank, caught.value.operation) == ("w", 0, "join")
+    assert caught.value.cause == "another program listens there"
+    assert caught.value.what.endswith("Address already in use"), "the system's words, and nothing of Python's"
 
 
 @pytest.mark.parametrize("port", [-1, 70000, "80"])
