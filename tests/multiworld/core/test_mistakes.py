@@ -13,8 +13,18 @@ from typing import Any
 import pytest
 import torch
 from procs import Link, cluster
+from torch.distributed import ReduceOp
 
-from multiworld import InvalidArgument, MultiWorld, RendezvousError, TcpStoreAddress, WorldState, WrongContext
+from multiworld import (
+    InvalidArgument,
+    MultiWorld,
+    RendezvousError,
+    TcpStoreAddress,
+    TensorMismatch,
+    WorldClosed,
+    WorldState,
+    WrongContext,
+)
 from multiworld.errors import BackendUnavailable, MultiWorldError
 
 
@@ -105,6 +115,10 @@ def _times_out_wrongly(link: Link, store: str, rank: int) -> Any:
         with pytest.raises(InvalidArgument, match="cannot be sent") as caught:
             w.sync.send_object(lambda: 1, 1 - rank)
         assert (caught.value.world, caught.value.rank) == ("w", rank)
+        with pytest.raises(InvalidArgument, match=": send cannot take a sparse tensor"):
+            w.sync.send(torch.eye(2).to_sparse(), 1 - rank)
+        with pytest.raises(TensorMismatch, match=r"rank 1 calls all_reduce of 8 bytes of float32 with MAX"):
+            w.sync.all_reduce(torch.zeros(1 + rank), ReduceOp.MAX if rank else ReduceOp.SUM)
         for wrong in ({"rank": 9}, {"size": 0}, {"timeout": -1}):
             with pytest.raises(InvalidArgument) as caught:
                 w.sync.rejoin(**wrong)
@@ -119,6 +133,15 @@ def test_a_mistaken_call_leaves_the_world_as_it_was(store: str) -> None:
         for rank in range(2):
             c.start(_times_out_wrongly, store, rank)
         assert c.results() == [(1, 2.0), (1, 2.0)]
+
+
+def test_what_is_to_be_done_after_an_abort_can_be_done(mw: MultiWorld, store: str) -> None:
+    w = mw.sync.join("w", 0, 1, store=store)
+    w.abort("enough")
+    with pytest.raises(WorldClosed) as caught:
+        w.sync.barrier()
+    assert "rejoin()" in caught.value.remedy
+    assert w.sync.rejoin().generation == 2
 
 
 def test_two_members_of_one_world_in_one_process(mw: MultiWorld, store: str) -> None:
