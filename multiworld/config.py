@@ -22,9 +22,8 @@ def printed(host: str, port: int) -> str:
 
 
 class WorldState(enum.Enum):
-    """Where a world is in its life."""
+    """Where a world is in its life: it serves operations, it broke, or it was left."""
 
-    JOINING = "joining"
     ACTIVE = "active"
     BROKEN = "broken"
     CLOSED = "closed"
@@ -80,7 +79,7 @@ class TcpStoreAddress:
     """A TCP store at ``host:port``.
 
     Args:
-        host: address to connect to, and to bind to where it is hosted here (never every interface).
+        host: address to connect to; where the store is hosted here, it listens on this address only.
         port: TCP port; 0 only for ``MultiWorld.serve_store``, which returns the address with the real one.
         hosted: True to host it in this process, False to connect only, None (default): rank 0 hosts it.
     """

@@ -128,8 +128,10 @@ class PeerLost(BrokenWorldException):
 
     Attributes:
         ranks: the ranks that were lost, ascending.
-        how: how it was noticed: ``"eof"`` (its sockets closed), ``"silence"`` (no sign of life within
-            ``Heartbeat.lost_after``), ``"left"`` (it left the world), ``"reported"`` (another member told us).
+        how: how it was noticed: ``"eof"`` (its connections ended), ``"silence"`` (no sign of life within
+            ``Heartbeat.lost_after``), ``"left"`` (it left the world), ``"reported"`` (another member told us),
+            ``"protocol"`` (it sent what no member can send), ``"backend"`` (Gloo or NCCL failed, and nobody said why;
+            ``ranks`` is empty then).
     """
 
     likely_cause = "the process died, was stopped, or the network between the hosts is cut"
@@ -245,4 +247,4 @@ class WorldClosed(BrokenWorldException):
     """The world was left, aborted here, or its ``MultiWorld`` was closed."""
 
     likely_cause = "leave(), abort() or close() was called on this side"
-    what_to_do = "join again"
+    what_to_do = "join again, or call rejoin() on the world"

@@ -367,8 +367,10 @@ class Session:
 
     def abort(self, reason: str) -> None:
         """Break the world here and for everybody."""
-        error = WorldClosed(self.name, f"aborted: {reason}", cause="abort() was called here", **self._where("abort"))
-        self.break_(error)
+        where, again = self._where("abort"), "call rejoin() to bring the world back, or leave()"
+        self.break_(
+            WorldClosed(self.name, f"aborted: {reason}", cause="abort() was called here", remedy=again, **where)
+        )
 
     def leave(self, linger: float = LINGER_SECONDS) -> None:
         """Leave in good order; blocks for at most ``linger`` seconds, so that what was sent can arrive."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from dataclasses import dataclass
 
-from multiworld.net.descriptors import limit, none_free
-
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
+from multiworld.errors import DescriptorsExhausted
+from multiworld.net.descriptors import descriptor_shortage
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +24,23 @@ class Cause:
     remedy: str | None = None
 
 
-def exhausted(error: BaseException) -> bool:
-    """Whether ``error`` says that no file descriptor is free.
-
-    The resolver reports that as a temporary failure of the name service, so that it is tried out.
-    """
-    if isinstance(error, socket.gaierror) and error.errno in (socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_FAIL):
-        return none_free()
-    return isinstance(error, OSError) and error.errno in _EXHAUSTED
+def said(error: OSError) -> str:
+    """What the operating system said, without what Python adds: ``create_server`` appends the address again."""
+    number = error.errno or 0
+    return os.strerror(number) if number > 0 else error.strerror or str(error)  # the resolver's are below 0
 
 
 def cause_of(error: OSError, otherwise: str) -> Cause:
     """The cause of ``error``; ``otherwise`` where it is none that is known here."""
-    if exhausted(error):
-        return _exhaustion(error)
+    shortage = descriptor_shortage(error)
+    if shortage is not None:
+        machine = error.errno == errno.ENFILE
+        return Cause(
+            shortage,
+            "raise the limit (sysctl fs.file-max), or end programs that hold many"
+            if machine
+            else DescriptorsExhausted.what_to_do,
+        )
     if isinstance(error, socket.gaierror):
         return Cause(
             "the host's name is not known here, or the name service does not answer",
@@ -48,15 +51,3 @@ def cause_of(error: OSError, otherwise: str) -> Cause:
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN):
         return Cause("there is no route to it", "check the network, or choose an address that is reached from here")
     return Cause(otherwise)
-
-
-def _exhaustion(error: OSError) -> Cause:
-    if error.errno == errno.ENFILE:
-        return Cause(
-            "this machine has no free file descriptors",
-            "raise the limit (sysctl fs.file-max), or end programs that hold many",
-        )
-    return Cause(
-        f"this process has no free file descriptors (limit {limit()})",
-        "raise the limit (ulimit -n), or close worlds, files and connections that are not needed",
-    )

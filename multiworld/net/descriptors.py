@@ -25,19 +25,22 @@ RESERVED = 4
 #: where the open ones cannot be listed, numbers below this are tried even if the limit is lower by now
 _TRIED = 4096
 _SAID_BY_TORCH = os.strerror(errno.EMFILE)
+_MAYBE_A_LACK = (socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_FAIL)
 
 
 def descriptor_shortage(error: BaseException) -> str | None:
     """What to say of ``error`` if it comes of a lack of file descriptors; None if it does not.
 
     Args:
-        error: an ``OSError``, or an error of torch's, which carry no number but the system's text.
+        error: an ``OSError``, or an error of torch's, which carry no number but the system's text. The resolver reports
+            a lack as a temporary failure of the name service, so that it is tried out.
     """
     number = getattr(error, "errno", None)
     if number == errno.ENFILE:
         return "the system has no free file descriptors (see /proc/sys/fs/file-max)"
-    if number == errno.EMFILE or _SAID_BY_TORCH in str(error):
-        return f"no free file descriptors (limit {limit()})"
+    by_resolver = isinstance(error, socket.gaierror) and number in _MAYBE_A_LACK and none_free()
+    if number == errno.EMFILE or by_resolver or _SAID_BY_TORCH in str(error):
+        return f"this process has no free file descriptors (limit {limit()})"
     return None
 
 

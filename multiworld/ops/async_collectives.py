@@ -18,11 +18,14 @@ class AsyncCollectives(GroupBase):
     """Collectives. Every member calls the same ones in the same order; ranks are those of this group.
 
     Before any payload moves the members compare what they were called with; if anything differs, all of them raise
-    ``TensorMismatch`` and the world stays usable. A cancelled await stops the waiting only: the operation goes on in
-    the background in its place, because the other members count on it, and its tensors are kept alive until it is
-    done. ``timeout`` is in seconds, None is the world's ``op_timeout``; when it passes, the world breaks with
-    ``OpTimeout``. All raise ``PeerLost``, ``OpTimeout`` and ``WorldClosed`` on a broken or closed world,
-    ``InvalidArgument`` at once for arguments that cannot be right.
+    ``TensorMismatch`` and the world stays usable. ``timeout`` is in seconds, None is the world's ``op_timeout``; when
+    it passes, the world breaks with ``OpTimeout``. All raise ``PeerLost``, ``OpTimeout`` and ``WorldClosed`` on a
+    broken or closed world, ``InvalidArgument`` at once for arguments that cannot be right.
+
+    A cancelled collective goes on without its caller, because the other members count on it. Until all members have
+    called it, the await ends at once and the collective goes on with copies. While the backend works on it, the await
+    ends when the collective does; a member's 512 KB to all others together need no backend. Either way the tensors are
+    the caller's again when the await ends, and those that were to be written are undefined.
     """
 
     async def broadcast(self, tensor: torch.Tensor, src: int, *, timeout: float | None = None) -> None:

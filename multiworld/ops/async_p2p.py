@@ -17,19 +17,22 @@ if TYPE_CHECKING:
 class AsyncPointToPoint(GroupBase):
     """Send and receive. Every operation starts when it is awaited, in the order of the awaits, per peer and tag.
 
-    A send waits until its receive is posted and both agree on length and dtype; no payload moves before that.
-    Cancelling an await never breaks the world and loses no message: an operation that the peer has not matched yet is
-    withdrawn, and a message that is already on its way stays for the next receive. A passed ``timeout`` breaks the
-    world (``OpTimeout``).
+    A send waits until its receive is posted and both agree on length and dtype; no payload moves before that. A
+    ``timeout`` that passes breaks the world (``OpTimeout``).
+
+    A cancelled await breaks nothing and loses no message. What the peer has not matched yet is withdrawn. A send that
+    is matched goes on from a copy. A message that is on its way is kept for the next receive of that peer and tag; the
+    cancelled receive's tensor may hold a part of it. After an operation has returned or raised, its tensors are the
+    caller's: nothing here reads or writes them.
     """
 
     async def send(self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send ``tensor`` to rank ``dst``.
 
         Args:
-            tensor: contiguous tensor on the world's device or the CPU; not to be changed before this returns. What is
-                lazily conjugated or negated arrives resolved; kinds whose memory is not their values (sparse, nested,
-                quantized, fake, meta, subclasses with ``__torch_dispatch__``, ...) are refused by name.
+            tensor: contiguous tensor on the world's device or the CPU; it must not change before this returns. A
+                lazily conjugated or negated one arrives resolved. Kinds whose memory is not their values (sparse,
+                nested, quantized, fake, meta, subclasses with ``__torch_dispatch__``, ...) are refused by name.
             dst: rank in this group.
             tag: tells messages between the same two ranks apart; from 0 to 2**31 - 1.
             timeout: seconds; None is the world's ``op_timeout``.
@@ -47,8 +50,8 @@ class AsyncPointToPoint(GroupBase):
         """Receive into ``tensor`` from rank ``src``, or from whoever sends first if None.
 
         Args:
-            tensor: contiguous tensor of exactly the length and dtype that is sent; of a kind that can be written as it
-                lies, so not lazily conjugated or negated, nor in memory that is known to be read-only.
+            tensor: contiguous tensor of exactly the length and dtype that is sent. One that is lazily conjugated or
+                negated, or lies in memory that is known to be read-only, is refused.
             src: rank in this group; None for any.
             tag: as in ``send``.
             timeout: seconds; None is the world's ``op_timeout``.
@@ -59,6 +62,7 @@ class AsyncPointToPoint(GroupBase):
         Raises:
             TensorMismatch: the sender has another length or dtype; ``tensor`` is untouched, the world stays usable.
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
+            InvalidArgument: as in ``send``.
         """
         source: int = await self._run(timeout, p2p.recv, tensor, src, tag)
         return source

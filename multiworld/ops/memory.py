@@ -115,7 +115,7 @@ def _checked(group: GroupBase, operation: str, tensor: torch.Tensor, most: Form)
 
 
 def _not_plain(group: GroupBase, operation: str, kind: Kind) -> InvalidArgument:
-    return invalid(group, operation, f"it is {kind.name}", kind.remedy)
+    return invalid(group, operation, f"{operation} cannot take {kind.name}", kind.remedy)
 
 
 def as_plain(tensor: torch.Tensor) -> torch.Tensor:

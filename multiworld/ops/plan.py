@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from multiworld.net.frames import dtype_name
+from multiworld.ops.reduction import reduction_name
 
 if TYPE_CHECKING:
     from multiworld.drivers.base import Driver
@@ -107,7 +108,7 @@ def describe(packed: bytes) -> str:
     if root >= 0:
         words.append(f"at rank {root}")
     if reduction != NO_REDUCTION:
-        words.append(f"with reduction #{reduction}")
+        words.append(f"with {reduction_name(reduction)}")
     words.extend(_describe_splits(packed))
     return " ".join(words)
 

@@ -81,6 +81,11 @@ class Reduction:
         return _completed(self.name, result, count)
 
 
+def reduction_name(code: int) -> str:
+    """The reduction of that code on the wire, in words."""
+    return next((name for name, known in _CODES.items() if known == code), f"reduction #{code}")
+
+
 def _combined(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return _completed(name, fold(_COMBINE[name], [parts[0].clone(), *parts[1:]]), len(parts))
 

@@ -17,7 +17,8 @@ Tensors = Sequence[torch.Tensor]
 class SyncCollectives(SyncBase):
     """The same operations, arguments and errors as the awaitable ones, each waiting in the calling thread.
 
-    An interrupted wait (``KeyboardInterrupt``) means what a cancelled await means.
+    An interrupted wait (``KeyboardInterrupt``) means what a cancelled await means. While the backend works, it ends
+    when the collective does; a second interrupt breaks the world to end it.
     """
 
     def broadcast(self, tensor: torch.Tensor, src: int, *, timeout: float | None = None) -> None:

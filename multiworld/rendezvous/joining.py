@@ -19,10 +19,11 @@ from multiworld.config import WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.events import EventBus, WorldJoined
 from multiworld.liveness.neighbour import this_process
-from multiworld.net.causes import cause_of, exhausted
+from multiworld.net.causes import cause_of, said
+from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.greeting import PROTOCOL, GreetingError, Reason, versions
 from multiworld.rendezvous.ledger import Claim, Ledger
-from multiworld.rendezvous.store_client import Patience, StoreClient, StoreFailed, Unwanted
+from multiworld.rendezvous.store_client import SILENT, Patience, StoreClient, StoreFailed, Unwanted
 from multiworld.rendezvous.wiring import Doorman, Incompatible, Wires, WiringFailed, alive, wire
 from multiworld.session import Session
 
@@ -37,11 +38,12 @@ ALIVE_CHECK_SECONDS = 1.0
 STORE_GRACE_SECONDS = 1.0
 #: the same for an answer to our own client: a store that answers is not blamed for members that do not come
 ANSWER_GRACE_SECONDS = 0.3
+_OTHER_FILE = "pass the path of a file that every member can write, in a folder that exists"
 
 
 def store_silent(config: WorldConfig, where: object, after: int) -> RendezvousError:
     """The error for a store of torch's that does not come back from a call."""
-    silent = StoreFailed("does not answer", "its host is stopped, overloaded or cut off")
+    silent = StoreFailed("does not answer", SILENT)
     return store_failed(config, where, after, silent)
 
 
@@ -186,10 +188,10 @@ class Assembly:
             raise error.with_context(world=self._config.name, **place) from None
         except OSError as error:
             found = cause_of(error, "it is not an address of this machine")
-            kind = RendezvousError if exhausted(error) else InvalidArgument
+            kind = InvalidArgument if descriptor_shortage(error) is None else RendezvousError
             raise kind(
-                self._config.name, f"nobody can be reached here at {address!r}: {error.strerror or error}",
-                cause=found.cause, remedy=found.remedy or "pass address= with one of its addresses", **place,
+                self._config.name, f"peers cannot reach this process at {address!r}: {said(error)}",
+                cause=found.cause, remedy=found.remedy or "pass address= with an address of this machine", **place,
             ) from None  # fmt: skip
 
     def _open_client(self, source: StoreSource) -> Any:
@@ -198,13 +200,14 @@ class Assembly:
         except (StoreFailed, Unwanted):
             raise
         except OSError as error:
-            found = cause_of(error, "its file cannot be written")
+            found = cause_of(error, "its folder is not there, or its file cannot be written")
             raise store_failed(
                 self._config, source.where, self._after,
-                StoreFailed(f"cannot be reached: {error.strerror or error}", found.cause, found.remedy),
+                StoreFailed(f"cannot be reached: {said(error)}", found.cause, found.remedy or _OTHER_FILE),
             ) from None  # fmt: skip
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
-            self._fail(f"the store {source.where} cannot be reached: {error}", "its file cannot be written", error)
+            what = f"the store {source.where} cannot be reached: {error}"
+            self._fail(what, "its file cannot be written", error, remedy=_OTHER_FILE)
 
     def _newest(self) -> int | None:
         """The generation to enter, opened if that is for us to do; None to wait."""

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from multiworld.config import TcpStoreAddress
-from multiworld.net.causes import cause_of, exhausted
+from multiworld.net.causes import cause_of, said
+from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.greeting import MAX_GREETING_BYTES, Dialler, GreetingError, Hello, Reason, Role
 from multiworld.rendezvous.addresses import Resolved, resolved
 from multiworld.rendezvous.store_wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
@@ -34,6 +35,8 @@ FIRST_PAUSE_SECONDS: Final = 0.01
 LONGEST_PAUSE_SECONDS: Final = 0.25
 #: a larger answer is not that of a store
 MAX_ANSWER_BYTES: Final = 64 << 20
+#: why a store does not answer
+SILENT: Final = "its host is stopped, overloaded or cut off, or another program listens at its port"
 
 
 class StoreFailed(Exception):
@@ -346,10 +349,10 @@ def _unreachable(error: OSError) -> StoreFailed:
     if isinstance(error, GreetingError):
         return StoreFailed(f"refuses this process: it {error.what}", error.cause, error.remedy, error.lasting)
     if isinstance(error, TimeoutError):
-        return StoreFailed("does not answer", "its host is stopped, overloaded or cut off")
+        return StoreFailed("does not answer", SILENT)
     if isinstance(error, (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):
         return StoreFailed("hung up", "its host ended, another program listens at its port, or it refuses this request")
     found = cause_of(error, "the way there is cut, or its host is down")
     return StoreFailed(
-        f"cannot be reached: {error.strerror or error}", found.cause, found.remedy, lasting=exhausted(error)
+        f"cannot be reached: {said(error)}", found.cause, found.remedy, lasting=descriptor_shortage(error) is not None
     )

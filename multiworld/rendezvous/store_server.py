@@ -16,7 +16,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, Final
 
-from multiworld.net.causes import exhausted
+from multiworld.net.causes import said
+from multiworld.net.descriptors import descriptor_shortage
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
 from multiworld.rendezvous.store_talk import Talk
 
@@ -130,8 +131,8 @@ class StoreServer:
             try:
                 sock, _address = self._listener.accept()
             except OSError as error:
-                if exhausted(error) or error.errno in (errno.ENOBUFS, errno.ENOMEM):
-                    self._back_off(error.strerror or str(error))
+                if descriptor_shortage(error) is not None or error.errno in (errno.ENOBUFS, errno.ENOMEM):
+                    self._back_off(said(error))
                 return
             self._admit(sock)
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from multiworld.config import FileStorePath, NetworkSettings, TcpStoreAddress, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, WrongContext
-from multiworld.net.causes import Cause, cause_of
+from multiworld.net.causes import Cause, cause_of, said
 from multiworld.net.settings import listen
 from multiworld.rendezvous.addresses import own_address, resolved, usable_address
 from multiworld.rendezvous.filestore import FileStore
@@ -247,10 +247,10 @@ class StoreBook:
             return
         try:
             self.serve(where.host, where.port)
-        except RendezvousError:
+        except RendezvousError as error:
             # In use or not a local address: a store may be there already, as torchrun's agent's is.
             if where.hosted or not _answers(where, patience.at_most(ANSWER_SECONDS), kept):
-                raise
+                raise error.with_context(world=config.name, rank=config.rank, operation="join") from None
 
 
 def _answers(where: TcpStoreAddress, patience: Patience, kept: KeptClients) -> bool:
@@ -273,9 +273,12 @@ def _address_towards(where: TcpStoreAddress, config: WorldConfig, patience: Pati
     try:
         return own_address(resolved(where.host, where.port, patience.left)[0])
     except (OSError, Unwanted) as error:
-        found = cause_of(error, "there is no way to it") if isinstance(error, OSError) else Cause("nobody waits")
+        if isinstance(error, Unwanted):
+            why, found = "nobody waits for it any more", Cause("joining was cancelled")
+        else:
+            why, found = said(error), cause_of(error, "there is no way to it")
         raise RendezvousError(
-            config.name, f"the store {where} cannot be reached: {getattr(error, 'strerror', None) or error}",
+            config.name, f"the store {where} cannot be reached: {why}",
             cause=found.cause, remedy=found.remedy, rank=config.rank, operation="join",
         ) from None  # fmt: skip
 
@@ -330,16 +333,16 @@ def _from_environment(config: WorldConfig) -> TcpStoreAddress:
 
 def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
     found = cause_of(error, "the address is not one of this machine")
+    other_port = "choose another port, or port 0 with serve_store()"
     if error.errno == errno.EADDRINUSE:
-        found = Cause("another program listens there")
+        found = Cause("another program listens there", other_port)
     elif error.errno == errno.EACCES:
-        found = Cause("ports below 1024 are for privileged processes")
+        found = Cause("ports below 1024 are for privileged processes", other_port)
     return RendezvousError(
         None,
-        f"no store can be hosted at {printed(host, port)}: {error.strerror or error}",
+        f"no store can be hosted at {printed(host, port) if port else host}: {said(error)}",
         cause=found.cause,
-        remedy=found.remedy
-        or "choose another port, or port 0 with serve_store(); or host the store elsewhere and pass its address",
+        remedy=found.remedy or "pass an address of this machine; rank 0 hosts the store, unless another process does",
         operation="serve_store",
     )
 

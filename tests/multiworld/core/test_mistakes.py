@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +13,18 @@ from typing import Any
 import pytest
 import torch
 from procs import Link, cluster
+from torch.distributed import ReduceOp
 
-from multiworld import InvalidArgument, MultiWorld, RendezvousError, TcpStoreAddress, WorldState, WrongContext
+from multiworld import (
+    InvalidArgument,
+    MultiWorld,
+    RendezvousError,
+    TcpStoreAddress,
+    TensorMismatch,
+    WorldClosed,
+    WorldState,
+    WrongContext,
+)
 from multiworld.errors import BackendUnavailable, MultiWorldError
 
 
@@ -56,9 +67,18 @@ def test_join(mw: MultiWorld, store: str, arguments: dict[str, Any], kind: type[
 def test_a_file_store_that_cannot_be_opened_stalls_nobody(mw: MultiWorld, path: str) -> None:
     """The constructor of torch's store would try again and again for minutes, holding the GIL."""
     started = time.monotonic()
-    with pytest.raises(RendezvousError, match="cannot be reached"):
+    with pytest.raises(RendezvousError, match="cannot be reached") as caught:
         mw.sync.join("w", 0, 1, store=f"file://{path}", join_timeout=0.5)
     assert time.monotonic() - started < 8
+    assert "path" in caught.value.remedy
+
+
+def test_a_store_that_join_cannot_host_is_told_as_of_that_join(mw: MultiWorld) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(RendezvousError) as caught:
+        mw.sync.join("w", 0, 1, store=f"tcp://127.0.0.1:{other.getsockname()[1]}", join_timeout=0.5)
+    assert (caught.value.world, caught.value.rank, caught.value.operation) == ("w", 0, "join")
+    assert caught.value.cause == "another program listens there"
+    assert caught.value.what.endswith("Address already in use"), "the system's words, and nothing of Python's"
 
 
 @pytest.mark.parametrize("port", [-1, 70000, "80"])
@@ -95,6 +115,10 @@ def _times_out_wrongly(link: Link, store: str, rank: int) -> Any:
         with pytest.raises(InvalidArgument, match="cannot be sent") as caught:
             w.sync.send_object(lambda: 1, 1 - rank)
         assert (caught.value.world, caught.value.rank) == ("w", rank)
+        with pytest.raises(InvalidArgument, match=": send cannot take a sparse tensor"):
+            w.sync.send(torch.eye(2).to_sparse(), 1 - rank)
+        with pytest.raises(TensorMismatch, match=r"rank 1 calls all_reduce of 8 bytes of float32 with MAX"):
+            w.sync.all_reduce(torch.zeros(1 + rank), ReduceOp.MAX if rank else ReduceOp.SUM)
         for wrong in ({"rank": 9}, {"size": 0}, {"timeout": -1}):
             with pytest.raises(InvalidArgument) as caught:
                 w.sync.rejoin(**wrong)
@@ -109,6 +133,15 @@ def test_a_mistaken_call_leaves_the_world_as_it_was(store: str) -> None:
         for rank in range(2):
             c.start(_times_out_wrongly, store, rank)
         assert c.results() == [(1, 2.0), (1, 2.0)]
+
+
+def test_what_is_to_be_done_after_an_abort_can_be_done(mw: MultiWorld, store: str) -> None:
+    w = mw.sync.join("w", 0, 1, store=store)
+    w.abort("enough")
+    with pytest.raises(WorldClosed) as caught:
+        w.sync.barrier()
+    assert "rejoin()" in caught.value.remedy
+    assert w.sync.rejoin().generation == 2
 
 
 def test_two_members_of_one_world_in_one_process(mw: MultiWorld, store: str) -> None:
