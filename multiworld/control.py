@@ -123,7 +123,7 @@ class Control:
     def _take(self, peer: int, line: bytes) -> None:
         try:
             self._handle(peer, json.loads(line))
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             what = f"rank {peer} sent on its control connection what cannot be right: {error}"
             self._session.lost(peer, "protocol", what)
 
