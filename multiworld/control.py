@@ -117,7 +117,10 @@ class Control:
         *lines, self._said[peer] = self._said[peer].split(b"\n")
         for line in filter(None, lines):  # an empty one only asks whether we can be reached; see ``poke``
             self._take(peer, line)
-        if not data:
+        if len(self._said[peer]) > MAX_BYTES:
+            self._said[peer] = b""
+            self._session.lost(peer, "protocol", f"rank {peer} sent a line without end on its control connection")
+        elif not data:
             self._ended(peer, sock)
 
     def _take(self, peer: int, line: bytes) -> None:

@@ -36,7 +36,7 @@ from multiworld.net.lane import Done, Lane
 from multiworld.ops.agreement import Agreement, CollectiveOperation
 from multiworld.ops.any_source import AnyReceive
 from multiworld.ops.base import begin, outcome
-from multiworld.ops.mailbox import Mailbox
+from multiworld.ops.mailbox import Mailbox, SendOperation
 from multiworld.ops.modes import disturbed, undisturbed
 from multiworld.ops.operation import Operation, wait_async, wait_sync
 from multiworld.ops.quarantine import watching
@@ -286,6 +286,9 @@ class Session:
             self.departed |= {peer}
             self.leaving.add(peer)
             self.publish(PeerLeft(**self._event(), peer=peer))
+            for operation in tuple(self.operations):
+                if operation.withdrawn and isinstance(operation, SendOperation) and operation.needs(peer):
+                    self.operations.discard(operation)  # it went on for the peer's sake only
             if any(self._cannot_end(operation, peer, gives_up) for operation in tuple(self.operations)):
                 self.lost(peer, "left", f"rank {peer} left the world")
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from procs import wait_until
 from table import members
 
 from multiworld import World, WorldClosed
@@ -266,3 +267,19 @@ def test_a_batch_that_fails_gives_its_parts_memory_back_before_its_waiter_is_wok
     pair.finish()
     assert receive.operation.done
     assert torch.equal(received, original())
+
+
+def test_a_cancelled_send_is_no_reason_to_break_when_its_peer_leaves(store: str) -> None:
+    """It went on only because the peer counted on it; the third member has nothing to do with that."""
+    with members(store, 3) as (worlds, _):
+        pair = Pair(worlds)
+        sending = pair.start(0, p2p.send, torch.ones(8 << 20), 1, 0)
+        p2p.recv(worlds[1]._live, worlds[1], torch.zeros(8 << 20), 0, 0)
+        worlds[0]._live.bridge.drain(1)
+        assert sending.operation.matched  # type: ignore[attr-defined]
+        sending.withdraw()
+        worlds[1].leave_within(0.0)
+        wait_until(lambda: 1 in worlds[0]._live.leaving, 10.0, "the peer has not said that it leaves")
+        worlds[0]._live.bridge.drain(1)
+        wait_until(lambda: 1 in worlds[0].departed, 10.0, "the peer has not left")
+        assert worlds[0].failure is None
