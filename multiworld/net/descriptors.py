@@ -13,7 +13,7 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from multiworld.errors import DescriptorsExhausted
 
@@ -24,6 +24,8 @@ T = TypeVar("T")
 RESERVED = 4
 #: where the open ones cannot be listed, numbers below this are tried even if the limit is lower by now
 _TRIED = 4096
+#: errors of an accept that fails for lack of something that others may give back soon
+NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _SAID_BY_TORCH = os.strerror(errno.EMFILE)
 _MAYBE_A_LACK = (socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_FAIL)
 

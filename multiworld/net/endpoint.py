@@ -7,7 +7,6 @@ it sends; see ``docs/threat-model.md``.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import selectors
 import socket
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
-from multiworld.net.descriptors import reserve
+from multiworld.net.descriptors import NO_RESOURCES, reserve
 from multiworld.net.greeting import MAX_GREETING_BYTES, Acceptor, GreetingError, Hello, Reason, refusal
 from multiworld.net.settings import listen
 
@@ -38,7 +37,6 @@ BATCH: Final = 128
 ACCEPT_PAUSE: Final = 0.05
 #: how often one kind of warning about strangers is logged at most
 WARNING_SECONDS: Final = 10.0
-_NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 #: takes a connection over, or closes it
 Taker: TypeAlias = Callable[[socket.socket], None]
@@ -150,7 +148,7 @@ class Endpoint:
         try:
             sock, _address = self._listener.accept()
         except OSError as error:
-            self._exhausted = error.errno in _NO_RESOURCES and not reserve.refuse(self._listener)
+            self._exhausted = error.errno in NO_RESOURCES and not reserve.refuse(self._listener)
             return False
         sock.setblocking(False)
         if len(self._visitors) >= MAX_VISITORS:

@@ -7,17 +7,15 @@ connection has bounds, and what a stranger sends closes the stranger's connectio
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import math
-import resource
 import selectors
 import socket
 import time
 from typing import TYPE_CHECKING, Final
 
 from multiworld.net.causes import said
-from multiworld.net.descriptors import descriptor_shortage
+from multiworld.net.descriptors import NO_RESOURCES, limit
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
 from multiworld.rendezvous.store_talk import Talk
 
@@ -131,7 +129,7 @@ class StoreServer:
             try:
                 sock, _address = self._listener.accept()
             except OSError as error:
-                if descriptor_shortage(error) is not None or error.errno in (errno.ENOBUFS, errno.ENOMEM):
+                if error.errno in NO_RESOURCES:
                     self._back_off(said(error))
                 return
             self._admit(sock)
@@ -161,8 +159,7 @@ class StoreServer:
 
     def _has_room(self) -> bool:
         """Half of the descriptors of the process may be ours; who has been silent for longest gives way."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit == resource.RLIM_INFINITY or len(self._connections) < max(MIN_CONNECTIONS, limit // 2):
+        if len(self._connections) < max(MIN_CONNECTIONS, limit() // 2):
             return True
         idle = [each for each in self._connections if each.idle_seconds() > IDLE_SECONDS]
         if idle:
