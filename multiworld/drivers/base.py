@@ -49,7 +49,7 @@ class Driver(Protocol):
         """Call ``finished`` with None or the error when ``work`` is over, from any thread."""
 
     def abort(self) -> None:
-        """Release everything that waits, at once and without blocking; nothing can be started any more."""
+        """Release everything that waits; nothing can be started any more. Blocks for half a second at most."""
 
     def close(self, deadline: float) -> None:
         """Free everything after ``abort`` or when nothing is under way; blocks for at most ``deadline`` seconds."""

@@ -27,6 +27,9 @@ _SET_TIMEOUT = "set_timeout"
 _WORKERS = 2
 #: an operation that has not ended this long after its connections were shut down never will
 LOST_SECONDS = 3.0
+#: how long an abort lets a connect go on. Older releases of Gloo end the process when a socket that they have accepted
+#: is shut down before they have asked for its peer's name; what still connects after this time waits for somebody
+CONNECTING_SECONDS = 0.5
 #: what a group opens, connections on their way to be accepted included, with a margin for the rest of the process
 _DESCRIPTORS, _DESCRIPTORS_PER_MEMBER = 8, 2
 #: after the last connection is closed, time for Gloo's loop to leave the code that closed it
@@ -89,6 +92,8 @@ class GlooDriver(ProcessGroupCalls):
         self._under_way: dict[int, Any] = {}
         self._idle = threading.Condition()
         self._aborted = False
+        self._not_connecting = threading.Event()
+        self._not_connecting.set()
 
     def open(self) -> None:
         """Connect to all members.
@@ -100,7 +105,11 @@ class GlooDriver(ProcessGroupCalls):
         connecting = timedelta(seconds=min(self._store.timeout_seconds, _LONGEST.total_seconds()))
         settable = _timeout_can_be_set()
         options = _options(self._address, connecting if settable else _LONGEST)
-        self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
+        self._not_connecting.clear()
+        try:
+            self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
+        finally:
+            self._not_connecting.set()
         if settable:
             getattr(self._group, _SET_TIMEOUT)(_LONGEST)
         sockets.deafen(self._store.own)
@@ -140,6 +149,7 @@ class GlooDriver(ProcessGroupCalls):
         """Release every waiter by shutting down the sockets of this process group, and no other."""
         self._aborted = True
         self._store.stop()
+        self._not_connecting.wait(CONNECTING_SECONDS)
         count = sockets.shut_down(self._store.own, self._store.others)
         logger.debug("gloo: %d sockets shut down", count)
 
