@@ -84,6 +84,7 @@ class Session:
         self.address = address
         self.pid = os.getpid()
         self.lock = threading.RLock()
+        self.mover = -1  # eventfd of the waiting thread that moves data now: it need not be woken
         self.operations: set[Operation] = set()
         self.any_receives: list[AnyReceive] = []
         self.failure: BrokenWorldException | None = None

@@ -88,10 +88,14 @@ class Seat:
             if lane.ended:
                 self._forget(lane)
                 return
-            if events & select.POLLOUT:
-                lane.flush()
-            if events & ~select.POLLOUT:
-                self._session.pump(lane)
+            self._session.mover = self.wake
+            try:
+                if events & select.POLLOUT:
+                    lane.flush()
+                if events & ~select.POLLOUT:
+                    self._session.pump(lane)
+            finally:
+                self._session.mover = -1
 
     def _update(self) -> None:
         """Watch for writability where something is left to write."""

@@ -129,7 +129,7 @@ class Operation:
         self.session.operations.discard(self)
         if self._future is not None:
             self.session.resolve(self._future)
-        elif self._wake >= 0:
+        elif self._wake >= 0 and self._wake != self.session.mover:  # who moves the data looks when it has moved it
             os.eventfd_write(self._wake, 1)
         if self.parent is not None:
             self.parent.part_done()
