@@ -118,7 +118,7 @@ def sweep(final: Path) -> None:
 
 
 @contextmanager
-def written_beside(final: Path) -> Iterator[Path]:
+def atomic_write(final: Path) -> Iterator[Path]:
     """Yield a temporary path in `final`'s folder, renamed onto `final` only when the block succeeds."""
     final.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent)

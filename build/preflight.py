@@ -18,7 +18,7 @@ from build.official.wheel import cached_wheel, pinned_digest
 from build.overlay import toolchain
 from build.paths import cache
 from build.releases import Release
-from build.sources import Need
+from build.sources import TreePurpose
 from build.sources.acquire import is_cached
 
 _MIB = 1 << 20
@@ -42,8 +42,8 @@ def _python(release: Release, python: str) -> Iterator[str]:
         yield f"{error.what} ({error.cause})"
 
 
-def _programs(release: Release, need: Need) -> Iterator[str]:
-    names = ["git"] if need is Need.OVERLAY else ["git", "cmake", "ninja", "nvcc"]
+def _programs(release: Release, need: TreePurpose) -> Iterator[str]:
+    names = ["git"] if need is TreePurpose.OVERLAY else ["git", "cmake", "ninja", "nvcc"]
     for name in names:
         if shutil.which(name) is None:
             yield f"{name} is not on PATH: install it"
@@ -63,9 +63,9 @@ def _room(folder: Path, needed: int) -> Iterator[str]:
         yield f"{there} has {free // _MIB} MiB free, {needed // _MIB} MiB are needed"
 
 
-def _disk(release: Release, python: str, dist: Path, need: Need, *, local: bool) -> Iterator[str]:
+def _disk(release: Release, python: str, dist: Path, need: TreePurpose, *, local: bool) -> Iterator[str]:
     """Sum up what is not cached yet, per file system."""
-    if need is Need.FULL:
+    if need is TreePurpose.FULL:
         yield from _room(cache(), DISK_FULL_BUILD)
         return
     wheel = cached_wheel(release, python) is not None
@@ -106,7 +106,7 @@ def check(
     dist: Path,
     *,
     source: Path | None = None,
-    need: Need = Need.OVERLAY,
+    need: TreePurpose = TreePurpose.OVERLAY,
 ) -> None:
     """Check that this machine can do the work.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from build.console import log
 from build.errors import EnvironmentUnfitError
-from build.signals import held
+from build.signals import deferred_signals
 
 _live: set[subprocess.Popen[bytes]] = set()
 _GRACE = 10.0
@@ -127,7 +127,7 @@ def _running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) -
     started: list[subprocess.Popen[bytes]] = []
     try:
         # Interrupted in the middle of it, a command would run that nobody knows.
-        with held():
+        with deferred_signals():
             started.append(start())
             _live.update(started)
         yield started[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from build.overlay.model import Check, Overlay
-from build.paths import written_beside
+from build.paths import atomic_write
 from build.releases import Release
 from build.seals import sha256_of
 from build.series.model import PatchFile
@@ -163,7 +163,7 @@ def encode(record: Provenance | BuildRecord) -> bytes:
 def write(record: BuildRecord, folder: Path) -> Path:
     """Write `build.json` into `folder`."""
     path = folder / NAME
-    with written_beside(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(encode(record))
     return path
 

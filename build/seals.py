@@ -23,7 +23,7 @@ from typing import TypeAlias
 import msgspec
 
 from build.console import note
-from build.paths import clear, locked, sweep, written_beside
+from build.paths import atomic_write, clear, locked, sweep
 
 #: Nanoseconds within which two changes may get the same time: what the coarsest file systems (FAT, old NFS) can tell.
 TICK = 2_000_000_000
@@ -121,7 +121,7 @@ def _write(entry: Path, since: int, files: dict[str, _File]) -> None:
     place = _place(entry)
     if place.is_dir():
         clear(place)
-    with written_beside(place) as part:
+    with atomic_write(place) as part:
         part.write_bytes(signed(msgspec.json.encode(_Seal(since, files))))
 
 

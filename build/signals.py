@@ -88,7 +88,7 @@ def _runs(process: int) -> bool:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def deferred_signals() -> Iterator[None]:
     """Keep signals of the main thread back until the block has ended; elsewhere they come to the main thread anyway.
 
     Handlers are exchanged and signals not blocked: a command started meanwhile would inherit the mask.

@@ -47,7 +47,7 @@ def release(session: Session, error: BrokenWorldException, *, orderly: bool = Fa
         slot.stop(cut=cut)
     session.hub.monitor.remove(session)
     session.hub.call(session.arm)  # takes the alarm back
-    session.doorman.close()
+    session.acceptor.close()
 
 
 def _fail_rest(session: Session, error: BrokenWorldException) -> None:

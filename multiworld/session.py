@@ -30,7 +30,7 @@ from multiworld.events import (
     WorldBroken,
     WorldLeft,
 )
-from multiworld.net.bridge import LoopBridge, Seat
+from multiworld.net.bridge import LoopBridge, SyncPoller
 from multiworld.net.frames import Kind
 from multiworld.net.lane import Done, Lane
 from multiworld.ops.agreement import Agreement, CollectiveOperation
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from multiworld.net.hub import Hub
     from multiworld.ops.base import GroupBase, Starter
     from multiworld.rendezvous.ledger import Claim
-    from multiworld.rendezvous.wiring import Doorman, Wires
+    from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Session:
         config: WorldConfig,
         generation: int,
         wires: Wires,
-        doorman: Doorman,
+        acceptor: HandshakeAcceptor,
         claims: dict[int, Claim],
         address: str,
     ) -> None:
@@ -97,7 +97,7 @@ class Session:
         self.boxes = {peer: Mailbox(self, lane) for peer, lane in self.lanes.items()}
         self.slots: dict[int, DriverSlot] = {}
         self.bridge = LoopBridge(self)
-        self.doorman = doorman
+        self.acceptor = acceptor
         self.freed = threading.Event()
         self._agreements: dict[int, Agreement] = {}
         self._any_seq = 0
@@ -413,13 +413,13 @@ class Session:
         self.bridge.resolve(future)
 
     @contextlib.contextmanager
-    def drivers_seat(self) -> Iterator[Seat]:
+    def sync_poller(self) -> Iterator[SyncPoller]:
         """Move this session's data in the calling thread for as long as the block lasts."""
         try:
-            yield self.bridge.seat()
+            yield self.bridge.begin_wait()
         finally:
             with self.lock:
-                self.bridge.rise()
+                self.bridge.end_wait()
 
     async def watched_async(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
         """Run an operation inside a profiler's span, its memory watched."""

@@ -13,7 +13,7 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from build.paths import written_beside
+from build.paths import atomic_write
 
 _RESAMPLES = 2000
 
@@ -106,5 +106,5 @@ def _number(value: float) -> str:
 def write(figures: Sequence[Figure], path: Path) -> None:
     """Write figures as JSON."""
     rows = [asdict(item) | {"verdict": item.verdict.value} for item in figures]
-    with written_beside(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")

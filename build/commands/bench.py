@@ -33,10 +33,10 @@ def _porting() -> bool:
     from build.bench import porting
     from build.porting.trees import Tree
     from build.series.git import Git
-    from build.sources import Need
+    from build.sources import TreePurpose
     from build.sources.acquire import cached_tree
 
-    trees = [tree for entry in releases.load().values() if (tree := cached_tree(entry, Need.OVERLAY))]
+    trees = [tree for entry in releases.load().values() if (tree := cached_tree(entry, TreePurpose.OVERLAY))]
     if not trees:
         note("porting: no source tree is cached; `nox -s apply-2.6.0` fetches one")
         return True

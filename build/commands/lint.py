@@ -15,7 +15,7 @@ from build.errors import PatchError, UsageError
 from build.series import manifest as manifests
 from build.series.lint import Finding, FindSource, LintReport, Source, lint_series
 from build.sources.acquire import ORIGINS
-from build.sources.tree import Need
+from build.sources.tree import TreePurpose
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +64,7 @@ def _finder(given: list[str]) -> FindSource:
         if release in named:
             tree = sources.acquire(entry, named[release])
             return Source(tree.repo, tree.base)
-        places = (place(entry, Need.OVERLAY) for place, _ in ORIGINS.values())
+        places = (place(entry, TreePurpose.OVERLAY) for place, _ in ORIGINS.values())
         cached = next((repo for repo in places if repo is not None and repo.is_dir()), None)
         return Source(cached, "HEAD") if cached else None
 

@@ -12,15 +12,15 @@ from rich.text import Text
 from build import paths, releases
 from build.console import console, note, step
 from build.series import manifest as manifests
-from build.series.overview import Cell, Overview, Standing, overview
+from build.series.overview import Cell, Overview, PatchStatus, overview
 from build.series.page import page
 
 _STYLE = {
-    Standing.NEEDED: "green",
-    Standing.UNVERIFIED: "yellow",
-    Standing.UPSTREAM: "blue",
-    Standing.MISSING: "bold red",
-    Standing.NOT_APPLICABLE: "dim",
+    PatchStatus.NEEDED: "green",
+    PatchStatus.UNVERIFIED: "yellow",
+    PatchStatus.UPSTREAM: "blue",
+    PatchStatus.MISSING: "bold red",
+    PatchStatus.NOT_APPLICABLE: "dim",
 }
 
 
@@ -36,9 +36,9 @@ def patches(
     found = [overview(folder, list(releases.load())) for folder in manifests.folders().values()]
     for item in found:
         console.print(_table(item))
-    for standing in Standing:
+    for standing in PatchStatus:
         note(f"{standing.symbol} {standing.word}: {standing.meaning}")
-    with paths.written_beside(html.absolute()) as part:
+    with paths.atomic_write(html.absolute()) as part:
         part.write_text(page(found), encoding="utf-8")
     step(f"page: {html}")
 

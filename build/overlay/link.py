@@ -12,7 +12,7 @@ from build.overlay.registrations import compile_shim, to_wrap
 from build.overlay.stubs import import_stubs
 from build.overlay.symbols import run_path
 from build.overlay.toolchain import run_compiler
-from build.paths import written_beside
+from build.paths import atomic_write
 
 SONAME = "libtorch_mw.so"
 #: The libraries whose symbols the units use, in the order in which they must be searched at run time.
@@ -47,7 +47,7 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
         OverlayCheckError: a static initialiser would register twice.
     """
     wrap = to_wrap(objects)
-    with tempfile.TemporaryDirectory(prefix="link-") as scratch, written_beside(target) as part:
+    with tempfile.TemporaryDirectory(prefix="link-") as scratch, atomic_write(target) as part:
         files = [item.path for item in objects]
         if wrap:
             files.append(compile_shim(inputs, wrap, Path(scratch)))

@@ -21,7 +21,7 @@ from build.overlay.flags import code_flags, path_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.overlay.toolchain import run_compiler
-from build.paths import cache, clear, locked, sweep, written_beside
+from build.paths import atomic_write, cache, clear, locked, sweep
 from build.process import kill_all
 from build.seals import sha256_of
 
@@ -143,7 +143,7 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
         clear(folder)
         folder.mkdir()
         obj.replace(folder / "unit.o")
-    with written_beside(folder / "entry.json") as part:
+    with atomic_write(folder / "entry.json") as part:
         part.write_bytes(seals.signed(msgspec.json.format(msgspec.json.encode(entry))))
     return Object(unit, folder / "unit.o", entry.object_sha256, includes, time.monotonic() - started, why)
 

@@ -14,7 +14,7 @@ REACH = 12
 STRONG = 0.75
 
 
-def rivals(alignment: Alignment, placed: Placed, at: int) -> list[int]:
+def other_candidates(alignment: Alignment, placed: Placed, at: int) -> list[int]:
     """Return the other places (new lines, from 0) that a hunk's old side fits as well as the one at `at`.
 
     A place that another, equal part of the old file became is no rival: that part went there.
@@ -33,7 +33,7 @@ def _taken(alignment: Alignment, at: int, size: int) -> bool:
     return origin >= 0 and all(alignment.back[at + n] == origin + n for n in range(size))
 
 
-def lost_twins(alignment: Alignment, placed: Placed) -> list[int]:
+def removed_duplicates(alignment: Alignment, placed: Placed) -> list[int]:
     """Return equal blocks of the old file that went nowhere: any of them may be the one that survived."""
     old = list(alignment.base_norm[placed.start : placed.end])
     if not any(old):
@@ -45,7 +45,7 @@ def lost_twins(alignment: Alignment, placed: Placed) -> list[int]:
     ]
 
 
-def same_home(alignment: Alignment, old_at: int, new_at: int) -> bool:
+def same_function(alignment: Alignment, old_at: int, new_at: int) -> bool:
     """Tell whether two places stand in the same function, or in one that was merely renamed."""
     old = [alignment.base_norm[n] for n in headings(alignment.base, old_at)]
     new = [alignment.ours_norm[n] for n in headings(alignment.ours, new_at)]

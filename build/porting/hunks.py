@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from build.porting import upstream
 from build.porting.alignment import Alignment
-from build.porting.candidates import lost_twins, only_home, rivals, same_home, support, telling
+from build.porting.candidates import only_home, other_candidates, removed_duplicates, same_function, support, telling
 from build.porting.groups import Edit, Group, Placed
 from build.porting.lines import norm, occurrences
 from build.porting.placement import GroupResult, Outcome, added_elsewhere, place_group, stuck, target
@@ -82,15 +82,15 @@ def doubts(alignment: Alignment, placed: Placed, old_at: int, new_at: int) -> tu
     """Return why a place is not certain (empty if it is), and a note about how it was told from others."""
     note = ""
     shift = old_at - placed.start
-    others = [at + shift for at in rivals(alignment, placed, new_at - shift)]
+    others = [at + shift for at in other_candidates(alignment, placed, new_at - shift)]
     if others:
         lines = ", ".join(str(line + 1) for line in others[:4])
         if not only_home(alignment, old_at, new_at, others):
             return f"the same lines also stand at line {lines}: which of them is meant is not certain", ""
         note = f"the same lines also stand at line {lines}; taken by the function they are in"
-    elif lost_twins(alignment, placed) and not only_home(alignment, old_at, new_at, []):
+    elif removed_duplicates(alignment, placed) and not only_home(alignment, old_at, new_at, []):
         return "one of several equal blocks of the old file is gone; which one is not certain", ""
-    if not same_home(alignment, old_at, new_at):
+    if not same_function(alignment, old_at, new_at):
         return f"line {new_at + 1} has the same lines, but stands in another function", ""
     return "", note
 

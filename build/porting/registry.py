@@ -11,7 +11,7 @@ from build import releases
 from build.console import step
 from build.errors import ReleaseDataError
 from build.official.facts import WheelFacts, read_facts
-from build.paths import written_beside
+from build.paths import atomic_write
 from build.releases import Release
 from build.series import manifest as manifests
 from build.series.manifest import ReleaseEntry
@@ -89,7 +89,7 @@ def fill_build_ids(version: str, path: Path = releases.RELEASES_TOML) -> None:
 def _write(path: Path, data: bytes) -> None:
     """Write a releases file that loads."""
     releases.parse(data, path.name)
-    with written_beside(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(data)
     releases.load.cache_clear()
 
@@ -161,7 +161,7 @@ def _store(folder: Path, version: str, text: str, entry: ReleaseEntry | None) ->
     data = text.encode("utf-8")
     if manifests.parse(data, f"{folder.name}/manifest.toml").release.get(version) != entry:
         raise ReleaseDataError(f"cannot enter {version} into {path}", remedy="enter it by hand")
-    with written_beside(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(data)
 
 

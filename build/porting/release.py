@@ -27,7 +27,7 @@ from build.series.git import Git
 from build.series.manifest import Manifest, NotApplicable, ReleaseEntry, Verified
 from build.series.model import PatchFile
 from build.series.patchfile import read
-from build.signals import held
+from build.signals import deferred_signals
 
 #: How the reason begins by which a port enters a patch that it found upstream.
 STANDING = "the release has it already"
@@ -107,7 +107,7 @@ def port_release(request: Request) -> PortReport:
         if not entry.missing:
             # It streams wheels: before the entry is written, since with that a port counts as finished.
             fill_build_ids(request.release)
-        with held():
+        with deferred_signals():
             _write(request, manifest, chosen, outcome, report, entry)
             if report.complete:
                 session.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from build.errors import UsageError
-from build.paths import sweep, written_beside
+from build.paths import atomic_write, sweep
 from build.porting.engine import PatchPort, PatchState, Resolution, port_series
 from build.porting.output import Committed, commit_ports, stage
 from build.porting.resolve import take_up
@@ -163,7 +163,7 @@ class Session:
 
     def _reject(self, port: PatchPort) -> None:
         """Write the patch beside the checkout, for the hunks that have no file to stand in."""
-        with written_beside(self.folder / "current.patch") as part:
+        with atomic_write(self.folder / "current.patch") as part:
             part.write_bytes(port.patch.data)
 
     def _create(self) -> None:
@@ -194,7 +194,7 @@ class Session:
             raise UsageError(f"{self.repo} is damaged: it is no git repository", remedy="use --abort and start again")
 
     def _save(self, state: State) -> None:
-        with written_beside(self.folder / _STATE) as part:
+        with atomic_write(self.folder / _STATE) as part:
             part.write_bytes(signed(msgspec.json.encode(state)))
 
     def _edited(self, state: State) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from build.errors import UsageError
-from build.paths import written_beside
+from build.paths import atomic_write
 from build.porting.registry import remove_entry, write_entry
 from build.porting.session import discard
 from build.seals import signed, unsigned
@@ -37,7 +37,7 @@ def remember(folder: Path, release: str) -> Before:
 def keep(before: Before, state: Path) -> None:
     """Store `before` with a port that waits, unless an earlier run has."""
     if state.is_dir() and not (state / _NAME).exists():
-        with written_beside(state / _NAME) as part:
+        with atomic_write(state / _NAME) as part:
             part.write_bytes(signed(msgspec.json.encode(before)))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from build.errors import SourceError
 from build.series.git import Git
-from build.signals import held
+from build.signals import deferred_signals
 
 #: What a clone without all objects needs to fetch a missing one later.
 _PROMISOR = r"^(remote\.|extensions\.partialclone)"
@@ -115,7 +115,7 @@ def replace_folder(new: Path, final: Path) -> None:
         raise SourceError(f"{final} is in the way: it is not a folder", remedy="give another folder")
     _sweep(final)
     old = _aside(final)
-    with held():
+    with deferred_signals():
         final.rename(old)
         try:
             new.rename(final)

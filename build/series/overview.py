@@ -15,7 +15,7 @@ from build.series.manifest import Manifest, PatchEntry, ReleaseEntry, Verified
 from build.series.patchfile import read
 
 
-class Standing(Enum):
+class PatchStatus(Enum):
     """How a patch stands in a release: symbol, word, explanation."""
 
     NEEDED = ("●", "needed", "there, and proven to work on this release's wheel")
@@ -44,7 +44,7 @@ class Standing(Enum):
 class Cell:
     """A patch in a release: how it stands, why, and the size of its file (hunks, lines added, lines removed)."""
 
-    standing: Standing
+    standing: PatchStatus
     why: str
     file: str = ""
     size: tuple[int, int, int] = (0, 0, 0)
@@ -95,18 +95,18 @@ def _cell(folder: Path, manifest: Manifest, patch: PatchEntry, release: str) -> 
     entry = manifest.release.get(release)
     excluded = {item.id: item.reason for item in entry.not_applicable} if entry else {}
     if patch.id in excluded:
-        return Cell(Standing.NOT_APPLICABLE, excluded[patch.id])
+        return Cell(PatchStatus.NOT_APPLICABLE, excluded[patch.id])
     if entry and patch.id in entry.patches:
         name = manifest.file_names(release)[entry.patches.index(patch.id)]
         proven = entry.verified is Verified.PROBED
-        standing = Standing.NEEDED if proven else Standing.UNVERIFIED
+        standing = PatchStatus.NEEDED if proven else PatchStatus.UNVERIFIED
         return Cell(standing, entry.verified.value, name, _size(folder / release / name))
     since = patch.applied_upstream
     if since and Version(release) >= Version(since):
-        return Cell(Standing.UPSTREAM, f"upstream since {since}")
+        return Cell(PatchStatus.UPSTREAM, f"upstream since {since}")
     if patch.covers(release):
-        return Cell(Standing.MISSING, f"its range {patch.applies} has this release")
-    return Cell(Standing.NOT_APPLICABLE, f"its range is {patch.applies}")
+        return Cell(PatchStatus.MISSING, f"its range {patch.applies} has this release")
+    return Cell(PatchStatus.NOT_APPLICABLE, f"its range is {patch.applies}")
 
 
 def _size(path: Path) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from packaging.version import Version
 
-from build.series.overview import Cell, Column, Overview, Row, Standing
+from build.series.overview import Cell, Column, Overview, PatchStatus, Row
 
 _CSS = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5d6b7d; --line: #dde3ea; --paper: #f6f8fa; --card: #fff;
@@ -46,11 +46,11 @@ th[scope=row] small { display: block; font-weight: 400; color: var(--soft); marg
 .note { color: var(--soft); font-size: 13.5px; margin: 12px 2px 0; max-width: 90ch; }
 """
 _CLASS = {
-    Standing.NEEDED: "needed",
-    Standing.UNVERIFIED: "unverified",
-    Standing.UPSTREAM: "upstream",
-    Standing.MISSING: "missing",
-    Standing.NOT_APPLICABLE: "na",
+    PatchStatus.NEEDED: "needed",
+    PatchStatus.UNVERIFIED: "unverified",
+    PatchStatus.UPSTREAM: "upstream",
+    PatchStatus.MISSING: "missing",
+    PatchStatus.NOT_APPLICABLE: "na",
 }
 _VERIFIED = {"probed": "needed", "compiled": "unverified", "ported": "unverified", "none": "missing"}
 _BAR = {
@@ -70,7 +70,7 @@ def page(series: Sequence[Overview]) -> str:
     """Return the page."""
     legend = "".join(
         f'<li><b class="mark {_CLASS[item]}">{item.symbol}</b> {item.word} <span>· {item.meaning}</span></li>'
-        for item in Standing
+        for item in PatchStatus
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -12,16 +12,18 @@ from build.seals import intact
 from build.sources import debian, upstream
 from build.sources.importer import git
 from build.sources.local import acquire_local
-from build.sources.tree import Need, PassedOver, Proof, SourceKind, SourceTree
+from build.sources.tree import Proof, SkippedOrigin, SourceKind, SourceTree, TreePurpose
 
 #: Origins in the order they are tried: where each keeps its tree, and how it gets it.
-ORIGINS: dict[SourceKind, tuple[Callable[[Release, Need], Path | None], Callable[[Release, Need], Path]]] = {
+ORIGINS: dict[
+    SourceKind, tuple[Callable[[Release, TreePurpose], Path | None], Callable[[Release, TreePurpose], Path]]
+] = {
     SourceKind.GIT: (upstream.place, upstream.fetch),
     SourceKind.DEBIAN: (debian.place, debian.fetch),
 }
 
 
-def _tree(release: Release, repo: Path, kind: SourceKind, passed_over: tuple[PassedOver, ...]) -> SourceTree:
+def _tree(release: Release, repo: Path, kind: SourceKind, passed_over: tuple[SkippedOrigin, ...]) -> SourceTree:
     base = git(repo, "rev-parse", "HEAD").decode().strip()
     if kind is SourceKind.GIT or release.debian is None:
         return SourceTree(release, repo, base, kind, f"commit {release.commit}", Proof.COMMIT, passed_over)
@@ -29,20 +31,20 @@ def _tree(release: Release, repo: Path, kind: SourceKind, passed_over: tuple[Pas
     return SourceTree(release, repo, base, kind, identity, Proof.DIGEST, passed_over)
 
 
-def is_cached(release: Release, need: Need) -> bool:
+def is_cached(release: Release, need: TreePurpose) -> bool:
     """Whether an earlier run has left a tree; what is in it now is not looked at."""
     places = (place(release, need) for place, _ in ORIGINS.values())
     return any(repo is not None and repo.is_dir() for repo in places)
 
 
-def cached_tree(release: Release, need: Need) -> SourceTree | None:
+def cached_tree(release: Release, need: TreePurpose) -> SourceTree | None:
     """Return a tree of an earlier run that is what was put there, so that no network is asked again."""
-    passed_over: list[PassedOver] = []
+    passed_over: list[SkippedOrigin] = []
     for kind, (place, _) in ORIGINS.items():
         repo = place(release, need)
         if repo is not None and intact(repo):
             return _tree(release, repo, kind, tuple(passed_over))
-        passed_over.append(PassedOver(kind.value, "not asked: another origin's tree is in the cache"))
+        passed_over.append(SkippedOrigin(kind.value, "not asked: another origin's tree is in the cache"))
     return None
 
 
@@ -53,7 +55,7 @@ def _reason(error: SourceError | EnvironmentUnfitError) -> str:
     return ": ".join([error.what, *telling[:1]])
 
 
-def acquire(release: Release, source: Path | None = None, *, need: Need = Need.OVERLAY) -> SourceTree:
+def acquire(release: Release, source: Path | None = None, *, need: TreePurpose = TreePurpose.OVERLAY) -> SourceTree:
     """Return the source tree of a release, from the cache or the first origin that serves.
 
     Args:
@@ -79,14 +81,14 @@ def acquire(release: Release, source: Path | None = None, *, need: Need = Need.O
     if ready is not None:
         step(f"source: {ready.kind.value}, cached ({ready.identity}; {ready.proof.value})")
         return ready
-    passed_over: list[PassedOver] = []
+    passed_over: list[SkippedOrigin] = []
     for kind, (_, fetch) in ORIGINS.items():
         try:
             repo = fetch(release, need)
         except DigestMismatchError:
             raise
         except (SourceError, EnvironmentUnfitError) as error:
-            passed_over.append(PassedOver(kind.value, _reason(error)))
+            passed_over.append(SkippedOrigin(kind.value, _reason(error)))
             note(f"{kind.value} passed over: {passed_over[-1].reason}")
             continue
         tree = _tree(release, repo, kind, tuple(passed_over))

@@ -14,7 +14,7 @@ from build.process import run
 from build.releases import DebianSource, Release
 from build.sources.importer import Entries, cache_path, cached_tree
 from build.sources.readers import tarball
-from build.sources.tree import Need
+from build.sources.tree import TreePurpose
 
 #: Where the package debian-archive-keyring keeps the archive's keys.
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -113,14 +113,14 @@ def _fetched(state: Path, release: Release, source: DebianSource) -> Path:
     raise SourceError(f"no mirror has the Debian source of {release.version}", cause="\n".join(reasons))
 
 
-def place(release: Release, need: Need) -> Path | None:
+def place(release: Release, need: TreePurpose) -> Path | None:
     """Return where this source lies in the cache, there or not; None for a release without one."""
-    if release.debian is None or need is Need.FULL:
+    if release.debian is None or need is TreePurpose.FULL:
         return None
     return cache_path(release, f"sha256 {release.debian.orig_sha256}", need)
 
 
-def fetch(release: Release, need: Need) -> Path:
+def fetch(release: Release, need: TreePurpose) -> Path:
     """Return a repository with the release's source from Debian's orig tarball.
 
     Raises:
@@ -132,7 +132,7 @@ def fetch(release: Release, need: Need) -> Path:
     source = release.debian
     if source is None:
         raise NotDebianError("no Debian source package of this release is known")
-    if need is Need.FULL:
+    if need is TreePurpose.FULL:
         raise NotDebianError("Debian's tarball lacks most of third_party, which a full build needs")
 
     final = cache_path(release, f"sha256 {source.orig_sha256}", need)

@@ -16,7 +16,7 @@ from build.process import environment, run
 from build.releases import Release
 from build.seals import built
 from build.series.git import REMEDY, verb
-from build.sources.tree import Need
+from build.sources.tree import TreePurpose
 
 #: What an overlay is made from: all code of torch's own libraries and the CMake files that name their macros.
 #: Files of the top level come along, except dot files, which belong to the forge.
@@ -48,9 +48,9 @@ class Entry:
 Entries: TypeAlias = Generator[Entry, None, None]
 
 
-def wanted(path: str, need: Need) -> bool:
+def wanted(path: str, need: TreePurpose) -> bool:
     """Whether the file at `path` belongs into a tree for `need`."""
-    if need is Need.FULL:
+    if need is TreePurpose.FULL:
         return True
     top, slash, _ = path.partition("/")
     return top in OVERLAY_PATHS if slash else not top.startswith(".")
@@ -166,13 +166,13 @@ def fill(repo: Path, entries: Iterable[Entry], message: str, tag: str) -> None:
     git(repo, "reset", "-q", "--hard", "main")
 
 
-def cache_path(release: Release, key: str, need: Need) -> Path:
+def cache_path(release: Release, key: str, need: TreePurpose) -> Path:
     """Return where the repository for `key` lies in the cache, there or not."""
     identity = hashlib.sha256("\0".join([FORMAT, need.value, *OVERLAY_PATHS, key]).encode()).hexdigest()
     return cache("sources") / f"{release.version}-{identity[:16]}"
 
 
-def cached_tree(release: Release, key: str, need: Need, entries: Callable[[], Entries]) -> Path:
+def cached_tree(release: Release, key: str, need: TreePurpose, entries: Callable[[], Entries]) -> Path:
     """Return the cached repository for `key`, importing `entries` on the first call, and again when it is damaged.
 
     Args:

@@ -14,7 +14,7 @@ from build.releases import Release
 from build.seals import sha256_of
 from build.sources import readers
 from build.sources.importer import Entries, cached_tree, command, git
-from build.sources.tree import Need, Proof, SourceKind, SourceTree
+from build.sources.tree import Proof, SourceKind, SourceTree, TreePurpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _changed(path: Path) -> None:
         note(f"{path}: {len(done.stdout.splitlines())} uncommitted changes are not used; its commit is")
 
 
-def _repository(path: Path, revision: str | None, release: Release, need: Need) -> _Found:
+def _repository(path: Path, revision: str | None, release: Release, need: TreePurpose) -> _Found:
     commit = _commit(path, revision, release)
     if revision is None:
         _changed(path)
@@ -76,12 +76,12 @@ def _repository(path: Path, revision: str | None, release: Release, need: Need) 
     )
 
 
-def _tarball(path: Path, need: Need) -> _Found:
+def _tarball(path: Path, need: TreePurpose) -> _Found:
     digest = sha256_of(path)
     return _Found(SourceKind.TARBALL, f"sha256 {digest}", f"sha256 {digest}", lambda: readers.tarball(path, need))
 
 
-def _folder(path: Path, need: Need) -> _Found:
+def _folder(path: Path, need: TreePurpose) -> _Found:
     """Identify a folder by names, sizes and times: reading it all again would cost what the cache saves."""
     fingerprint = hashlib.sha256(str(path.resolve()).encode())
     for name, status in readers.folder_files(path, need):
@@ -94,7 +94,7 @@ def _folder(path: Path, need: Need) -> _Found:
     return _Found(SourceKind.FOLDER, f"folder {fingerprint.hexdigest()}", "", lambda: readers.folder(path, need))
 
 
-def _look(source: Path, release: Release, need: Need) -> _Found:
+def _look(source: Path, release: Release, need: TreePurpose) -> _Found:
     path, revision = _split(source)
     if not path.exists():
         raise UsageError(f"--source {source}: no such file or folder")
@@ -144,7 +144,7 @@ def _proof(release: Release, found: _Found, repo: Path, where: str) -> tuple[Pro
     return Proof.NONE, shown
 
 
-def acquire_local(release: Release, source: Path, need: Need) -> SourceTree:
+def acquire_local(release: Release, source: Path, need: TreePurpose) -> SourceTree:
     """Return the tree of what the user names.
 
     Args:

@@ -13,7 +13,7 @@ from typing import IO, NoReturn
 from build.errors import SourceError
 from build.process import environment
 from build.sources.importer import Entries, Entry, check_inside, command, git, wanted
-from build.sources.tree import Need
+from build.sources.tree import TreePurpose
 
 
 def _without_top(name: str) -> str:
@@ -35,7 +35,7 @@ def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry | Non
     return None
 
 
-def tarball(path: Path, need: Need) -> Entries:
+def tarball(path: Path, need: TreePurpose) -> Entries:
     """Yield the files of a tarball with one top folder; all members are checked, wanted or not.
 
     Raises:
@@ -59,7 +59,7 @@ def tarball(path: Path, need: Need) -> Entries:
         ) from None
 
 
-def folder_files(top: Path, need: Need) -> Iterator[tuple[str, os.stat_result]]:
+def folder_files(top: Path, need: TreePurpose) -> Iterator[tuple[str, os.stat_result]]:
     """Yield path and status of the wanted files below `top`, sorted, without `.git`."""
     for folder, subfolders, names in os.walk(top):
         relative = os.path.relpath(folder, top)
@@ -73,7 +73,7 @@ def folder_files(top: Path, need: Need) -> Iterator[tuple[str, os.stat_result]]:
                 yield prefix + name, os.lstat(os.path.join(folder, name))  # noqa: PTH118
 
 
-def folder(top: Path, need: Need) -> Entries:
+def folder(top: Path, need: TreePurpose) -> Entries:
     """Yield the files of a plain folder."""
     for path, status in folder_files(top, need):
         if stat.S_ISLNK(status.st_mode):
@@ -83,7 +83,7 @@ def folder(top: Path, need: Need) -> Entries:
             yield Entry(path, mode, (top / path).read_bytes())
 
 
-def _listing(repo: Path, commit: str, need: Need) -> list[tuple[str, str, str]]:
+def _listing(repo: Path, commit: str, need: TreePurpose) -> list[tuple[str, str, str]]:
     """Return (mode, blob id, path) of the wanted files of a commit; submodules are left out."""
     rows = []
     for row in git(repo, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
@@ -107,7 +107,7 @@ def _blob(requests: IO[bytes], answers: IO[bytes], blob: str) -> bytes | None:
     return data
 
 
-def repository(repo: Path, commit: str, need: Need) -> Entries:
+def repository(repo: Path, commit: str, need: TreePurpose) -> Entries:
     """Yield the files of one commit of a repository, bare or not, without touching it.
 
     Raises:

@@ -19,7 +19,7 @@ class SourceKind(Enum):
     FOLDER = "local folder"
 
 
-class Need(Enum):
+class TreePurpose(Enum):
     """What the tree is for."""
 
     OVERLAY = "overlay"
@@ -36,7 +36,7 @@ class Proof(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class SkippedOrigin:
     """An origin that did not serve, and why."""
 
     origin: str
@@ -50,9 +50,9 @@ class SourceTree:
     Attributes:
         release: the release it is the source of.
         repo: the repository; HEAD is `base`, tagged with the release's tag. Its work tree is exact to the byte
-            (no line-ending conversion). For `Need.OVERLAY` it holds `importer.OVERLAY_PATHS`.
+            (no line-ending conversion). For `TreePurpose.OVERLAY` it holds `importer.OVERLAY_PATHS`.
         base: commit id of HEAD. It depends on the files alone, not on when or where they were imported; with
-            `Need.FULL` it is upstream's own commit.
+            `TreePurpose.FULL` it is upstream's own commit.
         kind: where it came from.
         identity: what was compared, for people and for `build.json`.
         proof: how it is known to be the release's.
@@ -65,4 +65,4 @@ class SourceTree:
     kind: SourceKind
     identity: str
     proof: Proof
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[SkippedOrigin, ...] = ()

@@ -15,7 +15,7 @@ from build.releases import Release
 from build.seals import built
 from build.sources.importer import OVERLAY_PATHS, Entries, cache_path, cached_tree, git, init
 from build.sources.readers import repository
-from build.sources.tree import Need
+from build.sources.tree import TreePurpose
 
 UPSTREAM = "https://github.com/pytorch/pytorch.git"
 
@@ -77,23 +77,23 @@ def check_commit(release: Release, found: str, where: str) -> None:
         )
 
 
-def _fetch(release: Release, repo: Path, need: Need) -> None:
+def _fetch(release: Release, repo: Path, need: TreePurpose) -> None:
     """Fetch the tag into the new repository `repo` and check out what is needed."""
     init(repo)
     git(repo, "remote", "add", "origin", url())
     tag = f"refs/tags/{release.tag}:refs/tags/{release.tag}"
-    partial = ["--filter=blob:none"] if need is Need.OVERLAY else []
+    partial = ["--filter=blob:none"] if need is TreePurpose.OVERLAY else []
     git(repo, *_SLOW, "fetch", "-q", "--depth=1", "--no-tags", *partial, "origin", tag, timeout=3600)
     check_commit(release, git(repo, "rev-parse", f"{release.tag}^{{commit}}").decode().strip(), url())
-    if need is Need.OVERLAY:
+    if need is TreePurpose.OVERLAY:
         git(repo, "sparse-checkout", "set", "--cone", *OVERLAY_PATHS)
     git(repo, *_SLOW, "checkout", "-q", "--detach", release.tag, timeout=3600)
-    if need is Need.FULL:
+    if need is TreePurpose.FULL:
         modules = ["submodule", "update", "-q", "--init", "--recursive", "--depth=1", "--jobs=4"]
         git(repo, *_SLOW, *modules, timeout=7200)
 
 
-def _fetch_with_retry(release: Release, repo: Path, need: Need, attempts: int = 2) -> None:
+def _fetch_with_retry(release: Release, repo: Path, need: TreePurpose, attempts: int = 2) -> None:
     """Fetch, and once more from the start after a broken transfer: git cannot resume one."""
     try:
         return _fetch(release, repo, need)
@@ -108,7 +108,7 @@ def _fetch_with_retry(release: Release, repo: Path, need: Need, attempts: int = 
     return _fetch_with_retry(release, repo, need, attempts - 1)
 
 
-def _entries(release: Release, need: Need) -> Entries:
+def _entries(release: Release, need: TreePurpose) -> Entries:
     final = place(release, need)
     # Named as a part of the tree that it is for: what a killed run leaves of it goes with that.
     with tempfile.TemporaryDirectory(prefix=f".{final.name}.fetch.", suffix=".part", dir=final.parent) as folder:
@@ -124,21 +124,21 @@ def _full(release: Release) -> Path:
     def clone(part: Path) -> None:
         check_commit(release, remote_commit(release), url())
         step(f"cloning PyTorch {release.tag} with its submodules from {url()}")
-        _fetch_with_retry(release, part, Need.FULL)
+        _fetch_with_retry(release, part, TreePurpose.FULL)
 
-    return built(place(release, Need.FULL), f"the clone of PyTorch {release.version}", clone)
+    return built(place(release, TreePurpose.FULL), f"the clone of PyTorch {release.version}", clone)
 
 
 def _key(release: Release) -> str:
     return f"git {release.commit}"
 
 
-def place(release: Release, need: Need) -> Path:
+def place(release: Release, need: TreePurpose) -> Path:
     """Return where this source lies in the cache, there or not."""
     return cache_path(release, _key(release), need)
 
 
-def fetch(release: Release, need: Need) -> Path:
+def fetch(release: Release, need: TreePurpose) -> Path:
     """Return a repository with the release's source from upstream git.
 
     Raises:
@@ -146,7 +146,7 @@ def fetch(release: Release, need: Need) -> Path:
         DigestMismatchError: the tag is another commit than the pinned one.
         SourceError: no such tag, or a transfer that broke off twice.
     """
-    if need is Need.FULL:
+    if need is TreePurpose.FULL:
         return _full(release)
 
     def entries() -> Entries:

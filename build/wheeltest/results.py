@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import msgspec
 from rich.table import Table
 
-from build.paths import written_beside
+from build.paths import atomic_write
 
 NAME = "tests.json"
 
@@ -84,7 +84,7 @@ def read_junit(path: Path) -> tuple[Case, ...]:
 
 def write(record: TestRecord, folder: Path) -> None:
     """Write `tests.json`."""
-    with written_beside(folder / NAME) as part:
+    with atomic_write(folder / NAME) as part:
         part.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 

@@ -48,7 +48,7 @@ def _thread_wake() -> _Wake:
     return cast("_Wake", wake)
 
 
-class Seat:
+class SyncPoller:
     """A thread that waits: it polls the lanes of the session and moves what is ready.
 
     Attributes:
@@ -69,7 +69,7 @@ class Seat:
             self._poll.register(fd, select.POLLIN)
 
     def belongs_to(self, wake: _Wake) -> bool:
-        """Whether this is the seat of that thread, and not of a dead one of the same number."""
+        """Whether this is the poller of that thread, and not of a dead one of the same number."""
         return self._owner() is wake
 
     def turn(self) -> None:
@@ -118,9 +118,9 @@ class LoopBridge:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._seats: dict[int, Seat] = {}
+        self._pollers: dict[int, SyncPoller] = {}
         #: those of threads that wait now; to any other's eventfd nothing may be written, its number may be another's
-        self._taken: dict[int, Seat] = {}
+        self._taken: dict[int, SyncPoller] = {}
         self._rest_watched = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -147,17 +147,17 @@ class LoopBridge:
             elif self._loop is not None:
                 self._loop.call_soon_threadsafe(_settle, future)
 
-    def seat(self) -> Seat:
-        """The calling thread's seat, made at its first wait, and taken until it rises."""
+    def begin_wait(self) -> SyncPoller:
+        """The calling thread's poller, made at its first wait, and taken until it ends its wait."""
         ident = threading.get_ident()
         wake = _thread_wake()
-        seat = self._seats.get(ident)
-        if seat is None or not seat.belongs_to(wake):
-            seat = self._seats[ident] = Seat(self._session, wake)
-        self._taken[ident] = seat
-        return seat
+        poller = self._pollers.get(ident)
+        if poller is None or not poller.belongs_to(wake):
+            poller = self._pollers[ident] = SyncPoller(self._session, wake)
+        self._taken[ident] = poller
+        return poller
 
-    def rise(self) -> None:
+    def end_wait(self) -> None:
         """The calling thread waits no more. Under the session's lock, as is whoever wakes the waiting."""
         self._taken.pop(threading.get_ident(), None)
         if self._rest_watched and not self._served() and any(lane.backlog for lane in self._session.lanes.values()):
@@ -174,9 +174,9 @@ class LoopBridge:
                 self._watch_writable(lane)
             elif self._loop is not None:
                 self._loop.call_soon_threadsafe(self._watch_writable, lane)
-        for seat in tuple(self._taken.values()):
+        for poller in tuple(self._taken.values()):
             with contextlib.suppress(OSError):
-                os.eventfd_write(seat.wake, 1)
+                os.eventfd_write(poller.wake, 1)
         if not self._rest_watched:
             self._rest_watched = True
             self._watch_rest(REST_SECONDS)
@@ -217,7 +217,7 @@ class LoopBridge:
 
     def close(self) -> None:
         """Let go of the loop and of the sockets. From any thread."""
-        self._seats.clear()
+        self._pollers.clear()
 
         def let_go() -> None:
             for lane in self._session.lanes.values():

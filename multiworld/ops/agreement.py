@@ -29,7 +29,7 @@ class CollectiveOperation(Operation):
     __slots__ = ("gid", "heard", "plan", "ranks", "seq")
 
     def __init__(self, session: Session, gid: int, ranks: tuple[int, ...], plan: Plan) -> None:
-        super().__init__(session, plan.name, plan.shelf)
+        super().__init__(session, plan.name, plan.buffers)
         self.gid = gid
         self.ranks = ranks
         self.plan = plan
@@ -39,12 +39,12 @@ class CollectiveOperation(Operation):
 
     def give_back(self) -> None:
         """See ``Operation.give_back``; the others count on it, so it goes on with copies."""
-        if self.withdrawn and not self.running and self.plan.shelf is not None:
-            self.plan.shelf.own()
+        if self.withdrawn and not self.running and self.plan.buffers is not None:
+            self.plan.buffers.own()
 
     def loans(self) -> Sequence[torch.Tensor]:
         """See ``Operation.loans``."""
-        return () if self.plan.shelf is None else self.plan.shelf.loans()
+        return () if self.plan.buffers is None else self.plan.buffers.loans()
 
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``."""

@@ -16,8 +16,8 @@ from multiworld.ops.agreement import CollectiveOperation
 from multiworld.ops.memory import bytes_of, check_list, check_rank, check_source, check_tensor, invalid
 from multiworld.ops.plan import INLINE_BYTES, Bytes, Collective, Parts, Plan, signature
 from multiworld.ops.reduction import Reduction
-from multiworld.ops.shelf import Shelf
 from multiworld.ops.staging import readable
+from multiworld.ops.staging_buffers import StagingBuffers
 
 if TYPE_CHECKING:
     from multiworld.ops.base import GroupBase
@@ -79,9 +79,9 @@ def barrier(session: Session, group: GroupBase, name: str = "barrier") -> Operat
 def broadcast(session: Session, group: GroupBase, tensor: torch.Tensor, src: int) -> Operation:
     """Start ``Group.broadcast``."""
     src = check_rank(group, "broadcast", "src", src)
-    shelf, ours = Shelf(session), group.rank == src
+    buffers, ours = StagingBuffers(session), group.rank == src
     code = (check_source if ours else check_tensor)(group, "broadcast", tensor)
-    flat = shelf.both(tensor) if not ours else shelf.source(tensor)
+    flat = buffers.both(tensor) if not ours else buffers.source(tensor)
     inline = small(session, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
@@ -91,8 +91,8 @@ def broadcast(session: Session, group: GroupBase, tensor: torch.Tensor, src: int
     plan = Plan(
         "broadcast", signature(Collective.BROADCAST, flat.nbytes, code, src, inline=inline),
         lambda _: bytes_of(flat) if ours and inline else None, absorb,
-        None if inline else lambda driver: driver.broadcast(shelf.raw(flat), src),
-        finish=shelf.finish, shelf=shelf,
+        None if inline else lambda driver: driver.broadcast(buffers.raw(flat), src),
+        finish=buffers.finish, buffers=buffers,
     )  # fmt: skip
     return start(session, group, plan)
 
@@ -117,10 +117,10 @@ def _reduce_to(
     op: Any,
     dst: int | None,
 ) -> Operation:
-    shelf, ours = Shelf(session), dst is None or group.rank == dst
+    buffers, ours = StagingBuffers(session), dst is None or group.rank == dst
     code = check_tensor(group, name, tensor)  # at every rank: the backend may use the memory for what is between
     reduction = Reduction(group, name, op, tensor.dtype, here=session.config.backend != "nccl")
-    flat = shelf.both(tensor)
+    flat = buffers.both(tensor)
     inline = small(session, group, flat.nbytes)
 
     def outgoing(place: int) -> Bytes | None:
@@ -138,7 +138,7 @@ def _reduce_to(
     plan = Plan(
         name, signature(kind, flat.nbytes, code, -1 if dst is None else dst, reduction.code, inline),
         outgoing, absorb, None if inline else launch,
-        (lambda: reduction.complete(flat, group.size)) if ours else None, shelf.finish, shelf,
+        (lambda: reduction.complete(flat, group.size)) if ours else None, buffers.finish, buffers,
     )  # fmt: skip
     return start(session, group, plan)
 
@@ -158,8 +158,8 @@ def all_gather_into_tensor(session: Session, group: GroupBase, output: torch.Ten
 
 
 def _all_gather(session: Session, group: GroupBase, name: str, outputs: Tensors, tensor: torch.Tensor) -> Operation:
-    shelf, me = Shelf(session), group.rank
-    flat, flats = shelf.source(tensor), [shelf.target(output) for output in outputs]
+    buffers, me = StagingBuffers(session), group.rank
+    flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
     inline = small(session, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
@@ -169,8 +169,8 @@ def _all_gather(session: Session, group: GroupBase, name: str, outputs: Tensors,
     plan = Plan(
         name, signature(Collective.ALL_GATHER, flat.nbytes, CODES[tensor.dtype], inline=inline),
         lambda _: bytes_of(flat) if inline else None, absorb,
-        None if inline else lambda driver: driver.all_gather(shelf.raws(flats), shelf.raw(flat)),
-        finish=shelf.finish, shelf=shelf,
+        None if inline else lambda driver: driver.all_gather(buffers.raws(flats), buffers.raw(flat)),
+        finish=buffers.finish, buffers=buffers,
     )  # fmt: skip
     return start(session, group, plan)
 
@@ -182,9 +182,9 @@ def gather(
     code = check_source(group, "gather", tensor)
     dst = check_rank(group, "gather", "dst", dst)
     _only_at(group, "gather", "gather_list", dst, gather_list)
-    shelf, me = Shelf(session), group.rank
+    buffers, me = StagingBuffers(session), group.rank
     outputs = as_list(group, "gather", "gather_list", gather_list, tensor, check_tensor) if me == dst else ()
-    flat, flats = shelf.source(tensor), [shelf.target(output) for output in outputs]
+    flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
     inline = small(session, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
@@ -194,8 +194,8 @@ def gather(
     plan = Plan(
         "gather", signature(Collective.GATHER, flat.nbytes, code, dst, inline=inline),
         lambda place: bytes_of(flat) if inline and place == dst else None, absorb,
-        None if inline else lambda driver: driver.gather(shelf.raws(flats), shelf.raw(flat), dst),
-        finish=shelf.finish, shelf=shelf,
+        None if inline else lambda driver: driver.gather(buffers.raws(flats), buffers.raw(flat), dst),
+        finish=buffers.finish, buffers=buffers,
     )  # fmt: skip
     return start(session, group, plan)
 
@@ -207,9 +207,9 @@ def scatter(
     code = check_tensor(group, "scatter", tensor)
     src = check_rank(group, "scatter", "src", src)
     _only_at(group, "scatter", "scatter_list", src, scatter_list)
-    shelf, me = Shelf(session), group.rank
+    buffers, me = StagingBuffers(session), group.rank
     inputs = as_list(group, "scatter", "scatter_list", scatter_list, tensor, check_source) if me == src else ()
-    flat, flats = shelf.target(tensor), [shelf.source(one) for one in inputs]
+    flat, flats = buffers.target(tensor), [buffers.source(one) for one in inputs]
     inline = small(session, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
@@ -218,8 +218,8 @@ def scatter(
     plan = Plan(
         "scatter", signature(Collective.SCATTER, flat.nbytes, code, src, inline=inline),
         lambda place: bytes_of(flats[place]) if inline and me == src else None, absorb,
-        None if inline else lambda driver: driver.scatter(shelf.raw(flat), shelf.raws(flats), src),
-        finish=shelf.finish, shelf=shelf,
+        None if inline else lambda driver: driver.scatter(buffers.raw(flat), buffers.raws(flats), src),
+        finish=buffers.finish, buffers=buffers,
     )  # fmt: skip
     return start(session, group, plan)
 

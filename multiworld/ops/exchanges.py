@@ -12,7 +12,7 @@ from multiworld.ops.collectives import Check, Tensors, as_list, part, pieces, sm
 from multiworld.ops.memory import bytes_of, check_list, check_number, check_source, check_tensor, invalid
 from multiworld.ops.plan import Collective, Parts, Plan, signature
 from multiworld.ops.reduction import Reduction
-from multiworld.ops.shelf import Shelf
+from multiworld.ops.staging_buffers import StagingBuffers
 
 if TYPE_CHECKING:
     from multiworld.ops.base import GroupBase
@@ -46,8 +46,8 @@ def _reduce_scatter(
     op: Any,
 ) -> Operation:
     reduction = Reduction(group, name, op, output.dtype, here=session.config.backend != "nccl")
-    shelf, me, size = Shelf(session), group.rank, group.size
-    target, flats = shelf.target(output), [shelf.source(one) for one in inputs]
+    buffers, me, size = StagingBuffers(session), group.rank, group.size
+    target, flats = buffers.target(output), [buffers.source(one) for one in inputs]
     inline = small(session, group, target.nbytes)
 
     def reduced(parts: list[torch.Tensor]) -> None:
@@ -58,16 +58,16 @@ def _reduce_scatter(
         plan = Plan(
             name, _sign(Collective.REDUCE_SCATTER, target, reduction.code, True),
             lambda place: bytes_of(flats[place]), lambda parts: reduced(tensors_of(parts, flats[me])),
-            finish=shelf.finish, shelf=shelf,
+            finish=buffers.finish, buffers=buffers,
         )  # fmt: skip
         return start(session, group, plan)
-    sent = shelf.keep(torch.cat(flats))
-    got = shelf.keep(torch.empty_like(sent))
+    sent = buffers.keep(torch.cat(flats))
+    got = buffers.keep(torch.empty_like(sent))
     splits = [target.nbytes] * size
     plan = Plan(
         name, _sign(Collective.REDUCE_SCATTER, target, reduction.code, False), lambda _: None, lambda _: None,
-        lambda driver: driver.all_to_all(shelf.raw(got), shelf.raw(sent), splits, splits),
-        lambda: reduced(list(got.chunk(size))), shelf.finish, shelf,
+        lambda driver: driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits, splits),
+        lambda: reduced(list(got.chunk(size))), buffers.finish, buffers,
     )  # fmt: skip
     return start(session, group, plan)
 
@@ -81,17 +81,17 @@ def all_to_all(session: Session, group: GroupBase, output_list: Tensors, input_l
     name = "all_to_all"
     _check_row(group, name, "input_list", input_list, check_source)
     _check_row(group, name, "output_list", output_list, check_tensor, input_list[0].dtype)
-    shelf = Shelf(session)
-    sources, targets = [shelf.source(one) for one in input_list], [shelf.target(one) for one in output_list]
-    sent = shelf.keep(torch.cat(sources))
-    got = shelf.keep(torch.empty(sum(t.numel() for t in targets), dtype=sent.dtype, device=sent.device))
+    buffers = StagingBuffers(session)
+    sources, targets = [buffers.source(one) for one in input_list], [buffers.target(one) for one in output_list]
+    sent = buffers.keep(torch.cat(sources))
+    got = buffers.keep(torch.empty(sum(t.numel() for t in targets), dtype=sent.dtype, device=sent.device))
 
     def hand_out() -> None:
         for target, piece in zip(targets, got.split([t.numel() for t in targets]), strict=True):
             target.copy_(piece)
 
     splits = [s.nbytes for s in sources], [t.nbytes for t in targets]
-    return _uneven(session, group, name, shelf, got, sent, splits, hand_out)
+    return _uneven(session, group, name, buffers, got, sent, splits, hand_out)
 
 
 def all_to_all_single(
@@ -110,16 +110,22 @@ def all_to_all_single(
         raise invalid(group, name, f"output is {output.dtype}, tensor {tensor.dtype}", "make them alike")
     to = _splits(group, name, "input_split_sizes", tensor, input_split_sizes)
     of = _splits(group, name, "output_split_sizes", output, output_split_sizes)
-    shelf = Shelf(session)
-    sent, got = shelf.source(tensor), shelf.target(output)
+    buffers = StagingBuffers(session)
+    sent, got = buffers.source(tensor), buffers.target(output)
     even = output_split_sizes is None and input_split_sizes is None
     if even and to == of and small(session, group, to[0]):
-        return _even_small(session, group, name, shelf, got, sent, to[0])
-    return _uneven(session, group, name, shelf, got, sent, (to, of), lambda: None)
+        return _even_small(session, group, name, buffers, got, sent, to[0])
+    return _uneven(session, group, name, buffers, got, sent, (to, of), lambda: None)
 
 
 def _even_small(
-    session: Session, group: GroupBase, name: str, shelf: Shelf, got: torch.Tensor, sent: torch.Tensor, step: int
+    session: Session,
+    group: GroupBase,
+    name: str,
+    buffers: StagingBuffers,
+    got: torch.Tensor,
+    sent: torch.Tensor,
+    step: int,
 ) -> Operation:
     def piece(of: torch.Tensor, place: int) -> memoryview:
         return bytes_of(of)[place * step : (place + 1) * step]
@@ -130,7 +136,9 @@ def _even_small(
 
     packed = signature(Collective.ALL_TO_ALL, step, CODES[sent.dtype])
     return start(
-        session, group, Plan(name, packed, lambda place: piece(sent, place), absorb, finish=shelf.finish, shelf=shelf)
+        session,
+        group,
+        Plan(name, packed, lambda place: piece(sent, place), absorb, finish=buffers.finish, buffers=buffers),
     )
 
 
@@ -138,7 +146,7 @@ def _uneven(
     session: Session,
     group: GroupBase,
     name: str,
-    shelf: Shelf,
+    buffers: StagingBuffers,
     got: torch.Tensor,
     sent: torch.Tensor,
     splits: tuple[list[int], list[int]],
@@ -149,11 +157,11 @@ def _uneven(
         got.copy_(sent)
 
     def launch(driver: Any) -> Any:
-        return driver.all_to_all(shelf.raw(got), shelf.raw(sent), splits[1], splits[0])
+        return driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits[1], splits[0])
 
     plan = Plan(
         name, packed, lambda _: None, lambda _: after(), None if group.size == 1 else launch,
-        after, shelf.finish, shelf, splits,
+        after, buffers.finish, buffers, splits,
     )  # fmt: skip
     return start(session, group, plan)
 

@@ -14,7 +14,7 @@ import torch
 from multiworld.errors import MultiWorldError
 
 if TYPE_CHECKING:
-    from multiworld.net.bridge import Seat
+    from multiworld.net.bridge import SyncPoller
     from multiworld.ops.batch import BatchOperation
     from multiworld.session import Session
 
@@ -201,41 +201,41 @@ def wait_sync(operation: Operation, timeout: float | None) -> None:
     It is not left before the caller's memory is the caller's again.
     """
     try:
-        _wait_in_seat(operation, timeout)
+        _wait_polling(operation, timeout)
     except BaseException:
         if not operation.withdrawn and _withdrawn(operation):  # interrupted before there was a wait, or after it
             operation.session.interrupted(f"{operation.name} began")
         raise
 
 
-def _wait_in_seat(operation: Operation, timeout: float | None) -> None:
+def _wait_polling(operation: Operation, timeout: float | None) -> None:
     session = operation.session
     operation.set_deadline(timeout)
-    with session.drivers_seat() as seat:
+    with session.sync_poller() as poller:
         with session.lock:
-            if not operation.attach(None, seat.wake):
+            if not operation.attach(None, poller.wake):
                 return
         try:
-            _turn_until_done(operation, seat)
+            _turn_until_done(operation, poller)
         except BaseException:
             if _withdrawn(operation):
-                _end_now(operation, seat)
+                _end_now(operation, poller)
             raise
 
 
-def _turn_until_done(operation: Operation, seat: Seat) -> None:
+def _turn_until_done(operation: Operation, poller: SyncPoller) -> None:
     while not operation.done:
-        seat.turn()
+        poller.turn()
 
 
-def _end_now(operation: Operation, seat: Seat) -> None:
+def _end_now(operation: Operation, poller: SyncPoller) -> None:
     """Wait for the end of an operation that cannot be withdrawn; a second interrupt breaks the world for it."""
     with operation.session.lock:
-        if not operation.attach(None, seat.wake):
+        if not operation.attach(None, poller.wake):
             return
     try:
-        _turn_until_done(operation, seat)
+        _turn_until_done(operation, poller)
     except BaseException:
         operation.session.abort(f"{operation.name} was interrupted twice")
-        _turn_until_done(operation, seat)
+        _turn_until_done(operation, poller)
         raise

@@ -13,7 +13,7 @@ from multiworld.ops.reduction import reduction_name
 
 if TYPE_CHECKING:
     from multiworld.drivers.base import Driver
-    from multiworld.ops.shelf import Shelf
+    from multiworld.ops.staging_buffers import StagingBuffers
 
 #: Collectives in which a member sends up to this much in all travel with the signatures, on the lanes; larger ones go
 #: through the backend. Below it the extra round of agreement would cost more than the payload: one exchange does both.
@@ -60,7 +60,7 @@ class Plan:
         launch: starts it on the backend; None where all travels with the signatures.
         after: what is left to do when the backend is done.
         finish: makes the result in the thread that waits, such as a copy back to a device.
-        shelf: its tensors.
+        buffers: its tensors.
         splits: bytes to and from each group rank, where they may differ by pair.
     """
 
@@ -71,7 +71,7 @@ class Plan:
     launch: Callable[[Driver], Any] | None = None
     after: Callable[[], Any] | None = None
     finish: Callable[[Any], Any] | None = None
-    shelf: Shelf | None = None
+    buffers: StagingBuffers | None = None
     splits: tuple[Sequence[int], Sequence[int]] | None = None
 
     def wire_signature(self) -> bytes:

@@ -55,7 +55,7 @@ def cells_of(store: Any, prefix: str) -> Cells:
     """
     held = store.object if isinstance(store, TorchStore) else store
     unsafe = isinstance(held, dist.Store) and not hasattr(dist.Store, "check")
-    return CountedCells(store, prefix) if unsafe else SwappedCells(store, prefix)
+    return CounterKeys(store, prefix) if unsafe else CasKeys(store, prefix)
 
 
 class _StoreCells:
@@ -74,7 +74,7 @@ class _StoreCells:
         return f"{self._prefix}/{name}"
 
 
-class SwappedCells(_StoreCells):
+class CasKeys(_StoreCells):
     """Cells by compare-and-set."""
 
     def read(self, name: str) -> str | None:
@@ -107,7 +107,7 @@ class SwappedCells(_StoreCells):
         return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class CountedCells(_StoreCells):
+class CounterKeys(_StoreCells):
     """Cells by counters, for stores whose compare-and-set cannot be used: whoever counts first may write.
 
     A writer that dies between its count and its write holds the others up for ``WRITER_SECONDS``; then the next may.

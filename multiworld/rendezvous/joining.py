@@ -24,7 +24,7 @@ from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.greeting import PROTOCOL, GreetingError, Reason, versions
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.store_client import SILENT, Patience, StoreClient, StoreFailed, Unwanted
-from multiworld.rendezvous.wiring import Doorman, Incompatible, Wires, WiringFailed, alive, wire
+from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, Wires, WiringFailed, alive, wire
 from multiworld.session import Session
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def assemble(
     """
     started = time.monotonic()
     attempt = Assembly(hub, config, source, resize, after, cancelled)
-    generation, wires, doorman, claims = attempt.run()
+    generation, wires, acceptor, claims = attempt.run()
     joined = WorldJoined(
         world=config.name,
         generation=generation,
@@ -99,7 +99,7 @@ def assemble(
     # In the hub's thread, as all events are: after the break of the last generation, and before that of this one,
     # which a peer may bring about at once.
     hub.call_and_wait(lambda: bus.publish(joined))
-    session = Session(hub, bus, config, generation, wires, doorman, claims, source.address)
+    session = Session(hub, bus, config, generation, wires, acceptor, claims, source.address)
     try:
         if loop is not None:
             session.attach_loop(loop)
@@ -136,7 +136,7 @@ class Assembly:
         #: generations that we gave up for all; others may still be reading there until the next one is complete
         self._abandoned: list[int] = []
 
-    def run(self) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
+    def run(self) -> tuple[int, Wires, HandshakeAcceptor, dict[int, Claim]]:
         """The generation we are in, its connections, who answers for it, and everybody's claims."""
         try:
             with self._failures_of_the_store():
@@ -148,7 +148,7 @@ class Assembly:
             self._source.discard(self._client)
             raise
 
-    def _meet(self) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
+    def _meet(self) -> tuple[int, Wires, HandshakeAcceptor, dict[int, Claim]]:
         while True:
             self._check_time()
             try:
@@ -246,23 +246,23 @@ class Assembly:
             self._refuse_duplicate(sealed, holder)
         return self._ledger.advance(sealed)
 
-    def _enter(self, generation: int) -> tuple[int, Wires, Doorman, dict[int, Claim]]:
+    def _enter(self, generation: int) -> tuple[int, Wires, HandshakeAcceptor, dict[int, Claim]]:
         config = self._config
         size = self._ledger.agree_size(generation, config.size)
         if size != config.size:
             self._refuse_size(generation, size)
         incarnation = secrets.token_hex(8)
         place = config.name, generation, config.rank, size, incarnation
-        doorman = Doorman(self._endpoint, *place, withdrawn=self._cancelled)
+        acceptor = HandshakeAcceptor(self._endpoint, *place, withdrawn=self._cancelled)
         try:
             self._claim(generation, incarnation)
             claims = self._await_claims(generation)
-            wires = self._wire(generation, claims, doorman)
+            wires = self._wire(generation, claims, acceptor)
         except BaseException:
-            doorman.close()
+            acceptor.close()
             raise
         self._clean_up(generation)
-        return generation, wires, doorman, claims
+        return generation, wires, acceptor, claims
 
     def _claim(self, generation: int, incarnation: str) -> None:
         config, endpoint = self._config, self._endpoint
@@ -317,7 +317,7 @@ class Assembly:
             self._move_on(generation)
         raise Incompatible(rank, claim, GreetingError(Reason.VERSION, versions(claim.protocol, PROTOCOL)))
 
-    def _wire(self, generation: int, claims: dict[int, Claim], doorman: Doorman) -> Wires:
+    def _wire(self, generation: int, claims: dict[int, Claim], acceptor: HandshakeAcceptor) -> Wires:
         config = self._config
 
         def given_up() -> bool:
@@ -325,11 +325,11 @@ class Assembly:
 
         try:
             return wire(
-                config.name, generation, config.rank, claims, doorman, config.network, self._deadline, given_up,
+                config.name, generation, config.rank, claims, acceptor, config.network, self._deadline, given_up,
                 self._hub.monitor.unconnected,
             )  # fmt: skip
         except WiringFailed as failed:
-            self._complaint = doorman.complaint() or self._complaint
+            self._complaint = acceptor.complaint() or self._complaint
             self._why = f"rank {failed.peer} came but could not be connected to: {failed.why}"
             self._check_time()
             self._move_on(generation)

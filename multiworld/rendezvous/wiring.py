@@ -114,7 +114,7 @@ class Wires:
             sock.close()
 
 
-class Doorman:
+class HandshakeAcceptor:
     """Answers visitors for one world and generation: peers that dial us, and probes that ask whether we live.
 
     Args:
@@ -268,7 +268,7 @@ def wire(
     generation: int,
     rank: int,
     claims: Mapping[int, Claim],
-    doorman: Doorman,
+    acceptor: HandshakeAcceptor,
     network: NetworkSettings,
     deadline: float,
     cancelled: Callable[[], bool],
@@ -281,7 +281,7 @@ def wire(
         generation: its generation.
         rank: ours.
         claims: of all members, by rank.
-        doorman: who answers those that dial us.
+        acceptor: who answers those that dial us.
         network: with our secret.
         deadline: monotonic time.
         cancelled: asked now and then; True gives up, because nobody wants it any more or the others have moved on.
@@ -297,7 +297,7 @@ def wire(
             for role in ROLES:
                 hello = Hello(role, world, generation, rank, peer, claims[peer].incarnation)
                 _put(wires, peer, role, _dialled(peer, claims[peer], hello, network, deadline))
-        _await_arrivals(wires, rank, len(claims), doorman, deadline, cancelled)
+        _await_arrivals(wires, rank, len(claims), acceptor, deadline, cancelled)
         _dial_pulses(wires, rank, claims, deadline, unconnected)
         _all_ready(wires, deadline)
     except BaseException:
@@ -336,7 +336,7 @@ def _dialled(peer: int, claim: Claim, hello: Hello, network: NetworkSettings, de
 
 
 def _await_arrivals(
-    wires: Wires, rank: int, size: int, doorman: Doorman, deadline: float, cancelled: Callable[[], bool]
+    wires: Wires, rank: int, size: int, acceptor: HandshakeAcceptor, deadline: float, cancelled: Callable[[], bool]
 ) -> None:
     missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
     patience = min(deadline, time.monotonic() + 5.0)
@@ -344,7 +344,7 @@ def _await_arrivals(
         if cancelled() or time.monotonic() > patience:
             raise WiringFailed(min(peer for peer, _ in missing), "did not connect in time")
         with contextlib.suppress(queue.Empty):
-            peer, role, sock = doorman.arrived.get(timeout=0.05)
+            peer, role, sock = acceptor.arrived.get(timeout=0.05)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _put(wires, peer, role, sock)
             missing.discard((peer, role))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from build.paths import cache, locked, written_beside
+from build.paths import atomic_write, cache, locked
 from tests.gpuless.model import Form, Outcome, ProbeResult
 
 MEASURED = Path(__file__).with_suffix(".json")
@@ -38,7 +38,7 @@ def record(results: Iterable[ProbeResult]) -> tuple[str, ...]:
         table = {probe: {r: o.name for r, o in row.items()} for probe, row in measured().items()}
         for result in kept:
             table.setdefault(result.probe.id, {})[result.release] = result.got.name
-        with written_beside(MEASURED) as part:
+        with atomic_write(MEASURED) as part:
             part.write_text(_as_text(table), encoding="utf-8")
     return tuple(result.probe.id for result in refused)
 

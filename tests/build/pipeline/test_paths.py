@@ -82,7 +82,7 @@ def test_a_setting_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_written_beside(tmp_path: Path) -> None:
     final = tmp_path / "sub" / "file"
-    with paths.written_beside(final) as part:
+    with paths.atomic_write(final) as part:
         part.write_text("new")
         assert not final.exists()
     assert final.read_text() == "new"
@@ -98,7 +98,7 @@ def test_a_failure_keeps_the_old_file(error: BaseException, tmp_path: Path) -> N
     final.write_text("old")
 
     def write() -> None:
-        with paths.written_beside(final) as part:
+        with paths.atomic_write(final) as part:
             part.write_text("half")
             raise error
 
@@ -127,7 +127,7 @@ def test_the_umask_is_not_touched_while_others_run(tmp_path: Path, monkeypatch: 
         raise AssertionError("the umask was changed")
 
     monkeypatch.setattr(os, "umask", umask)
-    with paths.written_beside(tmp_path / "file"):
+    with paths.atomic_write(tmp_path / "file"):
         pass
 
 

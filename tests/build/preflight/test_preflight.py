@@ -14,7 +14,7 @@ from build import preflight, releases
 from build.errors import EnvironmentUnfitError
 from build.official import index, transfer
 from build.releases import Release
-from build.sources import Need
+from build.sources import TreePurpose
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="needs Linux on x86_64")
 
@@ -145,7 +145,7 @@ def test_full_build_needs_the_toolkit(release: Release, tmp_path: Path, monkeypa
     program(tmp_path / "bin", "g++", 'case $1 in -dumpversion) echo 12;; *) echo "g++ 12";; esac')
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/nowhere")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, 10**12))
-    assert problems(release, tmp_path / "dist", need=Need.FULL) == ["nvcc is not on PATH: install it"]
+    assert problems(release, tmp_path / "dist", need=TreePurpose.FULL) == ["nvcc is not on PATH: install it"]
 
 
 def test_nothing_is_started(release: Release, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
-from build.series.overview import Standing, overview
+from build.series.overview import PatchStatus, overview
 from build.series.page import page
 
 MANIFEST = """
@@ -44,9 +44,9 @@ def test_every_standing(tmp_path: Path) -> None:
     found = overview(tmp_path, ["3.0", "0.9"])
     assert [column.release for column in found.columns] == ["0.9", "1.0", "2.0", "2.1", "3.0"]
     one, two = ([cell.standing for cell in row.cells] for row in found.rows)
-    need, unverified, upstream = Standing.NEEDED, Standing.UNVERIFIED, Standing.UPSTREAM
-    assert one == [Standing.NOT_APPLICABLE, need, unverified, Standing.NOT_APPLICABLE, Standing.MISSING]
-    assert two == [Standing.NOT_APPLICABLE, need, upstream, upstream, upstream]
+    need, unverified, upstream = PatchStatus.NEEDED, PatchStatus.UNVERIFIED, PatchStatus.UPSTREAM
+    assert one == [PatchStatus.NOT_APPLICABLE, need, unverified, PatchStatus.NOT_APPLICABLE, PatchStatus.MISSING]
+    assert two == [PatchStatus.NOT_APPLICABLE, need, upstream, upstream, upstream]
 
 
 def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from build.errors import DigestMismatchError, SourceError
 from build.releases import Release
-from build.sources import Need, Proof, SourceKind, acquire, upstream
+from build.sources import Proof, SourceKind, TreePurpose, acquire, upstream
 
 from .helpers import allow_ext, helper_url
 from .trees import FILES, git, leftovers, make_remote, release, write_tree
@@ -37,7 +37,7 @@ def test_commit_is_checked_and_only_what_is_needed_is_there(pinned: Release) -> 
 def test_blobs_outside_the_overlay_are_not_transferred(remote: Path, pinned: Release, tmp_path: Path) -> None:
     repo = tmp_path / "fetched"
     repo.mkdir()
-    upstream._fetch(pinned, repo, Need.OVERLAY)
+    upstream._fetch(pinned, repo, TreePurpose.OVERLAY)
     missing = git(repo, "rev-list", "--objects", "--missing=print", "HEAD").splitlines()
     absent = {line[1:] for line in missing if line.startswith("?")}
     assert git(remote, "rev-parse", "v2.6.0:third_party/other/big.bin") in absent
@@ -63,7 +63,7 @@ def test_tag_moved_after_it_was_asked_for(remote: Path, pinned: Release, tmp_pat
     repo = tmp_path / "fetched"
     repo.mkdir()
     with pytest.raises(DigestMismatchError):
-        upstream._fetch(pinned, repo, Need.OVERLAY)
+        upstream._fetch(pinned, repo, TreePurpose.OVERLAY)
 
 
 def test_lightweight_tag(remote: Path, pinned: Release) -> None:
@@ -136,7 +136,7 @@ def test_failure_names_the_git_command(tmp_path: Path) -> None:
     repo = tmp_path / "fetched"
     repo.mkdir()
     with pytest.raises(SourceError, match="git fetch failed"):
-        upstream._fetch(release(tag="v9.9.9"), repo, Need.OVERLAY)
+        upstream._fetch(release(tag="v9.9.9"), repo, TreePurpose.OVERLAY)
 
 
 def test_full_build_gets_upstreams_own_clone_with_submodules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_full_build_gets_upstreams_own_clone_with_submodules(tmp_path: Path, mon
     commit = git(work, "rev-parse", "HEAD")
     (tmp_path / "gitconfig").write_text("[core]\n\tautocrlf = true\n")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
-    tree = acquire(release(commit=commit), need=Need.FULL)
+    tree = acquire(release(commit=commit), need=TreePurpose.FULL)
     assert tree.base == commit
     # Exact to the byte in a submodule too, which has no settings of its own.
     assert (tree.repo / "third_party/lib/lib.h").read_bytes() == b"int lib;\n"

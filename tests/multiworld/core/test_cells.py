@@ -13,14 +13,14 @@ import pytest
 import torch.distributed as dist
 
 from multiworld.rendezvous import cells
-from multiworld.rendezvous.cells import Cells, CountedCells, SwappedCells
+from multiworld.rendezvous.cells import CasKeys, Cells, CounterKeys
 
 Opened = Callable[[], Any]
 THREADS, TURNS = 6, 30
 
 #: making its result without the GIL, it may only be used by a process with one thread (see ``cells_of``)
 safe = pytest.mark.skipif(not hasattr(dist.Store, "check"), reason="compare_set of this torch is not thread-safe")
-KINDS = [pytest.param(SwappedCells, marks=safe, id="swapped"), pytest.param(CountedCells, id="counted")]
+KINDS = [pytest.param(CasKeys, marks=safe, id="swapped"), pytest.param(CounterKeys, id="counted")]
 
 
 @pytest.fixture(params=["file", "tcp"])
@@ -75,7 +75,7 @@ def test_a_number_is_raised_once(kind: type[Any], opened: Opened) -> None:
 def test_a_writer_that_died_in_between_is_followed_by_the_next(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "WRITER_SECONDS", 0.2)
     store = opened()
-    counted = CountedCells(store, "test")
+    counted = CounterKeys(store, "test")
     store.add("test/name/turn/0", 1)
     store.add("test/generation/from/0/0", 1)
     started = time.monotonic()

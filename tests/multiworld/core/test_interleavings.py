@@ -31,7 +31,7 @@ from multiworld import (
     WorldState,
     WrongContext,
 )  # fmt: skip
-from multiworld.net.bridge import Seat
+from multiworld.net.bridge import SyncPoller
 from multiworld.rendezvous import joining
 from multiworld.threads import within
 
@@ -326,9 +326,9 @@ def test_nonsense_on_a_control_connection_ends_the_world(pair: Pair) -> None:
 
 def _reads_late(link: Link, store: str) -> list[str]:
     gate, outcome = threading.Event(), ["", ""]
-    real = Seat.turn
+    real = SyncPoller.turn
 
-    def turn(self: Seat) -> None:  # a reader that gets no processor time for a while
+    def turn(self: SyncPoller) -> None:  # a reader that gets no processor time for a while
         gate.wait(SECONDS)
         real(self)
 
@@ -341,7 +341,7 @@ def _reads_late(link: Link, store: str) -> list[str]:
 
     with MultiWorld(op_timeout=SECONDS) as mw:
         w = mw.sync.join("w", 1, 2, store=store)
-        Seat.turn = turn  # type: ignore[method-assign]
+        SyncPoller.turn = turn  # type: ignore[method-assign]
         threads = [threading.Thread(target=receive, args=(tag,), daemon=True) for tag in (0, 1)]
         for thread in threads:
             assert link.recv() == "post"

@@ -20,7 +20,7 @@ from multiworld.liveness.pulse import first_ping
 from multiworld.net.greeting import PROTOCOL, Acceptor, GreetingError, Hello, Reason, Role
 from multiworld.net.hub import Hub
 from multiworld.rendezvous.ledger import Claim, Ledger
-from multiworld.rendezvous.wiring import Doorman, Incompatible, alive, dial
+from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, alive, dial
 
 OURS = Claim("c0ffee", "127.0.0.1", 0, "elsewhere", 1, 1, "gloo")
 #: as the first release wrote it
@@ -131,14 +131,14 @@ def test_a_claimant_whose_port_somebody_else_has_by_now_is_gone() -> None:
         there = replace(OURS, port=endpoint.port)
         for secret in (None, b"ours"):
             assert not alive("w", 1, 0, there, NetworkSettings(secret))
-        doorman = Doorman(endpoint, "w", 1, 0, 2, there.incarnation)
+        acceptor = HandshakeAcceptor(endpoint, "w", 1, 0, 2, there.incarnation)
         for secret in (None, b"ours"):  # now that the member is there, it is the secret that is wrong
             with pytest.raises(Incompatible):
                 alive("w", 1, 0, there, NetworkSettings(secret))
-        assert doorman.complaint() is not None
+        assert acceptor.complaint() is not None
         assert alive("w", 1, 0, there, NetworkSettings(b"of another job"))
-        doorman.close()
-        assert doorman.complaint() is None
+        acceptor.close()
+        assert acceptor.complaint() is None
     finally:
         hub.release()
     with listener(says(ok=False, why="not that member")) as claim:  # of protocol 1
@@ -157,7 +157,7 @@ def test_connections_that_nobody_takes_are_closed_with_the_doorman() -> None:
     hub = Hub.acquire()
     try:
         endpoint = hub.endpoint("127.0.0.1", NetworkSettings())
-        doorman = Doorman(endpoint, "w", 1, 0, 3, "c0ffee")
+        acceptor = HandshakeAcceptor(endpoint, "w", 1, 0, 3, "c0ffee")
         there = replace(OURS, port=endpoint.port)
         hellos = [Hello(role, "w", 1, peer, 0, "c0ffee") for peer in (1, 2) for role in (Role.LANE, Role.CONTROL)]
         socks = [dial(there, hello, NetworkSettings(), 5.0) for hello in hellos]
@@ -167,7 +167,7 @@ def test_connections_that_nobody_takes_are_closed_with_the_doorman() -> None:
             assert caught.value.reason is Reason.REFUSED
         with pytest.raises(GreetingError):
             dial(there, replace(hellos[0], role=Role.STORE), NetworkSettings(), 5.0)
-        doorman.close()
+        acceptor.close()
         for sock in socks:
             with sock:
                 sock.settimeout(5)
@@ -181,13 +181,13 @@ def test_a_peer_has_one_heartbeat_connection() -> None:
     hub = Hub.acquire()
     try:
         endpoint = hub.endpoint("127.0.0.1", NetworkSettings())
-        doorman = Doorman(endpoint, "w", 1, 0, 2, "c0ffee")
+        acceptor = HandshakeAcceptor(endpoint, "w", 1, 0, 2, "c0ffee")
         there = replace(OURS, port=endpoint.port)
         hello = Hello(Role.PULSE, "w", 1, 1, 0, "c0ffee")
         first, second = (dial(there, hello, NetworkSettings(), 5.0) for _ in range(2))
         with first, second:
             assert first.recv(1) == b""
             first_ping(second)
-        doorman.close()
+        acceptor.close()
     finally:
         hub.release()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from multiworld.session import Session
 
 
-class Shelf:
+class StagingBuffers:
     """Flat tensors where the backend wants them: on the CPU, except for NCCL. Keeps all alive until the end.
 
     Those that need not be moved are the caller's memory, until ``own`` is called.
