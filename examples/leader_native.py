@@ -52,7 +52,7 @@ async def main() -> None:
         for process in workers.values():
             process.start()
         left, _ = await asyncio.gather(*(mw.join(name, 0, 2, store=store) for name in workers))
-        print("both worlds stand")
+        print("both worlds are up")
 
         asking = {name: asyncio.create_task(ask(mw[name], REQUESTS)) for name in workers}
         await asyncio.sleep(0.2)
@@ -63,7 +63,7 @@ async def main() -> None:
         except PeerLost as lost:
             after = (time.monotonic() - killed) * 1e3
             print(f"left: rank {lost.ranks[0]} is lost, noticed by {lost.how} after {after:.0f} ms")
-        print(f"right: {await asking['right']} requests answered, as if nothing had happened")
+        print(f"right: {await asking['right']} requests answered, not affected")
 
         spare = context.Process(target=worker, args=("left", store))
         spare.start()

@@ -60,7 +60,7 @@ async def leader() -> None:
         port = free_port()
         workers[world_name] = subprocess.Popen([sys.executable, __file__, world_name, str(port)])
         await manager.initialize_world(world_name, 0, 2, backend="gloo", addr="127.0.0.1", port=port)
-    print("both worlds stand", flush=True)
+    print("both worlds are up", flush=True)
 
     asking = {world_name: asyncio.create_task(ask(manager, world_name, REQUESTS)) for world_name in workers}
     await asyncio.sleep(0.2)
@@ -70,7 +70,7 @@ async def leader() -> None:
         await asking["left"]
     except BrokenWorldException:
         print(f"left: broken, noticed after {(time.monotonic() - killed) * 1e3:.0f} ms", flush=True)
-    print(f"right: {await asking['right']} requests answered, as if nothing had happened", flush=True)
+    print(f"right: {await asking['right']} requests answered, not affected", flush=True)
     assert manager.communicator.is_broken("left")
     assert not manager.communicator.is_broken("right")
     for process in workers.values():
