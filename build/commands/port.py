@@ -11,7 +11,7 @@ import typer
 from build import paths
 from build.console import console, note, step
 from build.errors import NeedsHumanError, UsageError
-from build.porting import folder, release
+from build.porting import between_releases, between_trees
 from build.porting.prove import prove
 from build.porting.report import PortReport, to_terminal
 from build.porting.session import discard
@@ -58,14 +58,14 @@ def regenerate_patch(
             "what is to be ported?",
             remedy="give a RELEASE, or --patches DIR --from-tree A --to-tree B --out DIR",
         )
-    request = release.Request(wanted, series, origin, from_source, source, action, again)
+    request = between_releases.Request(wanted, series, origin, from_source, source, action, again)
     place = Place(request.folder / wanted, request.state, f"regenerate-patch {wanted} --series {series}")
     with paths.locked(request.state, f"the port of {series} to {wanted}"):
         if action == "abort":
             give_up(request.folder, wanted, request.state)
             step(f"the port of {series} to {wanted} is given up")
             return
-        report = release.port_release(request)
+        report = between_releases.port_release(request)
         _show(report, place)
     if build:
         _build(report, request, Path(source) if source else None)
@@ -84,7 +84,7 @@ def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, actio
     """Port a folder of patches."""
     if out is None:
         raise UsageError("--patches needs --out", remedy="give the folder for the ported patches")
-    request = folder.Request(patches, from_tree, to_tree, out.absolute(), action)
+    request = between_trees.Request(patches, from_tree, to_tree, out.absolute(), action)
     place = Place(request.out, request.state, "the same command")
     with paths.locked(request.state, f"the port to {out}"):
         if action == "abort":
@@ -93,7 +93,7 @@ def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, actio
             return
         if not from_tree or not to_tree:
             raise UsageError("--patches needs --from-tree and --to-tree")
-        _show(folder.port_folder(request), place)
+        _show(between_trees.port_folder(request), place)
 
 
 def _show(report: PortReport, place: Place) -> None:
@@ -103,7 +103,7 @@ def _show(report: PortReport, place: Place) -> None:
         NeedsHumanError: hunks are left, or patches are missing.
     """
     console.print(to_terminal(report))
-    step(f"report: {place.out / folder.MARKDOWN} and {folder.JSON}")
+    step(f"report: {place.out / between_trees.MARKDOWN} and {between_trees.JSON}")
     if not report.complete:
         checkout = place.state / "checkout"
         raise NeedsHumanError(
@@ -121,7 +121,7 @@ def _show(report: PortReport, place: Place) -> None:
         )
 
 
-def _build(report: PortReport, request: release.Request, source: Path | None) -> None:
+def _build(report: PortReport, request: between_releases.Request, source: Path | None) -> None:
     """Build what was ported and show what the probes say.
 
     Raises:

@@ -6,10 +6,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from build.git import Git
 from build.porting.alignment import Alignment
 from build.porting.groups import Edit, Placed, apply_edits
 from build.porting.hunks import HunkResult, human
-from build.series.git import Git
 from build.series.verdicts import Method, Verdict
 
 _BY_ALIGNMENT = {Method.EXACT, Method.OFFSET, Method.MERGE}

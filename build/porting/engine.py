@@ -10,7 +10,7 @@ from functools import partial
 
 from build.porting.fileport import port_change
 from build.porting.markers import Labels
-from build.porting.moves import Finder
+from build.porting.moved_files import Finder
 from build.porting.result import ChangePort, Context
 from build.porting.trees import FileState, Layer, Tree
 from build.series.fields import diffstat

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from build.porting.alignment import Alignment, align
+from build.porting.already_upstream import only_moved
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, port_hunk
 from build.porting.lines import headings
 from build.porting.markers import Region, region
 from build.porting.placement import added_elsewhere, text
-from build.porting.upstream import only_moved
 from build.series.verdicts import Method, Verdict
 
 

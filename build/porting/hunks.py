@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from build.porting import upstream
+from build.porting import already_upstream
 from build.porting.alignment import Alignment
 from build.porting.candidates import only_home, other_candidates, removed_duplicates, same_function, support, telling
 from build.porting.groups import Edit, Group, Placed
@@ -108,7 +108,7 @@ def _group(alignment: Alignment, placed: Placed, group: Group) -> GroupResult:
         return result
     if trust < SUPPORT:
         return result
-    found = upstream.look(alignment, group)
+    found = already_upstream.look(alignment, group)
     return result if found.outcome is Outcome.STUCK else found
 
 

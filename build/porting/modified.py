@@ -8,7 +8,7 @@ from dataclasses import replace
 from build.porting.alignment import Alignment, align
 from build.porting.candidates import REACH
 from build.porting.groups import split
-from build.porting.moved import moved_away, port_moved
+from build.porting.moved_code import moved_away, port_moved
 from build.porting.result import ChangePort, Context, Files, whole
 from build.porting.textport import TextPort, port_text
 from build.porting.trees import FileState

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from build.git import Git
 from build.porting.engine import PatchPort, PatchState
 from build.porting.trees import FileState
 from build.series.commits import commit_tree, message_of
 from build.series.export import export_commit
 from build.series.fields import is_mail
-from build.series.git import Git
 
 #: What other tools write between a patch's words and its first file.
 _LEFTOVER = re.compile(rb"(?:^(?:Index: |=====|diff |Only in |# ).*\n|^\n)*\Z", re.MULTILINE)

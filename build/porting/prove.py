@@ -11,7 +11,7 @@ from build import paths
 from build.console import step
 from build.errors import ProbeError, ToolError
 from build.pipeline import Request, build_release
-from build.porting.folder import reports
+from build.porting.between_trees import reports
 from build.porting.report import PortReport, ProbeReport, not_needed
 from build.series.export import write_series
 from build.wheeltest.environments import Form

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from build.errors import UsageError
-from build.series.git import Git
+from build.git import Git
 
 _MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |\r?$)", re.MULTILINE)
 _WHOLE = re.compile(rb"^<{7} .*?\n(.*?)^\|{7} .*?\n.*?^={7}\n.*?^>{7} .*?\n", re.MULTILINE | re.DOTALL)

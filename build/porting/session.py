@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from build.errors import UsageError
+from build.git import Git
 from build.paths import atomic_write, sweep
 from build.porting.engine import PatchPort, PatchState, Resolution, port_series
 from build.porting.output import Committed, commit_ports, stage
@@ -22,7 +23,6 @@ from build.porting.trees import FileState, Tree
 from build.seals import signed, unsigned
 from build.series.apply import changed_paths
 from build.series.checkout import new_repository, remove_folder, replace_folder
-from build.series.git import Git
 from build.series.model import PatchFile
 
 _STATE = "state.json"

@@ -11,7 +11,7 @@ from build.porting.crosscheck import crosscheck
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import HunkResult, context_changes, human, port_hunk
-from build.porting.moved import port_moved, port_without_base
+from build.porting.moved_code import port_moved, port_without_base
 from build.series.inspect import locate
 from build.series.model import Hunk
 from build.series.place import Text

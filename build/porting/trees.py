@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from build.errors import SourceError
+from build.git import Entry, Git, entries
 from build.series.commits import DATE, EMAIL, NAME
-from build.series.git import Entry, Git, entries
 
 _IDENT = {
     f"GIT_{role}_{key}": value

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 
 from build.errors import PatchError, SourceError, UsageError
+from build.git import Git, entries, require_repository
 from build.seals import signed, unsigned
 from build.series.checkout import is_dirty, new_repository, replace_folder
 from build.series.commits import commit_tree, message_of
-from build.series.git import Git, entries, require_repository
 from build.series.inspect import inspect, require_all_placed
 from build.series.model import ChangeKind, PatchFile
 from build.series.verdicts import HunkVerdict

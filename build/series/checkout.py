@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from build.errors import SourceError
-from build.series.git import Git
+from build.git import Git
 from build.signals import deferred_signals
 
 #: What a clone without all objects needs to fetch a missing one later.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import PatchError
+from build.git import Git
 from build.series.fields import is_mail
-from build.series.git import Git
 from build.series.model import PatchFile
 
 #: Committer of every commit, and author of those whose patch names none: fixed, so that ids are reproducible.

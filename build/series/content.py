@@ -6,7 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from build.series.git import Git
+from build.git import Git
 from build.series.model import GITLINK, ChangeKind, FileChange
 
 _COMMIT = re.compile(rb"Subproject commit ([0-9a-f]{40})")

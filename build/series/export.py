@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from build.git import Git
 from build.series.checkout import replace_folder
-from build.series.git import Git
 
-#: Everything that decides the bytes is said here; no configuration is read (see `build.series.git`).
+#: Everything that decides the bytes is said here; no configuration is read (see `build.git`).
 FORMAT = (
     "format-patch",
     "--stdout",

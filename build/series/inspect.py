@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from build.errors import PatchError
-from build.series.git import Git
+from build.git import Git
 from build.series.model import ChangeKind, FileChange, Hunk, PatchFile
 from build.series.place import Text
 from build.series.verdicts import HunkVerdict, Method, Verdict

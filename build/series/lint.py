@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import PatchError, ReleaseDataError, ToolError
+from build.git import require_repository
 from build.series import manifest as manifests
 from build.series.apply import commit_patches
 from build.series.checkout import new_repository
 from build.series.export import export_series
-from build.series.git import require_repository
 from build.series.manifest import Manifest
 from build.series.model import PatchFile
 from build.series.patchfile import read

@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TypeAlias
 
 from build.errors import SourceError
+from build.git import REMEDY, verb
 from build.paths import cache
 from build.process import environment, run
 from build.releases import Release
 from build.seals import built
-from build.series.git import REMEDY, verb
 from build.sources.tree import TreePurpose
 
 #: What an overlay is made from: all code of torch's own libraries and the CMake files that name their macros.

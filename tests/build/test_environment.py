@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from build.git import verb
 from build.process import FOREIGN, environment, run
 from build.series.apply import apply_series
-from build.series.git import verb
 from tests.build.series.repos import make_patch, make_repo, numbered, parsed
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.bench.corpus.model import Case
+from build.git import Git
 from build.porting.engine import PatchPort, port_series
 from build.porting.trees import Tree
 from build.process import run
 from build.series.export import export_commit
-from build.series.git import Git
 from build.series.patchfile import parse
 
 _CONFLICT = re.compile(rb"^<{7}.*?^>{7}.*?\n", re.MULTILINE | re.DOTALL)

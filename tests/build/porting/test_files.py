@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from build.git import Git
 from build.porting.engine import PatchState, port_series
 from build.porting.trees import Tree, open_tree
-from build.series.git import Git
 from build.series.patchfile import parse
 from build.series.verdicts import Method, Verdict
 from tests.build.series.repos import IDENT, commit, make_patch, make_repo, numbered

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from build.errors import UsageError
+from build.git import Git
+from build.porting.between_trees import Request, port_folder
 from build.porting.engine import PatchState
-from build.porting.folder import Request, port_folder
 from build.porting.report import PortReport
 from build.porting.session import discard
-from build.series.git import Git
 from build.series.verdicts import Method, Verdict
 from tests.build.series.repos import commit, make_repo, numbered
 
@@ -248,7 +248,7 @@ def test_nothing_decided_is_not_going_on(repo: Git) -> None:
     assert run(repo, "drop").complete
 
 
-@pytest.mark.parametrize("where", ["build.porting.session.commit_ports", "build.porting.folder.to_json"])
+@pytest.mark.parametrize("where", ["build.porting.session.commit_ports", "build.porting.between_trees.to_json"])
 def test_an_interrupted_run_leaves_everything_as_it_was(repo: Git, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     run(repo)
     solve(checkout(repo) / "src" / "a.c")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from build.git import Git
 from build.porting.engine import PatchPort, port_series
 from build.porting.trees import Tree
-from build.series.git import Git
 from build.series.model import PatchFile
 from build.series.patchfile import parse
 from tests.build.series.repos import commit, make_patch, make_repo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build.series.git import Git
+from build.git import Git
 from build.series.model import PatchFile
 from build.series.patchfile import parse
 

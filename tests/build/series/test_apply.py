@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from build.errors import PatchError, SourceError, UsageError
+from build.git import Git
 from build.series.apply import apply_series
 from build.series.export import export_series
-from build.series.git import Git
 from build.series.model import ChangeKind, PatchFile
 from build.series.verdicts import Verdict
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from build.errors import ReleaseDataError
+from build.git import Git
 from build.series import manifest as manifests
-from build.series.git import Git
 from build.series.lint import LintReport, Source, lint_series
 
 from .repos import commit, make_patch, make_repo, numbered

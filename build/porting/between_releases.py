@@ -12,8 +12,9 @@ from msgspec import structs
 from build import paths, releases, sources
 from build.console import step
 from build.errors import UsageError
+from build.git import Git
+from build.porting.between_trees import JSON, MARKDOWN, reports, run
 from build.porting.engine import PatchState
-from build.porting.folder import JSON, MARKDOWN, reports, run
 from build.porting.output import Committed, render
 from build.porting.registry import fill_build_ids, known_release, set_series, write_entry
 from build.porting.report import PortReport, from_json, report_of
@@ -23,7 +24,6 @@ from build.porting.undo import keep, remember
 from build.releases import Release
 from build.series import manifest as manifests
 from build.series.export import Exported, write_series
-from build.series.git import Git
 from build.series.manifest import Manifest, NotApplicable, ReleaseEntry, Verified
 from build.series.model import PatchFile
 from build.series.patchfile import read
@@ -42,7 +42,7 @@ class Request:
         series: which series.
         origin: the release to start from, default the nearest that is complete.
         from_source: where the old tree is (PATH or PATH@REV), default found; `to_source` likewise the new one.
-        action: as in `build.porting.folder.Request`.
+        action: as in `build.porting.between_trees.Request`.
         again: port although the release has its patches.
         root: folder of all series.
     """

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import UsageError
+from build.git import Git
 from build.porting.engine import PatchState
 from build.porting.output import Committed, render
 from build.porting.quilt import load_folder
@@ -14,7 +15,6 @@ from build.porting.report import PortReport, report_of, to_json, to_markdown
 from build.porting.session import Outcome, Session
 from build.porting.trees import Tree, open_tree
 from build.series.export import Exported, write_series
-from build.series.git import Git
 
 MARKDOWN, JSON = "PORT.md", "port.json"
 
