@@ -14,7 +14,7 @@ from build.console import console, step
 from build.errors import PatchError, UsageError
 from build.series import manifest as manifests
 from build.series.lint import Finding, FindSource, LintReport, Source, lint_series
-from build.sources.acquire import ORIGINS
+from build.sources.acquire import cached_folder
 from build.sources.tree import TreePurpose
 
 
@@ -64,8 +64,7 @@ def _finder(given: list[str]) -> FindSource:
         if release in named:
             tree = sources.acquire(entry, named[release])
             return Source(tree.repo, tree.base)
-        places = (place(entry, TreePurpose.OVERLAY) for place, _ in ORIGINS.values())
-        cached = next((repo for repo in places if repo is not None and repo.is_dir()), None)
+        cached = cached_folder(entry, TreePurpose.OVERLAY)
         return Source(cached, "HEAD") if cached else None
 
     return find

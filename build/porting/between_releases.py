@@ -23,7 +23,7 @@ from build.porting.trees import Tree, open_tree
 from build.porting.undo import keep, remember
 from build.releases import Release
 from build.series import manifest as manifests
-from build.series.export import Exported, write_series
+from build.series.commits import Exported, write_series
 from build.series.manifest import Manifest, NotApplicable, ReleaseEntry, Verified
 from build.series.model import PatchFile
 from build.series.patchfile import read
@@ -148,18 +148,16 @@ def _origin(request: Request, manifest: Manifest) -> str:
 
 def choose(folder: Path, manifest: Manifest, origin: str, release: str) -> Chosen:
     """Return which patches of `origin` are wanted for `release`."""
-    entry = manifest.release[origin]
-    pairs = list(zip(entry.patches, manifest.file_names(origin), strict=True))
-    wanted = [(name, file) for name, file in pairs if manifest.entry(name).covers(release)]
+    files = manifests.patch_paths(folder, manifest, origin)
+    wanted = {name: file for name, file in files.items() if manifest.entry(name).covers(release)}
     known = manifest.release.get(release)
     # What an earlier port found upstream is looked for again: that is a finding, not a decision.
     skipped = tuple(item for item in (known.not_applicable if known else ()) if not item.reason.startswith(STANDING))
     excluded = {item.id for item in skipped}
-    wanted = [(name, file) for name, file in wanted if name not in excluded]
-    have = {name for name, _ in wanted} | excluded
+    wanted = {name: file for name, file in wanted.items() if name not in excluded}
+    have = wanted.keys() | excluded
     lacking = tuple(p.id for p in manifest.patch if p.covers(release) and p.id not in have)
-    patches = tuple(read(folder / origin / file) for _, file in wanted)
-    return Chosen(origin, tuple(name for name, _ in wanted), patches, skipped, lacking)
+    return Chosen(origin, tuple(wanted), tuple(map(read, wanted.values())), skipped, lacking)
 
 
 def _tree(release: Release, source: str, workplace: Path) -> Tree:

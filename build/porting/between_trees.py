@@ -14,7 +14,7 @@ from build.porting.quilt import load_folder
 from build.porting.report import PortReport, report_of, to_json, to_markdown
 from build.porting.session import Outcome, Session
 from build.porting.trees import Tree, open_tree
-from build.series.export import Exported, write_series
+from build.series.commits import Exported, write_series
 
 MARKDOWN, JSON = "PORT.md", "port.json"
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import posixpath
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
+from build.git import Git
 from build.porting.lines import tokens
 from build.porting.markers import Labels
 from build.porting.modified import port_modified
 from build.porting.result import ChangePort, Context, Files, whole
 from build.porting.trees import FileState
-from build.series.content import added_content, binary_content, submodule_commits
 from build.series.model import ChangeKind, FileChange
 from build.series.verdicts import Verdict
 
 
 def port_change(ctx: Context, change: FileChange) -> ChangePort:
     """Port one file's change to the new tree as it is now."""
-    if submodule_commits(change) is not None or change.binary is not None:
+    if change.submodule_commits is not None or change.binary is not None:
         return _opaque(ctx, change)
     if change.kind is ChangeKind.ADDED:
         return _added(ctx, change)
@@ -36,7 +38,7 @@ def _numbers(change: FileChange) -> list[int]:
 
 def _added(ctx: Context, change: FileChange) -> ChangePort:
     """Port a new text file."""
-    path, content = change.path, added_content(change)
+    path, content = change.path, change.added_content
     made = FileState(change.new_mode or "100644", content)
     current = ctx.new.get(path)
     old: Files = {path: made}
@@ -181,8 +183,31 @@ def _after(change: FileChange, base: FileState | None) -> FileState | None:
     if change.kind is ChangeKind.DELETED:
         return None
     mode = change.new_mode or (base.mode if base else "100644")
-    commits = submodule_commits(change)
+    commits = change.submodule_commits
     if commits is not None:
         return FileState(mode, commits[1])
-    data = binary_content(change, base.data if base else None)
+    data = _binary_content(change, base.data if base else None)
     return None if data is None else FileState(mode, data)
+
+
+def _binary_content(change: FileChange, base: bytes | None) -> bytes | None:
+    """Return what a binary change makes of `base` (None: no file).
+
+    git decodes it, and refuses a `base` whose blob id is not the one that the patch names.
+
+    Returns:
+        None when it does not apply, or the patch carries no content (`Binary files differ`).
+    """
+    if not change.binary:
+        return None
+    added = change.kind is ChangeKind.ADDED
+    head = f"diff --git a/f b/f\n{'new file mode 100644' + chr(10) if added else ''}"
+    index = f"index {change.old_blob}..{change.new_blob}{'' if added else ' 100644'}\n"
+    with tempfile.TemporaryDirectory(prefix="multiworld-binary-") as folder:
+        file = Path(folder, "f")
+        if base is not None:
+            file.write_bytes(base)
+        patch = (head + index).encode() + change.binary
+        # GIT_DIR keeps git from finding a repository above, whose index would then count.
+        done = Git(Path(folder)).call("apply", "--binary", "-", stdin=patch, env={"GIT_DIR": folder})
+        return file.read_bytes() if done.returncode == 0 and file.is_file() else None

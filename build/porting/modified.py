@@ -12,9 +12,8 @@ from build.porting.moved_code import moved_away, port_moved
 from build.porting.result import ChangePort, Context, Files, whole
 from build.porting.textport import TextPort, port_text
 from build.porting.trees import FileState
-from build.series.inspect import locate
+from build.series.inspect import Text, locate
 from build.series.model import FileChange, Hunk
-from build.series.place import Text
 from build.series.verdicts import HunkVerdict, Method, Verdict
 
 #: Verdicts that stay what they are when the file moved; the others become `file moved`.

@@ -13,7 +13,7 @@ from build.errors import ProbeError, ToolError
 from build.pipeline import Request, build_release
 from build.porting.between_trees import reports
 from build.porting.report import PortReport, ProbeReport, not_needed
-from build.series.export import write_series
+from build.series.commits import write_series
 from build.wheeltest.environments import Form
 from build.wheeltest.results import NAME, Case, TestRecord
 from build.wheeltest.suite import prove_release

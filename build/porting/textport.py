@@ -12,9 +12,8 @@ from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import HunkResult, context_changes, human, port_hunk
 from build.porting.moved_code import port_moved, port_without_base
-from build.series.inspect import locate
+from build.series.inspect import Text, locate
 from build.series.model import Hunk
-from build.series.place import Text
 from build.series.verdicts import Verdict
 
 

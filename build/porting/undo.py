@@ -14,7 +14,7 @@ from build.porting.registry import remove_entry, write_entry
 from build.porting.session import discard
 from build.seals import signed, unsigned
 from build.series import manifest as manifests
-from build.series.export import Exported, write_series
+from build.series.commits import Exported, write_series
 from build.series.manifest import ReleaseEntry
 
 _NAME = "before.json"

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 
 from build.errors import PatchError, SourceError, UsageError
-from build.git import Git, entries, require_repository
+from build.git import SYMLINK, Git
 from build.seals import signed, unsigned
-from build.series.checkout import is_dirty, new_repository, replace_folder
-from build.series.commits import commit_tree, message_of
+from build.series.checkout import new_repository, replacing
+from build.series.commits import commit_patch
 from build.series.inspect import inspect, require_all_placed
 from build.series.model import ChangeKind, PatchFile
 from build.series.verdicts import HunkVerdict
@@ -73,7 +73,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Path) -> AppliedTree:
-    """Apply `patches` to `base` in a checkout of their own.
+    """Apply `patches` to `base` in a checkout of their own; call it with the lock on `target` held.
 
     Args:
         repo: a git repository that has `base`; it is only read.
@@ -89,18 +89,15 @@ def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Pa
         SourceError: `repo` is no repository or lacks `base`.
         UsageError: `target` holds changes that are not committed.
     """
-    source = require_repository(repo)
+    source = Git(repo)
     base = source.resolve(base)
     key = _key(base, patches)
     if kept := _kept(target, base, key):
         return kept
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".part", dir=target.parent) as temporary:
-        beside = Path(temporary, "tree")
-        git = new_repository(source, beside)
+    with replacing(target) as new:
+        git = new_repository(source, new)
         record = _Record(key, *commit_patches(git, base, patches))
         _check_out(git, base, record)
-        replace_folder(beside, target)
     return _result(Git(target), base, record)
 
 
@@ -147,8 +144,8 @@ def check_files(applied: AppliedTree, names: Collection[str]) -> None:
     Raises:
         SourceError: a file is not the commit's.
     """
-    known = entries(Git(applied.checkout), applied.head)
-    regular = [known[name] for name in names if name in known and known[name].mode != "120000"]
+    known = Git(applied.checkout).files(applied.head)
+    regular = [known[name] for name in names if name in known and known[name].mode != SYMLINK]
     wrong = sorted(item.path for item in regular if _blob_id(applied.checkout / item.path, item.blob) != item.blob)
     if wrong:
         raise SourceError(
@@ -183,7 +180,7 @@ def commit_patches(git: Git, base: str, patches: Sequence[PatchFile]) -> tuple[s
             require_all_placed(patch, placed)
             verdicts += placed
             _stage(staged, patch)
-            head = commit_tree(staged, staged.line("write-tree", "--missing-ok"), head, message_of(staged, patch))
+            head = commit_patch(staged, staged.line("write-tree", "--missing-ok"), head, patch)
     return head, tuple(verdicts)
 
 
@@ -225,7 +222,7 @@ def _read_record(target: Path) -> _Record | None:
 
 def _refuse_dirty(target: Path) -> None:
     """Refuse to lose someone's edits."""
-    if changed := is_dirty(target):
+    if changed := Git(target).changed_files():
         raise UsageError(
             f"{target} has changes that are not committed: {', '.join(changed[:5])}",
             cause="files of the checkout were edited",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 
+from build.git import SUBMODULE, SYMLINK
+
 #: Blob id of an empty file (SHA-1), what git writes in `index` lines of empty files.
 EMPTY_BLOB = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
-SYMLINK = "120000"
-GITLINK = "160000"
-MODES = frozenset({"100644", "100755", SYMLINK, GITLINK})
+MODES = frozenset({"100644", "100755", SYMLINK, SUBMODULE})
 NO_NEWLINE = b"\\ No newline at end of file\n"
+_COMMIT = re.compile(rb"Subproject commit ([0-9a-f]{40})")
 
 
 class ChangeKind(Enum):
@@ -117,6 +119,21 @@ class FileChange:
     def path(self) -> str:
         """Where the file is afterwards, or was, when deleted."""
         return self.new_path or self.old_path or ""
+
+    @property
+    def added_content(self) -> bytes:
+        """The content of the new file that a text change makes."""
+        return b"".join(line for hunk in self.hunks for line in hunk.new)
+
+    @property
+    def submodule_commits(self) -> tuple[bytes, bytes] | None:
+        """The commits of a submodule before and after (empty for none), None if the change is about something else."""
+        if SUBMODULE not in {self.old_mode, self.new_mode}:
+            return None
+        removed = b"".join(line for hunk in self.hunks for line in hunk.old)
+        found = [_COMMIT.search(lines) for lines in (removed, self.added_content)]
+        before, after = (match[1] if match else b"" for match in found)
+        return before, after
 
 
 @dataclass(frozen=True, slots=True)

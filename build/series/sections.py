@@ -6,7 +6,8 @@ import os
 import re
 from dataclasses import replace
 
-from build.series.model import EMPTY_BLOB, GITLINK, MODES, ChangeKind, FileChange, Hunk
+from build.git import SUBMODULE
+from build.series.model import EMPTY_BLOB, MODES, ChangeKind, FileChange, Hunk
 from build.series.reader import Reader
 from build.series.safety import unquote
 
@@ -230,7 +231,7 @@ def _complete(reader: Reader, change: FileChange, seen: dict[str, bytes]) -> Non
     side = {ChangeKind.ADDED: change.new_blob, ChangeKind.DELETED: change.old_blob}.get(change.kind)
     if side is not None and not EMPTY_BLOB.startswith(side):
         raise reader.truncated("before the content of a file")
-    if change.kind is ChangeKind.MODIFIED and GITLINK not in {change.old_mode, change.new_mode}:
+    if change.kind is ChangeKind.MODIFIED and SUBMODULE not in {change.old_mode, change.new_mode}:
         raise reader.truncated("before the first hunk of a file")
     if not seen:
         raise reader.truncated("inside a file header")

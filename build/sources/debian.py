@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import tempfile
 from pathlib import Path
 
 from build.console import step
@@ -113,8 +112,8 @@ def _fetched(state: Path, release: Release, source: DebianSource) -> Path:
     raise SourceError(f"no mirror has the Debian source of {release.version}", cause="\n".join(reasons))
 
 
-def place(release: Release, need: TreePurpose) -> Path | None:
-    """Return where this source lies in the cache, there or not; None for a release without one."""
+def path(release: Release, need: TreePurpose) -> Path | None:
+    """Return where this source is in the cache, whether it exists or not; None for a release without one."""
     if release.debian is None or need is TreePurpose.FULL:
         return None
     return cache_path(release, f"sha256 {release.debian.orig_sha256}", need)
@@ -135,11 +134,7 @@ def fetch(release: Release, need: TreePurpose) -> Path:
     if need is TreePurpose.FULL:
         raise NotDebianError("Debian's tarball lacks most of third_party, which a full build needs")
 
-    final = cache_path(release, f"sha256 {source.orig_sha256}", need)
-
-    def entries() -> Entries:
-        # Named as a part of the tree that it is for: what a killed run leaves of it goes with that.
-        with tempfile.TemporaryDirectory(prefix=f".{final.name}.apt.", suffix=".part", dir=final.parent) as folder:
-            yield from tarball(_fetched(Path(folder), release, source), need)
+    def entries(state: Path) -> Entries:
+        yield from tarball(_fetched(state, release, source), need)
 
     return cached_tree(release, f"sha256 {source.orig_sha256}", need, entries)

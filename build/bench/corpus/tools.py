@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.bench.corpus.model import Case
-from build.git import Git
+from build.git import PROJECT, Git, init
 from build.porting.engine import PatchPort, port_series
 from build.porting.trees import Tree
 from build.process import run
-from build.series.export import export_commit
+from build.series.commits import export_commit
 from build.series.patchfile import parse
 
 _CONFLICT = re.compile(rb"^<{7}.*?^>{7}.*?\n", re.MULTILINE | re.DOTALL)
 _IDENT = {
-    f"GIT_{role}_{key}": value
+    f"GIT_{role}_{key.upper()}": getattr(PROJECT, key)
     for role in ("AUTHOR", "COMMITTER")
-    for key, value in (("NAME", "b"), ("EMAIL", "b@example.org"), ("DATE", "2024-01-01T00:00:00+0000"))
+    for key in ("name", "email", "date")
 }
 
 
@@ -36,8 +36,7 @@ def set_up(case: Case, folder: Path) -> Bench:
     """Make the repository of a case in `folder`."""
     repo = folder / "repo"
     repo.mkdir(parents=True)
-    git = Git(repo)
-    git.out("init", "-q", "-b", "main", "--template=")
+    git = init(repo)
     for tag, files in (("old", case.old), ("patched", case.patched), ("new", case.new)):
         if tag == "new":
             git.out("checkout", "-q", "--detach", "old")

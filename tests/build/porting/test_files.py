@@ -164,7 +164,7 @@ def test_a_submodule(tmp_path: Path) -> None:
 
     ids = [character * 40 for character in "123"]
     old, patched = point(ids[0]), point(ids[1])
-    from build.series.export import export_commit
+    from build.series.commits import export_commit
 
     patch = parse(export_commit(git, patched), "p")
     for target, verdict in ((ids[0], Verdict.CLEAN), (ids[1], Verdict.UPSTREAM), (ids[2], Verdict.CONFLICT)):
