@@ -106,10 +106,14 @@ def _report(request: Request, old: Tree, new: Tree, outcome: Outcome) -> PortRep
 
 
 def _files(outcome: Outcome) -> list[Exported]:
-    """Return the ported patches, and a `series` file that lists them."""
+    """Return the ported patches with a `series` file; none where it would list nothing while a human is waited for."""
     found = rendered(outcome.git, outcome.committed)
-    names = "".join(f"{item.name}\n" for item in found)
-    return [*found, Exported("series", names.encode())]
+    waiting = [item.port.patch.name for item in outcome.committed if item.port.state is PatchState.NEEDS_HUMAN]
+    if waiting and not found:
+        return []
+    open_ones = [f"# {name} needs a human: see {MARKDOWN}\n" for name in waiting]
+    lines = [*open_ones, *(f"{item.name}\n" for item in found)]
+    return [*found, Exported("series", "".join(lines).encode())]
 
 
 def rendered(git: Git, committed: tuple[Committed, ...]) -> list[Exported]:

@@ -242,8 +242,8 @@ def _plus_minus(changes: tuple[FileChange, ...]) -> tuple[int, int]:
 def _second_reading(patch: PatchFile) -> Iterator[str]:
     """Compare with unidiff, which reads patches by other code than ours."""
     try:
-        # Latin-1 maps every byte to one character, so nothing is lost; only "\n" may end a line.
-        other = PatchSet(patch.diff.decode("latin-1").splitlines(keepends=True))
+        # Latin-1 maps every byte to one character, so nothing is lost.
+        other = PatchSet(patch.diff.decode("latin-1"))
     except UnidiffParseError as error:
         yield f"unidiff cannot read it: {error}"
         return

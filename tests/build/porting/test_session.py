@@ -81,6 +81,18 @@ def test_the_first_conflict_is_checked_out_with_markers(repo: Git) -> None:
     ]
 
 
+def test_series_file_of_an_open_port(repo: Git) -> None:
+    """It names what is open; where nothing else was ported, an empty one would say that no patch is left."""
+    run(repo)
+    out = repo.folder.parent / "out"
+    needs = "needs a human: see PORT.md"
+    assert (out / "series").read_text().splitlines() == [f"# 1.patch {needs}", f"# 3.patch {needs}", "2.patch"]
+    discard(repo.folder.parent / "out.port")
+    (repo.folder.parent / "patches" / "2.patch").unlink()
+    run(repo)
+    assert sorted(path.name for path in out.iterdir()) == ["PORT.md", "port.json"]
+
+
 def test_going_on_to_the_end(repo: Git) -> None:
     run(repo)
     solve(checkout(repo) / "src" / "a.c")

@@ -108,6 +108,15 @@ def test_coverage_and_files(folder: Path) -> None:
     assert "does not exist" in whats(lint(folder))
 
 
+def test_a_slug_with_a_typo_names_the_manifest_and_the_nearest_file(folder: Path) -> None:
+    edit(folder / "manifest.toml", b'slug = "two"', b'slug = "tow"')
+    with pytest.raises(ReleaseDataError, match=r"s/manifest\.toml: patch 'two' has the slug 'tow'") as caught:
+        manifests.patches_of("1.0", ["s"], folder.parent)
+    assert "1.0/0002-two.patch" in caught.value.cause
+    assert str(folder / "manifest.toml") in caught.value.remedy
+    assert "the nearest is 0002-two.patch" in whats(lint(folder))
+
+
 def test_declared_missing_is_still_a_finding(folder: Path) -> None:
     edit(folder / "manifest.toml", b'patches = ["one", "two"]', b'patches = ["one"]\nmissing = ["two"]')
     (folder / "1.0" / "0002-two.patch").unlink()
