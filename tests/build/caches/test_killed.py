@@ -102,7 +102,9 @@ class Stage:
     def parts(self) -> list[str]:
         """What is half-made."""
         return sorted(
-            str(path.relative_to(self.top)) for path in (self.top / "out").rglob(".*") if ".git" not in path.parts
+            str(path.relative_to(self.top))
+            for path in (self.top / "out").rglob(".*")
+            if not any(name.startswith(".git") for name in path.parts)
         )
 
 
