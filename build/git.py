@@ -203,7 +203,6 @@ class Git:
             ) from None
 
     def git_dir(self) -> Path:
-        """Return the repository's `.git` folder."""
         return Path(self.line("rev-parse", "--absolute-git-dir"))
 
     def resolve(self, revision: str, kind: str = "commit") -> str:
@@ -260,7 +259,6 @@ class Git:
                 yield data[:-1] if kind.endswith(b" blob") else None
 
     def write_blob(self, data: bytes) -> str:
-        """Store content and return its id."""
         return self.line("hash-object", "-w", "--stdin", stdin=data)
 
     def commit(self, tree: str, text: bytes, parent: str = "", author: Author = PROJECT) -> str:
@@ -326,7 +324,6 @@ class _Complaints:
             self._read = self._pipe.read() if self._pipe else b""
 
     def text(self) -> str:
-        """Return the last of it, once the command has ended."""
         self._thread.join()
         return self._read.decode("utf-8", "replace")[-2000:].strip()
 

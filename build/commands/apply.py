@@ -15,7 +15,6 @@ from build.series.show import legend, verdict_table
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("apply")(apply)
 
 

@@ -19,7 +19,6 @@ from build.sources.tree import TreePurpose
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("lint-patches")(lint_patches)
 
 
@@ -49,7 +48,6 @@ def lint_patches(
 
 
 def _finder(given: list[str]) -> FindSource:
-    """Return what finds a release's tree: where the user says, else in the cache."""
     named: dict[str, Path] = {}
     for item in given:
         release, sign, path = item.partition("=")
@@ -71,7 +69,6 @@ def _finder(given: list[str]) -> FindSource:
 
 
 def _show(name: str, report: LintReport) -> None:
-    """Say what was checked, and how far."""
     step(f"series {name}: {report.files} patches read, {len(report.findings)} findings")
     table = Table("release", "applied with zero fuzz, exported to the same bytes", box=None, padding=(0, 2))
     for release in report.applied:

@@ -12,14 +12,13 @@ from build import paths
 from build.console import console, note, step
 from build.errors import NeedsHumanError, UsageError
 from build.porting import between_releases, between_trees
+from build.porting.between_releases import give_up
 from build.porting.prove import prove
 from build.porting.report import PortReport, to_terminal
 from build.porting.session import discard
-from build.porting.undo import give_up
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("regenerate-patch")(regenerate_patch)
 
 
@@ -72,7 +71,6 @@ def regenerate_patch(
 
 
 def _action(*, go_on: bool, drop: bool, abort: bool) -> str:
-    """Return what to do with a port that may be waiting."""
     if abort and (go_on or drop):
         raise UsageError("--abort and --continue exclude each other")
     if drop and not go_on:
@@ -81,7 +79,6 @@ def _action(*, go_on: bool, drop: bool, abort: bool) -> str:
 
 
 def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, action: str) -> None:
-    """Port a folder of patches."""
     if out is None:
         raise UsageError("--patches needs --out", remedy="give the folder for the ported patches")
     request = between_trees.Request(patches, from_tree, to_tree, out.absolute(), action)

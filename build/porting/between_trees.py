@@ -38,7 +38,6 @@ class Request:
 
     @property
     def state(self) -> Path:
-        """Folder of a port that waits for a person."""
         return self.out.with_name(f"{self.out.name}.port")
 
 
@@ -68,7 +67,6 @@ def port_folder(request: Request) -> PortReport:
 
 
 def run(session: Session, action: str) -> Outcome:
-    """Start a port, or go on with one that waits."""
     if action == "start":
         return session.start()
     return session.resume(drop=action == "drop")
@@ -85,12 +83,10 @@ def check_out(out: Path) -> None:
 
 
 def reports(report: PortReport) -> list[Exported]:
-    """Return the reports as files."""
     return [Exported(MARKDOWN, to_markdown(report)), Exported(JSON, to_json(report))]
 
 
 def written(item: Committed) -> str:
-    """Return the file a patch is written to, empty when it is not written."""
     return item.port.patch.name if item.port.state is PatchState.PORTED else ""
 
 
@@ -117,5 +113,4 @@ def _files(outcome: Outcome) -> list[Exported]:
 
 
 def rendered(git: Git, committed: tuple[Committed, ...]) -> list[Exported]:
-    """Return every patch that was ported as a file."""
     return [Exported(written(item), render(git, item)) for item in committed if written(item)]

@@ -89,7 +89,6 @@ def port_series(
 
 
 def _port_patch(ctx: Context, patch: PatchFile, decided: Resolution | None) -> PatchPort:
-    """Port one patch, leaving the old tree's layer as the next patch finds it."""
     start = dict(ctx.new.changed)
     identical = all(ctx.old.get(path) == ctx.new.get(path) for path in patch.paths)
     ports: list[ChangePort] = []

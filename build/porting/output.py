@@ -34,8 +34,8 @@ def commit_ports(git: Git, base: str, ports: Sequence[PatchPort]) -> tuple[Commi
     Args:
         git: a repository that may be written to, and has `base`.
         base: the new tree's commit.
-        ports: in order. Of one that needs a human, what found its place is committed, so that later ones stand
-            on what they were ported to.
+        ports: in order. Of one that needs a human, what found its place is committed, so that later ones
+            build on what they were ported to.
     """
     head, found = base, []
     with tempfile.TemporaryDirectory(prefix="multiworld-port-") as folder:

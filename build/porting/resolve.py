@@ -78,7 +78,6 @@ def _marks(file: Path, path: str) -> list[str]:
 
 
 def _drop(git: Git, edit: Sequence[str]) -> None:
-    """Put the new tree's side into every conflict."""
     for path in edit:
         file = git.folder / path
         if file.is_file():

@@ -119,7 +119,6 @@ class Session:
         return self._go_on(state)
 
     def close(self) -> None:
-        """Remove the state of a port that is finished."""
         remove_folder(self.folder)
 
     def _go_on(self, state: State) -> Outcome:
@@ -162,12 +161,11 @@ class Session:
         return tuple(sorted({*port.marked, *_pathless(port)})), _tree_of(git)
 
     def _reject(self, port: PatchPort) -> None:
-        """Write the patch beside the checkout, for the hunks that have no file to stand in."""
+        """Write the patch next to the checkout, for the hunks that no file can show."""
         with atomic_write(self.folder / "current.patch") as part:
             part.write_bytes(port.patch.data)
 
     def _create(self) -> None:
-        """Make the folder with its repository, as one step."""
         with replacing(self.folder) as new:
             new_repository(self.new.git, new / "checkout")
             (new / _STATE).write_bytes(signed(msgspec.json.encode(State(self._key()))))
@@ -228,7 +226,6 @@ def _tree_of(git: Git) -> str:
 
 
 def _resolution(git: Git, commit: str) -> Resolution:
-    """Return the files that a person's commit changed."""
     files: dict[str, FileState | None] = {}
     for item in changed_paths(git, f"{commit}^", commit):
         if item.new_blob.strip("0"):

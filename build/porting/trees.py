@@ -35,11 +35,9 @@ class Tree:
 
     @cached_property
     def entries(self) -> dict[str, Entry]:
-        """All files by path."""
         return self.git.files(self.commit)
 
     def read(self, path: str) -> FileState | None:
-        """Return a file, None if there is none of that name."""
         entry = self.entries.get(path)
         if entry is None:
             return None
@@ -62,15 +60,12 @@ class Layer:
     changed: dict[str, FileState | None] = field(default_factory=dict)
 
     def get(self, path: str) -> FileState | None:
-        """Return a file as it is now."""
         return self.changed[path] if path in self.changed else self.tree.read(path)
 
     def has(self, path: str) -> bool:
-        """Tell whether there is a file of that name now."""
         return self.changed[path] is not None if path in self.changed else path in self.tree.entries
 
     def put(self, path: str, state: FileState | None) -> None:
-        """Write a file, or remove it (None)."""
         self.changed[path] = state
 
 

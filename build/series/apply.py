@@ -85,7 +85,7 @@ def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Pa
         The checkout with what changed and a verdict per hunk.
 
     Raises:
-        PatchError: a hunk does not stand where it should; nothing is left in `target`.
+        PatchError: a hunk does not fit where it should; nothing is left in `target`.
         SourceError: `repo` is no repository or lacks `base`.
         UsageError: `target` holds changes that are not committed.
     """
@@ -156,7 +156,6 @@ def check_files(applied: AppliedTree, names: Collection[str]) -> None:
 
 
 def _blob_id(path: Path, like: str) -> str:
-    """Return the id that git gives the content of a file, by the hash that another id is of."""
     data = path.read_bytes()
     digest = hashlib.sha1 if len(like) == 40 else hashlib.sha256
     return digest(b"blob %d\0" % len(data) + data).hexdigest()
@@ -199,7 +198,6 @@ def _stage(staged: Git, patch: PatchFile) -> None:
 
 
 def _check_out(git: Git, base: str, record: _Record) -> None:
-    """Check out the patched tree and leave the record that says what it is."""
     git.out("update-ref", "refs/heads/patched", record.head)
     git.out("update-ref", "refs/tags/base", base)
     git.out("read-tree", "--reset", "-u", record.head)
@@ -221,7 +219,6 @@ def _read_record(target: Path) -> _Record | None:
 
 
 def _refuse_dirty(target: Path) -> None:
-    """Refuse to lose someone's edits."""
     if changed := Git(target).changed_files():
         raise UsageError(
             f"{target} has changes that are not committed: {', '.join(changed[:5])}",
@@ -231,7 +228,6 @@ def _refuse_dirty(target: Path) -> None:
 
 
 def _key(base: str, patches: Sequence[PatchFile]) -> str:
-    """Return the digest of everything the result depends on."""
     digest = hashlib.sha256(base.encode())
     for patch in patches:
         digest.update(b"\0" + patch.name.encode() + b"\0" + hashlib.sha256(patch.data).digest())

@@ -83,7 +83,6 @@ def _copy_promisor(source: Git, target: Git) -> None:
 
 
 def _copy_sparse(source: Git, target: Git) -> None:
-    """Check out only the folders that a sparse source has."""
     patterns = Path(source.line("rev-parse", "--path-format=absolute", "--git-path", "info/sparse-checkout"))
     if source.call("config", "--type=bool", "--get", "core.sparseCheckout").stdout.strip() != b"true":
         return
@@ -147,7 +146,6 @@ def remove_folder(final: Path) -> None:
 
 
 def _aside(final: Path) -> Path:
-    """Return where this process puts a folder that is to go."""
     return final.with_name(f".{final.name}.old-{os.getpid()}")
 
 

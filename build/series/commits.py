@@ -75,7 +75,6 @@ def export_commit(git: Git, commit: str) -> bytes:
 
 
 def export_diff(git: Git, old: str, new: str) -> bytes:
-    """Return the difference of two commits, without a mail header."""
     return git.out("diff-tree", "-p", *_DIFF, old, new)
 
 

@@ -25,7 +25,6 @@ class Text:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Byte offset of every line."""
         offsets, at = [], 0
         for line in self.lines:
             offsets.append(at)
@@ -33,7 +32,7 @@ class Text:
         return offsets
 
     def find(self, block: list[bytes]) -> list[int]:
-        """Return every index (from 0) where the lines of `block` stand; none for an empty block."""
+        """Return every index (from 0) where the lines of `block` begin; none for an empty block."""
         needle = b"".join(block)
         found: list[int] = []
         at = self.data.find(needle) if needle else -1
@@ -57,7 +56,6 @@ def inspect(git: Git, tree: str, patch: PatchFile) -> list[HunkVerdict]:
 
 
 def _verdicts(name: str, change: FileChange, text: Text | None) -> list[HunkVerdict]:
-    """Return the verdicts of one file's change."""
     if change.kind is ChangeKind.ADDED or not change.hunks:
         numbers = range(1, len(change.hunks) + 1) or [0]
         return [HunkVerdict(name, change.path, n, Verdict.CLEAN, Method.EXACT, int(n > 0)) for n in numbers]
@@ -81,7 +79,7 @@ def _verdicts(name: str, change: FileChange, text: Text | None) -> list[HunkVerd
 
 
 def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
-    """Find where a hunk's old side stands, byte for byte.
+    """Find a hunk's old side, byte for byte.
 
     Args:
         text: the file.
@@ -89,7 +87,7 @@ def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
         floor: first line (from 0) that earlier hunks leave free.
 
     Returns:
-        Index of the line, None if it is nowhere or in several places none of which is the expected one;
+        Index of the line, None if it is nowhere, or in several places but not in the expected one;
         and a note for people.
     """
     old, expected = hunk.old, hunk.first
@@ -103,8 +101,8 @@ def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
         return places[0], ""
     if places:
         lines = ", ".join(str(at + 1) for at in places[:5])
-        return None, f"stands in {len(places)} places (lines {lines}), none of them the expected one"
-    return None, "its old lines stand nowhere in the file"
+        return None, f"its old lines are in {len(places)} places (lines {lines}), but not in the expected one"
+    return None, "its old lines are not in the file"
 
 
 def require_all_placed(patch: PatchFile, verdicts: list[HunkVerdict]) -> None:

@@ -22,7 +22,7 @@ from build.series.model import ChangeKind, FileChange, PatchFile
 from build.series.patchfile import read
 from build.series.verdicts import Verdict
 
-#: Files beside the patches of a release that are no patches: the reports of a port.
+#: The reports of a port, in the folder of a release's patches.
 REPORTS = ("PORT.md", "port.json")
 _HEADERS = (".h", ".hpp", ".hh", ".hxx", ".cuh", ".inc", ".inl")
 _ZERO = b"From " + b"0" * 40 + b" "
@@ -116,7 +116,6 @@ def _files(folder: Path, manifest: Manifest) -> Iterator[Finding]:
 
 
 def _read_release(folder: Path, manifest: Manifest, release: str) -> tuple[list[PatchFile], list[Finding]]:
-    """Read a release's patches and check each by itself."""
     patches, findings = [], []
     ids = manifest.release[release].patches
     for patch_id, name in zip(ids, manifest.file_names(release), strict=True):
@@ -162,7 +161,6 @@ def _round_trip(where: str, source: Source, patches: list[PatchFile]) -> Iterato
 
 
 def _first_difference(patch: PatchFile, other: bytes) -> str:
-    """Say in which line two versions of a patch part."""
     for number, (a, b) in enumerate(zip(patch.data.split(b"\n"), other.split(b"\n"), strict=False), 1):
         if a != b:
             return f"line {number}: {a[:60]!r} becomes {b[:60]!r}"

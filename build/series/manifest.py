@@ -65,7 +65,6 @@ class PatchEntry(Frozen, frozen=True):
     header_changes: tuple[HeaderChange, ...] = ()
 
     def covers(self, release: str) -> bool:
-        """Tell whether the patch's range contains `release`."""
         return SpecifierSet(self.applies).contains(Version(release), prereleases=True)
 
 
@@ -112,7 +111,6 @@ class Manifest(Frozen, frozen=True):
         return next(entry for entry in self.patch if entry.id == patch_id)
 
     def file_names(self, release: str) -> tuple[str, ...]:
-        """Return the patch files of a release, in order."""
         ids = self.release[release].patches
         return tuple(f"{n:04d}-{self.entry(name).slug}.patch" for n, name in enumerate(ids, 1))
 
@@ -146,7 +144,6 @@ def load(folder: Path) -> Manifest:
 
 
 def folders(root: Path | None = None) -> dict[str, Path]:
-    """Return the folder of every series, by name."""
     root = root or paths.PATCHES
     return {path.parent.name: path.parent for path in sorted(root.glob("*/manifest.toml"))}
 
@@ -224,7 +221,6 @@ def nearest_file(path: Path) -> str:
 
 
 def _patch_problems(manifest: Manifest) -> list[str]:
-    """Return what is wrong with the patch entries."""
     found = []
     for field in ("id", "slug"):
         names = [getattr(entry, field) for entry in manifest.patch]
@@ -249,7 +245,6 @@ def _patch_problems(manifest: Manifest) -> list[str]:
 
 
 def _release_problems(manifest: Manifest) -> list[str]:
-    """Return what is wrong with the release entries."""
     known = {entry.id for entry in manifest.patch}
     found = []
     for release, entry in manifest.release.items():

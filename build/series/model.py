@@ -35,7 +35,7 @@ class Hunk:
         new_start: first line of the result, likewise.
         lines: each with its prefix (space, `-`, `+`) and its line end; a last line without `\\n` is one that
             ends its file without a newline.
-        section: what stands behind the second `@@`, without the line end.
+        section: what follows the second `@@`, without the line end.
         line: line number of its `@@` in the patch file, from 1.
     """
 
@@ -57,12 +57,10 @@ class Hunk:
 
     @property
     def removed(self) -> list[bytes]:
-        """Only the removed lines."""
         return [text[1:] for text in self.lines if text[:1] == b"-"]
 
     @property
     def added(self) -> list[bytes]:
-        """Only the added lines."""
         return [text[1:] for text in self.lines if text[:1] == b"+"]
 
     @property
@@ -76,7 +74,6 @@ class Hunk:
         return self.old_start - 1 if self.old else self.old_start
 
     def render(self) -> bytes:
-        """Return the hunk as it stands in a patch."""
         old, new = len(self.old), len(self.new)
         head = b"@@ -%s +%s @@%s\n" % (_range(self.old_start, old), _range(self.new_start, new), self.section)
         return head + b"".join(text if text.endswith(b"\n") else text + b"\n" + NO_NEWLINE for text in self.lines)
@@ -117,7 +114,6 @@ class FileChange:
 
     @property
     def path(self) -> str:
-        """Where the file is afterwards, or was, when deleted."""
         return self.new_path or self.old_path or ""
 
     @property
@@ -143,9 +139,9 @@ class PatchFile:
     Attributes:
         name: its file name, for messages.
         data: all its bytes.
-        header: what stands before the first change: mail header, message, DEP-3 fields, diffstat.
+        header: what precedes the first change: mail header, message, DEP-3 fields, diffstat.
         changes: one per file section, in order.
-        trailer: what stands behind the last change (a mail signature).
+        trailer: what follows the last change (a mail signature).
         crlf: the patch's own structure has DOS line ends, so it went through a text conversion.
         fields: DEP-3 fields by name, first one wins.
         diff_offset: where in `data` the first change begins.

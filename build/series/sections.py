@@ -30,7 +30,6 @@ _EXTENDED: dict[bytes, str] = {
 
 
 def take_change(reader: Reader) -> FileChange | None:
-    """Take one file section if one begins here."""
     line = reader.peek()
     if line.startswith(b"diff --git "):
         return _git(reader)
@@ -69,7 +68,6 @@ def _hunks(reader: Reader) -> tuple[Hunk, ...]:
 
 
 def _plain(reader: Reader) -> FileChange:
-    """Take a section of a plain unified diff."""
     line = reader.at + 1
     old, new, no_old, no_new = _names(reader)
     hunks = _hunks(reader)
@@ -87,7 +85,6 @@ def _plain(reader: Reader) -> FileChange:
 
 
 def _git(reader: Reader) -> FileChange:
-    """Take a section that starts with `diff --git`."""
     line = reader.at + 1
     both = reader.bare()[len(b"diff --git ") :]
     pair = _pair(both)
@@ -127,7 +124,6 @@ def _agree(
 
 
 def _extended(reader: Reader) -> dict[str, bytes]:
-    """Take git's extended header lines."""
     seen: dict[str, bytes] = {}
     while True:
         text = reader.bare()
@@ -156,7 +152,6 @@ def _pair(text: bytes) -> tuple[str, str] | None:
 
 
 def _assemble(reader: Reader, line: int, pair: tuple[str, str] | None, seen: dict[str, bytes]) -> FileChange:
-    """Make the change of a git section out of its names and extended header lines."""
     index = _INDEX.fullmatch(seen.get("index", b""))
     if "index" in seen and index is None:
         raise reader.error("malformed index line", line=line)

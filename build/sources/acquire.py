@@ -49,7 +49,6 @@ def cached_tree(release: Release, need: TreePurpose) -> SourceTree | None:
 
 
 def _reason(error: SourceError | EnvironmentUnfitError) -> str:
-    """Return an error as one line: what happened, and the decisive line of what a program said."""
     lines = [line.strip() for line in error.cause.splitlines() if line.strip()]
     decisive = [line for line in lines if line.startswith(("fatal:", "E:"))] or lines[-1:]
     return ": ".join([error.what, *decisive[:1]])

@@ -77,7 +77,6 @@ def _prepare(state: Path, mirror: str, source: DebianSource) -> None:
 
 
 def _download(state: Path, mirror: str, source: DebianSource) -> Path:
-    """Return the orig tarball from one mirror, its digest not yet checked."""
     _prepare(state, mirror, source)
     updated = run(_apt(state, "update"), timeout=600)
     if updated.returncode:
@@ -97,7 +96,6 @@ def _download(state: Path, mirror: str, source: DebianSource) -> Path:
 
 
 def _fetched(state: Path, release: Release, source: DebianSource) -> Path:
-    """Return the verified orig tarball from the first mirror that has it."""
     reasons = []
     for mirror in mirrors():
         step(f"fetching {source.package} {source.version} (Debian {source.suite}) from {shown(mirror)}")

@@ -42,7 +42,6 @@ Reader: TypeAlias = Callable[[Path], Entries]
 
 
 def wanted(path: str, need: TreePurpose) -> bool:
-    """Whether the file at `path` belongs into a tree for `need`."""
     if need is TreePurpose.FULL:
         return True
     top, slash, _ = path.partition("/")
@@ -84,7 +83,6 @@ def new_repository(folder: Path) -> Git:
 
 
 def _import(folder: Path, read: Reader, release: Release, need: TreePurpose) -> None:
-    """Commit what `read` gives into a new repository in `folder`, and check it out."""
     git = new_repository(folder)
     # In the folder that is made: what a killed run leaves of a download goes with that.
     scratch = tempfile.TemporaryDirectory(prefix="source-", dir=folder / ".git")
@@ -106,7 +104,6 @@ def _checked(entries: Entries, need: TreePurpose) -> Iterator[tuple[str, str, by
 
 
 def cache_path(release: Release, key: str, need: TreePurpose) -> Path:
-    """Return where the repository for `key` is in the cache, whether it exists or not."""
     identity = hashlib.sha256("\0".join([FORMAT, need.value, *OVERLAY_PATHS, key]).encode()).hexdigest()
     return cache("sources") / f"{release.version}-{identity[:16]}"
 

@@ -104,7 +104,6 @@ def check_blobs(release: Release, repo: Path, where: str) -> None:
 
 
 def _proof(release: Release, found: _Found, repo: Path, where: str) -> tuple[Proof, str]:
-    """Return how the tree is known to be the release's, and what was compared."""
     if found.key == f"git {release.commit}":
         return Proof.COMMIT, found.shown
     if release.debian and found.key == f"sha256 {release.debian.orig_sha256}":

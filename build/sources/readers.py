@@ -72,7 +72,6 @@ def folder_files(top: Path, need: TreePurpose) -> Iterator[tuple[str, os.stat_re
 
 
 def folder(top: Path, need: TreePurpose) -> Entries:
-    """Yield the files of a plain folder."""
     for path, status in folder_files(top, need):
         if stat.S_ISLNK(status.st_mode):
             yield Entry(path, SYMLINK, os.fsencode((top / path).readlink()))

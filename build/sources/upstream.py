@@ -137,7 +137,6 @@ def _key(release: Release) -> str:
 
 
 def path(release: Release, need: TreePurpose) -> Path:
-    """Return where this source is in the cache, whether it exists or not."""
     return cache_path(release, _key(release), need)
 
 

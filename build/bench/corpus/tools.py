@@ -25,7 +25,7 @@ _IDENT = {
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A case as a repository: tags `old` and `new`, HEAD at `new`, and the patch as a file beside it."""
+    """A case as a repository: tags `old` and `new`, HEAD at `new`, and the patch as a file next to it."""
 
     git: Git
     patch: bytes
@@ -33,7 +33,6 @@ class Bench:
 
 
 def set_up(case: Case, folder: Path) -> Bench:
-    """Make the repository of a case in `folder`."""
     repo = folder / "repo"
     repo.mkdir(parents=True)
     git = init(repo)
@@ -60,7 +59,7 @@ def _write(repo: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _after(bench: Bench) -> dict[str, bytes]:
-    """Return the files as a tool left them, without what stands between conflict markers, and clean up."""
+    """Return the files as a tool left them, without what is between conflict markers, and clean up."""
     repo = bench.git.folder
     files = {
         path.relative_to(repo).as_posix(): _CONFLICT.sub(b"<conflict>\n", path.read_bytes())
@@ -74,13 +73,11 @@ def _after(bench: Bench) -> dict[str, bytes]:
 
 
 def git_apply(bench: Bench) -> dict[str, bytes]:
-    """`git apply --3way`."""
     bench.git.call("apply", "--3way", str(bench.file))
     return _after(bench)
 
 
 def git_am(bench: Bench) -> dict[str, bytes]:
-    """`git am -3`."""
     bench.git.call("am", "-q", "-3", str(bench.file), env=_IDENT)
     return _after(bench)
 
@@ -102,7 +99,6 @@ OTHERS: dict[str, Callable[[Bench], dict[str, bytes]]] = {
 
 
 def ours(bench: Bench) -> tuple[dict[str, bytes], PatchPort]:
-    """This project's engine."""
     old, new = (Tree(bench.git, bench.git.resolve(tag), tag) for tag in ("old", "new"))
     port = port_series([parse(bench.patch, bench.file.name)], old, new)[0]
     files = {path: state.data for path, state in port.files.items() if state is not None}

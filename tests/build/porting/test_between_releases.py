@@ -13,8 +13,7 @@ from build import paths, releases
 from build.errors import UsageError
 from build.git import Git
 from build.porting import between_releases, registry
-from build.porting.between_releases import Request, port_release
-from build.porting.undo import give_up
+from build.porting.between_releases import Request, give_up, port_release
 from build.series import manifest as manifests
 from build.series.lint import Source, lint_series
 from build.series.manifest import ReleaseEntry, Verified
