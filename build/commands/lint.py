@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -13,9 +13,11 @@ from build import releases, sources
 from build.console import console, step
 from build.errors import PatchError, UsageError
 from build.series import manifest as manifests
-from build.series.lint import Finding, FindSource, LintReport, Source, lint_series
 from build.sources.acquire import cached_folder
 from build.sources.tree import TreePurpose
+
+if TYPE_CHECKING:  # unidiff is for this command alone
+    from build.series.lint import Finding, FindSource, LintReport
 
 
 def register(app: typer.Typer) -> None:
@@ -29,6 +31,8 @@ def lint_patches(
     ] = None,
 ) -> None:
     """Check manifests, coverage and patch files; with sources at hand, apply and export each series again."""
+    from build.series.lint import lint_series
+
     folders = manifests.folders()
     for name in series or []:
         manifests.folder(name)
@@ -54,6 +58,8 @@ def _finder(given: list[str]) -> FindSource:
         if not sign:
             raise UsageError(f"--source {item!r} is not RELEASE=PATH")
         named[release] = Path(path)
+
+    from build.series.lint import Source
 
     def find(release: str) -> Source | None:
         if release not in releases.load():

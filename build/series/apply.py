@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from build.series.verdicts import HunkVerdict
 
 #: Inside the checkout's `.git`: what was applied to what, so that a second run knows there is nothing to do.
 _RECORD = "multiworld-applied.json"
+_FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _STATUS = {
     "A": ChangeKind.ADDED,
     "D": ChangeKind.DELETED,
@@ -70,6 +72,7 @@ class _Record(msgspec.Struct, frozen=True):
     key: str
     head: str
     verdicts: tuple[HunkVerdict, ...]
+    changed: tuple[ChangedPath, ...] | None = None  # not in records of earlier versions
 
 
 def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Path) -> AppliedTree:
@@ -90,13 +93,16 @@ def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Pa
         UsageError: `target` holds changes that are not committed.
     """
     source = Git(repo)
-    base = source.resolve(base)
+    if not _FULL_ID.fullmatch(base):
+        base = source.resolve(base)
     key = _key(base, patches)
     if kept := _kept(target, base, key):
         return kept
+    base = source.resolve(base)
     with replacing(target) as new:
         git = new_repository(source, new)
-        record = _Record(key, *commit_patches(git, base, patches))
+        head, verdicts = commit_patches(git, base, patches)
+        record = _Record(key, head, verdicts, changed_paths(git, base, head))
         _check_out(git, base, record)
     return _result(Git(target), base, record)
 
@@ -235,7 +241,8 @@ def _key(base: str, patches: Sequence[PatchFile]) -> str:
 
 
 def _result(git: Git, base: str, record: _Record) -> AppliedTree:
-    return AppliedTree(git.folder, base, record.head, changed_paths(git, base, record.head), record.verdicts)
+    changed = changed_paths(git, base, record.head) if record.changed is None else record.changed
+    return AppliedTree(git.folder, base, record.head, changed, record.verdicts)
 
 
 def changed_paths(git: Git, base: str, head: str) -> tuple[ChangedPath, ...]:
