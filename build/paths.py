@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
@@ -106,15 +107,31 @@ def clear(path: Path) -> None:
 
 
 def sweep(final: Path) -> None:
-    """Remove what killed runs have left of making `final`: gigabytes that nobody asks for again.
+    """Remove the temporary files and folders that killed runs left while they made `final`.
 
-    Only for one who holds the lock on `final`: no other run makes it, so none needs its part.
+    Call it with the lock on `final` held: no other run then makes `final`, so none needs them.
     """
     for part in final.parent.glob(f".{glob.escape(final.name)}.*.part"):
-        if part.is_dir() and not part.is_symlink():
-            shutil.rmtree(part, ignore_errors=True)
-        else:
-            part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            clear(part)
+
+
+@contextmanager
+def built_beside(final: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder, which replaces `final` when the block succeeds.
+
+    Temporary folders of killed runs are removed first: call it with the lock on `final` held.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    sweep(final)
+    part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
+    try:
+        yield part
+        part.chmod(0o755)
+        clear(final)
+        part.rename(final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from build.overlay.model import Check, Inputs, Object, Overlay
 from build.releases import Release
 from build.series import manifest as manifests
 from build.series.apply import AppliedTree, apply_series, check_files
+from build.series.manifest import patches_of
 from build.series.model import PatchFile
-from build.series.release import patches_of
 from build.series.show import verdict_table
 from build.sources import Proof, SourceTree
 from build.wheels import overlay as overlay_wheel

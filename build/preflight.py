@@ -19,7 +19,7 @@ from build.overlay import toolchain
 from build.paths import cache
 from build.releases import Release
 from build.sources import TreePurpose
-from build.sources.acquire import is_cached
+from build.sources.acquire import cached_folder
 
 _MIB = 1 << 20
 #: Measured on 2.6.0, rounded up: the official wheel, what is unpacked of it, the source with its repository and
@@ -70,7 +70,7 @@ def _disk(release: Release, python: str, dist: Path, need: TreePurpose, *, local
         return
     wheel = cached_wheel(release, python) is not None
     fetched = 0 if wheel else DISK["wheel"] + DISK["unpacked"]
-    if local or not is_cached(release, need):
+    if local or cached_folder(release, need) is None:
         fetched += DISK["source"]
     dist.mkdir(parents=True, exist_ok=True)
     if dist.stat().st_dev == cache().stat().st_dev:

@@ -83,7 +83,7 @@ def run(
     argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
     source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
-    with _running(lambda: _start(argv, cwd, env or {}, source, subprocess.PIPE, without)) as process:
+    with running(lambda: _start(argv, cwd, env or {}, source, subprocess.PIPE, without)) as process:
         out, err = process.communicate(stdin, timeout)
     log.debug("-> %d\n%s", process.returncode, err.decode("utf-8", "replace"))
     return Completed(argv, process.returncode, out, err)
@@ -119,7 +119,7 @@ def _start(
 
 
 @contextlib.contextmanager
-def _running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
+def running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command and see that Ctrl-C or a timeout leaves nothing of it, whenever they come.
 
     With `grace` (seconds) the command is told of Ctrl-C and may clean up as long, before it is killed.
@@ -136,6 +136,9 @@ def _running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) -
             if grace and isinstance(error, KeyboardInterrupt):
                 _ask_to_end(process, grace)
             _kill(process)
+            if process.stdin is not None:  # what is buffered has no reader any more
+                with contextlib.suppress(BrokenPipeError, ValueError):
+                    process.stdin.close()
         raise
     finally:
         for process in started:
@@ -161,7 +164,7 @@ def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str
     """
     argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
-    with _running(lambda: _start(argv, cwd, env), _GRACE) as process:
+    with running(lambda: _start(argv, cwd, env), _GRACE) as process:
         status = process.wait(timeout)
         _kill(process)
     return status

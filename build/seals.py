@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from typing import TypeAlias
 import msgspec
 
 from build.console import note
-from build.paths import atomic_write, clear, locked, sweep
+from build.paths import atomic_write, built_beside, clear, locked
 
 #: Nanoseconds within which two changes may get the same time: what the coarsest file systems (FAT, old NFS) can tell.
 TICK = 2_000_000_000
@@ -252,14 +251,15 @@ def built(final: Path, purpose: str, fill: Callable[[Path], None], adopt: Callab
     if intact(final):
         return final
     with locked(final, purpose):
-        sweep(final)
         if intact(final):  # made by the run that was waited for
             return final
         if adopt is not None and _adopted(final, adopt):
             return final
         if os.path.lexists(final):
             note(f"{purpose}: what the cache has is damaged or of unknown content; made anew")
-        _make(final, fill)
+        with built_beside(final) as part:
+            fill(part)
+            seal(final, part)
     return final
 
 
@@ -272,15 +272,3 @@ def _adopted(final: Path, adopt: Callable[[Path], bool]) -> bool:
     if known:
         seal(final)
     return known
-
-
-def _make(final: Path, fill: Callable[[Path], None]) -> None:
-    part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
-    try:
-        fill(part)
-        part.chmod(0o755)
-        seal(final, part)
-        clear(final)
-        part.rename(final)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

@@ -54,7 +54,6 @@ class Scores:
 
     @property
     def kept(self) -> bool:
-        """Whether the promises are kept."""
         mine = self.tallies[OURS]
         return mine.count(Result.WRONG) == 0 and self.factor >= FACTOR and mine.verdict_share >= VERDICTS
 
@@ -72,7 +71,6 @@ def sources_of(tree: Tree) -> dict[str, bytes]:
 
 
 def measure(sources: Mapping[str, bytes], count: int, seed: int) -> Scores:
-    """Score all tools on a generated corpus."""
     tallies = {name: Tally() for name in (OURS, *OTHERS)}
     wrong: list[str] = []
     seconds = 0.0
@@ -110,7 +108,6 @@ def _judge(case: Case, tally: Tally, files: Mapping[str, bytes], port: PatchPort
 
 
 def table(scores: Scores, seed: int) -> Table:
-    """Return the outcome per scenario and tool: right / wrong / left."""
     made = Table(
         title=f"ports: {scores.cases} patches, seed {seed}; hunks placed right / wrong / left to a human",
         title_justify="left",
@@ -140,7 +137,6 @@ def _share(tally: Tally, scenario: str) -> str:
 
 
 def bench(tree: Tree, count: int = 300, seed: int = HELD_OUT) -> bool:
-    """Run the benchmark, print its table, and tell whether the promises are kept."""
     scores = measure(sources_of(tree), count, seed)
     console.print(table(scores, seed))
     for line in scores.wrong:

@@ -10,12 +10,11 @@ import typer
 from build import paths, releases, sources
 from build.console import console, note, step
 from build.series.apply import apply_series
-from build.series.release import patches_of
+from build.series.manifest import patches_of
 from build.series.show import legend, verdict_table
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("apply")(apply)
 
 

@@ -31,8 +31,8 @@ def _release(wanted: str, dist: Path) -> str:
 def _porting() -> bool:
     """Run the benchmark of ports over a source tree that an earlier run has fetched; say so when there is none."""
     from build.bench import porting
+    from build.git import Git
     from build.porting.trees import Tree
-    from build.series.git import Git
     from build.sources import TreePurpose
     from build.sources.acquire import cached_tree
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -13,13 +13,14 @@ from build import releases, sources
 from build.console import console, step
 from build.errors import PatchError, UsageError
 from build.series import manifest as manifests
-from build.series.lint import Finding, FindSource, LintReport, Source, lint_series
-from build.sources.acquire import ORIGINS
+from build.sources.acquire import cached_folder
 from build.sources.tree import TreePurpose
+
+if TYPE_CHECKING:  # unidiff is for this command alone
+    from build.series.lint import Finding, FindSource, LintReport
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("lint-patches")(lint_patches)
 
 
@@ -30,6 +31,8 @@ def lint_patches(
     ] = None,
 ) -> None:
     """Check manifests, coverage and patch files; with sources at hand, apply and export each series again."""
+    from build.series.lint import lint_series
+
     folders = manifests.folders()
     for name in series or []:
         manifests.folder(name)
@@ -49,13 +52,14 @@ def lint_patches(
 
 
 def _finder(given: list[str]) -> FindSource:
-    """Return what finds a release's tree: where the user says, else in the cache."""
     named: dict[str, Path] = {}
     for item in given:
         release, sign, path = item.partition("=")
         if not sign:
             raise UsageError(f"--source {item!r} is not RELEASE=PATH")
         named[release] = Path(path)
+
+    from build.series.lint import Source
 
     def find(release: str) -> Source | None:
         if release not in releases.load():
@@ -64,15 +68,13 @@ def _finder(given: list[str]) -> FindSource:
         if release in named:
             tree = sources.acquire(entry, named[release])
             return Source(tree.repo, tree.base)
-        places = (place(entry, TreePurpose.OVERLAY) for place, _ in ORIGINS.values())
-        cached = next((repo for repo in places if repo is not None and repo.is_dir()), None)
+        cached = cached_folder(entry, TreePurpose.OVERLAY)
         return Source(cached, "HEAD") if cached else None
 
     return find
 
 
 def _show(name: str, report: LintReport) -> None:
-    """Say what was checked, and how far."""
     step(f"series {name}: {report.files} patches read, {len(report.findings)} findings")
     table = Table("release", "applied with zero fuzz, exported to the same bytes", box=None, padding=(0, 2))
     for release in report.applied:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from build import paths
 from build.console import console, note, step
 from build.errors import NeedsHumanError, UsageError
-from build.porting import folder, release
-from build.porting.prove import prove
-from build.porting.report import PortReport, to_terminal
-from build.porting.session import discard
-from build.porting.undo import give_up
+
+# The other commands do not import the engine: it takes longer to import than they run.
+if TYPE_CHECKING:
+    from build.porting.between_releases import Request
+    from build.porting.report import PortReport
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("regenerate-patch")(regenerate_patch)
 
 
@@ -58,21 +57,22 @@ def regenerate_patch(
             "what is to be ported?",
             remedy="give a RELEASE, or --patches DIR --from-tree A --to-tree B --out DIR",
         )
-    request = release.Request(wanted, series, origin, from_source, source, action, again)
+    from build.porting.between_releases import Request, give_up, port_release
+
+    request = Request(wanted, series, origin, from_source, source, action, again)
     place = Place(request.folder / wanted, request.state, f"regenerate-patch {wanted} --series {series}")
     with paths.locked(request.state, f"the port of {series} to {wanted}"):
         if action == "abort":
             give_up(request.folder, wanted, request.state)
             step(f"the port of {series} to {wanted} is given up")
             return
-        report = release.port_release(request)
+        report = port_release(request)
         _show(report, place)
-    if build:
-        _build(report, request, Path(source) if source else None)
+        if build:  # under the lock: it writes the reports again
+            _build(report, request, Path(source) if source else None)
 
 
 def _action(*, go_on: bool, drop: bool, abort: bool) -> str:
-    """Return what to do with a port that may be waiting."""
     if abort and (go_on or drop):
         raise UsageError("--abort and --continue exclude each other")
     if drop and not go_on:
@@ -81,10 +81,12 @@ def _action(*, go_on: bool, drop: bool, abort: bool) -> str:
 
 
 def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, action: str) -> None:
-    """Port a folder of patches."""
+    from build.porting.between_trees import Request, port_folder
+    from build.porting.session import discard
+
     if out is None:
         raise UsageError("--patches needs --out", remedy="give the folder for the ported patches")
-    request = folder.Request(patches, from_tree, to_tree, out.absolute(), action)
+    request = Request(patches, from_tree, to_tree, out.absolute(), action)
     place = Place(request.out, request.state, "the same command")
     with paths.locked(request.state, f"the port to {out}"):
         if action == "abort":
@@ -93,7 +95,7 @@ def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, actio
             return
         if not from_tree or not to_tree:
             raise UsageError("--patches needs --from-tree and --to-tree")
-        _show(folder.port_folder(request), place)
+        _show(port_folder(request), place)
 
 
 def _show(report: PortReport, place: Place) -> None:
@@ -102,8 +104,11 @@ def _show(report: PortReport, place: Place) -> None:
     Raises:
         NeedsHumanError: hunks are left, or patches are missing.
     """
+    from build.porting.between_trees import JSON, MARKDOWN
+    from build.porting.report import to_terminal
+
     console.print(to_terminal(report))
-    step(f"report: {place.out / folder.MARKDOWN} and {folder.JSON}")
+    step(f"report: {place.out / MARKDOWN} and {JSON}")
     if not report.complete:
         checkout = place.state / "checkout"
         raise NeedsHumanError(
@@ -121,12 +126,14 @@ def _show(report: PortReport, place: Place) -> None:
         )
 
 
-def _build(report: PortReport, request: release.Request, source: Path | None) -> None:
+def _build(report: PortReport, request: Request, source: Path | None) -> None:
     """Build what was ported and show what the probes say.
 
     Raises:
         ToolError: the build or a probe failed.
     """
+    from build.porting.prove import prove
+
     found, failure = prove(report, request.folder / request.release, source)
     failing = sum(probe.fails_on_stock for probe in found.probes)
     step(f"{len(found.probes)} probes: the defects of {failing} show on the stock wheel")

@@ -21,7 +21,7 @@ from build.overlay.flags import code_flags, path_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.overlay.toolchain import run_compiler
-from build.paths import atomic_write, cache, clear, locked, sweep
+from build.paths import built_beside, cache, locked
 from build.process import kill_all
 from build.seals import sha256_of
 
@@ -121,8 +121,8 @@ def _check_read(inputs: Inputs, unit: str, read: Iterable[str] | None) -> None:
 def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str) -> Object:
     """Compile one unit into `folder`, whose lock is held."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as scratch:
-        obj, dep = Path(scratch, "unit.o"), Path(scratch, "unit.d")
+    with built_beside(folder) as part:
+        obj, dep = part / "unit.o", part / "unit.d"
         command: list[str | Path] = [
             inputs.toolchain.cxx,
             *code_flags(inputs.release),
@@ -140,11 +140,8 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
             )
         tree_files = {name[5:]: sha256_of(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
         entry = _Entry(unit, sha256_of(obj), includes, tree_files)
-        clear(folder)
-        folder.mkdir()
-        obj.replace(folder / "unit.o")
-    with atomic_write(folder / "entry.json") as part:
-        part.write_bytes(seals.signed(msgspec.json.format(msgspec.json.encode(entry))))
+        (part / "entry.json").write_bytes(seals.signed(msgspec.json.format(msgspec.json.encode(entry))))
+        dep.unlink()
     return Object(unit, folder / "unit.o", entry.object_sha256, includes, time.monotonic() - started, why)
 
 
@@ -154,7 +151,6 @@ def _one(inputs: Inputs, unit: str, overrides: Path, why: str) -> Object:
     if ready := _cached(folder, inputs, why):
         return ready
     with locked(folder, f"the object of {unit}"):
-        sweep(folder)
         return _cached(folder, inputs, why) or _compile(inputs, unit, overrides, folder, why)
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from build.git import Git
 from build.porting.lines import norm
-from build.series.git import Git
 
 _HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
@@ -77,7 +77,6 @@ def from_map(
     base_norm: Sequence[bytes],
     ours_norm: Sequence[bytes],
 ) -> Alignment:
-    """Return an alignment with the given map."""
     back = [-1] * len(ours)
     for index, target in enumerate(to):
         if target >= 0:
@@ -86,7 +85,6 @@ def from_map(
 
 
 def _map(base: Sequence[bytes], ours: Sequence[bytes], algorithm: str) -> list[int]:
-    """Return the map of one of git's algorithms."""
     with tempfile.TemporaryDirectory(prefix="multiworld-align-") as folder:
         for name, lines in (("a", base), ("b", ours)):
             Path(folder, name).write_bytes(b"".join(line + b"\n" for line in lines))

@@ -10,14 +10,14 @@ from build.porting.lines import distinctive, headings, norm, occurrences, simila
 
 #: Lines around a hunk that are compared to tell one place from another.
 REACH = 12
-#: Share of the telling lines around a place that must have stayed for the place to speak for itself.
+#: Share of the distinctive lines around a place that must have stayed for the place to speak for itself.
 STRONG = 0.75
 
 
 def other_candidates(alignment: Alignment, placed: Placed, at: int) -> list[int]:
     """Return the other places (new lines, from 0) that a hunk's old side fits as well as the one at `at`.
 
-    A place that another, equal part of the old file became is no rival: that part went there.
+    A place that another, equal part of the old file became is no candidate: that part went there.
     """
     old = list(alignment.base_norm[placed.start : placed.end])
     if not any(old):
@@ -46,7 +46,7 @@ def removed_duplicates(alignment: Alignment, placed: Placed) -> list[int]:
 
 
 def same_function(alignment: Alignment, old_at: int, new_at: int) -> bool:
-    """Tell whether two places stand in the same function, or in one that was merely renamed."""
+    """Tell whether two places are in the same function, or in one that was merely renamed."""
     old = [alignment.base_norm[n] for n in headings(alignment.base, old_at)]
     new = [alignment.ours_norm[n] for n in headings(alignment.ours, new_at)]
     # Lines that only one file has may be new conditions around the code, or a rewritten first line.
@@ -63,7 +63,7 @@ def same_function(alignment: Alignment, old_at: int, new_at: int) -> bool:
 
 
 def only_home(alignment: Alignment, old_at: int, new_at: int, others: Sequence[int]) -> bool:
-    """Tell whether `new_at`, and none of `others`, stands where `old_at` stood.
+    """Tell whether `new_at`, and none of `others`, is where `old_at` was.
 
     That is certain when the whole function down to the place is the same at `new_at`, and at each of the others
     is the same below a first line that differs: a copy under another name.
@@ -101,6 +101,5 @@ def support(alignment: Alignment, start: int, end: int) -> float:
     return len(close) / len(known)
 
 
-def telling(lines: Sequence[bytes]) -> bool:
-    """Tell whether lines say enough about themselves to be recognised anywhere."""
+def recognisable(lines: Sequence[bytes]) -> bool:
     return weight(lines) >= 2 or sum(len(norm(line)) for line in lines) >= 60

@@ -10,7 +10,7 @@ from functools import partial
 
 from build.porting.fileport import port_change
 from build.porting.markers import Labels
-from build.porting.moves import Finder
+from build.porting.moved_files import Finder
 from build.porting.result import ChangePort, Context
 from build.porting.trees import FileState, Layer, Tree
 from build.series.fields import diffstat
@@ -89,7 +89,6 @@ def port_series(
 
 
 def _port_patch(ctx: Context, patch: PatchFile, decided: Resolution | None) -> PatchPort:
-    """Port one patch, leaving the old tree's layer as the next patch finds it."""
     start = dict(ctx.new.changed)
     identical = all(ctx.old.get(path) == ctx.new.get(path) for path in patch.paths)
     ports: list[ChangePort] = []

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import posixpath
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from build.git import Git
+from build.porting.alignment import Alignment, align
+from build.porting.candidates import REACH
+from build.porting.groups import split
 from build.porting.lines import tokens
 from build.porting.markers import Labels
-from build.porting.modified import port_modified
+from build.porting.moved_code import moved_away, port_moved
 from build.porting.result import ChangePort, Context, Files, whole
+from build.porting.textport import TextPort, port_text
 from build.porting.trees import FileState
-from build.series.content import added_content, binary_content, submodule_commits
-from build.series.model import ChangeKind, FileChange
-from build.series.verdicts import Verdict
+from build.series.inspect import Text, locate
+from build.series.model import ChangeKind, FileChange, Hunk
+from build.series.verdicts import HunkVerdict, Method, Verdict
 
 
 def port_change(ctx: Context, change: FileChange) -> ChangePort:
-    """Port one file's change to the new tree as it is now."""
-    if submodule_commits(change) is not None or change.binary is not None:
+    if change.submodule_commits is not None or change.binary is not None:
         return _opaque(ctx, change)
     if change.kind is ChangeKind.ADDED:
         return _added(ctx, change)
@@ -35,15 +42,14 @@ def _numbers(change: FileChange) -> list[int]:
 
 
 def _added(ctx: Context, change: FileChange) -> ChangePort:
-    """Port a new text file."""
-    path, content = change.path, added_content(change)
+    path, content = change.path, change.added_content
     made = FileState(change.new_mode or "100644", content)
     current = ctx.new.get(path)
     old: Files = {path: made}
     if current is None:
         blocked = _blocked(ctx, path)
         if blocked:
-            text = f"{blocked} is a file in the new tree, so nothing can stand below it"
+            text = f"{blocked} is a file in the new tree, so nothing can be below it"
             return ChangePort(whole(ctx, change, Verdict.CONFLICT, text, hunks=_numbers(change)), old)
         verdicts = whole(ctx, change, Verdict.CLEAN, hunks=_numbers(change))
         return ChangePort(tuple(replace(v, line=int(v.hunk > 0)) for v in verdicts), old, {path: made})
@@ -57,7 +63,7 @@ def _added(ctx: Context, change: FileChange) -> ChangePort:
 
 
 def _blocked(ctx: Context, path: str) -> str:
-    """Return the file or link of the new tree that stands where `path` needs a folder."""
+    """Return the file or link of the new tree that is where `path` needs a folder."""
     folder = posixpath.dirname(path)
     while folder:
         if ctx.new.has(folder):
@@ -67,7 +73,6 @@ def _blocked(ctx: Context, path: str) -> str:
 
 
 def _two_sides(labels: Labels, ours: bytes, base: bytes, theirs: bytes) -> bytes:
-    """Return a whole file in conflict."""
 
     def lines(data: bytes) -> bytes:
         return data if not data or data.endswith(b"\n") else data + b"\n"
@@ -83,7 +88,6 @@ def _two_sides(labels: Labels, ours: bytes, base: bytes, theirs: bytes) -> bytes
 
 
 def _deleted(ctx: Context, change: FileChange) -> ChangePort:
-    """Port the removal of a text file."""
     path = change.path
     base, current = ctx.old.get(path), ctx.new.get(path)
     old = {path: None}
@@ -105,7 +109,6 @@ def _deleted(ctx: Context, change: FileChange) -> ChangePort:
 
 
 def _mode(ctx: Context, change: FileChange) -> ChangePort:
-    """Port a change of mode alone."""
     path, wanted = change.path, change.new_mode or "100644"
     base, current = ctx.old.get(path), ctx.new.get(path)
     old = {path: replace(base, mode=wanted)} if base else {}
@@ -120,7 +123,6 @@ def _mode(ctx: Context, change: FileChange) -> ChangePort:
 
 
 def _renamed(ctx: Context, change: FileChange) -> ChangePort:
-    """Port a renamed or copied file with what is changed in it."""
     source, target = change.old_path or "", change.path
     copied = change.kind is ChangeKind.COPIED
     has_source, has_target = ctx.new.has(source), ctx.new.has(target)
@@ -141,7 +143,6 @@ def _renamed(ctx: Context, change: FileChange) -> ChangePort:
 
 
 def _renamed_upstream(ctx: Context, change: FileChange, target: str, old: dict[str, FileState | None]) -> ChangePort:
-    """Port the hunks of a rename that the new tree has already."""
     base = ctx.old.get(change.old_path or "")
     done = whole(ctx, change, Verdict.UPSTREAM, f"the new tree has it as {target} already")
     if not change.hunks or base is None:
@@ -177,12 +178,158 @@ def _opaque(ctx: Context, change: FileChange) -> ChangePort:
 
 
 def _after(change: FileChange, base: FileState | None) -> FileState | None:
-    """Return the file as the change leaves it, None if it is deleted or cannot be told."""
     if change.kind is ChangeKind.DELETED:
         return None
     mode = change.new_mode or (base.mode if base else "100644")
-    commits = submodule_commits(change)
+    commits = change.submodule_commits
     if commits is not None:
         return FileState(mode, commits[1])
-    data = binary_content(change, base.data if base else None)
+    data = _binary_content(change, base.data if base else None)
     return None if data is None else FileState(mode, data)
+
+
+def _binary_content(change: FileChange, base: bytes | None) -> bytes | None:
+    """Return what a binary change makes of `base` (None: no file).
+
+    git decodes it, and refuses a `base` whose blob id is not the one that the patch names.
+
+    Returns:
+        None when it does not apply, or the patch carries no content (`Binary files differ`).
+    """
+    if not change.binary:
+        return None
+    added = change.kind is ChangeKind.ADDED
+    head = f"diff --git a/f b/f\n{'new file mode 100644' + chr(10) if added else ''}"
+    index = f"index {change.old_blob}..{change.new_blob}{'' if added else ' 100644'}\n"
+    with tempfile.TemporaryDirectory(prefix="multiworld-binary-") as folder:
+        file = Path(folder, "f")
+        if base is not None:
+            file.write_bytes(base)
+        patch = (head + index).encode() + change.binary
+        # GIT_DIR keeps git from finding a repository above, whose index would then count.
+        done = Git(Path(folder)).call("apply", "--binary", "-", stdin=patch, env={"GIT_DIR": folder})
+        return file.read_bytes() if done.returncode == 0 and file.is_file() else None
+
+
+#: Verdicts that stay what they are when the file moved; the others become `file moved`.
+_KEPT = {Verdict.UPSTREAM, Verdict.PARTLY, Verdict.CONFLICT, Verdict.GONE}
+
+
+def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
+    base = ctx.old.get(source)
+    numbers = range(1, len(change.hunks) + 1)
+    hunks = _hunks(ctx, change, base)
+    target, moved_why = _target(ctx, source, base)
+    if base is None and target is None:
+        return ChangePort(whole(ctx, change, Verdict.GONE, "neither tree has this file", hunks=numbers))
+    data = base.data if base else b""
+    here, elsewhere = _shared_out(ctx, source, data, target, hunks)
+    verdicts: dict[int, HunkVerdict] = {}
+    new: dict[str, FileState | None] = {}
+    marked: dict[str, FileState | None] = {}
+    for path, chosen, why in [(target, here, moved_why), *elsewhere]:
+        if path is None:
+            continue
+        current = ctx.new.get(path)
+        if current is None or not chosen:
+            continue
+        ported = port_text(data, current.data, [hunks[n - 1] for n in chosen], ctx.labels)
+        mode = _mode_after(change, current.mode)
+        new[path] = FileState(mode, ported.new)
+        if ported.marked != ported.new or any(r.verdict.needs_human for r in ported.hunks):
+            marked[path] = FileState(mode, ported.marked)
+        verdicts |= _verdicts(ctx, source, path, chosen, ported, why)
+    lost = [number for number in numbers if number not in verdicts]
+    since = ctx.gone_since(source) if lost else ""  # asks the history, which takes seconds
+    text = f"the new tree has no such file{since}"
+    verdicts |= {n: whole(ctx, change, Verdict.GONE, text, hunks=[n])[0] for n in lost}
+    old: Files = {source: FileState(_mode_after(change, base.mode), _old_side(data, hunks))} if base else {}
+    return ChangePort(tuple(verdicts[n] for n in numbers), old, new, marked)
+
+
+def _hunks(ctx: Context, change: FileChange, base: FileState | None) -> Sequence[Hunk]:
+    if not ctx.crlf or base is None or b"\r\n" in base.data:
+        return change.hunks
+    # The whole patch went through a conversion to DOS line ends, the file did not.
+    return [
+        replace(h, lines=tuple(t[:-2] + b"\n" if t.endswith(b"\r\n") else t for t in h.lines)) for h in change.hunks
+    ]
+
+
+def _target(ctx: Context, source: str, base: FileState | None) -> tuple[str | None, str]:
+    if ctx.new.has(source):
+        return source, ""
+    if base is None:
+        return None, ""
+    found = ctx.finder.renamed(source, base.data)
+    return found or (None, "")
+
+
+def _shared_out(
+    ctx: Context, source: str, data: bytes, target: str | None, hunks: Sequence[Hunk]
+) -> tuple[list[int], list[tuple[str, list[int], str]]]:
+    """Return which hunks go to `target`, and which to other files that have taken their code over."""
+    current = ctx.new.get(target) if target else None
+    alignment = align(Text(data).lines, Text(current.data if current else b"").lines)
+    here: list[int] = []
+    moved: dict[str, tuple[list[int], str]] = {}
+    for number, hunk in enumerate(hunks, 1):
+        found = _elsewhere(ctx, source, alignment, hunk)
+        if found is None or not _fits(ctx, data, found[0], hunk):
+            here.append(number)
+        else:
+            moved.setdefault(found[0], ([], found[1]))[0].append(number)
+    return here, [(path, numbers, why) for path, (numbers, why) in moved.items()]
+
+
+def _elsewhere(ctx: Context, source: str, alignment: Alignment, hunk: Hunk) -> tuple[str, str] | None:
+    """Return the other file that has a hunk's code, which is gone from its own, with the evidence."""
+    at, _ = locate(Text(b"".join(alignment.base)), hunk)
+    if at is None or not moved_away(alignment, split(hunk, 1, at)):
+        return None
+    if port_moved(alignment, split(hunk, 1, at)) is not None:
+        return None
+    near = range(max(0, at - REACH), min(len(alignment.base), at + len(hunk.old) + REACH))
+    return ctx.finder.piece(source, [alignment.base[n] for n in near if alignment.to[n] < 0])
+
+
+def _fits(ctx: Context, data: bytes, path: str, hunk: Hunk) -> bool:
+    other = ctx.new.get(path)
+    if other is None:
+        return False
+    result = port_text(data, other.data, [hunk], ctx.labels).hunks[0]
+    return not result.verdict.needs_human
+
+
+def _mode_after(change: FileChange, current: str) -> str:
+    changes = change.new_mode is not None and change.old_mode not in {None, change.new_mode}
+    return change.new_mode if changes and change.new_mode else current
+
+
+def _old_side(data: bytes, hunks: Sequence[Hunk]) -> bytes:
+    lines = Text(data).lines
+    shift, floor = 0, 0
+    for hunk in hunks:
+        at, _ = locate(Text(data), hunk, floor)
+        if at is not None:
+            lines[at + shift : at + shift + len(hunk.old)] = hunk.new
+            shift += len(hunk.new) - len(hunk.old)
+            floor = at + len(hunk.old)
+    return b"".join(lines)
+
+
+def _verdicts(
+    ctx: Context, source: str, path: str, numbers: Sequence[int], ported: TextPort, why: str
+) -> dict[int, HunkVerdict]:
+    found = {}
+    for number, result, line in zip(numbers, ported.hunks, ported.lines, strict=True):
+        verdict, method = result.verdict, result.method
+        evidence = result.evidence
+        if path != source:
+            evidence = "; ".join(part for part in (why, evidence) if part)
+            if verdict not in _KEPT:
+                verdict, method = Verdict.MOVED, Method.MOVED_FILE
+                evidence = f"{evidence} ({result.verdict.value} there)"
+        new_path = path if path != source else ""
+        found[number] = HunkVerdict(ctx.patch, source, number, verdict, method, line, result.offset, new_path, evidence)
+    return found

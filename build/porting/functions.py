@@ -1,4 +1,4 @@
-"""Port a hunk within its function, wherever that stands: its first line is its name."""
+"""Port a hunk within its function, wherever that is now: its first line is its name."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from build.porting.alignment import Alignment, align
+from build.porting.already_upstream import only_moved
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, port_hunk
 from build.porting.lines import headings
 from build.porting.markers import Region, region
 from build.porting.placement import added_elsewhere, text
-from build.porting.upstream import only_moved
 from build.series.verdicts import Method, Verdict
 
 
 def port_in_function(alignment: Alignment, placed: Placed) -> HunkResult | None:
-    """Port a hunk between the old and the new form of the function (or class) it stands in.
+    """Port a hunk between the old and the new form of the function (or class) it is in.
 
     An alignment of whole files goes wrong where functions were moved or copied. The first line of a function that
     both files have once tells which one is meant.
@@ -43,7 +43,7 @@ class Function:
 
 
 def function_of(alignment: Alignment, placed: Placed) -> Function | None:
-    """Return the function (or class) a hunk stands in, None when its first line is not in each file just once."""
+    """Return the function (or class) a hunk is in, None when its first line is not in each file just once."""
     chain = headings(alignment.base, placed.groups[0].start)
     if not chain or placed.start < chain[-1]:
         return None
@@ -76,7 +76,6 @@ def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool
 
 
 def _end(lines: Sequence[bytes], start: int) -> int:
-    """Return where the next thing at the top level begins."""
     depth = len(lines[start]) - len(lines[start].lstrip())
     for at in range(start + 1, len(lines)):
         line = lines[at]

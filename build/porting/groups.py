@@ -17,13 +17,12 @@ class Group:
     added: tuple[bytes, ...]
 
     def removed(self, base: Sequence[bytes]) -> list[bytes]:
-        """Return the lines it takes away."""
         return list(base[self.start : self.end])
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A hunk where it stands in the old file: its whole old side is lines `start..end`."""
+    """A hunk at its place in the old file: its whole old side is lines `start..end`."""
 
     hunk: Hunk
     number: int
@@ -42,7 +41,6 @@ class Edit:
 
 
 def split(hunk: Hunk, number: int, start: int) -> Placed:
-    """Split a hunk whose old side begins at line `start` of the old file."""
     groups: list[Group] = []
     at, first, added = start, start, list[bytes]()
 

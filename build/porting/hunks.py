@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from build.porting import upstream
+from build.porting import already_upstream
 from build.porting.alignment import Alignment
-from build.porting.candidates import only_home, other_candidates, removed_duplicates, same_function, support, telling
+from build.porting.candidates import (
+    only_home,
+    other_candidates,
+    recognisable,
+    removed_duplicates,
+    same_function,
+    support,
+)
 from build.porting.groups import Edit, Group, Placed
 from build.porting.lines import norm, occurrences
 from build.porting.placement import GroupResult, Outcome, added_elsewhere, place_group, stuck, target
@@ -36,12 +43,10 @@ class HunkResult:
 
 
 def human(evidence: str) -> HunkResult:
-    """Return the result of a hunk that only a person can place."""
     return HunkResult(Verdict.CONFLICT, Method.HUMAN, evidence)
 
 
 def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
-    """Return where `placed`, a hunk of the old file, goes in the new one."""
     at = _rigid(alignment, placed)
     if at is not None:
         return _unchanged(alignment, placed, at)
@@ -50,7 +55,7 @@ def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
 
 
 def _rigid(alignment: Alignment, placed: Placed) -> int | None:
-    """Return where the hunk's old side stands unchanged as a whole, by alignment; None if it does not."""
+    """Return where the hunk's old side is unchanged as a whole, by alignment; None if it is not."""
     if placed.end == placed.start:
         return None
     at = alignment.to[placed.start]
@@ -58,19 +63,19 @@ def _rigid(alignment: Alignment, placed: Placed) -> int | None:
     if at < 0 or list(alignment.to[placed.start : placed.end]) != list(range(at, at + size)):
         return None
     same = list(alignment.base[placed.start : placed.end]) == list(alignment.ours[at : at + size])
-    # At the rim of a hunk (start of a file, diff -U0) its own lines do not say what stands next to an insertion.
+    # At the rim of a hunk (start of a file, diff -U0) its own lines do not say what is next to an insertion.
     rim = [g for g in placed.groups if g.start == g.end and g.start in {placed.start, placed.end}]
     return at if same and all(target(alignment, group)[0] is not None for group in rim) else None
 
 
 def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
-    """Return the result of a hunk whose lines stand unchanged at `at`, if that is beyond doubt."""
+    """Return the result of a hunk whose lines are unchanged at `at`, if that is beyond doubt."""
     trouble, note = doubts(alignment, placed, placed.start, at)
     if trouble:
         return human(trouble)
     for group in placed.groups:
         if elsewhere := added_elsewhere(alignment, group):
-            return human(f"the lines it adds stand already at line {elsewhere[0] + 1} of the new file")
+            return human(f"the lines it adds are already at line {elsewhere[0] + 1} of the new file")
     offset = at - placed.hunk.first
     shift = at - placed.start
     edits = tuple(Edit(g.start + shift, g.end + shift, g.added) for g in placed.groups)
@@ -86,12 +91,12 @@ def doubts(alignment: Alignment, placed: Placed, old_at: int, new_at: int) -> tu
     if others:
         lines = ", ".join(str(line + 1) for line in others[:4])
         if not only_home(alignment, old_at, new_at, others):
-            return f"the same lines also stand at line {lines}: which of them is meant is not certain", ""
-        note = f"the same lines also stand at line {lines}; taken by the function they are in"
+            return f"the same lines are also at line {lines}: it is not certain which are meant", ""
+        note = f"the same lines are also at line {lines}; decided by the function they are in"
     elif removed_duplicates(alignment, placed) and not only_home(alignment, old_at, new_at, []):
         return "one of several equal blocks of the old file is gone; which one is not certain", ""
     if not same_function(alignment, old_at, new_at):
-        return f"line {new_at + 1} has the same lines, but stands in another function", ""
+        return f"line {new_at + 1} has the same lines, but in another function", ""
     return "", note
 
 
@@ -108,12 +113,11 @@ def _group(alignment: Alignment, placed: Placed, group: Group) -> GroupResult:
         return result
     if trust < SUPPORT:
         return result
-    found = upstream.look(alignment, group)
+    found = already_upstream.look(alignment, group)
     return result if found.outcome is Outcome.STUCK else found
 
 
 def combine(placed: Placed, results: list[GroupResult], method: Method) -> HunkResult:
-    """Return a hunk's result out of those of its groups."""
     blocked = [item for item in results if item.outcome is Outcome.STUCK]
     done = [item for item in results if item.outcome is Outcome.UPSTREAM]
     notes = "; ".join(dict.fromkeys(item.evidence for item in (blocked or results) if item.evidence))
@@ -132,7 +136,6 @@ def combine(placed: Placed, results: list[GroupResult], method: Method) -> HunkR
 
 
 def context_changes(alignment: Alignment, placed: Placed) -> str:
-    """Say which lines of a hunk's context changed, for people."""
     gone = [
         norm(alignment.base[n])[:60].decode("utf-8", "replace")
         for n in range(placed.start, placed.end)
@@ -151,9 +154,9 @@ def context_changes(alignment: Alignment, placed: Placed) -> str:
 
 
 def stands_once(alignment: Alignment, placed: Placed) -> int | None:
-    """Return where the old side stands, re-indented or not, when that is one place in each file."""
+    """Return where the old side is, re-indented or not, when that is one place in each file."""
     old = list(alignment.base_norm[placed.start : placed.end])
     places = occurrences(alignment.ours_norm, old)
-    if len(places) != 1 or len(occurrences(alignment.base_norm, old)) != 1 or not telling(old):
+    if len(places) != 1 or len(occurrences(alignment.base_norm, old)) != 1 or not recognisable(old):
         return None
     return places[0]

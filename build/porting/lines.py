@@ -1,4 +1,4 @@
-"""What lines and tokens are compared by, and how much a line says about where it stands."""
+"""What lines and tokens are compared by, and how much a line says about its place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TOKEN = re.compile(rb"\w+|[^\w\s]")
 _WORD = re.compile(rb"[A-Za-z_]\w+")
 _STATEMENT = re.compile(rb";\s*(?://.*)?$")
 _NO_HEADING = (b"#", b"//", b"/*", b"* ")
-#: Lines that stand in a thousand places and so say nothing about where they stand.
+#: Lines that are in a thousand places and so say nothing about their own.
 _COMMON = frozenset(
     {b"return", b"break", b"else", b"continue", b"endif", b"pass", b"try", b"public", b"private", b"override"}
 )
@@ -26,23 +26,21 @@ def tokens(lines: Iterable[bytes]) -> list[bytes]:
 
 
 def distinctive(line: bytes) -> bool:
-    """Tell whether a line has enough words to say where it stands."""
+    """Tell whether a line has enough words to say where it belongs."""
     words = [word for word in _WORD.findall(line) if word not in _COMMON]
     return len(words) >= 2 or any(len(word) >= 8 for word in words)
 
 
 def weight(lines: Iterable[bytes]) -> int:
-    """Count the distinctive lines."""
     return sum(map(distinctive, lines))
 
 
 def indent(line: bytes) -> bytes:
-    """Return the blanks a line begins with."""
     return line[: len(line) - len(line.lstrip(b" \t"))]
 
 
 def occurrences(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]:
-    """Return every index at which `needle` stands in `haystack`; none for an empty needle."""
+    """Return every index at which `needle` begins in `haystack`; none for an empty needle."""
     if not needle:
         return []
     size, first = len(needle), needle[0]

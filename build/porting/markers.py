@@ -11,7 +11,7 @@ from build.porting.groups import Edit, Placed, apply_edits
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What stands behind the markers."""
+    """What the sides of a conflict are called in its markers."""
 
     ours: bytes
     base: bytes

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from build.git import SUBMODULE, Git
 from build.porting.engine import PatchPort, PatchState
 from build.porting.trees import FileState
-from build.series.commits import commit_tree, message_of
-from build.series.export import export_commit
+from build.series.commits import commit_patch, export_commit, export_diff
 from build.series.fields import is_mail
-from build.series.git import Git
 
 #: What other tools write between a patch's words and its first file.
 _LEFTOVER = re.compile(rb"(?:^(?:Index: |=====|diff |Only in |# ).*\n|^\n)*\Z", re.MULTILINE)
-_PLAIN = (
-    "--full-index",
-    "--binary",
-    "--find-renames=50%",
-    "--unified=3",
-    "--diff-algorithm=myers",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--no-color",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +34,8 @@ def commit_ports(git: Git, base: str, ports: Sequence[PatchPort]) -> tuple[Commi
     Args:
         git: a repository that may be written to, and has `base`.
         base: the new tree's commit.
-        ports: in order. Of one that needs a human, what found its place is committed, so that later ones stand
-            on what they were ported to.
+        ports: in order. Of one that needs a human, what found its place is committed, so that later ones
+            build on what they were ported to.
     """
     head, found = base, []
     with tempfile.TemporaryDirectory(prefix="multiworld-port-") as folder:
@@ -57,9 +45,7 @@ def commit_ports(git: Git, base: str, ports: Sequence[PatchPort]) -> tuple[Commi
             stage(staged, port.files)
             parent = head
             if port.state is not PatchState.UNNEEDED:
-                head = commit_tree(
-                    staged, staged.line("write-tree", "--missing-ok"), parent, message_of(staged, port.patch)
-                )
+                head = commit_patch(staged, staged.line("write-tree", "--missing-ok"), parent, port.patch)
             found.append(Committed(port, head, parent))
     return tuple(found)
 
@@ -69,19 +55,14 @@ def stage(staged: Git, files: Mapping[str, FileState | None]) -> None:
     lines = []
     for path, state in files.items():
         if state is None:
-            lines.append(b"0 " + b"0" * 40 + b"\t" + path.encode("utf-8", "surrogateescape"))
+            lines.append(b"0 " + b"0" * 40 + b"\t" + os.fsencode(path))
             continue
-        blob = state.data.decode() if state.mode == "160000" else write_blob(staged, state.data)
-        lines.append(f"{state.mode} {blob}\t".encode() + path.encode("utf-8", "surrogateescape"))
+        blob = state.data.decode() if state.mode == SUBMODULE else staged.write_blob(state.data)
+        lines.append(f"{state.mode} {blob}\t".encode() + os.fsencode(path))
     # Removals first: a file may take the place of a folder.
     lines.sort(key=lambda line: not line.startswith(b"0 "))
     if lines:
         staged.out("update-index", "-z", "--add", "--index-info", stdin=b"\0".join(lines) + b"\0")
-
-
-def write_blob(git: Git, data: bytes) -> str:
-    """Store content and return its id."""
-    return git.line("hash-object", "-w", "--stdin", stdin=data)
 
 
 def render(git: Git, item: Committed) -> bytes:
@@ -91,6 +72,6 @@ def render(git: Git, item: Committed) -> bytes:
         return patch.data
     if is_mail(patch.data):
         return export_commit(git, item.commit)
-    diff = git.out("diff-tree", "-p", *_PLAIN, item.parent, item.commit)
+    diff = export_diff(git, item.parent, item.commit)
     header = _LEFTOVER.sub(b"", patch.header)
     return header + (b"\n" if header else b"") + diff

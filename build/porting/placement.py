@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from build.porting.alignment import Alignment
-from build.porting.candidates import telling
+from build.porting.candidates import recognisable
 from build.porting.groups import Edit, Group
 from build.porting.lines import norm, occurrences, similarity
 from build.porting.reindent import UnevenError, fit
@@ -31,7 +31,7 @@ class GroupResult:
 
     Attributes:
         outcome: see `Outcome`.
-        at: where in the new file (line from 0): of the edit, or of the change that stands there already.
+        at: where in the new file (line from 0): of the edit, or of the change that is there already.
         edit: what to do there, None unless placed or partly upstream.
         evidence: for people.
     """
@@ -43,7 +43,6 @@ class GroupResult:
 
 
 def stuck(evidence: str) -> GroupResult:
-    """Return the result of a group that only a person can place."""
     return GroupResult(Outcome.STUCK, evidence=evidence)
 
 
@@ -53,7 +52,7 @@ def place_group(alignment: Alignment, group: Group) -> GroupResult:
     if span is None:
         return stuck(why)
     if elsewhere := added_elsewhere(alignment, group):
-        return stuck(f"the lines it adds stand already at line {elsewhere[0] + 1}")
+        return stuck(f"the lines it adds are already at line {elsewhere[0] + 1}")
     first, last = span
     try:
         lines, note = fit(group.added, _pairs(alignment, group, span))
@@ -86,11 +85,11 @@ def _gap(alignment: Alignment, at: int) -> tuple[tuple[int, int] | None, str]:
             return (below, below), ""
         return None, "other lines were put in the same place"
     if known_above or known_below:
-        return _beside_edited(alignment, at, above if known_above else None)
+        return _next_to_edited(alignment, at, above if known_above else None)
     return None, "the lines around it were changed or removed"
 
 
-def _beside_edited(alignment: Alignment, at: int, above: int | None) -> tuple[tuple[int, int] | None, str]:
+def _next_to_edited(alignment: Alignment, at: int, above: int | None) -> tuple[tuple[int, int] | None, str]:
     """Return the place between a kept line and one that was edited; both runs must pair line by line."""
     if above is not None:
         old = range(at, alignment.after(at)[0])
@@ -134,13 +133,13 @@ def _pairs(alignment: Alignment, group: Group, span: tuple[int, int]) -> list[tu
 def added_elsewhere(alignment: Alignment, group: Group) -> list[int]:
     """Return where the new file has all added lines together although the old one had them nowhere."""
     lines = [norm(line) for line in group.added if line.strip()]
-    if not lines or not telling(group.added):
+    if not lines or not recognisable(group.added):
         return []
     found = _loosely(alignment.ours_norm, lines)
     return found if len(found) > len(_loosely(alignment.base_norm, lines)) else []
 
 
 def _loosely(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]:
-    """Return where `needle` stands, blank lines not counted."""
+    """Return where `needle` begins, blank lines not counted."""
     kept = [(n, line) for n, line in enumerate(haystack) if line]
     return [kept[at][0] for at in occurrences([line for _, line in kept], needle)]

@@ -11,9 +11,9 @@ from build import paths
 from build.console import step
 from build.errors import ProbeError, ToolError
 from build.pipeline import Request, build_release
-from build.porting.folder import reports
+from build.porting.between_trees import reports
 from build.porting.report import PortReport, ProbeReport, not_needed
-from build.series.export import write_series
+from build.series.commits import write_series
 from build.wheeltest.environments import Form
 from build.wheeltest.results import NAME, Case, TestRecord
 from build.wheeltest.suite import prove_release
@@ -48,7 +48,6 @@ def prove(report: PortReport, folder: Path, source: Path | None = None) -> tuple
 
 
 def _kept(release: str) -> TestRecord | None:
-    """Return the record that tests which failed have left."""
     try:
         return msgspec.json.decode((paths.DIST / release / NAME).read_bytes(), type=TestRecord)
     except (OSError, msgspec.DecodeError):
@@ -56,7 +55,6 @@ def _kept(release: str) -> TestRecord | None:
 
 
 def probes_of(record: TestRecord) -> tuple[ProbeReport, ...]:
-    """Return what each probe did on the stock wheel and on the patched ones."""
     stock: dict[str, str] = {}
     patched: dict[str, list[Case]] = {}
     for run in record.runs:
@@ -69,6 +67,5 @@ def probes_of(record: TestRecord) -> tuple[ProbeReport, ...]:
 
 
 def _probe(cases: list[Case], stock: str) -> ProbeReport:
-    """Return the report of one probe from what it did in each patched form."""
     found = [ProbeReport(case.probe, case.patch, stock, case.got) for case in cases]
     return next((item for item in found if not item.passes_on_patched), found[0])

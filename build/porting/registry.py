@@ -87,7 +87,6 @@ def fill_build_ids(version: str, path: Path = releases.RELEASES_TOML) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a releases file that loads."""
     releases.parse(data, path.name)
     with atomic_write(path) as part:
         part.write_bytes(data)
@@ -166,7 +165,6 @@ def _store(folder: Path, version: str, text: str, entry: ReleaseEntry | None) ->
 
 
 def _entry_text(version: str, entry: ReleaseEntry) -> str:
-    """Return the TOML of one release of a series."""
     fields: dict[str, object] = {
         "base_commit": entry.base_commit,
         "derived_from": entry.derived_from,

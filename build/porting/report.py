@@ -46,12 +46,10 @@ class ProbeReport(msgspec.Struct, frozen=True):
 
     @property
     def of_patch(self) -> bool:
-        """Whether it is about a defect."""
         return self.patch not in SAME
 
     @property
     def fails_on_stock(self) -> bool:
-        """Whether the defect showed on the stock wheel."""
         return self.of_patch and self.stock not in ("", PASSED)
 
     @property
@@ -61,7 +59,6 @@ class ProbeReport(msgspec.Struct, frozen=True):
 
     @property
     def passes_on_patched(self) -> bool:
-        """Whether the patched wheels did what is wanted."""
         return self.patched == self.wanted
 
 
@@ -96,22 +93,18 @@ class PortReport(msgspec.Struct, frozen=True):
 
     @property
     def verdicts(self) -> tuple[HunkVerdict, ...]:
-        """All verdicts."""
         return tuple(item for patch in self.patches for item in patch.verdicts)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to a human."""
         return all(patch.state is not PatchState.NEEDS_HUMAN for patch in self.patches)
 
 
 def report_of(port: PatchPort, written: str) -> PatchReport:
-    """Return the report of one patch."""
     return PatchReport(port.patch.name, port.state, written, port.verdicts, port.notes)
 
 
 def to_json(report: PortReport) -> bytes:
-    """Return the report as JSON."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 
@@ -135,7 +128,6 @@ def summary(verdicts: Sequence[HunkVerdict]) -> str:
 
 
 def to_terminal(report: PortReport) -> Group:
-    """Return the report as a table with its legend and the patches' states."""
     lines = Text()
     for patch in report.patches:
         lines.append(f"{patch.name}: ")
@@ -148,7 +140,6 @@ def to_terminal(report: PortReport) -> Group:
 
 
 def to_markdown(report: PortReport) -> bytes:
-    """Return the report as Markdown."""
     out = [f"# {report.series}: {report.old} → {report.new}", "", summary(report.verdicts) + ".", ""]
     out += ["| patch | state | file |", "|---|---|---|"]
     out += [f"| `{p.name}` | {p.state.value} | {f'`{p.written}`' if p.written else ''} |" for p in report.patches]
@@ -168,7 +159,6 @@ def to_markdown(report: PortReport) -> bytes:
 
 
 def _probes(probes: Sequence[ProbeReport]) -> list[str]:
-    """Return what the probes said: patch by patch, then each of them."""
     out = [
         "",
         "## Probes",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from build.errors import UsageError
-from build.series.git import Git
+from build.git import Git
 
 _MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |\r?$)", re.MULTILINE)
 _WHOLE = re.compile(rb"^<{7} .*?\n(.*?)^\|{7} .*?\n.*?^={7}\n.*?^>{7} .*?\n", re.MULTILINE | re.DOTALL)
@@ -78,7 +78,6 @@ def _marks(file: Path, path: str) -> list[str]:
 
 
 def _drop(git: Git, edit: Sequence[str]) -> None:
-    """Put the new tree's side into every conflict."""
     for path in edit:
         file = git.folder / path
         if file.is_file():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from build.porting.markers import Labels
-from build.porting.moves import Finder
+from build.porting.moved_files import Finder
 from build.porting.trees import FileState, Layer
 from build.series.model import FileChange
 from build.series.verdicts import HunkVerdict, Method, Verdict

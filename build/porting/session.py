@@ -14,15 +14,15 @@ from pathlib import Path
 import msgspec
 
 from build.errors import UsageError
-from build.paths import atomic_write, sweep
+from build.git import SUBMODULE, Git
+from build.paths import atomic_write
 from build.porting.engine import PatchPort, PatchState, Resolution, port_series
 from build.porting.output import Committed, commit_ports, stage
 from build.porting.resolve import take_up
 from build.porting.trees import FileState, Tree
 from build.seals import signed, unsigned
 from build.series.apply import changed_paths
-from build.series.checkout import new_repository, remove_folder, replace_folder
-from build.series.git import Git
+from build.series.checkout import new_repository, remove_folder, replacing
 from build.series.model import PatchFile
 
 _STATE = "state.json"
@@ -112,14 +112,13 @@ class Session:
         if state.current:
             git = Git(self.repo)
             tree = take_up(git, state.edit, state.left, drop=drop)
-            commit = git.line("commit-tree", tree, "-p", "HEAD", "-m", state.current, env=_IDENT)
+            commit = git.commit(tree, state.current.encode(), "HEAD")
             git.out("update-ref", f"refs/resolved/{commit}", commit)
             state = State(state.key, {**state.resolved, state.current: commit})
             self._save(state)
         return self._go_on(state)
 
     def close(self) -> None:
-        """Remove the state of a port that is finished."""
         remove_folder(self.folder)
 
     def _go_on(self, state: State) -> Outcome:
@@ -148,7 +147,7 @@ class Session:
         git.out("checkout", "--quiet", "--force", "--detach", waiting.parent)
         git.out("clean", "-fdxq")
         stage(git, port.files)
-        kept = [path for path, state in port.files.items() if state is not None and state.mode != "160000"]
+        kept = [path for path, state in port.files.items() if state is not None and state.mode != SUBMODULE]
         names = b"".join(os.fsencode(path) + b"\0" for path in kept)
         git.out("checkout-index", "--force", "--stdin", "-z", stdin=names)
         for path, state in port.files.items():
@@ -162,21 +161,14 @@ class Session:
         return tuple(sorted({*port.marked, *_pathless(port)})), _tree_of(git)
 
     def _reject(self, port: PatchPort) -> None:
-        """Write the patch beside the checkout, for the hunks that have no file to stand in."""
+        """Write the patch next to the checkout, for the hunks that no file can show."""
         with atomic_write(self.folder / "current.patch") as part:
             part.write_bytes(port.patch.data)
 
     def _create(self) -> None:
-        """Make the folder with its repository, as one step."""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        sweep(self.folder)
-        name = self.folder.name
-        with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".part", dir=self.folder.parent) as temporary:
-            beside = Path(temporary, "port")
-            beside.mkdir()
-            new_repository(self.new.git, beside / "checkout")
-            (beside / _STATE).write_bytes(signed(msgspec.json.encode(State(self._key()))))
-            replace_folder(beside, self.folder)
+        with replacing(self.folder) as new:
+            new_repository(self.new.git, new / "checkout")
+            (new / _STATE).write_bytes(signed(msgspec.json.encode(State(self._key()))))
 
     def _state(self) -> State | None:
         try:
@@ -207,13 +199,6 @@ class Session:
         return digest.hexdigest()
 
 
-_IDENT = {
-    f"GIT_{role}_{key}": value
-    for role in ("AUTHOR", "COMMITTER")
-    for key, value in (("NAME", "port"), ("EMAIL", "port@multiworld.invalid"), ("DATE", "2000-01-01T00:00:00+0000"))
-}
-
-
 def discard(folder: Path) -> None:
     """Give a waiting port up; nothing outside its folder was touched.
 
@@ -241,12 +226,11 @@ def _tree_of(git: Git) -> str:
 
 
 def _resolution(git: Git, commit: str) -> Resolution:
-    """Return the files that a person's commit changed."""
     files: dict[str, FileState | None] = {}
     for item in changed_paths(git, f"{commit}^", commit):
         if item.new_blob.strip("0"):
-            data = item.new_blob.encode() if item.new_mode == "160000" else git.out("cat-file", "blob", item.new_blob)
+            data = item.new_blob.encode() if item.new_mode == SUBMODULE else git.out("cat-file", "blob", item.new_blob)
             files[item.path] = FileState(item.new_mode, data)
         if item.old_path != item.path or not item.new_blob.strip("0"):
             files[item.old_path] = None
-    return Resolution({os.fspath(path): state for path, state in files.items()})
+    return Resolution(files)

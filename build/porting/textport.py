@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from build.git import Git
 from build.porting import markers
 from build.porting.alignment import Alignment, align
-from build.porting.crosscheck import crosscheck
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import HunkResult, context_changes, human, port_hunk
-from build.porting.moved import port_moved, port_without_base
-from build.series.inspect import locate
+from build.porting.moved_code import port_moved, port_without_base
+from build.series.inspect import Text, locate
 from build.series.model import Hunk
-from build.series.place import Text
-from build.series.verdicts import Verdict
+from build.series.verdicts import Method, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class TextPort:
         new: the new file with every hunk that found its place.
         marked: the same with diff3 markers around the others; equal to `new` if there are none.
         hunks: one result per hunk.
-        lines: where each hunk stands in `new` (from 1, 0 for none).
+        lines: where each hunk is in `new` (from 1, 0 for none).
     """
 
     old: bytes
@@ -38,7 +39,6 @@ class TextPort:
 
 
 def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.Labels) -> TextPort:
-    """Port `hunks`, which are for the file `base`, to the file `ours`."""
     old, new = Text(base), Text(ours)
     alignment = align(old.lines, new.lines)
     located = _locate(old, hunks)
@@ -59,7 +59,6 @@ def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.L
 
 
 def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
-    """Find every hunk in the file it is for."""
     found: list[Placed | None] = []
     floor = 0
     for number, hunk in enumerate(hunks, 1):
@@ -70,7 +69,7 @@ def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
 
 
 def _port(alignment: Alignment, placed: Placed) -> HunkResult:
-    """Port one hunk where it stands, or where its code moved to."""
+    """Port one hunk in its place, or where its code moved to."""
     result = port_hunk(alignment, placed)
     if result.verdict is Verdict.CONFLICT:
         result = port_in_function(alignment, placed) or port_moved(alignment, placed) or result
@@ -81,7 +80,6 @@ def _port(alignment: Alignment, placed: Placed) -> HunkResult:
 
 
 def _lone(new: Text, hunk: Hunk, number: int) -> HunkResult:
-    """Port a hunk that the old file does not have."""
     alone = align(hunk.old, new.lines)
     return port_without_base(alone, split(hunk, number, 0))
 
@@ -123,14 +121,53 @@ def _conflicts(
             return joined, final
         for number in inside:
             if located[number] is None:
-                final[number] = human("stands inside the lines of a conflict")
+                final[number] = human("is inside the lines of a conflict")
             else:
-                final[number] = human("stands inside the lines of a conflicting hunk")
+                final[number] = human("is inside the lines of a conflicting hunk")
 
 
 def _line(result: HunkResult, edits: Sequence[Edit]) -> int:
-    """Return where a hunk stands in the result, from 1."""
     if result.at < 0:
         return 0
     shift = sum(len(edit.lines) - (edit.end - edit.start) for edit in edits if edit.start < result.at)
     return result.at + shift + 1
+
+
+_BY_ALIGNMENT = {Method.EXACT, Method.OFFSET, Method.MERGE}
+
+
+def crosscheck(
+    alignment: Alignment, located: Sequence[Placed | None], results: Sequence[HunkResult]
+) -> list[HunkResult]:
+    """Return `results`, with those left to a human that git merges cleanly to something else.
+
+    git may well find a conflict where lines next to each other changed; that is no objection.
+    """
+    if alignment.base == alignment.ours:
+        return list(results)
+    ours = alignment.ours
+    pairs = [
+        (placed, result)
+        for placed, result in zip(located, results, strict=True)
+        if placed and result.edits and result.method in _BY_ALIGNMENT and result.verdict is not Verdict.PARTLY
+    ]
+    together = _merge(alignment, [placed for placed, _ in pairs])
+    if together == b"".join(apply_edits(ours, [edit for _, result in pairs for edit in result.edits])):
+        return list(results)
+    final = list(results)
+    for placed, result in pairs:
+        single = _merge(alignment, [placed])
+        if single is not None and single != b"".join(apply_edits(ours, result.edits)):
+            final[placed.number - 1] = human(f"git's three-way merge puts it elsewhere; {result.evidence}")
+    return final
+
+
+def _merge(alignment: Alignment, placed: Sequence[Placed]) -> bytes | None:
+    """Return what `git merge-file` makes of some hunks, None where it finds a conflict."""
+    edits = [Edit(group.start, group.end, group.added) for item in placed for group in item.groups]
+    sides = (alignment.ours, alignment.base, apply_edits(alignment.base, edits))
+    with tempfile.TemporaryDirectory(prefix="multiworld-merge-") as folder:
+        for name, lines in zip(("ours", "base", "theirs"), sides, strict=True):
+            Path(folder, name).write_bytes(b"".join(lines))
+        done = Git(Path(folder)).call("merge-file", "-p", "--diff3", "ours", "base", "theirs")
+    return None if done.returncode else done.stdout

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from build.errors import SourceError
-from build.series.commits import DATE, EMAIL, NAME
-from build.series.git import Entry, Git, entries
-
-_IDENT = {
-    f"GIT_{role}_{key}": value
-    for role in ("AUTHOR", "COMMITTER")
-    for key, value in (("NAME", NAME), ("EMAIL", EMAIL), ("DATE", DATE))
-}
+from build.git import SUBMODULE, Entry, Git, init, repository, split_revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +35,21 @@ class Tree:
 
     @cached_property
     def entries(self) -> dict[str, Entry]:
-        """All files by path."""
-        return entries(self.git, self.commit)
+        return self.git.files(self.commit)
 
     def read(self, path: str) -> FileState | None:
-        """Return a file, None if there is none of that name."""
         entry = self.entries.get(path)
         if entry is None:
             return None
-        if entry.mode == "160000":
+        if entry.mode == SUBMODULE:
             return FileState(entry.mode, entry.blob.encode())
         return FileState(entry.mode, self.git.out("cat-file", "blob", entry.blob))
 
     def read_many(self, paths: Iterable[str]) -> dict[str, bytes]:
         """Return the content of several files in one go; those an incomplete clone lacks are left out."""
-        wanted = [self.entries[path] for path in paths if self.entries[path].mode != "160000"]
-        raw = self.git.out("cat-file", "--batch", "--buffer", stdin="".join(f"{e.blob}\n" for e in wanted).encode())
-        found, at = {}, 0
-        for entry in wanted:
-            end = raw.index(b"\n", at)
-            header = raw[at:end].split()
-            at = end + 1
-            if len(header) == 3:
-                size = int(header[2])
-                found[entry.path] = raw[at : at + size]
-                at += size + 1
-        return found
+        wanted = [self.entries[path] for path in paths if self.entries[path].mode != SUBMODULE]
+        contents = self.git.blobs([entry.blob for entry in wanted])
+        return {entry.path: data for entry, data in zip(wanted, contents, strict=True) if data is not None}
 
 
 @dataclass(slots=True)
@@ -79,15 +60,12 @@ class Layer:
     changed: dict[str, FileState | None] = field(default_factory=dict)
 
     def get(self, path: str) -> FileState | None:
-        """Return a file as it is now."""
         return self.changed[path] if path in self.changed else self.tree.read(path)
 
     def has(self, path: str) -> bool:
-        """Tell whether there is a file of that name now."""
         return self.changed[path] is not None if path in self.changed else path in self.tree.entries
 
     def put(self, path: str, state: FileState | None) -> None:
-        """Write a file, or remove it (None)."""
         self.changed[path] = state
 
 
@@ -104,53 +82,29 @@ def open_tree(spec: str, workplace: Path) -> Tree:
     Raises:
         SourceError: no such folder, no such revision.
     """
-    path, revision = Path(spec), "HEAD"
-    if not path.exists() and "@" in spec:
-        path, revision = Path(spec.rpartition("@")[0]), spec.rpartition("@")[2]
+    path, revision = split_revision(spec)
     if not path.is_dir():
         raise SourceError(
             f"{spec} is neither a git repository nor a folder",
             cause="the path does not exist" if not path.exists() else "it is a file",
             remedy="give a checkout, PATH@REV, or an unpacked source tree",
         )
-    git = Git(path.resolve())
-    if _is_repository(git):
-        commit = git.resolve(revision)
-        return Tree(git, commit, f"{path.name}@{commit[:12] if revision == 'HEAD' else revision}")
-    if revision != "HEAD":
+    git = repository(path.resolve())
+    if git is not None:
+        commit = git.resolve(revision or "HEAD")
+        return Tree(git, commit, f"{path.name}@{commit[:12] if revision in {None, 'HEAD'} else revision}")
+    if revision is not None:
         raise SourceError(f"{path} is no git repository, so it has no revision {revision!r}")
     return _import(path.resolve(), workplace)
-
-
-def _is_repository(git: Git) -> bool:
-    """Whether the folder itself is a repository, not merely inside one.
-
-    Raises:
-        SourceError: it is one that git refuses; read as a plain folder, it would give what no commit has.
-    """
-    done = git.call("rev-parse", "--is-bare-repository", "--show-prefix")
-    if done.returncode:
-        if os.path.lexists(git.folder / ".git"):
-            raise SourceError(
-                f"{git.folder} is a git repository that git cannot read",
-                cause=done.tail,
-                remedy="repair it, or give a copy without its .git",
-            )
-        return False
-    words = os.fsdecode(done.stdout).split("\n")
-    return words[0] == "true" or words[1] == ""
 
 
 def _import(folder: Path, workplace: Path) -> Tree:
     """Make a repository of a plain folder's files; the folder is only read."""
     workplace.mkdir(parents=True)
-    git = Git(workplace)
-    git.out("init", "--quiet", "--bare", "--template=", "--object-format=sha1")
+    git = init(workplace, bare=True)
     env = {"GIT_DIR": str(workplace), "GIT_WORK_TREE": str(folder)}
-    inside = Git(folder)
-    # One pack instead of a file for each blob; and it is thrown away: it need neither be small nor outlive a power cut.
-    fast = ("-c", "core.bigFileThreshold=1", "-c", "core.compression=0", "-c", "core.fsync=none")
-    inside.out(*fast, "add", "--all", "--force", ".", env=env)
-    tree = inside.line("write-tree", env=env)
-    commit = git.line("commit-tree", tree, "-m", f"{folder.name}, imported", env=_IDENT)
+    # One pack instead of a file for each blob; it is thrown away, so it need not be small.
+    inside = Git(folder, config=("core.bigFileThreshold=1", "core.compression=0"))
+    inside.out("add", "--all", "--force", ".", env=env)
+    commit = git.commit(inside.line("write-tree", env=env), f"{folder.name}, imported".encode())
     return Tree(git, commit, folder.name)

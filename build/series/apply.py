@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,16 +13,17 @@ from pathlib import Path
 import msgspec
 
 from build.errors import PatchError, SourceError, UsageError
+from build.git import SYMLINK, Git
 from build.seals import signed, unsigned
-from build.series.checkout import is_dirty, new_repository, replace_folder
-from build.series.commits import commit_tree, message_of
-from build.series.git import Git, entries, require_repository
+from build.series.checkout import new_repository, replacing
+from build.series.commits import commit_patch
 from build.series.inspect import inspect, require_all_placed
 from build.series.model import ChangeKind, PatchFile
 from build.series.verdicts import HunkVerdict
 
 #: Inside the checkout's `.git`: what was applied to what, so that a second run knows there is nothing to do.
 _RECORD = "multiworld-applied.json"
+_FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _STATUS = {
     "A": ChangeKind.ADDED,
     "D": ChangeKind.DELETED,
@@ -70,10 +72,11 @@ class _Record(msgspec.Struct, frozen=True):
     key: str
     head: str
     verdicts: tuple[HunkVerdict, ...]
+    changed: tuple[ChangedPath, ...] | None = None  # not in records of earlier versions
 
 
 def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Path) -> AppliedTree:
-    """Apply `patches` to `base` in a checkout of their own.
+    """Apply `patches` to `base` in a checkout of their own; call it with the lock on `target` held.
 
     Args:
         repo: a git repository that has `base`; it is only read.
@@ -85,22 +88,22 @@ def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Pa
         The checkout with what changed and a verdict per hunk.
 
     Raises:
-        PatchError: a hunk does not stand where it should; nothing is left in `target`.
+        PatchError: a hunk does not fit where it should; nothing is left in `target`.
         SourceError: `repo` is no repository or lacks `base`.
         UsageError: `target` holds changes that are not committed.
     """
-    source = require_repository(repo)
-    base = source.resolve(base)
+    source = Git(repo)
+    if not _FULL_ID.fullmatch(base):
+        base = source.resolve(base)
     key = _key(base, patches)
     if kept := _kept(target, base, key):
         return kept
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".part", dir=target.parent) as temporary:
-        beside = Path(temporary, "tree")
-        git = new_repository(source, beside)
-        record = _Record(key, *commit_patches(git, base, patches))
+    base = source.resolve(base)
+    with replacing(target) as new:
+        git = new_repository(source, new)
+        head, verdicts = commit_patches(git, base, patches)
+        record = _Record(key, head, verdicts, changed_paths(git, base, head))
         _check_out(git, base, record)
-        replace_folder(beside, target)
     return _result(Git(target), base, record)
 
 
@@ -147,8 +150,8 @@ def check_files(applied: AppliedTree, names: Collection[str]) -> None:
     Raises:
         SourceError: a file is not the commit's.
     """
-    known = entries(Git(applied.checkout), applied.head)
-    regular = [known[name] for name in names if name in known and known[name].mode != "120000"]
+    known = Git(applied.checkout).files(applied.head)
+    regular = [known[name] for name in names if name in known and known[name].mode != SYMLINK]
     wrong = sorted(item.path for item in regular if _blob_id(applied.checkout / item.path, item.blob) != item.blob)
     if wrong:
         raise SourceError(
@@ -159,7 +162,6 @@ def check_files(applied: AppliedTree, names: Collection[str]) -> None:
 
 
 def _blob_id(path: Path, like: str) -> str:
-    """Return the id that git gives the content of a file, by the hash that another id is of."""
     data = path.read_bytes()
     digest = hashlib.sha1 if len(like) == 40 else hashlib.sha256
     return digest(b"blob %d\0" % len(data) + data).hexdigest()
@@ -183,7 +185,7 @@ def commit_patches(git: Git, base: str, patches: Sequence[PatchFile]) -> tuple[s
             require_all_placed(patch, placed)
             verdicts += placed
             _stage(staged, patch)
-            head = commit_tree(staged, staged.line("write-tree", "--missing-ok"), head, message_of(staged, patch))
+            head = commit_patch(staged, staged.line("write-tree", "--missing-ok"), head, patch)
     return head, tuple(verdicts)
 
 
@@ -202,7 +204,6 @@ def _stage(staged: Git, patch: PatchFile) -> None:
 
 
 def _check_out(git: Git, base: str, record: _Record) -> None:
-    """Check out the patched tree and leave the record that says what it is."""
     git.out("update-ref", "refs/heads/patched", record.head)
     git.out("update-ref", "refs/tags/base", base)
     git.out("read-tree", "--reset", "-u", record.head)
@@ -224,8 +225,7 @@ def _read_record(target: Path) -> _Record | None:
 
 
 def _refuse_dirty(target: Path) -> None:
-    """Refuse to lose someone's edits."""
-    if changed := is_dirty(target):
+    if changed := Git(target).changed_files():
         raise UsageError(
             f"{target} has changes that are not committed: {', '.join(changed[:5])}",
             cause="files of the checkout were edited",
@@ -234,7 +234,6 @@ def _refuse_dirty(target: Path) -> None:
 
 
 def _key(base: str, patches: Sequence[PatchFile]) -> str:
-    """Return the digest of everything the result depends on."""
     digest = hashlib.sha256(base.encode())
     for patch in patches:
         digest.update(b"\0" + patch.name.encode() + b"\0" + hashlib.sha256(patch.data).digest())
@@ -242,7 +241,8 @@ def _key(base: str, patches: Sequence[PatchFile]) -> str:
 
 
 def _result(git: Git, base: str, record: _Record) -> AppliedTree:
-    return AppliedTree(git.folder, base, record.head, changed_paths(git, base, record.head), record.verdicts)
+    changed = changed_paths(git, base, record.head) if record.changed is None else record.changed
+    return AppliedTree(git.folder, base, record.head, changed, record.verdicts)
 
 
 def changed_paths(git: Git, base: str, head: str) -> tuple[ChangedPath, ...]:

@@ -1,15 +1,19 @@
-"""A git repository of its own over another one's objects: nothing is ever written into the source."""
+"""Checkouts: a repository of its own over another one's objects, and folders that are replaced as one step."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from build.errors import SourceError
-from build.series.git import Git
+from build.git import Git, init
+from build.paths import sweep
 from build.signals import deferred_signals
 
 #: What a clone without all objects needs to fetch a missing one later.
@@ -19,6 +23,8 @@ _PROMISOR = r"^(remote\.|extensions\.partialclone)"
 def new_repository(source: Git, target: Path) -> Git:
     """Make a repository in `target` that has every object of `source`, by hard links where possible.
 
+    Nothing is written into the source.
+
     Args:
         source: the repository to share objects with; it is only read.
         target: a folder that does not exist yet.
@@ -27,10 +33,8 @@ def new_repository(source: Git, target: Path) -> Git:
         git in the new repository, which has no commit checked out and no branch.
     """
     target.mkdir(parents=True)
-    git = Git(target)
-    # Of the same format, whatever the user prefers for new ones: the objects are the source's own.
-    kind = source.line("rev-parse", "--show-object-format")
-    git.out("init", "--quiet", "--initial-branch=patched", "--template=", f"--object-format={kind}")
+    # Of the source's format: the objects are its own.
+    git = init(target, "patched", object_format=source.line("rev-parse", "--show-object-format"))
     inside = git.git_dir()
     common = Path(source.line("rev-parse", "--path-format=absolute", "--git-common-dir"))
     _share_objects(common / "objects", inside / "objects")
@@ -79,7 +83,6 @@ def _copy_promisor(source: Git, target: Git) -> None:
 
 
 def _copy_sparse(source: Git, target: Git) -> None:
-    """Check out only the folders that a sparse source has."""
     patterns = Path(source.line("rev-parse", "--path-format=absolute", "--git-path", "info/sparse-checkout"))
     if source.call("config", "--type=bool", "--get", "core.sparseCheckout").stdout.strip() != b"true":
         return
@@ -92,10 +95,18 @@ def _copy_sparse(source: Git, target: Git) -> None:
         target.out("config", "core.sparseCheckoutCone", cone.decode() or "false")
 
 
-def is_dirty(checkout: Path) -> list[str]:
-    """Return the paths with changes that no commit has."""
-    listing = Git(checkout).out("status", "--porcelain", "-z", "--untracked-files=normal")
-    return [os.fsdecode(record[3:]) for record in listing.split(b"\0")[:-1] if record[2:3] == b" "]
+@contextlib.contextmanager
+def replacing(final: Path) -> Iterator[Path]:
+    """Yield where to make a folder, which takes the place of `final` when the block succeeds.
+
+    Unlike with `paths.built_beside`, the old folder stays until the new one is in its place: it may be someone's work.
+    Temporary folders of killed runs are removed first: call it with the lock on `final` held.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    sweep(final)
+    with tempfile.TemporaryDirectory(prefix=f".{final.name}.", suffix=".part", dir=final.parent) as part:
+        yield Path(part, "new")
+        replace_folder(Path(part, "new"), final)
 
 
 def replace_folder(new: Path, final: Path) -> None:
@@ -109,11 +120,11 @@ def replace_folder(new: Path, final: Path) -> None:
     """
     if not final.exists():
         new.rename(final)
-        _sweep(final)
+        _sweep_old(final)
         return
     if final.is_symlink() or not final.is_dir():
         raise SourceError(f"{final} is in the way: it is not a folder", remedy="give another folder")
-    _sweep(final)
+    _sweep_old(final)
     old = _aside(final)
     with deferred_signals():
         final.rename(old)
@@ -127,7 +138,7 @@ def replace_folder(new: Path, final: Path) -> None:
 
 def remove_folder(final: Path) -> None:
     """Remove a folder as one step: an interruption leaves nothing of it under its name."""
-    _sweep(final)
+    _sweep_old(final)
     if final.exists():
         old = _aside(final)
         final.rename(old)
@@ -135,11 +146,10 @@ def remove_folder(final: Path) -> None:
 
 
 def _aside(final: Path) -> Path:
-    """Return where this process puts a folder that is to go."""
     return final.with_name(f".{final.name}.old-{os.getpid()}")
 
 
-def _sweep(final: Path) -> None:
+def _sweep_old(final: Path) -> None:
     """Remove what runs that are no more have put aside and not removed; `final` must be in place or not wanted."""
     for old in final.parent.glob(f".{glob.escape(final.name)}.old-*"):
         if not _other_runs(old.name.rpartition("-")[2]):

@@ -1,43 +1,63 @@
-"""Turn patches into commits whose ids depend on the patches alone."""
+"""Patches become commits whose ids depend on the patches alone, and commits become patches in one form.
+
+Exporting what was applied gives the same bytes, so that a changed byte is a changed patch.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import PatchError
+from build.git import Author, Git
+from build.series.checkout import replacing
 from build.series.fields import is_mail
-from build.series.git import Git
 from build.series.model import PatchFile
 
-#: Committer of every commit, and author of those whose patch names none: fixed, so that ids are reproducible.
-NAME = "multiworld"
-EMAIL = "patches@multiworld.invalid"
-DATE = "2000-01-01T00:00:00+0000"
+#: Everything that decides the bytes of a diff; no configuration is read (see `build.git`).
+_DIFF = (
+    "--full-index",
+    "--binary",
+    "--find-renames=50%",
+    "--unified=3",
+    "--diff-algorithm=myers",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-color",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
+_MAIL = ("format-patch", "--stdout", "--zero-commit", "--no-signature", "--no-numbered", "--always", *_DIFF)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """Who wrote a commit, when, and its message as bytes."""
+class Exported:
+    """One patch to be written: file name and bytes."""
 
-    author: str
-    email: str
-    date: str
-    text: bytes
+    name: str
+    data: bytes
 
 
-def message_of(git: Git, patch: PatchFile) -> Message:
-    """Return the commit message a patch carries; a patch without mail header gets its description."""
+def commit_patch(git: Git, tree: str, parent: str, patch: PatchFile) -> str:
+    """Commit `tree` on `parent` with a patch's author, date and message; return the commit's id.
+
+    A patch without mail header gives its description.
+
+    Raises:
+        PatchError: the mail header lacks something.
+    """
     if not is_mail(patch.data):
         text = git.out("stripspace", stdin=patch.header or patch.name.encode())
-        return Message(NAME, EMAIL, DATE, text or patch.name.encode() + b"\n")
+        return git.commit(tree, text or patch.name.encode() + b"\n", parent)
     with tempfile.TemporaryDirectory(prefix="multiworld-") as folder:
         body = Path(folder, "message")
         # -b keeps "[c10d]" in a subject and takes only "[PATCH]" away, so that exporting gives it back.
         info = git.out("mailinfo", "-b", "--no-scissors", str(body), str(Path(folder, "diff")), stdin=patch.data)
-        head = dict(_header_line(line) for line in info.split(b"\n") if b": " in line)
+        pairs = (line.partition(b": ") for line in info.split(b"\n"))
+        head = {name.decode("ascii", "replace"): value for name, _, value in pairs if value}
         text = git.out("stripspace", stdin=head.get("Subject", b"") + b"\n\n" + body.read_bytes())
     missing = [name for name in ("Author", "Email", "Date", "Subject") if not head.get(name)]
     if missing:
@@ -45,23 +65,43 @@ def message_of(git: Git, patch: PatchFile) -> Message:
             f"{patch.name}: the mail header lacks {', '.join(missing)}",
             remedy="write it as git format-patch does",
         )
-    return Message(os.fsdecode(head["Author"]), os.fsdecode(head["Email"]), head["Date"].decode(), text)
+    author = Author(os.fsdecode(head["Author"]), os.fsdecode(head["Email"]), head["Date"].decode())
+    return git.commit(tree, text, parent, author)
 
 
-def _header_line(line: bytes) -> tuple[str, bytes]:
-    """Split one `Name: value` of `git mailinfo`."""
-    name, _, value = line.partition(b": ")
-    return name.decode("ascii", "replace"), value
+def export_commit(git: Git, commit: str) -> bytes:
+    """Return one commit as a canonical patch file; a merge gives nothing."""
+    return git.out(*_MAIL, "-1", commit)
 
 
-def commit_tree(git: Git, tree: str, parent: str, message: Message) -> str:
-    """Commit `tree` on `parent` and return the commit's id."""
-    env = {
-        "GIT_AUTHOR_NAME": message.author,
-        "GIT_AUTHOR_EMAIL": message.email,
-        "GIT_AUTHOR_DATE": message.date,
-        "GIT_COMMITTER_NAME": NAME,
-        "GIT_COMMITTER_EMAIL": EMAIL,
-        "GIT_COMMITTER_DATE": message.date,
-    }
-    return git.line("commit-tree", tree, "-p", parent, "-F", "-", stdin=message.text, env=env)
+def export_diff(git: Git, old: str, new: str) -> bytes:
+    return git.out("diff-tree", "-p", *_DIFF, old, new)
+
+
+def export_series(git: Git, base: str, head: str, names: Iterable[str]) -> tuple[Exported, ...]:
+    """Return the commits of `base..head`, oldest first, as patches called `names`.
+
+    Raises:
+        ValueError: there are more or fewer commits than names.
+    """
+    commits = git.line("rev-list", "--reverse", "--topo-order", f"{base}..{head}").split()
+    return tuple(Exported(name, export_commit(git, commit)) for name, commit in zip(names, commits, strict=True))
+
+
+def write_series(folder: Path, patches: Iterable[Exported], keep: Iterable[str] = ()) -> None:
+    """Write a release's patches as one step: the folder holds the old ones or the new ones, never a mixture.
+
+    Call it with the lock on the port held: what killed runs left is removed.
+
+    Args:
+        folder: `patches/<series>/<release>`.
+        patches: all of the release's patches.
+        keep: names of other files to carry over (reports).
+    """
+    with replacing(folder) as new:
+        new.mkdir()
+        for name in keep:
+            if (folder / name).is_file():
+                (new / name).write_bytes((folder / name).read_bytes())
+        for patch in patches:
+            (new / patch.name).write_bytes(patch.data)

@@ -43,7 +43,6 @@ def diffstat(header: bytes) -> tuple[int, int, int] | None:
 
 
 def is_mail(data: bytes) -> bool:
-    """Tell whether the bytes are what `git format-patch` writes."""
     return _MAIL.match(data) is not None
 
 

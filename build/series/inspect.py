@@ -1,31 +1,61 @@
-"""Where the hunks of a patch stand in a tree, without changing it: the verdicts of a plain application."""
+"""Find where the hunks of a patch belong in a tree, byte for byte: the verdicts of a plain application."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from functools import cached_property
+
 from build.errors import PatchError
-from build.series.git import Git
+from build.git import Git
 from build.series.model import ChangeKind, FileChange, Hunk, PatchFile
-from build.series.place import Text
 from build.series.verdicts import HunkVerdict, Method, Verdict
+
+
+class Text:
+    """The bytes of a file as lines; a line keeps its end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    @cached_property
+    def lines(self) -> list[bytes]:
+        """The lines, split at `\\n` only: a lone `\\r` is content."""
+        parts = self.data.split(b"\n")
+        return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+    @cached_property
+    def starts(self) -> list[int]:
+        offsets, at = [], 0
+        for line in self.lines:
+            offsets.append(at)
+            at += len(line)
+        return offsets
+
+    def find(self, block: list[bytes]) -> list[int]:
+        """Return every index (from 0) where the lines of `block` begin; none for an empty block."""
+        needle = b"".join(block)
+        found: list[int] = []
+        at = self.data.find(needle) if needle else -1
+        while at >= 0:
+            end = at + len(needle)
+            if (at == 0 or self.data[at - 1 : at] == b"\n") and (needle.endswith(b"\n") or end == len(self.data)):
+                found.append(bisect_left(self.starts, at))
+            at = self.data.find(needle, at + 1)
+        return found
 
 
 def inspect(git: Git, tree: str, patch: PatchFile) -> list[HunkVerdict]:
     """Return a verdict per hunk of `patch` on `tree`; a conflict is reported, not raised."""
+    paths = list(dict.fromkeys(change.old_path for change in patch.changes if change.old_path is not None))
+    data = dict(zip(paths, git.blobs([f"{tree}:{path}" for path in paths]), strict=True))
     found: list[HunkVerdict] = []
     for change in patch.changes:
-        text = None if change.old_path is None else read_text(git, tree, change.old_path)
-        found += _verdicts(patch.name, change, text)
+        content = data.get(change.old_path or "")
+        found += _verdicts(patch.name, change, None if content is None else Text(content))
     return found
 
 
-def read_text(git: Git, tree: str, path: str) -> Text | None:
-    """Return a file of a tree, None when it has no such file."""
-    done = git.call("cat-file", "blob", f"{tree}:{path}")
-    return None if done.returncode else Text(done.stdout)
-
-
 def _verdicts(name: str, change: FileChange, text: Text | None) -> list[HunkVerdict]:
-    """Return the verdicts of one file's change."""
     if change.kind is ChangeKind.ADDED or not change.hunks:
         numbers = range(1, len(change.hunks) + 1) or [0]
         return [HunkVerdict(name, change.path, n, Verdict.CLEAN, Method.EXACT, int(n > 0)) for n in numbers]
@@ -49,7 +79,7 @@ def _verdicts(name: str, change: FileChange, text: Text | None) -> list[HunkVerd
 
 
 def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
-    """Find where a hunk's old side stands, byte for byte.
+    """Find a hunk's old side, byte for byte.
 
     Args:
         text: the file.
@@ -57,7 +87,7 @@ def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
         floor: first line (from 0) that earlier hunks leave free.
 
     Returns:
-        Index of the line, None if it is nowhere or in several places none of which is the expected one;
+        Index of the line, None if it is nowhere, or in several places but not in the expected one;
         and a note for people.
     """
     old, expected = hunk.old, hunk.first
@@ -71,8 +101,8 @@ def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
         return places[0], ""
     if places:
         lines = ", ".join(str(at + 1) for at in places[:5])
-        return None, f"stands in {len(places)} places (lines {lines}), none of them the expected one"
-    return None, "its old lines stand nowhere in the file"
+        return None, f"its old lines are in {len(places)} places (lines {lines}), but not in the expected one"
+    return None, "its old lines are not in the file"
 
 
 def require_all_placed(patch: PatchFile, verdicts: list[HunkVerdict]) -> None:

@@ -7,20 +7,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from unidiff import PatchSet
+from unidiff.errors import UnidiffParseError
+
 from build.errors import PatchError, ReleaseDataError, ToolError
+from build.git import Git
 from build.series import manifest as manifests
 from build.series.apply import commit_patches
 from build.series.checkout import new_repository
-from build.series.export import export_series
-from build.series.git import require_repository
-from build.series.manifest import Manifest
-from build.series.model import PatchFile
+from build.series.commits import export_series
+from build.series.fields import REQUIRED, diffstat, is_mail
+from build.series.manifest import Manifest, PatchEntry
+from build.series.model import ChangeKind, FileChange, PatchFile
 from build.series.patchfile import read
-from build.series.rules import problems
 from build.series.verdicts import Verdict
 
-#: Files beside the patches of a release that are no patches: the reports of a port.
+#: The reports of a port, in the folder of a release's patches.
 REPORTS = ("PORT.md", "port.json")
+_HEADERS = (".h", ".hpp", ".hh", ".hxx", ".cuh", ".inc", ".inl")
+_ZERO = b"From " + b"0" * 40 + b" "
+_RENAMES = {ChangeKind.RENAMED, ChangeKind.COPIED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +116,14 @@ def _files(folder: Path, manifest: Manifest) -> Iterator[Finding]:
 
 
 def _read_release(folder: Path, manifest: Manifest, release: str) -> tuple[list[PatchFile], list[Finding]]:
-    """Read a release's patches and check each by itself."""
     patches, findings = [], []
     ids = manifest.release[release].patches
     for patch_id, name in zip(ids, manifest.file_names(release), strict=True):
         where = f"{folder.name}/{release}/{name}"
         if not (folder / release / name).is_file():
-            findings.append(Finding(where, f"the manifest lists patch {patch_id!r}, but this file does not exist"))
+            near = manifests.nearest_file(folder / release / name)
+            text = f"the manifest lists patch {patch_id!r}, but this file does not exist"
+            findings.append(Finding(where, text + (f"; the nearest is {near}: is the slug right?" if near else "")))
             continue
         try:
             patch = read(folder / release / name)
@@ -132,7 +139,7 @@ def _round_trip(where: str, source: Source, patches: list[PatchFile]) -> Iterato
     """Apply with zero fuzz and zero offset, export again, compare bytes."""
     with tempfile.TemporaryDirectory(prefix="multiworld-lint-") as temporary:
         try:
-            original = require_repository(source.repo)
+            original = Git(source.repo)
             base = original.resolve(source.base)
             git = new_repository(original, Path(temporary, "tree"))
             head, verdicts = commit_patches(git, base, patches)
@@ -154,8 +161,91 @@ def _round_trip(where: str, source: Source, patches: list[PatchFile]) -> Iterato
 
 
 def _first_difference(patch: PatchFile, other: bytes) -> str:
-    """Say in which line two versions of a patch part."""
     for number, (a, b) in enumerate(zip(patch.data.split(b"\n"), other.split(b"\n"), strict=False), 1):
         if a != b:
             return f"line {number}: {a[:60]!r} becomes {b[:60]!r}"
     return "one is longer"
+
+
+def problems(patch: PatchFile, entry: PatchEntry) -> list[str]:
+    """Return what is wrong with a patch of this project, as sentences.
+
+    Args:
+        patch: the file, already read.
+        entry: what the manifest says about it.
+    """
+    return [
+        *_form(patch),
+        *_fields(patch, entry),
+        *_content(patch),
+        *_headers(patch, entry),
+        *_second_reading(patch),
+    ]
+
+
+def _form(patch: PatchFile) -> Iterator[str]:
+    if not patch.data.startswith(_ZERO):
+        yield "is not written by git format-patch --zero-commit (its first line must be 'From 000…')"
+    if not is_mail(patch.data) or "Subject" not in patch.fields:
+        yield "has no mail header with a subject"
+    if patch.crlf:
+        yield "has DOS line ends in its own structure"
+    if not patch.changes:
+        yield "changes nothing"
+    if patch.trailer.strip():
+        yield f"has something behind its last hunk: {patch.trailer[:40]!r}"
+    elif patch.trailer not in {b"", b"\n"}:
+        yield "ends in blank lines"
+
+
+def _fields(patch: PatchFile, entry: PatchEntry) -> Iterator[str]:
+    for name in REQUIRED:
+        if not patch.fields.get(name):
+            yield f"lacks the DEP-3 field {name}"
+    upstream = patch.fields.get("Applied-Upstream", "")
+    if entry.applied_upstream and entry.applied_upstream not in upstream:
+        yield f"says Applied-Upstream: {upstream or 'nothing'}, the manifest {entry.applied_upstream}"
+    if not entry.applied_upstream and upstream and not upstream.lower().startswith("no"):
+        yield f"says Applied-Upstream: {upstream}, the manifest says it is not"
+
+
+def _content(patch: PatchFile) -> Iterator[str]:
+    paths = [change.path for change in patch.changes]
+    yield from (f"changes {path} twice" for path in sorted({p for p in paths if paths.count(p) > 1}))
+    for change in patch.changes:
+        if change.kind is not ChangeKind.MODE and len(change.old_blob or change.new_blob or "") != 40:
+            yield f"names no full blob ids for {change.path} (format-patch --full-index)"
+        if change.binary == b"":
+            yield f"says that {change.path} differs, but not how (format-patch --binary)"
+    stat = diffstat(patch.header)
+    counted = (len(patch.changes), *_plus_minus(patch.changes))
+    if stat is None:
+        yield "has no diffstat"
+    elif stat != counted and all(change.binary is None for change in patch.changes):
+        yield f"its diffstat says {stat} (files, insertions, deletions), its hunks are {counted}"
+
+
+def _headers(patch: PatchFile, entry: PatchEntry) -> Iterator[str]:
+    declared = {change.path for change in entry.header_changes}
+    for change in patch.changes:
+        if change.path.endswith(_HEADERS) and change.path not in declared:
+            yield f"changes the header {change.path}, and the manifest gives no reason why that is safe"
+
+
+def _plus_minus(changes: tuple[FileChange, ...]) -> tuple[int, int]:
+    hunks = [hunk for change in changes for hunk in change.hunks]
+    return sum(len(hunk.added) for hunk in hunks), sum(len(hunk.removed) for hunk in hunks)
+
+
+def _second_reading(patch: PatchFile) -> Iterator[str]:
+    """Compare with unidiff, which reads patches by other code than ours."""
+    try:
+        # Latin-1 maps every byte to one character, so nothing is lost.
+        other = PatchSet(patch.diff.decode("latin-1"))
+    except UnidiffParseError as error:
+        yield f"unidiff cannot read it: {error}"
+        return
+    ours = sorted((len(c.hunks), *_plus_minus((c,))) for c in patch.changes if c.hunks)
+    theirs = sorted((len(f), f.added, f.removed) for f in other if len(f))
+    if ours != theirs:
+        yield f"unidiff reads (hunks, insertions, deletions) {theirs}, this tool {ours}"

@@ -1,8 +1,10 @@
-"""The manifest of a series (`patches/<series>/manifest.toml`), typed and validated on load."""
+"""The manifest of a series (`patches/<series>/manifest.toml`), validated on load, and the patches that it names."""
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
@@ -11,8 +13,10 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from build import paths
-from build.errors import ReleaseDataError, UsageError
+from build.errors import PatchError, ReleaseDataError, UsageError
 from build.releases import Frozen
+from build.series.model import PatchFile
+from build.series.patchfile import read
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*")
 
@@ -61,7 +65,6 @@ class PatchEntry(Frozen, frozen=True):
     header_changes: tuple[HeaderChange, ...] = ()
 
     def covers(self, release: str) -> bool:
-        """Tell whether the patch's range contains `release`."""
         return SpecifierSet(self.applies).contains(Version(release), prereleases=True)
 
 
@@ -108,7 +111,6 @@ class Manifest(Frozen, frozen=True):
         return next(entry for entry in self.patch if entry.id == patch_id)
 
     def file_names(self, release: str) -> tuple[str, ...]:
-        """Return the patch files of a release, in order."""
         ids = self.release[release].patches
         return tuple(f"{n:04d}-{self.entry(name).slug}.patch" for n, name in enumerate(ids, 1))
 
@@ -142,7 +144,6 @@ def load(folder: Path) -> Manifest:
 
 
 def folders(root: Path | None = None) -> dict[str, Path]:
-    """Return the folder of every series, by name."""
     root = root or paths.PATCHES
     return {path.parent.name: path.parent for path in sorted(root.glob("*/manifest.toml"))}
 
@@ -159,8 +160,67 @@ def folder(name: str, root: Path | None = None) -> Path:
     return known[name]
 
 
+def patches_of(release: str, series: Iterable[str], root: Path | None = None) -> tuple[PatchFile, ...]:
+    """Read the patches of `release`, series after series.
+
+    Args:
+        release: e.g. `2.6.0`.
+        series: names, in the order in which they are applied.
+        root: the folder of all series, default the project's.
+
+    Returns:
+        The patches in order.
+
+    Raises:
+        PatchError: a series has no complete set of patches for the release, or a patch is malformed.
+    """
+    found: list[PatchFile] = []
+    for name in series:
+        series_folder = folder(name, root)
+        manifest = load(series_folder)
+        if release not in manifest.release:
+            raise PatchError(
+                f"series {name!r} has no patches for {release}",
+                cause=f"its manifest has {', '.join(manifest.release) or 'no release'}",
+                remedy=f"nox -s regenerate-patch -- {release} --series {name}",
+            )
+        if missing := manifest.release[release].missing:
+            raise PatchError(
+                f"series {name!r} is not complete for {release}",
+                cause=f"the manifest lists as missing: {', '.join(missing)}",
+                remedy=f"nox -s regenerate-patch -- {release} --series {name}",
+            )
+        found += [read(path) for path in patch_paths(series_folder, manifest, release).values()]
+    return tuple(found)
+
+
+def patch_paths(series: Path, manifest: Manifest, release: str) -> dict[str, Path]:
+    """Return the patch files of a release by patch id, in order.
+
+    Raises:
+        ReleaseDataError: one of them does not exist; the message names the nearest that does.
+    """
+    ids = manifest.release[release].patches
+    found = {name: series / release / file for name, file in zip(ids, manifest.file_names(release), strict=True)}
+    for name, path in found.items():
+        if not path.is_file():
+            near = nearest_file(path)
+            raise ReleaseDataError(
+                f"{series.name}/manifest.toml: patch {name!r} has the slug {manifest.entry(name).slug!r}, "
+                f"but there is no file {release}/{path.name}",
+                cause=f"the nearest file is {release}/{near}" if near else f"{path.parent} has no patches",
+                remedy=f"correct the slug in {series / 'manifest.toml'}, or rename the file",
+            )
+    return found
+
+
+def nearest_file(path: Path) -> str:
+    """Return the patch in a missing file's folder whose name is most like its own; empty if there is none."""
+    names = sorted(item.name for item in path.parent.glob("*.patch"))
+    return next(iter(difflib.get_close_matches(path.name, names, 1, 0.0)), "")
+
+
 def _patch_problems(manifest: Manifest) -> list[str]:
-    """Return what is wrong with the patch entries."""
     found = []
     for field in ("id", "slug"):
         names = [getattr(entry, field) for entry in manifest.patch]
@@ -185,7 +245,6 @@ def _patch_problems(manifest: Manifest) -> list[str]:
 
 
 def _release_problems(manifest: Manifest) -> list[str]:
-    """Return what is wrong with the release entries."""
     known = {entry.id for entry in manifest.patch}
     found = []
     for release, entry in manifest.release.items():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 
+from build.git import SUBMODULE, SYMLINK
+
 #: Blob id of an empty file (SHA-1), what git writes in `index` lines of empty files.
 EMPTY_BLOB = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
-SYMLINK = "120000"
-GITLINK = "160000"
-MODES = frozenset({"100644", "100755", SYMLINK, GITLINK})
+MODES = frozenset({"100644", "100755", SYMLINK, SUBMODULE})
 NO_NEWLINE = b"\\ No newline at end of file\n"
+_COMMIT = re.compile(rb"Subproject commit ([0-9a-f]{40})")
 
 
 class ChangeKind(Enum):
@@ -33,7 +35,7 @@ class Hunk:
         new_start: first line of the result, likewise.
         lines: each with its prefix (space, `-`, `+`) and its line end; a last line without `\\n` is one that
             ends its file without a newline.
-        section: what stands behind the second `@@`, without the line end.
+        section: what follows the second `@@`, without the line end.
         line: line number of its `@@` in the patch file, from 1.
     """
 
@@ -55,12 +57,10 @@ class Hunk:
 
     @property
     def removed(self) -> list[bytes]:
-        """Only the removed lines."""
         return [text[1:] for text in self.lines if text[:1] == b"-"]
 
     @property
     def added(self) -> list[bytes]:
-        """Only the added lines."""
         return [text[1:] for text in self.lines if text[:1] == b"+"]
 
     @property
@@ -74,7 +74,6 @@ class Hunk:
         return self.old_start - 1 if self.old else self.old_start
 
     def render(self) -> bytes:
-        """Return the hunk as it stands in a patch."""
         old, new = len(self.old), len(self.new)
         head = b"@@ -%s +%s @@%s\n" % (_range(self.old_start, old), _range(self.new_start, new), self.section)
         return head + b"".join(text if text.endswith(b"\n") else text + b"\n" + NO_NEWLINE for text in self.lines)
@@ -115,8 +114,22 @@ class FileChange:
 
     @property
     def path(self) -> str:
-        """Where the file is afterwards, or was, when deleted."""
         return self.new_path or self.old_path or ""
+
+    @property
+    def added_content(self) -> bytes:
+        """The content of the new file that a text change makes."""
+        return b"".join(line for hunk in self.hunks for line in hunk.new)
+
+    @property
+    def submodule_commits(self) -> tuple[bytes, bytes] | None:
+        """The commits of a submodule before and after (empty for none), None if the change is about something else."""
+        if SUBMODULE not in {self.old_mode, self.new_mode}:
+            return None
+        removed = b"".join(line for hunk in self.hunks for line in hunk.old)
+        found = [_COMMIT.search(lines) for lines in (removed, self.added_content)]
+        before, after = (match[1] if match else b"" for match in found)
+        return before, after
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +139,9 @@ class PatchFile:
     Attributes:
         name: its file name, for messages.
         data: all its bytes.
-        header: what stands before the first change: mail header, message, DEP-3 fields, diffstat.
+        header: what precedes the first change: mail header, message, DEP-3 fields, diffstat.
         changes: one per file section, in order.
-        trailer: what stands behind the last change (a mail signature).
+        trailer: what follows the last change (a mail signature).
         crlf: the patch's own structure has DOS line ends, so it went through a text conversion.
         fields: DEP-3 fields by name, first one wins.
         diff_offset: where in `data` the first change begins.

@@ -65,10 +65,18 @@ def parse_raw(data: bytes, name: str) -> PatchFile:
     offset = sum(map(len, reader.lines[:first])) if first is not None else len(data)
     if first is None and data.strip() and not has_header(data):
         raise refuse(name, 1, "this is no patch", "no file header (diff --git, or --- and +++) anywhere in it")
+    _refuse_cut_header(reader, end)
     header = data[:offset]
     crlf = first is not None and reader.lines[first].endswith(b"\r\n")
     trailer = b"".join(reader.lines[end:]) if first is not None else b""
     return PatchFile(name, data, header, tuple(changes), trailer, crlf, read_fields(header), offset)
+
+
+def _refuse_cut_header(reader: Reader, end: int) -> None:
+    """Refuse a patch that ends within the first characters of another hunk or file: the rest of it would be lost."""
+    rest = b"".join(reader.lines[end:]) if end else b""
+    if rest and any(start.startswith(rest) for start in (b"@@", b"diff --git ")):
+        raise reader.truncated("where another hunk or file begins")
 
 
 def restrip(patch: PatchFile, count: int) -> PatchFile:

@@ -23,23 +23,19 @@ class Reader:
         self.at = 0
 
     def peek(self, ahead: int = 0) -> bytes:
-        """Return a line without taking it; empty at the end."""
         index = self.at + ahead
         return self.lines[index] if index < len(self.lines) else b""
 
     def bare(self, ahead: int = 0) -> bytes:
-        """Return a line without its end."""
         return self.peek(ahead).rstrip(b"\r\n")
 
     def take(self) -> bytes:
-        """Return the next line and step over it."""
         line = self.peek()
         self.at += 1
         return line
 
     @property
     def done(self) -> bool:
-        """Whether all lines are taken."""
         return self.at >= len(self.lines)
 
     def error(self, what: str, cause: str = "", *, line: int = 0) -> PatchError:
@@ -47,7 +43,6 @@ class Reader:
         return refuse(self.name, line or min(self.at + 1, len(self.lines)), what, cause)
 
     def truncated(self, what: str) -> PatchError:
-        """Return the error for a patch that ends too early."""
         return self.error(f"the patch ends {what}", _CUT)
 
     def hunk(self) -> Hunk:

@@ -6,7 +6,8 @@ import os
 import re
 
 from build.errors import PatchError
-from build.series.model import SYMLINK, FileChange
+from build.git import SYMLINK
+from build.series.model import FileChange
 
 _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
 _ESCAPE = re.compile(rb'\\([abtnvfr"\\]|[0-3][0-7]{2})')

@@ -6,7 +6,8 @@ import os
 import re
 from dataclasses import replace
 
-from build.series.model import EMPTY_BLOB, GITLINK, MODES, ChangeKind, FileChange, Hunk
+from build.git import SUBMODULE
+from build.series.model import EMPTY_BLOB, MODES, ChangeKind, FileChange, Hunk
 from build.series.reader import Reader
 from build.series.safety import unquote
 
@@ -29,7 +30,6 @@ _EXTENDED: dict[bytes, str] = {
 
 
 def take_change(reader: Reader) -> FileChange | None:
-    """Take one file section if one begins here."""
     line = reader.peek()
     if line.startswith(b"diff --git "):
         return _git(reader)
@@ -68,7 +68,6 @@ def _hunks(reader: Reader) -> tuple[Hunk, ...]:
 
 
 def _plain(reader: Reader) -> FileChange:
-    """Take a section of a plain unified diff."""
     line = reader.at + 1
     old, new, no_old, no_new = _names(reader)
     hunks = _hunks(reader)
@@ -86,7 +85,6 @@ def _plain(reader: Reader) -> FileChange:
 
 
 def _git(reader: Reader) -> FileChange:
-    """Take a section that starts with `diff --git`."""
     line = reader.at + 1
     both = reader.bare()[len(b"diff --git ") :]
     pair = _pair(both)
@@ -126,7 +124,6 @@ def _agree(
 
 
 def _extended(reader: Reader) -> dict[str, bytes]:
-    """Take git's extended header lines."""
     seen: dict[str, bytes] = {}
     while True:
         text = reader.bare()
@@ -155,7 +152,6 @@ def _pair(text: bytes) -> tuple[str, str] | None:
 
 
 def _assemble(reader: Reader, line: int, pair: tuple[str, str] | None, seen: dict[str, bytes]) -> FileChange:
-    """Make the change of a git section out of its names and extended header lines."""
     index = _INDEX.fullmatch(seen.get("index", b""))
     if "index" in seen and index is None:
         raise reader.error("malformed index line", line=line)
@@ -230,7 +226,7 @@ def _complete(reader: Reader, change: FileChange, seen: dict[str, bytes]) -> Non
     side = {ChangeKind.ADDED: change.new_blob, ChangeKind.DELETED: change.old_blob}.get(change.kind)
     if side is not None and not EMPTY_BLOB.startswith(side):
         raise reader.truncated("before the content of a file")
-    if change.kind is ChangeKind.MODIFIED and GITLINK not in {change.old_mode, change.new_mode}:
+    if change.kind is ChangeKind.MODIFIED and SUBMODULE not in {change.old_mode, change.new_mode}:
         raise reader.truncated("before the first hunk of a file")
     if not seen:
         raise reader.truncated("inside a file header")

@@ -7,41 +7,41 @@ from pathlib import Path
 
 from build.console import note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
+from build.git import Git
 from build.releases import Release
 from build.seals import intact
 from build.sources import debian, upstream
-from build.sources.importer import git
 from build.sources.local import acquire_local
 from build.sources.tree import Proof, SkippedOrigin, SourceKind, SourceTree, TreePurpose
 
 #: Origins in the order they are tried: where each keeps its tree, and how it gets it.
-ORIGINS: dict[
+_ORIGINS: dict[
     SourceKind, tuple[Callable[[Release, TreePurpose], Path | None], Callable[[Release, TreePurpose], Path]]
 ] = {
-    SourceKind.GIT: (upstream.place, upstream.fetch),
-    SourceKind.DEBIAN: (debian.place, debian.fetch),
+    SourceKind.GIT: (upstream.path, upstream.fetch),
+    SourceKind.DEBIAN: (debian.path, debian.fetch),
 }
 
 
 def _tree(release: Release, repo: Path, kind: SourceKind, passed_over: tuple[SkippedOrigin, ...]) -> SourceTree:
-    base = git(repo, "rev-parse", "HEAD").decode().strip()
+    base = Git(repo).resolve("HEAD")
     if kind is SourceKind.GIT or release.debian is None:
         return SourceTree(release, repo, base, kind, f"commit {release.commit}", Proof.COMMIT, passed_over)
     identity = f"{release.debian.package} {release.debian.version}, sha256 {release.debian.orig_sha256}"
     return SourceTree(release, repo, base, kind, identity, Proof.DIGEST, passed_over)
 
 
-def is_cached(release: Release, need: TreePurpose) -> bool:
-    """Whether an earlier run has left a tree; what is in it now is not looked at."""
-    places = (place(release, need) for place, _ in ORIGINS.values())
-    return any(repo is not None and repo.is_dir() for repo in places)
+def cached_folder(release: Release, need: TreePurpose) -> Path | None:
+    """Return the tree that an earlier run has left, without a look at what is in it now."""
+    paths = (path(release, need) for path, _ in _ORIGINS.values())
+    return next((repo for repo in paths if repo is not None and repo.is_dir()), None)
 
 
 def cached_tree(release: Release, need: TreePurpose) -> SourceTree | None:
     """Return a tree of an earlier run that is what was put there, so that no network is asked again."""
     passed_over: list[SkippedOrigin] = []
-    for kind, (place, _) in ORIGINS.items():
-        repo = place(release, need)
+    for kind, (path, _) in _ORIGINS.items():
+        repo = path(release, need)
         if repo is not None and intact(repo):
             return _tree(release, repo, kind, tuple(passed_over))
         passed_over.append(SkippedOrigin(kind.value, "not asked: another origin's tree is in the cache"))
@@ -49,10 +49,9 @@ def cached_tree(release: Release, need: TreePurpose) -> SourceTree | None:
 
 
 def _reason(error: SourceError | EnvironmentUnfitError) -> str:
-    """Return an error as one line: what happened, and the telling line of what a program said."""
     lines = [line.strip() for line in error.cause.splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith(("fatal:", "E:"))] or lines[-1:]
-    return ": ".join([error.what, *telling[:1]])
+    decisive = [line for line in lines if line.startswith(("fatal:", "E:"))] or lines[-1:]
+    return ": ".join([error.what, *decisive[:1]])
 
 
 def acquire(release: Release, source: Path | None = None, *, need: TreePurpose = TreePurpose.OVERLAY) -> SourceTree:
@@ -82,14 +81,14 @@ def acquire(release: Release, source: Path | None = None, *, need: TreePurpose =
         step(f"source: {ready.kind.value}, cached ({ready.identity}; {ready.proof.value})")
         return ready
     passed_over: list[SkippedOrigin] = []
-    for kind, (_, fetch) in ORIGINS.items():
+    for kind, (_, fetch) in _ORIGINS.items():
         try:
             repo = fetch(release, need)
         except DigestMismatchError:
             raise
         except (SourceError, EnvironmentUnfitError) as error:
             passed_over.append(SkippedOrigin(kind.value, _reason(error)))
-            note(f"{kind.value} passed over: {passed_over[-1].reason}")
+            note(f"{kind.value} skipped: {passed_over[-1].reason}")
             continue
         tree = _tree(release, repo, kind, tuple(passed_over))
         step(f"source: {kind.value} ({tree.identity}; {tree.proof.value})")

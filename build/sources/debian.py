@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import tempfile
 from pathlib import Path
 
 from build.console import step
@@ -78,7 +77,6 @@ def _prepare(state: Path, mirror: str, source: DebianSource) -> None:
 
 
 def _download(state: Path, mirror: str, source: DebianSource) -> Path:
-    """Return the orig tarball from one mirror, its digest not yet checked."""
     _prepare(state, mirror, source)
     updated = run(_apt(state, "update"), timeout=600)
     if updated.returncode:
@@ -98,7 +96,6 @@ def _download(state: Path, mirror: str, source: DebianSource) -> Path:
 
 
 def _fetched(state: Path, release: Release, source: DebianSource) -> Path:
-    """Return the verified orig tarball from the first mirror that has it."""
     reasons = []
     for mirror in mirrors():
         step(f"fetching {source.package} {source.version} (Debian {source.suite}) from {shown(mirror)}")
@@ -113,8 +110,8 @@ def _fetched(state: Path, release: Release, source: DebianSource) -> Path:
     raise SourceError(f"no mirror has the Debian source of {release.version}", cause="\n".join(reasons))
 
 
-def place(release: Release, need: TreePurpose) -> Path | None:
-    """Return where this source lies in the cache, there or not; None for a release without one."""
+def path(release: Release, need: TreePurpose) -> Path | None:
+    """Return where this source is in the cache, whether it exists or not; None for a release without one."""
     if release.debian is None or need is TreePurpose.FULL:
         return None
     return cache_path(release, f"sha256 {release.debian.orig_sha256}", need)
@@ -135,11 +132,7 @@ def fetch(release: Release, need: TreePurpose) -> Path:
     if need is TreePurpose.FULL:
         raise NotDebianError("Debian's tarball lacks most of third_party, which a full build needs")
 
-    final = cache_path(release, f"sha256 {source.orig_sha256}", need)
-
-    def entries() -> Entries:
-        # Named as a part of the tree that it is for: what a killed run leaves of it goes with that.
-        with tempfile.TemporaryDirectory(prefix=f".{final.name}.apt.", suffix=".part", dir=final.parent) as folder:
-            yield from tarball(_fetched(Path(folder), release, source), need)
+    def entries(state: Path) -> Entries:
+        yield from tarball(_fetched(state, release, source), need)
 
     return cached_tree(release, f"sha256 {source.orig_sha256}", need, entries)

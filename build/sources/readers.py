@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NoReturn
 
 from build.errors import SourceError
-from build.process import environment
-from build.sources.importer import Entries, Entry, check_inside, command, git, wanted
+from build.git import SUBMODULE, SYMLINK, Git, Settings
+from build.sources.importer import Entries, Entry, check_inside, wanted
 from build.sources.tree import TreePurpose
 
 
@@ -24,7 +22,7 @@ def _without_top(name: str) -> str:
 def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry | None:
     path = _without_top(member.name)
     if member.issym():
-        return Entry(path, "120000", os.fsencode(member.linkname))
+        return Entry(path, SYMLINK, os.fsencode(member.linkname))
     if member.isfile() or member.islnk():
         stream = archive.extractfile(member)
         if stream is None:
@@ -74,69 +72,33 @@ def folder_files(top: Path, need: TreePurpose) -> Iterator[tuple[str, os.stat_re
 
 
 def folder(top: Path, need: TreePurpose) -> Entries:
-    """Yield the files of a plain folder."""
     for path, status in folder_files(top, need):
         if stat.S_ISLNK(status.st_mode):
-            yield Entry(path, "120000", os.fsencode((top / path).readlink()))
+            yield Entry(path, SYMLINK, os.fsencode((top / path).readlink()))
         elif stat.S_ISREG(status.st_mode):
             mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
             yield Entry(path, mode, (top / path).read_bytes())
 
 
-def _listing(repo: Path, commit: str, need: TreePurpose) -> list[tuple[str, str, str]]:
-    """Return (mode, blob id, path) of the wanted files of a commit; submodules are left out."""
-    rows = []
-    for row in git(repo, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
-        description, _, name = row.partition(b"\t")
-        mode, kind, blob = description.decode().split()
-        path = os.fsdecode(name)
-        if kind == "blob" and wanted(path, need):
-            rows.append((mode, blob, path))
-    return rows
-
-
-def _blob(requests: IO[bytes], answers: IO[bytes], blob: str) -> bytes | None:
-    """Return one blob from `git cat-file --batch`, None when the repository lacks it."""
-    requests.write(blob.encode() + b"\n")
-    requests.flush()
-    header = answers.readline().split()
-    if len(header) != 3:  # "<id> missing" instead of "<id> blob <size>"
-        return None
-    data = answers.read(int(header[2]))
-    answers.read(1)
-    return data
-
-
 def repository(repo: Path, commit: str, need: TreePurpose) -> Entries:
-    """Yield the files of one commit of a repository, bare or not, without touching it.
+    """Yield the files of one commit of a repository, bare or not, without touching it; submodules are left out.
 
     Raises:
         SourceError: a wanted blob is not there (a partial clone).
     """
-    rows = _listing(repo, commit, need)
-    with subprocess.Popen(
-        command(repo, "cat-file", "--batch"),
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        assert process.stdin is not None  # noqa: S101
-        assert process.stdout is not None  # noqa: S101
+    # A partial clone fetches what it lacks from its remote, which the user's settings may lead to.
+    git = Git(repo, settings=Settings.REMOTE)
+    files = [item for item in git.files(commit).values() if item.mode != SUBMODULE and wanted(item.path, need)]
+    contents = git.blobs([item.blob for item in files])
+    for item in files:
         try:
-            for mode, blob, path in rows:
-                data = _blob(process.stdin, process.stdout, blob)
-                if data is None:
-                    _lacking(repo, path, blob)
-                yield Entry(path, mode, data)
-        except BaseException:
-            process.kill()
-            raise
-
-
-def _lacking(repo: Path, path: str, blob: str) -> NoReturn:
-    raise SourceError(
-        f"{repo} lacks the content of {path} ({blob})",
-        cause="a partial or damaged clone",
-        remedy="fetch it there, or name another source",
-    )
+            data, why = next(contents), ""
+        except SourceError as error:
+            data, why = None, f": {error.cause}"
+        if data is None:
+            raise SourceError(
+                f"{repo} lacks the content of {item.path} ({item.blob})",
+                cause=f"a partial or damaged clone{why}",
+                remedy="fetch it there, or name another source",
+            )
+        yield Entry(item.path, item.mode, data)

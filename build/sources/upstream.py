@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from build.console import note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
-from build.process import Completed, run
+from build.git import SUBMODULE, Git, Settings
+from build.process import Completed
 from build.releases import Release
 from build.seals import built
-from build.sources.importer import OVERLAY_PATHS, Entries, cache_path, cached_tree, git, init
+from build.sources.importer import Entries, cache_path, cached_tree, new_repository, wanted
 from build.sources.readers import repository
 from build.sources.tree import TreePurpose
 
@@ -21,8 +21,6 @@ UPSTREAM = "https://github.com/pytorch/pytorch.git"
 
 #: Seconds the remote has to say what its tag is; a machine without network is told so within them.
 CONNECT_TIMEOUT = 20.0
-#: A transfer slower than this for a minute is given up (git-config(1), http.lowSpeedLimit).
-_SLOW = ("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60")
 
 
 def url() -> str:
@@ -33,11 +31,7 @@ def url() -> str:
 def _ls_remote(release: Release) -> Completed:
     names = [f"refs/tags/{release.tag}", f"refs/tags/{release.tag}^{{}}"]
     try:
-        return run(
-            ["git", *_SLOW, "ls-remote", url(), *names],
-            env={"GIT_TERMINAL_PROMPT": "0"},
-            timeout=CONNECT_TIMEOUT,
-        )
+        return Git(Path.cwd(), settings=Settings.REMOTE).call("ls-remote", url(), *names, timeout=CONNECT_TIMEOUT)
     except subprocess.TimeoutExpired:
         raise EnvironmentUnfitError(
             f"{url()} did not answer within {CONNECT_TIMEOUT:.0f} s",
@@ -78,19 +72,31 @@ def check_commit(release: Release, found: str, where: str) -> None:
 
 
 def _fetch(release: Release, repo: Path, need: TreePurpose) -> None:
-    """Fetch the tag into the new repository `repo` and check out what is needed."""
-    init(repo)
-    git(repo, "remote", "add", "origin", url())
+    """Fetch the tag into the new repository `repo`, and of its files those that are needed."""
+    new_repository(repo)
+    git = Git(repo, settings=Settings.REMOTE)
+    git.out("remote", "add", "origin", url())
     tag = f"refs/tags/{release.tag}:refs/tags/{release.tag}"
     partial = ["--filter=blob:none"] if need is TreePurpose.OVERLAY else []
-    git(repo, *_SLOW, "fetch", "-q", "--depth=1", "--no-tags", *partial, "origin", tag, timeout=3600)
-    check_commit(release, git(repo, "rev-parse", f"{release.tag}^{{commit}}").decode().strip(), url())
+    git.transfer("fetch", "--progress", "--depth=1", "--no-tags", *partial, "origin", tag, timeout=3600)
+    check_commit(release, git.resolve(release.tag), url())
     if need is TreePurpose.OVERLAY:
-        git(repo, "sparse-checkout", "set", "--cone", *OVERLAY_PATHS)
-    git(repo, *_SLOW, "checkout", "-q", "--detach", release.tag, timeout=3600)
-    if need is TreePurpose.FULL:
-        modules = ["submodule", "update", "-q", "--init", "--recursive", "--depth=1", "--jobs=4"]
-        git(repo, *_SLOW, *modules, timeout=7200)
+        _fetch_files(git, release, need)
+        return
+    git.transfer("checkout", "--progress", "--detach", release.tag, timeout=3600)
+    modules = ["submodule", "update", "--progress", "--init", "--recursive", "--depth=1", "--jobs=4"]
+    git.transfer(*modules, timeout=7200)
+
+
+def _fetch_files(git: Git, release: Release, need: TreePurpose) -> None:
+    """Fetch the content of the wanted files, as git does by itself when it misses some, but with progress."""
+    files = git.files(release.tag).values()
+    ids = {item.blob for item in files if item.mode != SUBMODULE and wanted(item.path, need)}
+    options = ["--progress", "--no-tags", "--no-write-fetch-head", "--recurse-submodules=no", "--filter=blob:none"]
+    asked = "".join(f"{blob}\n" for blob in sorted(ids)).encode()
+    # Nothing to negotiate: the remote need not know which commits are here.
+    plain = Git(git.folder, settings=Settings.REMOTE, config=("fetch.negotiationAlgorithm=noop",))
+    plain.transfer("fetch", *options, "--stdin", "origin", stdin=asked, timeout=3600)
 
 
 def _fetch_with_retry(release: Release, repo: Path, need: TreePurpose, attempts: int = 2) -> None:
@@ -108,14 +114,11 @@ def _fetch_with_retry(release: Release, repo: Path, need: TreePurpose, attempts:
     return _fetch_with_retry(release, repo, need, attempts - 1)
 
 
-def _entries(release: Release, need: TreePurpose) -> Entries:
-    final = place(release, need)
-    # Named as a part of the tree that it is for: what a killed run leaves of it goes with that.
-    with tempfile.TemporaryDirectory(prefix=f".{final.name}.fetch.", suffix=".part", dir=final.parent) as folder:
-        repo = Path(folder)
-        step(f"fetching PyTorch {release.tag} from {url()}: one commit, only the files an overlay needs")
-        _fetch_with_retry(release, repo, need)
-        yield from repository(repo, release.commit, need)
+def _entries(release: Release, repo: Path, need: TreePurpose) -> Entries:
+    check_commit(release, remote_commit(release), url())
+    step(f"fetching PyTorch {release.tag} from {url()}: one commit, only the files an overlay needs")
+    _fetch_with_retry(release, repo, need)
+    yield from repository(repo, release.commit, need)
 
 
 def _full(release: Release) -> Path:
@@ -126,15 +129,14 @@ def _full(release: Release) -> Path:
         step(f"cloning PyTorch {release.tag} with its submodules from {url()}")
         _fetch_with_retry(release, part, TreePurpose.FULL)
 
-    return built(place(release, TreePurpose.FULL), f"the clone of PyTorch {release.version}", clone)
+    return built(path(release, TreePurpose.FULL), f"the clone of PyTorch {release.version}", clone)
 
 
 def _key(release: Release) -> str:
     return f"git {release.commit}"
 
 
-def place(release: Release, need: TreePurpose) -> Path:
-    """Return where this source lies in the cache, there or not."""
+def path(release: Release, need: TreePurpose) -> Path:
     return cache_path(release, _key(release), need)
 
 
@@ -148,9 +150,4 @@ def fetch(release: Release, need: TreePurpose) -> Path:
     """
     if need is TreePurpose.FULL:
         return _full(release)
-
-    def entries() -> Entries:
-        check_commit(release, remote_commit(release), url())
-        return _entries(release, need)
-
-    return cached_tree(release, _key(release), need, entries)
+    return cached_tree(release, _key(release), need, lambda scratch: _entries(release, scratch, need))

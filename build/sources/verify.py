@@ -9,7 +9,7 @@ from pathlib import Path
 from build.errors import DigestMismatchError
 from build.sources.tree import Proof, SourceTree
 
-#: Where a folder of the wheel's `torch/include` lies in the source tree; others have the same name in both.
+#: Where a folder of the wheel's `torch/include` is in the source tree; others have the same name in both.
 _MOVED = {"ATen": "aten/src/ATen", "TH": "aten/src/TH", "THC": "aten/src/THC"}
 _HEADERS = (".h", ".hpp", ".cuh", ".inc")
 _SHOWN = 20
@@ -40,7 +40,6 @@ class HeaderComparison:
 
 
 def tree_path(header: str) -> str:
-    """Return where a header of `torch/include` lies in the source tree."""
     top, slash, rest = header.partition("/")
     return _MOVED.get(top, top) + slash + rest
 

@@ -10,7 +10,6 @@ import pytest
 
 from build.process import FOREIGN, environment, run
 from build.series.apply import apply_series
-from build.series.git import verb
 from tests.build.series.repos import make_patch, make_repo, numbered, parsed
 
 
@@ -31,11 +30,6 @@ def test_series_applies_whatever_hash_the_user_prefers(tmp_path: Path, monkeypat
     monkeypatch.setenv("GIT_DEFAULT_HASH", "sha256")
     applied = apply_series(git.folder, "HEAD", [parsed(patch)], tmp_path / "target")
     assert (applied.checkout / "a.c").read_bytes() == numbered(20, l5="five\n")
-
-
-@pytest.mark.parametrize("words", [("fetch", "-q"), ("-c", "a=b", "-c", "fetch=2", "fetch", "-c")])
-def test_the_verb_of_a_git_command(words: tuple[str, ...]) -> None:
-    assert verb(words) == "fetch"
 
 
 def test_these_tests_have_nobodys_settings() -> None:

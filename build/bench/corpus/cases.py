@@ -16,9 +16,9 @@ from build.bench.corpus.scenarios import Evolved, Scenario
 #: Lines between two hunks of a patch, so that git keeps them apart and scenarios do not meet.
 APART = 40
 #: What may happen to the second and third hunk of a patch while the first has its scenario.
-_BESIDE = ("nothing near", "context edited", "upstream", "target changed", "next line edited", "same gap")
+_FOR_OTHERS = ("nothing near", "context edited", "upstream", "target changed", "next line edited", "same gap")
 _WHOLE_FILE = {"file renamed", "file renamed and edited", "file split", "code removed"}
-#: Files in a tree beside the patched one, for tools that look around.
+#: Other files in the tree, for tools that look around.
 NEIGHBOURS = 6
 
 
@@ -55,7 +55,6 @@ def generate(sources: Mapping[str, bytes], count: int, seed: int) -> Iterator[Ca
 def _case(
     number: str, title: str, scenario: Scenario, name: str, sources: Mapping[str, bytes], dice: random.Random
 ) -> Case | None:
-    """Return one case, None where the dice found no place for the scenario."""
     lines = lines_of(sources[name])
     changes = _changes(lines, number, 1 if title in _WHOLE_FILE else dice.randint(1, 3), dice)
     if not changes:
@@ -63,7 +62,7 @@ def _case(
     drafts: list[Draft] = []
     current = lines
     for n, change in enumerate(changes):
-        what, how = (title, scenario) if n == 0 else _beside(dice)
+        what, how = (title, scenario) if n == 0 else _for_another_hunk(dice)
         evolved = how(current, change, dice)
         if evolved is None:
             if n == 0:
@@ -76,8 +75,8 @@ def _case(
     return _assemble(f"{number} {title}", name, lines, current, drafts, sources, dice)
 
 
-def _beside(dice: random.Random) -> tuple[str, Scenario]:
-    title = dice.choice(_BESIDE)
+def _for_another_hunk(dice: random.Random) -> tuple[str, Scenario]:
+    title = dice.choice(_FOR_OTHERS)
     return next((name, scenario) for name, scenario, _ in scenarios.SCENARIOS if name == title)
 
 
@@ -97,7 +96,6 @@ def _changes(lines: Sequence[Line], number: str, count: int, dice: random.Random
 
 
 def _keys(drafts: Sequence[Draft]) -> set[int]:
-    """Return the lines that later noise must keep away from."""
     return {
         key
         for draft in drafts
@@ -134,7 +132,6 @@ def _assemble(
     sources: Mapping[str, bytes],
     dice: random.Random,
 ) -> Case:
-    """Return the finished case."""
     patched = list(lines)
     for draft in drafts:
         patched = perform(patched, draft.change)
@@ -163,7 +160,6 @@ def _assemble(
 
 
 def _in_order(expected: list[tuple[Draft, str]], lines: Sequence[Line]) -> list[tuple[Draft, str]]:
-    """Return the hunks in the order of the patch."""
     return sorted(expected, key=lambda pair: place(lines, pair[0].change.after))
 
 
@@ -177,14 +173,12 @@ def _expected(draft: Draft, path: str, new: Sequence[Line], truth: Sequence[Line
 
 
 def _segment(draft: Draft, truth: Sequence[Line]) -> tuple[bytes, ...]:
-    """Return the change's lines in a right result, with two lines on either side."""
     mark = draft.change.mark
     at = [n for n, line in enumerate(truth) if mark in line.text]
     return tuple(line.text for line in truth[max(0, at[0] - 2) : at[-1] + 3])
 
 
 def _new_name(name: str, dice: random.Random) -> str:
-    """Return another name for a file: another folder, or another word in it."""
     folder, base = posixpath.split(name)
     stem, suffix = posixpath.splitext(base)
     choices = [f"{folder}/impl/{base}", f"{folder}/{stem}_impl{suffix}", f"moved/{base}"]

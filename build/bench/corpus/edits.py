@@ -1,4 +1,4 @@
-"""What patches do: the kinds of edits seen in PyTorch's own history, each with a word that stands nowhere else."""
+"""What patches do: the kinds of edits seen in PyTorch's own history, each with a word of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ def usable(lines: Sequence[Line], at: int, reach: int = 4) -> bool:
 
 
 def insertion(lines: Sequence[Line], at: int, mark: bytes, dice: random.Random) -> Change:
-    """Add one to four lines behind line `at`."""
     blanks = indent(lines[at + 1].text) if lines[at + 1].text.strip() else indent(lines[at].text)
     bodies = [
         [b"check_state(%s, other_%s);" % (mark, mark)],
@@ -47,7 +46,6 @@ def replacement(lines: Sequence[Line], at: int, mark: bytes, dice: random.Random
 
 
 def rewrite(lines: Sequence[Line], at: int, mark: bytes, dice: random.Random) -> Change:
-    """Replace two or three lines by others."""
     count = dice.randint(2, 3)
     blanks = indent(lines[at].text)
     body = (b"guarded_call(%s, [&] {" % mark, b"  return run_%s();" % mark, b"}); // " + mark)

@@ -74,13 +74,11 @@ def block(lines: Sequence[Line], at: int) -> tuple[int, int] | None:
 
 
 def _opens(text: bytes) -> bool:
-    """Whether a line begins something at the top level."""
     first = text[:1]
     return first.isalpha() and not text.startswith((b"public:", b"private:", b"protected:"))
 
 
 def reindented(lines: Sequence[Line], start: int, end: int, blanks: bytes) -> list[Line]:
-    """Return `lines` with `start..end` inside a new condition."""
     outer = indent(lines[start].text)
     inner = [Line(blanks + line.text if line.text.strip() else line.text, line.key) for line in lines[start:end]]
     head, tail = Line(outer + b"if (upstream_feature_enabled()) {\n"), Line(outer + b"} // upstream feature\n")

@@ -20,12 +20,10 @@ class Line:
 
 
 def lines_of(data: bytes) -> list[Line]:
-    """Return a file as lines with identity."""
     return [Line(text + b"\n") for text in data.rstrip(b"\n").split(b"\n")]
 
 
 def join(lines: Iterable[Line]) -> bytes:
-    """Return lines as a file."""
     return b"".join(line.text for line in lines)
 
 
@@ -52,7 +50,7 @@ class Expected:
         mark: a word that only its lines have.
         verdicts: those that are right.
         path: the file of the new tree it belongs to.
-        segment: lines that stand together in a right result; empty when a human has to decide.
+        segment: lines that are together in a right result; empty when a human has to decide.
         before: the marked lines that the new file has already; `after` those of a right result.
     """
 
@@ -95,7 +93,6 @@ def place(lines: Sequence[Line], key: int) -> int:
 
 
 def perform(lines: Sequence[Line], change: Change, indent: bytes = b"") -> list[Line]:
-    """Return `lines` with a change made; added lines get `indent` in front."""
     gone = {*change.removed, *(line.key for line in change.added)}
     kept = [line for line in lines if line.key not in gone]
     if change.after >= 0 and any(line.key == change.after for line in kept):

@@ -42,7 +42,6 @@ Scenario = Callable[[Sequence[Line], Change, random.Random], "Evolved | None"]
 
 
 def _span(lines: Sequence[Line], change: Change) -> tuple[int, int]:
-    """Return the lines a change replaces (start, end excluded)."""
     start = place(lines, change.after) + 1
     return start, place(lines, change.before)
 

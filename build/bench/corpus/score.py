@@ -23,14 +23,14 @@ def score(expected: Expected, files: Mapping[str, bytes]) -> Result:
 
     Args:
         expected: what is right.
-        files: the new tree as the tool left it, without what stands between conflict markers.
+        files: the new tree as the tool left it, without what is between conflict markers.
     """
     lines = [line for data in files.values() for line in data.splitlines(keepends=True)]
     marked = [line for line in lines if expected.mark in line]
     own = files.get(expected.path, b"").splitlines(keepends=True)
     if expected.segment and marked == list(expected.after) and _stands(own, expected.segment):
         return Result.RIGHT
-    # Nothing new of the hunk anywhere: it was refused, or stands between conflict markers.
+    # Nothing new of the hunk anywhere: it was refused, or is between conflict markers.
     return Result.LEFT if len(marked) <= len(expected.before) else Result.WRONG
 
 
@@ -47,18 +47,15 @@ class Tally:
     verdicts: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
     def count(self, result: Result, scenario: str = "") -> int:
-        """Return how many hunks (of a scenario) had a result."""
         return sum(n for (name, found), n in self.results.items() if found is result and scenario in {"", name})
 
     @property
     def verdict_share(self) -> float:
-        """The share of right verdicts."""
         total = sum(self.verdicts.values())
         return sum(n for (_, good), n in self.verdicts.items() if good) / total if total else 0.0
 
 
 def add(tally: Tally, case: Case, files: Mapping[str, bytes]) -> list[Result]:
-    """Count a case."""
     found = [score(expected, files) for expected in case.expected]
     for expected, result in zip(case.expected, found, strict=True):
         tally.results[expected.scenario, result] += 1

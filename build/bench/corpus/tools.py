@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.bench.corpus.model import Case
+from build.git import PROJECT, Git, init
 from build.porting.engine import PatchPort, port_series
 from build.porting.trees import Tree
 from build.process import run
-from build.series.export import export_commit
-from build.series.git import Git
+from build.series.commits import export_commit
 from build.series.patchfile import parse
 
 _CONFLICT = re.compile(rb"^<{7}.*?^>{7}.*?\n", re.MULTILINE | re.DOTALL)
 _IDENT = {
-    f"GIT_{role}_{key}": value
+    f"GIT_{role}_{key.upper()}": getattr(PROJECT, key)
     for role in ("AUTHOR", "COMMITTER")
-    for key, value in (("NAME", "b"), ("EMAIL", "b@example.org"), ("DATE", "2024-01-01T00:00:00+0000"))
+    for key in ("name", "email", "date")
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A case as a repository: tags `old` and `new`, HEAD at `new`, and the patch as a file beside it."""
+    """A case as a repository: tags `old` and `new`, HEAD at `new`, and the patch as a file next to it."""
 
     git: Git
     patch: bytes
@@ -33,11 +33,9 @@ class Bench:
 
 
 def set_up(case: Case, folder: Path) -> Bench:
-    """Make the repository of a case in `folder`."""
     repo = folder / "repo"
     repo.mkdir(parents=True)
-    git = Git(repo)
-    git.out("init", "-q", "-b", "main", "--template=")
+    git = init(repo)
     for tag, files in (("old", case.old), ("patched", case.patched), ("new", case.new)):
         if tag == "new":
             git.out("checkout", "-q", "--detach", "old")
@@ -61,7 +59,7 @@ def _write(repo: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _after(bench: Bench) -> dict[str, bytes]:
-    """Return the files as a tool left them, without what stands between conflict markers, and clean up."""
+    """Return the files as a tool left them, without what is between conflict markers, and clean up."""
     repo = bench.git.folder
     files = {
         path.relative_to(repo).as_posix(): _CONFLICT.sub(b"<conflict>\n", path.read_bytes())
@@ -75,13 +73,11 @@ def _after(bench: Bench) -> dict[str, bytes]:
 
 
 def git_apply(bench: Bench) -> dict[str, bytes]:
-    """`git apply --3way`."""
     bench.git.call("apply", "--3way", str(bench.file))
     return _after(bench)
 
 
 def git_am(bench: Bench) -> dict[str, bytes]:
-    """`git am -3`."""
     bench.git.call("am", "-q", "-3", str(bench.file), env=_IDENT)
     return _after(bench)
 
@@ -103,7 +99,6 @@ OTHERS: dict[str, Callable[[Bench], dict[str, bytes]]] = {
 
 
 def ours(bench: Bench) -> tuple[dict[str, bytes], PatchPort]:
-    """This project's engine."""
     old, new = (Tree(bench.git, bench.git.resolve(tag), tag) for tag in ("old", "new"))
     port = port_series([parse(bench.patch, bench.file.name)], old, new)[0]
     files = {path: state.data for path, state in port.files.items() if state is not None}

@@ -14,7 +14,7 @@ import pytest
 from build import seals
 from build.errors import ToolError
 from build.paths import REPO
-from build.porting.folder import Request, port_folder
+from build.porting.between_trees import Request, port_folder
 from build.porting.session import discard
 from tests.build.caches import damage
 from tests.build.pipeline.test_bootstrap import _FAKE, run

@@ -10,8 +10,8 @@ import pytest
 
 from build import seals
 from build.errors import SourceError, ToolError, UsageError
+from build.git import Git
 from build.series.apply import AppliedTree, apply_series, check_files
-from build.series.git import Git
 from build.series.model import PatchFile
 from build.sources import acquire
 from build.sources.tree import SourceTree

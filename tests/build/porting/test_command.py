@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from build.cli import main
-from build.series.git import Git
+from build.git import Git
 from tests.build.series.repos import commit, make_patch, make_repo, numbered
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from build.git import Git
 from build.porting.engine import PatchState, port_series
 from build.porting.trees import Tree, open_tree
-from build.series.git import Git
 from build.series.patchfile import parse
 from build.series.verdicts import Method, Verdict
 from tests.build.series.repos import IDENT, commit, make_patch, make_repo, numbered
@@ -164,7 +164,7 @@ def test_a_submodule(tmp_path: Path) -> None:
 
     ids = [character * 40 for character in "123"]
     old, patched = point(ids[0]), point(ids[1])
-    from build.series.export import export_commit
+    from build.series.commits import export_commit
 
     patch = parse(export_commit(git, patched), "p")
     for target, verdict in ((ids[0], Verdict.CLEAN), (ids[1], Verdict.UPSTREAM), (ids[2], Verdict.CONFLICT)):

@@ -9,12 +9,12 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from build.git import Git
 from build.porting.engine import PatchState, port_series
 from build.porting.output import commit_ports, render
 from build.porting.trees import Tree
 from build.series.apply import commit_patches
-from build.series.export import export_commit, export_series
-from build.series.git import Git
+from build.series.commits import export_commit, export_series
 from build.series.patchfile import parse
 from build.series.verdicts import Verdict
 from tests.build.series.repos import commit, make_repo

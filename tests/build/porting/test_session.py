@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from build.errors import UsageError
+from build.git import Git
+from build.porting.between_trees import Request, port_folder
 from build.porting.engine import PatchState
-from build.porting.folder import Request, port_folder
 from build.porting.report import PortReport
 from build.porting.session import discard
-from build.series.git import Git
 from build.series.verdicts import Method, Verdict
 from tests.build.series.repos import commit, make_repo, numbered
 
@@ -79,6 +79,18 @@ def test_the_first_conflict_is_checked_out_with_markers(repo: Git) -> None:
         "port.json",
         "series",
     ]
+
+
+def test_series_file_of_an_open_port(repo: Git) -> None:
+    """It names what is open; where nothing else was ported, an empty one would say that no patch is left."""
+    run(repo)
+    out = repo.folder.parent / "out"
+    needs = "needs a human: see PORT.md"
+    assert (out / "series").read_text().splitlines() == [f"# 1.patch {needs}", f"# 3.patch {needs}", "2.patch"]
+    discard(repo.folder.parent / "out.port")
+    (repo.folder.parent / "patches" / "2.patch").unlink()
+    run(repo)
+    assert sorted(path.name for path in out.iterdir()) == ["PORT.md", "port.json"]
 
 
 def test_going_on_to_the_end(repo: Git) -> None:
@@ -248,7 +260,7 @@ def test_nothing_decided_is_not_going_on(repo: Git) -> None:
     assert run(repo, "drop").complete
 
 
-@pytest.mark.parametrize("where", ["build.porting.session.commit_ports", "build.porting.folder.to_json"])
+@pytest.mark.parametrize("where", ["build.porting.session.commit_ports", "build.porting.between_trees.to_json"])
 def test_an_interrupted_run_leaves_everything_as_it_was(repo: Git, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     run(repo)
     solve(checkout(repo) / "src" / "a.c")

@@ -138,7 +138,7 @@ def test_a_place_that_is_not_unique_is_left_to_a_human() -> None:
     near = "".join(line("gamma", n) for n in range(1, 11))
     found = port(OLD, PATCHED, replaced(OLD, (near, near + near)))
     assert found.hunks[0].verdict is Verdict.CONFLICT
-    assert "also stand at line" in found.hunks[0].evidence
+    assert "also at line" in found.hunks[0].evidence
 
 
 def test_a_copy_under_another_name_is_told_apart_and_said() -> None:
@@ -148,7 +148,7 @@ def test_a_copy_under_another_name_is_told_apart_and_said() -> None:
     if found.hunks[0].verdict is Verdict.CONFLICT:
         assert found.new.decode() == new
     else:
-        assert "also stand at line" in found.hunks[0].evidence
+        assert "also at line" in found.hunks[0].evidence
         assert found.new.decode().index(FIX) > found.new.decode().index("int compute_gamma(")
 
 
@@ -170,7 +170,7 @@ def test_added_lines_that_stand_elsewhere_already_are_not_added_twice() -> None:
     new = replaced(OLD, (line("gamma", 10), line("gamma", 10) + fix))
     found = port(OLD, patched, new)
     assert found.hunks[0].verdict is Verdict.CONFLICT
-    assert "stand already" in found.hunks[0].evidence
+    assert "are already" in found.hunks[0].evidence
 
 
 def test_line_ends_of_the_new_file_are_kept() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from build.git import Git
 from build.porting.engine import PatchPort, port_series
 from build.porting.trees import Tree
-from build.series.git import Git
 from build.series.model import PatchFile
 from build.series.patchfile import parse
 from tests.build.series.repos import commit, make_patch, make_repo
@@ -16,7 +16,7 @@ Files = dict[str, "bytes | None"]
 
 def series_on(git: Git, steps: list[Files]) -> list[bytes]:
     """Canonical patches, each on top of the one before; HEAD goes back to where it was."""
-    from build.series.export import export_commit
+    from build.series.commits import export_commit
 
     before = git.line("rev-parse", "HEAD")
     made = [export_commit(git, commit(git, files, f"change {n}")) for n, files in enumerate(steps, 1)]

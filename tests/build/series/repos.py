@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build.series.git import Git
+from build.git import Git
 from build.series.model import PatchFile
 from build.series.patchfile import parse
 
@@ -58,7 +58,7 @@ def commit(git: Git, files: dict[str, bytes | None], subject: str) -> str:
 
 def make_patch(git: Git, files: dict[str, bytes | None], subject: str = "change") -> bytes:
     """Commit `files` on HEAD, return that commit as a canonical patch, and go back."""
-    from build.series.export import export_commit
+    from build.series.commits import export_commit
 
     before = git.line("rev-parse", "HEAD")
     data = export_commit(git, commit(git, files, subject))

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from build.errors import PatchError, SourceError, UsageError
+from build.git import Git
 from build.series.apply import apply_series
-from build.series.export import export_series
-from build.series.git import Git
+from build.series.commits import export_series
 from build.series.model import ChangeKind, PatchFile
 from build.series.verdicts import Verdict
 
@@ -37,7 +37,7 @@ def series(repo: Git) -> list[PatchFile]:
         ("empty new file", {"empty": b""}),
         ("nothing", {}),
     ]
-    from build.series.export import export_commit
+    from build.series.commits import export_commit
 
     found = [
         parsed(export_commit(repo, commit(repo, files, text)), f"{n:04d}-p.patch")

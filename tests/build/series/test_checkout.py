@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from build.git import Git
 from build.series import checkout
 from build.series.checkout import new_repository, replace_folder
-from build.series.git import Git
 
 from .repos import make_repo
 

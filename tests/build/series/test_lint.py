@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from build.errors import ReleaseDataError
+from build.git import Git
 from build.series import manifest as manifests
-from build.series.git import Git
 from build.series.lint import LintReport, Source, lint_series
 
 from .repos import commit, make_patch, make_repo, numbered
@@ -106,6 +106,15 @@ def test_coverage_and_files(folder: Path) -> None:
     edit(folder / "manifest.toml", b'["one"]', b'["one", "two"]')
     (folder / "1.0" / "0002-two.patch").unlink()
     assert "does not exist" in whats(lint(folder))
+
+
+def test_a_slug_with_a_typo_names_the_manifest_and_the_nearest_file(folder: Path) -> None:
+    edit(folder / "manifest.toml", b'slug = "two"', b'slug = "tow"')
+    with pytest.raises(ReleaseDataError, match=r"s/manifest\.toml: patch 'two' has the slug 'tow'") as caught:
+        manifests.patches_of("1.0", ["s"], folder.parent)
+    assert "1.0/0002-two.patch" in caught.value.cause
+    assert str(folder / "manifest.toml") in caught.value.remedy
+    assert "the nearest is 0002-two.patch" in whats(lint(folder))
 
 
 def test_declared_missing_is_still_a_finding(folder: Path) -> None:

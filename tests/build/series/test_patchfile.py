@@ -147,13 +147,15 @@ def test_a_damaged_patch_never_crashes_the_reader(at: int, junk: bytes) -> None:
                 assert hunk.added or hunk.removed
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 400))
-def test_a_patch_cut_off_inside_its_changes_is_refused(cut: int) -> None:
-    data = GIT + HEAD + HUNK
-    cut = cut % (len(data) - 1) + 1
-    whole_section = data[:cut].endswith(b" three\n")
-    if cut <= 3 or whole_section:
-        return
-    with pytest.raises(PatchError):
-        parse(data[:-cut], "p") if cut < len(data) - 12 else parse(HEAD + HUNK[:-1], "p")
+_TWO_HUNKS = GIT + HEAD + HUNK + HUNK.replace(b"-1,3 +1,3", b"-9,3 +9,3")
+_TWO_FILES = GIT + HEAD + HUNK + (GIT + HEAD + HUNK).replace(b"x.c", b"y.c")
+
+
+@pytest.mark.parametrize("data", [GIT + HEAD + HUNK, HEAD + HUNK, _TWO_HUNKS, _TWO_FILES])
+def test_a_patch_cut_off_inside_its_changes_is_refused(data: bytes) -> None:
+    """At every byte but between two hunks or files, where nothing tells that another one was to come."""
+    assert parse(data, "p").changes
+    for keep in range(1, len(data)):
+        if not data[:keep].endswith(HUNK):
+            with pytest.raises(PatchError):
+                parse(data[:keep], "p")

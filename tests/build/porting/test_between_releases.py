@@ -11,12 +11,10 @@ import pytest
 
 from build import paths, releases
 from build.errors import UsageError
-from build.porting import registry
-from build.porting import release as release_module
-from build.porting.release import Request, port_release
-from build.porting.undo import give_up
+from build.git import Git
+from build.porting import between_releases, registry
+from build.porting.between_releases import Request, give_up, port_release
 from build.series import manifest as manifests
-from build.series.git import Git
 from build.series.lint import Source, lint_series
 from build.series.manifest import ReleaseEntry, Verified
 from tests.build.series.repos import commit, make_repo, numbered
@@ -120,14 +118,14 @@ def test_a_port_that_fails_at_its_end_goes_on(repo: Git, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(release_module, failing, fail)
+        patch.setattr(between_releases, failing, fail)
         with pytest.raises(KeyboardInterrupt):
             port_release(request(repo, "2.1.2"))
     assert port_release(request(repo, "2.1.2")).complete
     assert "demo" in releases.get("2.1.2").series
     assert manifests.load(folder(repo)).release["2.1.2"].patches == ("one", "two")
     assert not request(repo, "2.1.2").state.exists()
-    monkeypatch.setattr(release_module, "write_series", fail)
+    monkeypatch.setattr(between_releases, "write_series", fail)
     assert port_release(request(repo, "2.1.2")).complete  # finished: nothing is written again
 
 
@@ -138,7 +136,7 @@ def test_an_interrupt_waits_until_all_is_written(repo: Git, monkeypatch: pytest.
         signal.raise_signal(signal.SIGINT)
         real(*arguments)
 
-    monkeypatch.setattr(release_module, "write_entry", interrupted)
+    monkeypatch.setattr(between_releases, "write_entry", interrupted)
     with pytest.raises(KeyboardInterrupt):
         port_release(request(repo, "2.1.2"))
     assert "demo" in releases.get("2.1.2").series

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from build.porting.alignment import Alignment
-from build.porting.candidates import telling
+from build.porting.candidates import recognisable
 from build.porting.groups import Edit, Group
 from build.porting.lines import distinctive, norm, occurrences, tokens
 from build.porting.placement import GroupResult, Outcome, stuck
@@ -37,9 +37,8 @@ def look(alignment: Alignment, group: Group) -> GroupResult:
 
 
 def _where(at: int, count: int, same: bool) -> str:
-    """Say where a change stands in the new file."""
     lines = f"line {at + 1}" if count < 2 else f"lines {at + 1} to {at + count}"
-    return f"stands at {lines} of the new file" + ("" if same else ", formatted differently")
+    return f"already at {lines} of the new file" + ("" if same else ", formatted differently")
 
 
 def _same_lines(new: Sequence[bytes], head: Sequence[bytes], group: Group, tail: Sequence[bytes]) -> bool:
@@ -49,7 +48,7 @@ def _same_lines(new: Sequence[bytes], head: Sequence[bytes], group: Group, tail:
 def only_moved(alignment: Alignment, group: Group) -> bool:
     """Whether lines that are gone from here were only moved: then removing them is still to be done."""
     removed = [norm(line) for line in group.removed(alignment.base)]
-    if group.added or not telling(removed):
+    if group.added or not recognisable(removed):
         return False
     return any(alignment.back[at] < 0 for at in occurrences(alignment.ours_norm, removed))
 
@@ -57,7 +56,7 @@ def only_moved(alignment: Alignment, group: Group) -> bool:
 def _inside(new: Sequence[bytes], group: Group, base: Sequence[bytes]) -> int | None:
     """Return in which of `new` the added code begins, None unless it is there once and the removed code is not."""
     added = tokens(group.added)
-    if not telling(group.added):
+    if not recognisable(group.added):
         return None
     flat: list[bytes] = []
     owner: list[int] = []
@@ -82,7 +81,7 @@ def _partly(
     head: Sequence[bytes],
     tail: Sequence[bytes],
 ) -> GroupResult:
-    """Return the edit that completes a change of which the new file has some lines and nothing else."""
+    """Return the edit that completes a change that the new file has in part, with nothing else in between."""
     new = [norm(line) for line in alignment.ours[span[0] : span[1]]]
     first, last = len(head), len(new) - len(tail)
     if first > last or new[:first] != [norm(x) for x in head] or new[last:] != [norm(x) for x in tail]:
@@ -96,7 +95,7 @@ def _partly(
     edit = Edit(span[0] + first, span[0] + last, group.added)
     if list(edit.lines) == list(alignment.ours[edit.start : edit.end]):
         return GroupResult(Outcome.UPSTREAM, edit.start, evidence=_where(edit.start, last - first, True))
-    note = f"{len(has)} of {len(added)} added lines stood at line {edit.start + 1} already"
+    note = f"{len(has)} of {len(added)} added lines were at line {edit.start + 1} already"
     return GroupResult(Outcome.PARTLY, edit.start, edit, note)
 
 

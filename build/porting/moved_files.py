@@ -16,7 +16,7 @@ _KINDS = (
     frozenset({".cmake", ".txt"}),
 )
 _VENDORED = ("third_party/", "vendor/", "external/")
-#: Share of an old file's telling lines that a new one must have to be the same file.
+#: Share of an old file's distinctive lines that a new one must have to be the same file.
 RENAMED = 0.5
 #: The same for a piece of a file, which is short and must be certain.
 SPLIT = 0.7
@@ -46,7 +46,7 @@ class Finder:
             return same[0], "the same content under another name"
         lines = {norm(line) for line in data.split(b"\n") if distinctive(line)}
         found = _best(lines, self._read([n for n in fresh if alike(path, n)]), RENAMED, path)
-        return (found[0], f"{found[1]:.0%} of its telling lines are in {found[0]}") if found else None
+        return (found[0], f"{found[1]:.0%} of its distinctive lines are in {found[0]}") if found else None
 
     def piece(self, path: str, lines: Sequence[bytes]) -> tuple[str, str] | None:
         """Return the one file that has a piece of `path` which is gone from there, with the evidence."""
@@ -60,10 +60,9 @@ class Finder:
             return None
         if found[0] in old and _share(wanted, self.old.read_many([found[0]]).get(found[0], b"")) > SPLIT / 2:
             return None  # the file had such lines before: a copy, not the piece that moved
-        return found[0], f"{found[1]:.0%} of the telling lines around it are in {found[0]}"
+        return found[0], f"{found[1]:.0%} of the distinctive lines around it are in {found[0]}"
 
     def _changed(self, path: str) -> list[str]:
-        """Return the files of the same kind that are new or changed."""
         kind = f"{path.startswith(_VENDORED)} {posixpath.splitext(path)[1]}"
         if kind not in self._names:
             old = self.old.entries
@@ -94,7 +93,6 @@ def alike(a: str, b: str) -> bool:
 
 
 def _share(lines: set[bytes], data: bytes) -> float:
-    """Return the share of `lines` that stand somewhere in `data`."""
     return sum(line in data for line in lines) / len(lines) if lines else 0.0
 
 

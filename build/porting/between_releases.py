@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 
 from build import paths, releases, sources
 from build.console import step
 from build.errors import UsageError
+from build.git import Git
+from build.paths import atomic_write
+from build.porting.between_trees import JSON, MARKDOWN, reports, run
 from build.porting.engine import PatchState
-from build.porting.folder import JSON, MARKDOWN, reports, run
 from build.porting.output import Committed, render
-from build.porting.registry import fill_build_ids, known_release, set_series, write_entry
+from build.porting.registry import fill_build_ids, known_release, remove_entry, set_series, write_entry
 from build.porting.report import PortReport, from_json, report_of
-from build.porting.session import Outcome, Session
+from build.porting.session import Outcome, Session, discard
 from build.porting.trees import Tree, open_tree
-from build.porting.undo import keep, remember
 from build.releases import Release
+from build.seals import signed, unsigned
 from build.series import manifest as manifests
-from build.series.export import Exported, write_series
-from build.series.git import Git
+from build.series.commits import Exported, write_series
 from build.series.manifest import Manifest, NotApplicable, ReleaseEntry, Verified
 from build.series.model import PatchFile
 from build.series.patchfile import read
 from build.signals import deferred_signals
 
 #: How the reason begins by which a port enters a patch that it found upstream.
-STANDING = "the release has it already"
+ALREADY_THERE = "the release has it already"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Request:
         series: which series.
         origin: the release to start from, default the nearest that is complete.
         from_source: where the old tree is (PATH or PATH@REV), default found; `to_source` likewise the new one.
-        action: as in `build.porting.folder.Request`.
+        action: as in `build.porting.between_trees.Request`.
         again: port although the release has its patches.
         root: folder of all series.
     """
@@ -58,12 +62,10 @@ class Request:
 
     @property
     def folder(self) -> Path:
-        """The series' folder."""
         return manifests.folder(self.series, self.root)
 
     @property
     def state(self) -> Path:
-        """Folder of a port that waits for a person."""
         return paths.cache("port") / f"{self.series}-{self.release}"
 
 
@@ -82,7 +84,7 @@ def port_release(request: Request) -> PortReport:
     """Port a series to a release.
 
     Returns:
-        The report, also kept beside the patches.
+        The report, also kept with the patches.
 
     Raises:
         UsageError: no release to start from, or nothing waits under `continue`.
@@ -115,7 +117,6 @@ def port_release(request: Request) -> PortReport:
 
 
 def _finished(request: Request, manifest: Manifest) -> PortReport | None:
-    """Return the report of a release that has its patches, None when there is something to do."""
     entry = manifest.release.get(request.release)
     if request.again or entry is None or entry.missing or not entry.patches or request.action != "start":
         return None
@@ -133,7 +134,6 @@ def _finished(request: Request, manifest: Manifest) -> PortReport | None:
 
 
 def _origin(request: Request, manifest: Manifest) -> str:
-    """Return the release to start from."""
     whole = [name for name, entry in manifest.release.items() if entry.patches and not entry.missing]
     if request.origin and request.origin not in whole:
         raise UsageError(
@@ -147,19 +147,18 @@ def _origin(request: Request, manifest: Manifest) -> str:
 
 
 def choose(folder: Path, manifest: Manifest, origin: str, release: str) -> Chosen:
-    """Return which patches of `origin` are wanted for `release`."""
-    entry = manifest.release[origin]
-    pairs = list(zip(entry.patches, manifest.file_names(origin), strict=True))
-    wanted = [(name, file) for name, file in pairs if manifest.entry(name).covers(release)]
+    files = manifests.patch_paths(folder, manifest, origin)
+    wanted = {name: file for name, file in files.items() if manifest.entry(name).covers(release)}
     known = manifest.release.get(release)
     # What an earlier port found upstream is looked for again: that is a finding, not a decision.
-    skipped = tuple(item for item in (known.not_applicable if known else ()) if not item.reason.startswith(STANDING))
+    skipped = tuple(
+        item for item in (known.not_applicable if known else ()) if not item.reason.startswith(ALREADY_THERE)
+    )
     excluded = {item.id for item in skipped}
-    wanted = [(name, file) for name, file in wanted if name not in excluded]
-    have = {name for name, _ in wanted} | excluded
+    wanted = {name: file for name, file in wanted.items() if name not in excluded}
+    have = wanted.keys() | excluded
     lacking = tuple(p.id for p in manifest.patch if p.covers(release) and p.id not in have)
-    patches = tuple(read(folder / origin / file) for _, file in wanted)
-    return Chosen(origin, tuple(name for name, _ in wanted), patches, skipped, lacking)
+    return Chosen(origin, tuple(wanted), tuple(map(read, wanted.values())), skipped, lacking)
 
 
 def _tree(release: Release, source: str, workplace: Path) -> Tree:
@@ -191,7 +190,6 @@ def _ids(chosen: Chosen, committed: Sequence[Committed], state: PatchState) -> l
 
 
 def _names(manifest: Manifest, chosen: Chosen, committed: Sequence[Committed]) -> dict[str, str]:
-    """Return the new file name of every ported patch by its old one."""
     ported = _ids(chosen, committed, PatchState.PORTED)
     return {
         item.port.patch.name: f"{number:04d}-{manifest.entry(name).slug}.patch"
@@ -227,7 +225,7 @@ def _write(
 def _entry(release: Release, chosen: Chosen, outcome: Outcome) -> ReleaseEntry:
     """Return the manifest's entry: what was ported is `ported` and no more until it is built and probed."""
     upstream = tuple(
-        NotApplicable(id=name, reason=_standing(item))
+        NotApplicable(id=name, reason=_already_there(item))
         for name, item in _ids(chosen, outcome.committed, PatchState.UNNEEDED)
     )
     waiting = tuple(name for name, _ in _ids(chosen, outcome.committed, PatchState.NEEDS_HUMAN))
@@ -242,7 +240,54 @@ def _entry(release: Release, chosen: Chosen, outcome: Outcome) -> ReleaseEntry:
     )
 
 
-def _standing(item: Committed) -> str:
-    """Say where the new release has a patch already."""
+def _already_there(item: Committed) -> str:
     first = next((verdict.evidence for verdict in item.port.verdicts if verdict.evidence), "")
-    return f"{STANDING}: {first}" if first else STANDING
+    return f"{ALREADY_THERE}: {first}" if first else ALREADY_THERE
+
+
+_NAME = "before.json"
+
+
+class Before(msgspec.Struct, frozen=True):
+    """The files of a release's folder (None: it had no folder), and its entry in the manifest (None: it had none)."""
+
+    files: dict[str, bytes] | None
+    entry: ReleaseEntry | None
+
+
+def remember(folder: Path, release: str) -> Before:
+    target = folder / release
+    files = {path.name: path.read_bytes() for path in target.iterdir()} if target.is_dir() else None
+    return Before(files, manifests.load(folder).release.get(release))
+
+
+def keep(before: Before, state: Path) -> None:
+    """Store `before` with a port that waits, unless an earlier run has."""
+    if state.is_dir() and not (state / _NAME).exists():
+        with atomic_write(state / _NAME) as part:
+            part.write_bytes(signed(msgspec.json.encode(before)))
+
+
+def give_up(folder: Path, release: str, state: Path) -> None:
+    """Forget a port that waits, and bring back what the series had.
+
+    Raises:
+        UsageError: none waits, or what it had is not known.
+    """
+    kept = state / _NAME
+    if not os.path.lexists(kept):
+        discard(state)  # says that none waits; a port that was interrupted before it wrote anything is forgotten
+        return
+    try:
+        before = msgspec.json.decode(unsigned(kept.read_bytes()) or b"", type=Before)
+    except (OSError, msgspec.DecodeError):
+        raise UsageError(f"{kept} is damaged", remedy=f"remove {state} and look at {folder} with git") from None
+    if before.entry is None:
+        remove_entry(folder, release)
+    else:
+        write_entry(folder, release, before.entry)
+    if before.files is None:
+        shutil.rmtree(folder / release, ignore_errors=True)
+    else:
+        write_series(folder / release, [Exported(name, data) for name, data in before.files.items()])
+    discard(state)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from build.porting.alignment import Alignment, align
-from build.porting.candidates import REACH, telling
+from build.porting.candidates import REACH, recognisable
 from build.porting.functions import outward, shifted
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, human, port_hunk, stands_once
@@ -15,9 +15,9 @@ from build.porting.placement import text
 from build.porting.reindent import UnevenError, fit
 from build.series.verdicts import Method, Verdict
 
-#: Code counts as moved when at most this share of its telling lines is still in the old place.
+#: Code counts as moved when at most this share of its distinctive lines is still in the old place.
 STAYED = 0.34
-#: A place is taken for the new one from this share of telling lines on, if the second best has less than half.
+#: A place is taken for the new one from this share of distinctive lines on, if the second best has less than half.
 FOUND = 0.6
 
 
@@ -49,7 +49,6 @@ def port_moved(alignment: Alignment, placed: Placed) -> HunkResult | None:
 
 
 def _window(alignment: Alignment, placed: Placed) -> tuple[int, int]:
-    """Return the old lines around a hunk that are compared."""
     return max(0, placed.start - REACH), min(len(alignment.base), placed.end + REACH)
 
 
@@ -65,13 +64,13 @@ def _lost_run(alignment: Alignment, placed: Placed) -> tuple[int, int]:
 
 
 def _lost(alignment: Alignment, at: int) -> bool:
-    """Whether an old line is gone, or stands alone between lines that are."""
+    """Whether an old line is gone, or is alone between lines that are."""
     near = alignment.to[max(0, at - 1) : at + 2]
     return alignment.to[at] < 0 or sum(image < 0 for image in near) >= 2
 
 
 def moved_away(alignment: Alignment, placed: Placed) -> bool:
-    """Whether hardly any telling line of a hunk is still in its place."""
+    """Whether hardly any distinctive line of a hunk is still in its place."""
     known = [n for n in range(placed.start, placed.end) if distinctive(alignment.base[n])]
     return bool(known) and sum(alignment.to[n] >= 0 for n in known) <= STAYED * len(known)
 
@@ -85,7 +84,7 @@ def _remains(alignment: Alignment, placed: Placed, region: Region) -> bool:
 
 
 def _is_new(alignment: Alignment, at: int, placed: Placed) -> bool:
-    """Whether no telling line at `at` is what another part of the old file became."""
+    """Whether no distinctive line at `at` is what another part of the old file became."""
     for n in range(placed.end - placed.start):
         origin = alignment.back[at + n]
         if origin >= 0 and distinctive(alignment.ours[at + n]) and not placed.start <= origin < placed.end:
@@ -94,7 +93,7 @@ def _is_new(alignment: Alignment, at: int, placed: Placed) -> bool:
 
 
 def _as_it_was(alignment: Alignment, placed: Placed, at: int) -> HunkResult | None:
-    """Return the result of a hunk all of whose lines stand together at `at`, perhaps re-indented."""
+    """Return the result of a hunk all of whose lines are together at `at`, perhaps re-indented."""
     shift = at - placed.start
     edits, notes = [], []
     for group in placed.groups:
@@ -163,10 +162,10 @@ def _within(alignment: Alignment, placed: Placed, region: Region) -> HunkResult 
 
 
 def port_without_base(ours: Alignment, hunk_old: Placed) -> HunkResult:
-    """Port a hunk that does not stand in the old file either: only its own lines can say where it goes."""
+    """Port a hunk that is not in the old file either: only its own lines can say where it goes."""
     once = stands_once(ours, hunk_old)
-    if once is None or not telling(ours.base_norm[hunk_old.start : hunk_old.end]):
-        return human("does not apply to the old tree, and its lines do not stand once in the new one")
+    if once is None or not recognisable(ours.base_norm[hunk_old.start : hunk_old.end]):
+        return human("does not apply to the old tree, and its lines are not in exactly one place of the new one")
     result = _as_it_was(ours, hunk_old, once)
     if result is None:
         return human("does not apply to the old tree")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import UsageError
+from build.git import Git
 from build.porting.engine import PatchState
 from build.porting.output import Committed, render
 from build.porting.quilt import load_folder
 from build.porting.report import PortReport, report_of, to_json, to_markdown
 from build.porting.session import Outcome, Session
 from build.porting.trees import Tree, open_tree
-from build.series.export import Exported, write_series
-from build.series.git import Git
+from build.series.commits import Exported, write_series
 
 MARKDOWN, JSON = "PORT.md", "port.json"
 
@@ -38,7 +38,6 @@ class Request:
 
     @property
     def state(self) -> Path:
-        """Folder of a port that waits for a person."""
         return self.out.with_name(f"{self.out.name}.port")
 
 
@@ -68,7 +67,6 @@ def port_folder(request: Request) -> PortReport:
 
 
 def run(session: Session, action: str) -> Outcome:
-    """Start a port, or go on with one that waits."""
     if action == "start":
         return session.start()
     return session.resume(drop=action == "drop")
@@ -85,12 +83,10 @@ def check_out(out: Path) -> None:
 
 
 def reports(report: PortReport) -> list[Exported]:
-    """Return the reports as files."""
     return [Exported(MARKDOWN, to_markdown(report)), Exported(JSON, to_json(report))]
 
 
 def written(item: Committed) -> str:
-    """Return the file a patch is written to, empty when it is not written."""
     return item.port.patch.name if item.port.state is PatchState.PORTED else ""
 
 
@@ -106,12 +102,15 @@ def _report(request: Request, old: Tree, new: Tree, outcome: Outcome) -> PortRep
 
 
 def _files(outcome: Outcome) -> list[Exported]:
-    """Return the ported patches, and a `series` file that lists them."""
+    """Return the ported patches with a `series` file; none where it would list nothing while a human is waited for."""
     found = rendered(outcome.git, outcome.committed)
-    names = "".join(f"{item.name}\n" for item in found)
-    return [*found, Exported("series", names.encode())]
+    waiting = [item.port.patch.name for item in outcome.committed if item.port.state is PatchState.NEEDS_HUMAN]
+    if waiting and not found:
+        return []
+    open_ones = [f"# {name} needs a human: see {MARKDOWN}\n" for name in waiting]
+    lines = [*open_ones, *(f"{item.name}\n" for item in found)]
+    return [*found, Exported("series", "".join(lines).encode())]
 
 
 def rendered(git: Git, committed: tuple[Committed, ...]) -> list[Exported]:
-    """Return every patch that was ported as a file."""
     return [Exported(written(item), render(git, item)) for item in committed if written(item)]

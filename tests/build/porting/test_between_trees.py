@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from build.errors import PatchError, SourceError, UsageError
+from build.git import Git
+from build.porting.between_trees import Request, port_folder
 from build.porting.engine import PatchState
-from build.porting.folder import Request, port_folder
 from build.porting.quilt import load_folder
 from build.porting.report import from_json
-from build.series.git import Git
 from build.series.verdicts import Verdict
 from tests.build.series.repos import commit, make_patch, make_repo, numbered
 

@@ -1,0 +1,412 @@
+"""git: the only module that runs it and knows its formats. Results depend on the repository, not on the machine.
+
+GitPython starts the commands and reads their progress. Its reader of objects is not used: it refuses the ids of SHA-256
+repositories, and a git that complains a lot blocks it, since nothing reads the complaints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import tempfile
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import IO, ClassVar
+
+# GitPython looks for git when it is imported. Where there is none, the first command says so (see `_started`).
+os.environ["GIT_PYTHON_REFRESH"] = "quiet"
+from git import RemoteProgress
+from git.cmd import Git as Command
+from git.cmd import handle_process_output
+from git.exc import GitCommandNotFound
+from rich.progress import Progress
+
+from build.console import log, progress
+from build.errors import EnvironmentUnfitError, SourceError
+from build.process import FOREIGN, Completed, running
+
+#: Seconds after which a command is ended.
+TIMEOUT = 1800.0
+SYMLINK, SUBMODULE = "120000", "160000"
+#: For a git that fails where it should not.
+_REMEDY = "if the repository is damaged: remove it if it is in the cache, and run again; `git fsck` examines your own"
+_NO_USER = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+_ENVIRONMENT = {
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "LC_ALL": "C",
+    "TZ": "UTC",
+}
+#: Given on the command line, they also hold in submodules and against the repository's own settings.
+_EXACT = (
+    "core.autocrlf=false",
+    "core.safecrlf=false",
+    "core.eol=lf",
+    "core.attributesFile=/dev/null",
+    "core.hooksPath=/dev/null",
+    "core.fsync=none",  # repositories made here can be made again; waiting for the disk helps nobody
+    "gc.auto=0",
+    "core.fsmonitor=false",
+    "safe.directory=*",  # of any owner: the user has named the tree, and no program that it names is run for it
+)
+#: A transfer slower than this for a minute is given up (git-config(1), http.lowSpeedLimit).
+_SLOW = ("http.lowSpeedLimit=1000", "http.lowSpeedTime=60")
+#: Committer line of imported sources. It is part of the ids of cached trees: a change needs a new importer.FORMAT.
+_IMPORTER = b"multiworld <multiworld@localhost> 0 +0000"
+
+
+class Settings(Enum):
+    """Whose settings a command follows."""
+
+    NONE = "nobody's: formats, hooks, signing and line ends are the same everywhere"
+    REMOTE = "the user's for how a remote is reached (proxy, certificates, mirrors), else nobody's"
+    USER = "the user's alone, with those that say which owners are trusted"
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who writes a commit, and when."""
+
+    name: str
+    email: str
+    date: str
+
+
+#: Committer of every commit, and author of those whose patch names none: fixed, so that ids are reproducible.
+PROJECT = Author("multiworld", "patches@multiworld.invalid", "2000-01-01T00:00:00+0000")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One path in a git tree; `blob` is the commit of a submodule."""
+
+    path: str
+    mode: str
+    blob: str
+
+
+@dataclass(frozen=True, slots=True)
+class Git:
+    """git in one repository, with or without a work tree.
+
+    Attributes:
+        folder: the work tree or the bare repository.
+        index: a private index file, None for the repository's own.
+        settings: see `Settings`.
+        config: further settings, `KEY=VALUE`.
+    """
+
+    folder: Path
+    index: Path | None = None
+    settings: Settings = Settings.NONE
+    config: tuple[str, ...] = ()
+
+    def call(
+        self, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None, timeout: float = TIMEOUT
+    ) -> Completed:
+        """Run a git command and return its result whatever its exit status.
+
+        Raises:
+            EnvironmentUnfitError: git is not installed.
+            subprocess.TimeoutExpired: `timeout` (seconds) passed.
+        """
+        with self._started(args, env, istream=None if stdin is None else subprocess.PIPE) as process:
+            out, err = process.communicate(stdin, timeout)
+        log.debug("-> %d\n%s", process.returncode, err.decode("utf-8", "replace"))
+        return Completed(self._command(args), process.returncode, out, err)
+
+    def out(
+        self, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None, timeout: float = TIMEOUT
+    ) -> bytes:
+        """Run a git command and return its output.
+
+        Raises:
+            SourceError: git failed; its own words are the cause.
+        """
+        return self._checked(args, self.call(*args, stdin=stdin, env=env, timeout=timeout))
+
+    def line(self, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None) -> str:
+        """Run a git command and return its output as one stripped line."""
+        return os.fsdecode(self.out(*args, stdin=stdin, env=env)).strip()
+
+    def transfer(self, *args: str, stdin: bytes = b"", timeout: float = TIMEOUT) -> None:
+        """Run a git command that has `--progress`, and show that on the terminal.
+
+        Raises:
+            SourceError: git failed; its own words are the cause.
+            subprocess.TimeoutExpired: `timeout` (seconds) passed.
+        """
+        with progress() as bar, tempfile.TemporaryFile() as source:
+            source.write(stdin)
+            source.seek(0)
+            told = _Transfer(bar)
+            # As text: git ends a line of progress with a carriage return, at which only text is split.
+            with self._started(args, istream=source, universal_newlines=True, errors="replace") as process:
+                try:
+                    handle_process_output(process, None, told.new_message_handler(), None, False, timeout)
+                except RuntimeError:
+                    raise subprocess.TimeoutExpired(process.args, timeout) from None
+                status = process.wait()
+        said = "\n".join([*told.other_lines, *told.error_lines]).encode()
+        self._checked(args, Completed(self._command(args), status, b"", said))
+
+    def _checked(self, args: Sequence[str], done: Completed) -> bytes:
+        if done.returncode:
+            raise SourceError(f"git {args[0]} failed in {self.folder}", cause=done.tail, remedy=_REMEDY)
+        return done.stdout
+
+    def _command(self, args: Sequence[str]) -> tuple[str, ...]:
+        exact = () if self.settings is Settings.USER else _EXACT
+        slow = _SLOW if self.settings is Settings.REMOTE else ()
+        config = (part for item in (*exact, *slow, *self.config) for part in ("-c", item))
+        return ("git", "-C", str(self.folder), *config, *args)
+
+    def _environment(self) -> dict[str, str]:
+        known = _ENVIRONMENT | (_NO_USER if self.settings is Settings.NONE else {})
+        return known if self.index is None else known | {"GIT_INDEX_FILE": str(self.index)}
+
+    @contextlib.contextmanager
+    def _started(
+        self, args: Sequence[str], env: Mapping[str, str] | None = None, **options: object
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a git command in a session of its own, which Ctrl-C and timeouts end with all that it has started."""
+        command = self._command(args)
+        log.debug("$ %s", shlex.join(command))
+        options["start_new_session"] = True
+        kept: list[Command.AutoInterrupt] = []  # it ends its process when nothing refers to it any more
+
+        def start() -> subprocess.Popen[bytes]:
+            # GitPython hands this process's variables on, and none of these is for us: see `FOREIGN`.
+            for name in FOREIGN & os.environ.keys():
+                del os.environ[name]
+            variables = {**self._environment(), **(env or {})}
+            kept.append(Command().execute(command, as_process=True, env=variables, **options))  # type: ignore[call-overload]
+            assert kept[0].proc is not None  # noqa: S101
+            return kept[0].proc
+
+        try:
+            with running(start) as process:
+                yield process
+        except (GitCommandNotFound, PermissionError) as error:
+            if kept:
+                raise
+            raise EnvironmentUnfitError(
+                "git cannot be run",
+                cause=f"not installed, not on PATH, or not executable: {error}",
+                remedy="install git",
+            ) from None
+
+    def git_dir(self) -> Path:
+        return Path(self.line("rev-parse", "--absolute-git-dir"))
+
+    def resolve(self, revision: str, kind: str = "commit") -> str:
+        """Return the object id of `revision`.
+
+        Raises:
+            SourceError: there is no such revision here, or no repository.
+        """
+        done = self.call("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{{kind}}}")
+        if done.returncode == 0:
+            return done.stdout.decode().strip()
+        if self.call("rev-parse", "--git-dir").returncode:
+            raise SourceError(
+                f"{self.folder} is no git repository",
+                cause="a plain folder, or a path that does not exist",
+                remedy="give a git checkout or a bare repository",
+            )
+        raise SourceError(
+            f"{self.folder} has no revision {revision!r}",
+            cause="the name is wrong, or the clone is too shallow to have it",
+            remedy="give a branch, tag or commit that this repository has",
+        )
+
+    def files(self, tree: str, *paths: str) -> dict[str, Entry]:
+        """Return the files of a tree by path, default all of them."""
+        found = {}
+        for record in self.out("ls-tree", "-r", "-z", "--full-tree", tree, "--", *paths).split(b"\0")[:-1]:
+            meta, _, name = record.partition(b"\t")
+            mode, _, blob = meta.decode().split(" ", 2)
+            path = os.fsdecode(name)
+            found[path] = Entry(path, mode, blob)
+        return found
+
+    def blobs(self, names: Collection[str]) -> Iterator[bytes | None]:
+        """Yield the content of each blob, named by id or as `TREE:PATH`; None for one that the repository lacks.
+
+        Raises:
+            SourceError: git failed; its own words are the cause.
+        """
+        requests = b"".join(os.fsencode(name) + b"\n" for name in names)
+        with self._started(("cat-file", "--batch", "--buffer"), istream=subprocess.PIPE) as process:
+            assert process.stdin is not None  # noqa: S101
+            assert process.stdout is not None  # noqa: S101
+            complaints = _Complaints(process)
+            threading.Thread(target=_ask, args=(process.stdin, requests), daemon=True).start()
+            for _ in names:
+                head = process.stdout.readline()
+                # "ID TYPE SIZE", or "NAME missing": a name may have blanks, and only a size is a number.
+                kind, _, size = head.strip().rpartition(b" ")
+                length = int(size) + 1 if size.isdigit() else 0
+                data = process.stdout.read(length)
+                if not head or len(data) < length:
+                    raise SourceError(f"git cat-file failed in {self.folder}", cause=complaints.text(), remedy=_REMEDY)
+                yield data[:-1] if kind.endswith(b" blob") else None
+
+    def write_blob(self, data: bytes) -> str:
+        return self.line("hash-object", "-w", "--stdin", stdin=data)
+
+    def commit(self, tree: str, text: bytes, parent: str = "", author: Author = PROJECT) -> str:
+        """Commit `tree` on `parent` and return the commit's id, which depends on the arguments alone."""
+        env = {f"GIT_AUTHOR_{key.upper()}": getattr(author, key) for key in ("name", "email", "date")}
+        env |= {"GIT_COMMITTER_NAME": PROJECT.name, "GIT_COMMITTER_EMAIL": PROJECT.email}
+        env["GIT_COMMITTER_DATE"] = author.date
+        parents = ["-p", parent] if parent else []
+        return self.line("commit-tree", tree, *parents, "-F", "-", stdin=text, env=env)
+
+    def fast_import(self, files: Iterable[tuple[str, str, bytes]], message: bytes, tag: str) -> None:
+        """Commit files (path, mode, content) as `main`, tagged; the id depends on them alone.
+
+        Raises:
+            SourceError: git failed; its own words are the cause.
+        """
+        with self._started(("fast-import", "--quiet", "--done"), istream=subprocess.PIPE) as process:
+            assert process.stdin is not None  # noqa: S101
+            complaints = _Complaints(process)
+            _feed(process.stdin, _import_stream(files, message, tag))
+            said = complaints.text()
+        if process.returncode:
+            raise SourceError("git fast-import failed", cause=said)
+
+    def changed_files(self) -> list[str]:
+        """Return the paths whose changes are in the work tree only, those that git does not know included."""
+        listing = self.out("status", "--porcelain", "-z", "--untracked-files=normal")
+        return [os.fsdecode(record[3:]) for record in listing.split(b"\0")[:-1] if record[2:3] == b" "]
+
+
+class _Transfer(RemoteProgress):  # type: ignore[misc, unused-ignore]
+    """Shows what a transfer reports as one bar that changes its name."""
+
+    _NAMES: ClassVar = {
+        RemoteProgress.COUNTING: "counting objects",
+        RemoteProgress.COMPRESSING: "compressing objects",
+        RemoteProgress.RECEIVING: "receiving objects",
+        RemoteProgress.RESOLVING: "resolving deltas",
+    }
+
+    def __init__(self, bar: Progress) -> None:
+        super().__init__()
+        self._bar, self._task = bar, bar.add_task("git", total=1, unit="")
+
+    def update(
+        self, op_code: int, cur_count: str | float, max_count: str | float | None = None, message: str = ""
+    ) -> None:
+        name = self._NAMES.get(op_code & self.OP_MASK, "git")
+        done, total = float(cur_count or 0), float(max_count or cur_count or 1)
+        self._bar.update(self._task, description=name, completed=done, total=total, unit=message)
+
+
+class _Complaints:
+    """Reads a command's error output meanwhile: a full pipe would block the command."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._pipe, self._read = process.stderr, b""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(ValueError):  # closed by an interrupt
+            self._read = self._pipe.read() if self._pipe else b""
+
+    def text(self) -> str:
+        self._thread.join()
+        return self._read.decode("utf-8", "replace")[-2000:].strip()
+
+
+def _feed(pipe: IO[bytes], blocks: Iterable[bytes]) -> None:
+    """Write `blocks` and close the pipe; a command that ends before says why on its error output."""
+    with contextlib.suppress(BrokenPipeError):
+        for block in blocks:
+            pipe.write(block)
+    # What is still buffered has no reader either; unclosed, it would be flushed again where nobody expects an error.
+    with contextlib.suppress(BrokenPipeError):
+        pipe.close()
+
+
+def _ask(pipe: IO[bytes], requests: bytes) -> None:
+    """Write `requests` and close the pipe, in a thread: an interrupt of the main one may close it before."""
+    with contextlib.suppress(ValueError):
+        _feed(pipe, [requests])
+
+
+def _import_stream(files: Iterable[tuple[str, str, bytes]], message: bytes, tag: str) -> Iterator[bytes]:
+    """Yield the commands of git-fast-import(1) for one commit."""
+    yield b"feature done\ncommit refs/heads/main\nmark :1\n"
+    yield b"committer %s\ndata %d\n%s\n" % (_IMPORTER, len(message), message)
+    for path, mode, data in files:
+        yield b"M %s inline %s\ndata %d\n%s\n" % (mode.encode(), _quoted(path), len(data), data)
+    yield b"reset refs/tags/%s\nfrom :1\ndone\n" % tag.encode()
+
+
+def _quoted(path: str) -> bytes:
+    """Return a path as fast-import wants it (git-fast-import(1), "<path>")."""
+    raw = os.fsencode(path)
+    if raw.startswith(b'"') or b"\n" in raw:
+        return b'"' + raw.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
+    return raw
+
+
+def init(folder: Path, branch: str = "main", *, object_format: str = "sha1", bare: bool = False) -> Git:
+    """Make an empty repository in the folder `folder`, whatever the user prefers for new ones.
+
+    Raises:
+        SourceError: git failed; its own words are the cause.
+    """
+    git = Git(folder)
+    options = [f"--initial-branch={branch}", f"--object-format={object_format}", *(["--bare"] if bare else [])]
+    git.out("init", "--quiet", "--template=", *options)
+    return git
+
+
+def repository(folder: Path) -> Git | None:
+    """Return git in `folder` if that is a work tree or a bare repository itself; None if it is merely inside one.
+
+    Raises:
+        SourceError: it is one that git refuses; read as a plain folder, it would give what no commit has.
+    """
+    git = Git(folder)
+    done = git.call("rev-parse", "--is-bare-repository", "--show-prefix")
+    if done.returncode:
+        if os.path.lexists(folder / ".git"):
+            raise SourceError(
+                f"{folder} is a git repository that git cannot read",
+                cause=done.tail,
+                remedy="repair it, or give a copy without its .git",
+            )
+        return None
+    bare, prefix = os.fsdecode(done.stdout).split("\n")[:2]
+    return git if bare == "true" or prefix == "" else None
+
+
+def split_revision(spec: str) -> tuple[Path, str | None]:
+    """Return path and revision of `PATH` or `PATH@REV`; a path that exists is never split."""
+    path = Path(spec).expanduser()
+    if path.exists() or "@" not in spec:
+        return path, None
+    head, _, revision = spec.rpartition("@")
+    return Path(head).expanduser(), revision
+
+
+def uncommitted(folder: Path) -> Completed:
+    """Return what `git status` says of a work tree that may be another user's; nothing is written, not even its index.
+
+    Only the user's settings decide here: with `safe.directory=*` git would run the filters that the tree names.
+    """
+    git = Git(folder, settings=Settings.USER)
+    options = ("--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+    return git.call("status", *options, env={"GIT_OPTIONAL_LOCKS": "0"})
