@@ -15,7 +15,7 @@ from build.console import step
 from build.errors import SourceError, WheelError
 from build.official.buildid import read_build_id
 from build.official.index import IndexFile, files
-from build.official.remote import opened
+from build.official.transfer import opened
 
 _CUDA_LIBRARY = "torch/lib/libtorch_cuda.so"
 _MACHINE = {"platform_system": "Linux", "platform_machine": "x86_64", "sys_platform": "linux"}
@@ -55,7 +55,7 @@ class WheelFacts:
 
 def versions() -> tuple[str, ...]:
     """Return the PyTorch releases the index has a wheel of for x86_64 Linux, oldest first."""
-    found = {file.version for file in files("torch") if file.version and "x86_64" in file.name}
+    found = {file.version for file in files("torch") if "x86_64" in file.name}
     return tuple(sorted((item for item in found if not Version(item).local), key=Version))
 
 

@@ -13,8 +13,7 @@ from build.archives import reading
 from build.console import note, step
 from build.errors import DigestMismatchError, SourceError
 from build.official.index import IndexFile, wheels
-from build.official.remote import RangeUnsupportedError, opened
-from build.official.transfer import download
+from build.official.transfer import RangeUnsupportedError, download, opened
 from build.paths import cache
 from build.releases import HeaderPackage, Release
 from build.seals import built
@@ -56,16 +55,20 @@ def _extract(archive: zipfile.ZipFile, into: Path) -> None:
 
 
 @contextmanager
-def _wheel_stream(file: IndexFile) -> Iterator[BinaryIO]:
-    """Open the wheel by range requests, or whole from a server that has none."""
+def _wheel_stream(file: IndexFile, part: Path) -> Iterator[BinaryIO]:
+    """Open the wheel by range requests, or fetch it whole into `part` for a while."""
     try:
         with opened(file.url) as stream:
             yield stream
     except RangeUnsupportedError:
         if not file.sha256:
-            raise SourceError(f"{file.name}: the index gives no digest, and its server no ranges") from None
-        note(f"{file.name}: fetched whole, its server has no range requests")
-        whole = download(file.url, cache("headers") / file.name, file.sha256)
+            raise SourceError(
+                f"{file.name}: the index gives no digest, and its server does not answer range requests",
+                cause="the whole file would have to be fetched, and nothing could check it",
+                remedy="use an index that gives digests (`#sha256=` in its links)",
+            ) from None
+        note(f"{file.name}: fetched whole, since its server does not answer range requests")
+        whole = download(file.url, part / file.name, file.sha256)
         with whole.open("rb") as stream:
             yield stream
         whole.unlink()
@@ -85,7 +88,7 @@ def _find(package: HeaderPackage, python: str) -> IndexFile:
 def _fill(package: HeaderPackage, python: str, part: Path) -> None:
     step(f"fetching the headers of {package.name} {package.version}")
     file = _find(package, python)
-    with reading(file.name, _REMEDY), _wheel_stream(file) as stream, zipfile.ZipFile(stream) as archive:
+    with reading(file.name, _REMEDY), _wheel_stream(file, part) as stream, zipfile.ZipFile(stream) as archive:
         _extract(archive, part)
     found = tree_digest(part)
     if package.headers_sha256 and found != package.headers_sha256:

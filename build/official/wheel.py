@@ -11,8 +11,7 @@ from pathlib import Path, PurePosixPath
 from build.archives import reading
 from build.console import note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError, WheelError
-from build.official.index import IndexFile, wheels
-from build.official.pipconf import local_path
+from build.official.index import IndexFile, local_path, wheels
 from build.official.transfer import download
 from build.paths import cache, locked
 from build.releases import Release

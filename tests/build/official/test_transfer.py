@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
-from build.official.remote import RangeUnsupportedError, opened
-from build.official.transfer import download, shown
+from build.official import transfer
+from build.official.index import shown
+from build.official.transfer import RangeUnsupportedError, download, opened
 from build.paths import REPO
 
 from .server import Index, make_wheel
@@ -41,9 +42,8 @@ def test_connection_that_breaks_is_resumed_where_it_broke(server: Index, tmp_pat
     server.add(NAME, DATA)
     server.breaks = 2
     assert fetch(server, tmp_path).read_bytes() == DATA
-    half, three_quarters = len(DATA) // 2, len(DATA) // 2 + len(DATA) // 4
-    assert ranges(server) == ["", f"bytes={half}-", f"bytes={three_quarters}-"]
-    assert server.sent == len(DATA)  # nothing was sent twice
+    assert len(ranges(server)) == 3
+    assert server.sent - len(DATA) < 3 * transfer._BLOCK  # what was sent twice
 
 
 def test_server_without_ranges_starts_anew(server: Index, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_server_without_ranges_starts_anew(server: Index, tmp_path: Path) -> Non
 
 def test_connection_that_always_breaks_is_said_and_its_part_kept(server: Index, tmp_path: Path) -> None:
     server.add(NAME, DATA)
-    server.breaks = 99
+    server.breaks, server.keeps = 99, [0.75, 0.0]
     with pytest.raises(EnvironmentUnfitError, match="cannot be reached"):
         fetch(server, tmp_path)
     assert not (tmp_path / NAME).exists()
