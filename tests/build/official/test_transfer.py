@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -112,19 +113,29 @@ download(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
 """
 
 
-def test_ctrl_c_keeps_the_part_and_the_next_run_resumes(server: Index, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_an_ended_run_keeps_its_part_and_the_next_one_resumes(
+    ending: signal.Signals, server: Index, tmp_path: Path
+) -> None:
     server.add(NAME, DATA)
     server.stall = threading.Event()
     command = [sys.executable, "-c", _DOWNLOAD, f"{server.url}/files/{NAME}", str(tmp_path / NAME), DIGEST]
     process = subprocess.Popen(command, cwd=REPO, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPO)})
     assert server.stalled.wait(60)
-    process.send_signal(signal.SIGINT)
+    part = tmp_path / f"{NAME}.part"
+    while not (part.exists() and part.stat().st_size):  # it reads on until nothing comes any more
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(ending)
     _, err = process.communicate(timeout=60)
-    assert b"KeyboardInterrupt" in err
+    assert ending is signal.SIGKILL or b"KeyboardInterrupt" in err
     assert not (tmp_path / NAME).exists()
+    kept = part.stat().st_size
     server.stall.set()
     server.stall = None
     assert fetch(server, tmp_path).read_bytes() == DATA
+    assert ranges(server)[-1] == f"bytes={kept}-"
+    assert not part.exists()
 
 
 def test_remote_zip_is_read_without_the_rest(server: Index, tmp_path: Path) -> None:
