@@ -7,9 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from build import official, releases
-from build.bench.child import Cost, cost
 from build.bench.figures import Figure, of_ratios
-from build.bench.overlay import built
+from build.bench.overlay import Cost, built, cost
 from build.console import progress, step
 from build.wheeltest.environments import Form, environment
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from build.bench.child import Cost, cost
 from build.bench.figures import Figure, Verdict, of_ratios, of_samples, write
 from build.bench.imports import figures
+from build.bench.overlay import Cost, cost
 from build.errors import ProbeError
 from build.wheeltest.environments import Form
 from tests.build.overlay import little as lt

@@ -91,7 +91,7 @@ def test_each_colour_means_one_thing_and_each_bar_has_its_key(tmp_path: Path) ->
     bar = re.findall(r'<i style="flex:\d+;background:var\((--\w+)\)">', text)
     key = re.findall(r'<li title="[^"]+"><i style="background:var\((--\w+)\)">', text)
     assert bar == key == ["--hunk1", "--hunk2", "--hunk5"]
-    colours = {name: value for name, value in re.findall(r"(--\w+): (#\w+)", text.partition("@media")[0])}
+    colours = dict(re.findall(r"(--\w+): (#\w+)", text.partition("@media")[0]))
     shown = [colours[name] for name in colours if name.startswith("--hunk")]
     shown += [colours[f"--{name}"] for name in set(_CLASS.values())]
     assert len(shown) == len(set(shown)) == 10
