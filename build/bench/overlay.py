@@ -51,7 +51,6 @@ def cost(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None,
     """Run a command and return what it took.
 
     Args:
-        command: program and arguments.
         env: all its variables, default those of this process.
         cwd: its folder, default the current one.
 
@@ -148,7 +147,7 @@ def _overlay(made: BuildRecord, folder: Path, scratch: Path) -> Overlay:
 
 
 def assemble(release: str, dist: Path) -> None:
-    """Write the patched wheel of a build once more, beside it, and compare: run in a process that is measured.
+    """Write the patched wheel of a build a second time, next to it, and compare: run in a process that is measured.
 
     Raises:
         UsageError: the build is of an older state of this project.
@@ -206,13 +205,8 @@ def measure(release: str, dist: Path, rounds: int, source: Path | None = None) -
     """Measure the making of wheels.
 
     Args:
-        release: a release that was built.
-        dist: folder with a folder per release.
         rounds: how often each is done; compiling at most three times.
         source: where its sources are, default: found.
-
-    Returns:
-        The figures.
 
     Raises:
         UsageError: nothing was built.

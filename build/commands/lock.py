@@ -32,7 +32,6 @@ _OFFLINE = re.compile(r"error sending request|dns error|[Cc]ould not connect|tim
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("lock")(lock)
 
 

@@ -25,7 +25,6 @@ _STYLE = {
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("patches")(patches)
 
 
@@ -44,7 +43,6 @@ def patches(
 
 
 def _table(item: Overview) -> Table:
-    """Return a series as a table."""
     table = Table(title=f"{item.manifest.series.name}: patches by release", title_justify="left")
     table.add_column("patch")
     for column in item.columns:

@@ -83,7 +83,6 @@ def patches(release: Release) -> str:
 
 
 def table(releases: list[Release], dist: Path) -> Table:
-    """Return the table of releases."""
     shown = Table(title="PyTorch releases", caption="CUDA, NCCL and C++ ABI are those of the official wheel")
     columns = ("release", "CUDA", "NCCL", "ABI", "g++", "Python", "sources", "patches", "built here", "proven here")
     for column in columns:

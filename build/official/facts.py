@@ -158,9 +158,6 @@ def read_build_id(stream: IO[bytes]) -> str:
 
     patchelf has moved the note of the official libraries behind their code: most of the file goes by.
 
-    Args:
-        stream: a binary stream at its start.
-
     Raises:
         WheelError: there is none.
     """
@@ -193,7 +190,6 @@ def read_facts(version: str, *, build_ids: bool = True) -> WheelFacts:
     """Read the facts of a release's official wheels.
 
     Args:
-        version: e.g. `2.6.0`.
         build_ids: read the build ids of libtorch_cuda.so as well. They lie near the library's end, so that its
             compressed form, half of each wheel, is streamed through; nothing is stored.
 

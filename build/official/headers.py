@@ -16,7 +16,7 @@ from build.official.index import IndexFile, wheels
 from build.official.transfer import RangeUnsupportedError, download, opened
 from build.paths import cache
 from build.releases import HeaderPackage, Release
-from build.seals import built
+from build.seals import built, sha256_of
 
 _REMEDY = "see whether `pip download` gets it whole; a wheel of a `find-links` folder has to be replaced there"
 
@@ -35,12 +35,11 @@ def tree_digest(root: Path) -> str:
     for path in sorted(root.rglob("*"), key=lambda item: item.relative_to(root).as_posix()):
         name = path.relative_to(root).as_posix()
         if path.is_file() and _include_root(name):
-            digest.update(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n".encode())
+            digest.update(f"{sha256_of(path)}  {name}\n".encode())
     return digest.hexdigest()
 
 
 def include_dirs(root: Path) -> tuple[Path, ...]:
-    """Return the `include` folders of an unpacked header package."""
     roots = {_include_root(path.relative_to(root).as_posix()) for path in root.rglob("*") if path.is_file()}
     return tuple(root / item for item in sorted(item for item in roots if item))
 

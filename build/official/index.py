@@ -88,7 +88,6 @@ class IndexFile:
 
     @property
     def version(self) -> str:
-        """Its version, normalized."""
         return str(parse_wheel_filename(self.name)[1])
 
     def fits(self, python: str) -> bool:
@@ -202,6 +201,6 @@ def silence(timeout: int) -> str:
 
 
 def forget() -> None:
-    """Read pip's settings and the indexes anew at the next call."""
+    """Read pip's settings and the indexes again at the next call."""
     for cached in (_pip, session, files):
         cached.cache_clear()

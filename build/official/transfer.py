@@ -41,8 +41,6 @@ class RemoteFile(io.RawIOBase):
     """A file on a server, read by range: one open request serves as long as reading is sequential.
 
     Args:
-        url: where, `http(s):`.
-        start: the position to begin at.
         whole: read from there on; else only the size is asked for, until something is read.
 
     Raises:
@@ -91,7 +89,6 @@ class RemoteFile(io.RawIOBase):
             self._ahead, skipped = block[skipped:], skipped - len(block)
 
     def _drop(self) -> None:
-        """End the open request."""
         if self._open is not None:
             self._open.close()
         self._open, self._blocks, self._ahead = None, iter(()), b""
@@ -126,7 +123,6 @@ class RemoteFile(io.RawIOBase):
                 log.warning("%s broke off: %r; %d attempts left", shown(self.url), error, left)
 
     def close(self) -> None:
-        """End the open request too."""
         self._drop()
         super().close()
 
@@ -209,7 +205,7 @@ def download(url: str, final: Path, sha256: str) -> Path:
 
     Args:
         url: `http(s):` or `file:`.
-        final: its place, which appears only complete and verified; a `.part` file beside it holds the rest.
+        final: its place, which appears only complete and verified; a `.part` file next to it holds the rest.
         sha256: the pinned digest.
 
     Raises:

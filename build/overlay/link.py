@@ -73,7 +73,11 @@ def _compile_shim(inputs: Inputs, symbol: str, folder: Path) -> Path:
     line: list[str | Path] = [inputs.toolchain.cxx, *flags, f"-DREGISTER_HANDLER={symbol}", "-c", _SHIM, "-o", target]
     done = run_compiler(line, timeout=600)
     if done.returncode:
-        raise CompileError("the registration shim does not compile against this release", cause=done.tail)
+        raise CompileError(
+            "the registration shim does not compile against this release",
+            cause=done.tail,
+            remedy=f"adapt build/overlay/native/{_SHIM.name} to the release's headers, or make a full build",
+        )
     return target
 
 
@@ -98,7 +102,6 @@ def _version_script(symbols: list[Symbol]) -> str:
 
 
 def _stub(inputs: Inputs, soname: str, symbols: list[Symbol], folder: Path) -> Path:
-    """Compile one stub library."""
     source, script, target = folder / f"{soname}.c", folder / f"{soname}.map", folder / soname
     source.write_text("".join(f"void {item.name}(void) {{}}\n" for item in symbols), encoding="ascii")
     text = _version_script(symbols)
@@ -107,7 +110,11 @@ def _stub(inputs: Inputs, soname: str, symbols: list[Symbol], folder: Path) -> P
     command: list[str | Path] = [inputs.toolchain.cxx, "-x", "c", "-shared", "-fPIC", "-nostdlib", "-w"]
     done = run_compiler([*command, f"-Wl,-soname,{soname}", *versions, source, "-o", target], timeout=120)
     if done.returncode:
-        raise CompileError(f"the import stub of {soname} cannot be made", cause=done.tail)
+        raise CompileError(
+            f"the import stub of {soname} cannot be made",
+            cause=done.tail,
+            remedy="see the whole command in the log, and set CXX to a compiler that can link a shared library",
+        )
     return target
 
 
@@ -130,7 +137,6 @@ def _run_path(inputs: Inputs) -> str:
 def _command(
     inputs: Inputs, objects: Sequence[Path], stubs: Sequence[Path], wrap: str, target: Path
 ) -> list[str | Path]:
-    """Return the link line."""
     needed = [inputs.lib / name for name in _NEEDED]
     line: list[str | Path] = [inputs.toolchain.cxx, "-shared", "-fPIC", "-s", "-o", target, *objects]
     line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{SONAME}"]

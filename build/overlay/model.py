@@ -39,12 +39,10 @@ class Inputs:
 
     @property
     def lib(self) -> Path:
-        """The official wheel's own shared libraries."""
         return self.wheel / "torch" / "lib"
 
     @property
     def include(self) -> Path:
-        """The official wheel's headers."""
         return self.wheel / "torch" / "include"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from build.errors import SourceError
 from build.series.git import Git
-from build.signals import deferred_signals
+from build.signals import deferred_signals, runs
 
 #: What a clone without all objects needs to fetch a missing one later.
 _PROMISOR = r"^(remote\.|extensions\.partialclone)"
@@ -147,13 +147,5 @@ def _sweep(final: Path) -> None:
 
 
 def _other_runs(pid: str) -> bool:
-    """Whether another process of this id runs; without a lock, what belongs to it is left alone."""
-    if pid == str(os.getpid()):
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError, ValueError):
-        pass  # another user's, or no id that we have given
-    return True
+    """Whether another process of this id runs; what has no id that we have given is left alone."""
+    return pid != str(os.getpid()) and (not pid.isdecimal() or runs(int(pid)))

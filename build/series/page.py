@@ -77,7 +77,6 @@ _HUNKS = {
 
 
 def page(series: Sequence[Overview]) -> str:
-    """Return the page."""
     legend = "".join(
         f'<dt><span class="mark {_CLASS[item]}">{item.symbol}</span> {item.word}</dt><dd>{item.meaning}</dd>'
         for item in PatchStatus

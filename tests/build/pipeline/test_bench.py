@@ -64,7 +64,7 @@ def test_each_form_is_compared_with_stock() -> None:
     found = figures({Form.STOCK: costs(1.0), Form.PATCHED: costs(1.0), Form.OVERLAY: costs(1.5)})
     assert len(found) == 6
     assert [item.name for item in found if item.verdict is not Verdict.KEPT] == [
-        "import torch, overlay: time beside stock"
+        "import torch, overlay: time relative to stock"
     ]
 
 

@@ -92,7 +92,7 @@ def test_compiler_of_cxx_is_not_replaced_by_another(
 ) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
     (said,) = problems(release, tmp_path / "dist")
-    assert f"CXX={tmp_path}/no-such-compiler is no program" in said
+    assert f"CXX={tmp_path}/no-such-compiler is not a program" in said
 
 
 class Usage(NamedTuple):
