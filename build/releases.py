@@ -90,11 +90,6 @@ class OfficialWheel(Frozen, frozen=True):
     libtorch_cuda_build_ids: dict[str, str]
     sha256: dict[str, str]
 
-    @property
-    def libtorch_cuda_build_id(self) -> str:
-        """The build id of the wheel for Python 3.11; other Pythons have others."""
-        return self.libtorch_cuda_build_ids["3.11"]
-
 
 class Release(Frozen, frozen=True):
     """One PyTorch release.
