@@ -25,7 +25,7 @@ from pip._internal.network.session import PipSession
 from pip._vendor.requests import RequestException
 from pip._vendor.urllib3.exceptions import HTTPError
 
-from build.console import note
+from build.console import log, note
 from build.errors import EnvironmentUnfitError, SourceError
 
 ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
@@ -38,7 +38,9 @@ class _Notes(logging.Handler):
     """Shows pip's warnings: an index that it ignores, a connection that it tries again."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        note(f"pip: {record.getMessage()}")
+        # Folders that an index on disk lacks, for each project that it does not have: to the log only.
+        tell = log.info if record.name.endswith(".sources") else note
+        tell(f"pip: {record.getMessage()}")
 
 
 @cache

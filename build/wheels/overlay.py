@@ -10,7 +10,7 @@ from pathlib import Path
 from build.archives import reading
 from build.errors import WheelError
 from build.overlay.model import Overlay
-from build.paths import REPO, atomic_write
+from build.paths import REPO, atomic_write, sweep
 from build.releases import Release
 from build.wheels.archive import WheelWriter, check_archive
 
@@ -78,6 +78,7 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
     name = wheel_name(release, tag)
     info = f"{_PACKAGE}-{release.patched_version}.dist-info"
     wheel = f"Wheel-Version: 1.0\nGenerator: multiworld\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n"
+    sweep(folder / name)
     with atomic_write(folder / name) as part:
         with WheelWriter(part, info) as writer:
             for source in sorted(_RUNTIME.glob("*.py")):

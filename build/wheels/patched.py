@@ -18,7 +18,7 @@ from build.archives import reading
 from build.errors import DigestMismatchError, WheelError
 from build.overlay.model import Overlay
 from build.overlay.symbols import needed
-from build.paths import atomic_write
+from build.paths import atomic_write, sweep
 from build.process import run
 from build.releases import Release
 from build.wheels.archive import DigestedReader, WheelWriter, check_archive
@@ -143,6 +143,7 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
     """
     name = wheel_name(release, official, tag)
     tag_line = name.removesuffix(".whl").split("-", 2)[2]
+    sweep(folder / name)
     with atomic_write(folder / name) as part:
         with reading(official.name), zipfile.ZipFile(official) as archive, official.open("rb") as stream:
             source = DigestedReader(stream)
