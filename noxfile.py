@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from build.bootstrap import run_again_with_nox, uv_settings  # noqa: E402
+
 try:
     import nox
 except ModuleNotFoundError:
-    sys.path.insert(0, str(HERE))
-    from build.bootstrap import run_again_with_nox
-
     sys.exit(run_again_with_nox(HERE))
 
 if sys.version_info >= (3, 11):
@@ -34,21 +34,21 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = []
 nox.options.error_on_missing_interpreters = False
 
-PROJECT = nox.project.load_toml(HERE / "pyproject.toml")
 RELEASES = list(tomllib.loads((HERE / "build" / "releases.toml").read_text(encoding="utf-8"))["release"])
 # The release that `tests` runs the package on: the newest with wheels for every supported Python, and small where an
 # index offers a CPU build of it.
 TORCH = "2.13.0"
 
 
-def _group(*names: str) -> list[str]:
-    """Return the requirements of dependency groups of pyproject.toml."""
-    return [item for name in names for item in nox.project.dependency_groups(PROJECT, name)]
+def _locked(*groups: str) -> list[str]:
+    """Return the arguments that install dependency groups as they are locked, from the index that pip is set to."""
+    os.environ.update(uv_settings())
+    return ["--require-hashes", *(item for name in groups for item in ("-r", str(HERE / "locks" / f"{name}.txt")))]
 
 
 def _tool(session: nox.Session, *arguments: str) -> None:
     """Run one command of the tooling in the session's environment."""
-    session.install(*_group("tooling", "test"))
+    session.install(*_locked("tooling", "test"))
     # Ctrl-C: time to end compilers and to remove what is half-written; nox's own patience is 0.3 s.
     # SIGTERM to nox alone ends it at once; the build must not go on without it: see build/signals.py.
     env = {"PYTHONPATH": str(HERE), "MULTIWORLD_END_WITH_PARENT": str(os.getpid())}
@@ -63,7 +63,7 @@ def _pytest(session: nox.Session, suites: dict[str, str]) -> None:
         place = arguments.index("--torch")
         torch = arguments[place + 1]
         del arguments[place : place + 2]
-    session.install(*_group("tooling", "test"))
+    session.install(*_locked("tooling", "test"))
     # pip, not uv: it knows the find-links folders a machine may be configured with.
     session.install("pip")
     before_numpy_2 = tuple(int(part) for part in torch.split(".")[:2]) < (2, 3)
@@ -77,12 +77,22 @@ def _pytest(session: nox.Session, suites: dict[str, str]) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff, strict mypy, and the checks of every patch series."""
-    session.install(*_group("lint", "tooling", "test"), "prometheus-client", "numpy")
+    """Ruff, strict mypy, the declared dependencies and their locks, and the checks of every patch series."""
+    session.install(*_locked("lint", "tooling", "test"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    session.run("deptry", ".")
+    # Alone, with none of the groups: the package may import only what it asks its users to install.
+    session.run("deptry", "multiworld", "--ignore", "DEP002", "--non-dev-dependency-groups", "none")
+    session.run("python", "-m", "build", "lock", "--check", env={"PYTHONPATH": str(HERE)})
     session.run("python", "-m", "build", "lint-patches", env={"PYTHONPATH": str(HERE)})
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Resolve the tools' environments into locks/: `-- [--check] [--upgrade]`."""
+    _tool(session, "lock", *session.posargs)
 
 
 @nox.session

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from build.errors import WheelError
 
 #: A flipped bit may claim encryption (RuntimeError), an unknown method (NotImplementedError), a name or a date that is
-#: none (ValueError, of which UnicodeDecodeError is one), or a place outside of the file (EOFError, OverflowError).
+#: invalid (ValueError; UnicodeDecodeError is one), or a place outside the file (EOFError, OverflowError).
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -27,7 +27,7 @@ _DAMAGE = (
 
 
 @contextmanager
-def reading(name: str, remedy: str = "get it anew: remove the file and run again") -> Iterator[None]:
+def reading(name: str, remedy: str = "get it again: remove the file and run again") -> Iterator[None]:
     """Turn what damage to the archive `name` raises in the block into an error for people.
 
     Raises:

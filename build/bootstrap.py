@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -11,14 +13,42 @@ import subprocess
 import sys
 from pathlib import Path
 
+#: Settings of pip and the variables by which uv takes them; and those that uv wants with commas.
+_OF_PIP = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "no-index": "UV_NO_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+}
+_LISTS_OF_PIP = {"find-links": "UV_FIND_LINKS"}
 #: In an environment: its digest.
 _READY = "ready"
 
 
-def _requirements(noxfile: Path) -> list[str]:
-    """Return the dependencies of the noxfile's PEP 723 header."""
-    line = re.search(r"^# dependencies = \[(.*)\]$", noxfile.read_text(encoding="utf-8"), re.M)
-    return re.findall(r'"([^"]+)"', line.group(1)) if line else ["nox"]
+def uv_settings() -> dict[str, str]:
+    """Return the variables that give uv the index that pip is configured with: uv reads none of pip's files.
+
+    Nothing where pip uses its default index, or where a variable of uv's names one.
+    """
+    if any(name in os.environ for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_CONFIG_FILE")):
+        return {}
+    found: dict[str, str] = {}
+    for pip in ([sys.executable, "-m", "pip"], ["pip"]):
+        with contextlib.suppress(OSError):
+            done = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
+            for section in ("global", "install", ":env:"):  # the last one counts
+                for key, value in re.findall(rf"^{section}\.([\w-]+)=(.+)$", done.stdout, re.M):
+                    found[key] = " ".join(str(ast.literal_eval(value)).split())
+            if not done.returncode:
+                break
+    if not found.keys() & {"index-url", "no-index"}:
+        return {}
+    # pip takes the best version of all indexes; uv would stop at the first one that knows the project.
+    settings = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    settings |= {name: found[key] for key, name in _OF_PIP.items() if key in found}
+    settings |= {name: found[key].replace(" ", ",") for key, name in _LISTS_OF_PIP.items() if key in found}
+    return settings
 
 
 def _cache() -> Path:
@@ -27,12 +57,12 @@ def _cache() -> Path:
     return Path(os.environ.get("MULTIWORLD_CACHE") or Path(base, "multiworld"))
 
 
-def _make(folder: Path, requirements: list[str]) -> None:
+def _make(folder: Path, requirements: Path) -> None:
     """Create the environment in place, since its scripts name its path."""
     print(f":: preparing nox in {folder}", flush=True)  # noqa: T201
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip: list[str | Path] = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, *requirements], check=True)
+    subprocess.run([*pip, "--require-hashes", "-r", requirements], check=True)
 
 
 def _digest(folder: Path) -> str:
@@ -55,7 +85,7 @@ def _is_ready(folder: Path) -> bool:
         return False
 
 
-def _prepare(folder: Path, requirements: list[str]) -> None:
+def _prepare(folder: Path, requirements: Path) -> None:
     """Make the environment anew, whatever is in its place; its digest is written last."""
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
@@ -78,8 +108,8 @@ def run_again_with_nox(here: Path) -> int:
     if sys.version_info < (3, 10):  # noqa: UP036 - any Python may be asked to run the noxfile
         print("error: Python 3.10 or newer is needed; run `python3.10 noxfile.py …` or newer", file=sys.stderr)  # noqa: T201
         return 5
-    requirements = _requirements(here / "noxfile.py")
-    key = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:16]
+    requirements = here / "locks" / "nox.txt"
+    key = hashlib.sha256(sys.version.encode() + requirements.read_bytes()).hexdigest()[:16]
     folder = _cache() / "nox" / key
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

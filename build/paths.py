@@ -59,20 +59,20 @@ def lock_timeout() -> float:
     """Return how many seconds to wait for a lock: `MULTIWORLD_LOCK_TIMEOUT`, else `LOCK_TIMEOUT`.
 
     Raises:
-        UsageError: the variable is no number.
+        UsageError: the variable is not a number.
     """
     text = os.environ.get("MULTIWORLD_LOCK_TIMEOUT") or str(LOCK_TIMEOUT)
     try:
         return max(0.0, float(text))
     except ValueError:
         raise UsageError(
-            f"MULTIWORLD_LOCK_TIMEOUT={text} is no number of seconds", remedy="set it to e.g. 60, or unset it"
+            f"MULTIWORLD_LOCK_TIMEOUT={text} is not a number of seconds", remedy="set it to e.g. 60, or unset it"
         ) from None
 
 
 @contextmanager
 def locked(path: Path, purpose: str) -> Iterator[None]:
-    """Hold an exclusive lock on `path` (a `.lock` file beside it), saying so when it has to wait.
+    """Hold an exclusive lock on `path` (a `.lock` file next to it), saying so when it has to wait.
 
     Raises:
         BusyError: the lock was not free within `lock_timeout()` seconds.

@@ -102,12 +102,11 @@ def _check_source(tree: SourceTree, include: Path, read: frozenset[str]) -> Chec
     return Check("the source tree is the release", True, detail)
 
 
-def _inputs(request: Request, release: Release, applied: AppliedTree, tree: SourceTree, wheel: Path) -> Inputs:
+def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Path) -> Inputs:
     """Collect what the overlay is made from."""
     return Inputs(
         release=release,
         tree=applied.checkout,
-        tree_identity=tree.identity,
         changed=tuple(change.path for change in applied.changed),
         wheel=official.unpack(wheel),
         python=request.python,
@@ -212,7 +211,7 @@ def prepared(request: Request) -> Iterator[Prepared]:
     checkout = paths.cache("applied") / release.version
     with paths.locked(checkout, f"the checkout of {release.version}"):
         applied = _apply(tree, patches, checkout)
-        yield Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, tree, wheel))
+        yield Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel))
 
 
 def build_release(request: Request) -> record.BuildRecord:

@@ -8,12 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
-
 from build.errors import EnvironmentUnfitError
 from build.official.headers import cached_package
-from build.official.pipconf import index_urls, local_path
-from build.official.transfer import client, shown
+from build.official.index import silence
 from build.official.wheel import cached_wheel, pinned_digest
 from build.overlay import toolchain
 from build.paths import cache
@@ -26,7 +23,7 @@ _MIB = 1 << 20
 #: the checkout it is patched in, the results.
 DISK = {"wheel": 900 * _MIB, "unpacked": 1800 * _MIB, "source": 400 * _MIB, "results": 900 * _MIB}
 DISK_FULL_BUILD = 60_000 * _MIB
-_PROBE_TIMEOUT = 10.0
+_PROBE_TIMEOUT = 10
 
 
 def _platform() -> Iterator[str]:
@@ -91,13 +88,8 @@ def _network(release: Release, python: str) -> Iterator[str]:
     missing = _to_fetch(release, python)
     if not missing or python not in release.wheel.sha256:
         return
-    remote = next((url for url in index_urls() if local_path(url) is None), None)
-    if remote is None:
-        return
-    try:
-        client().head(remote + "/", timeout=_PROBE_TIMEOUT)
-    except httpx.TransportError as error:
-        yield f"{shown(remote)} cannot be reached ({error}), and {', '.join(missing)} must be fetched"
+    if problem := silence(_PROBE_TIMEOUT):
+        yield f"{problem}, and {', '.join(missing)} must be fetched"
 
 
 def check(

@@ -90,11 +90,6 @@ class OfficialWheel(Frozen, frozen=True):
     libtorch_cuda_build_ids: dict[str, str]
     sha256: dict[str, str]
 
-    @property
-    def libtorch_cuda_build_id(self) -> str:
-        """The build id of the wheel for Python 3.11; other Pythons have others."""
-        return self.libtorch_cuda_build_ids["3.11"]
-
 
 class Release(Frozen, frozen=True):
     """One PyTorch release.
@@ -145,13 +140,15 @@ def _problems(release: Release) -> list[str]:
     """Return what is wrong with one entry, as sentences."""
     found = []
     if not _SHA1.fullmatch(release.commit):
-        found.append(f"commit {release.commit!r} is no 40-digit commit id")
+        found.append(f"commit {release.commit!r} is not a 40-digit commit id")
     ids = release.wheel.libtorch_cuda_build_ids
-    found += [f"build id {value!r} is no 40-digit GNU build id" for value in ids.values() if not _SHA1.fullmatch(value)]
+    found += [
+        f"build id {value!r} is not a 40-digit GNU build id" for value in ids.values() if not _SHA1.fullmatch(value)
+    ]
     digests = [*release.wheel.sha256.values(), *([release.debian.orig_sha256] if release.debian else [])]
     digests += [package.headers_sha256 for package in release.header_packages if package.headers_sha256]
-    found += [f"{path}: {blob!r} is no blob id" for path, blob in release.blobs.items() if not _SHA1.fullmatch(blob)]
-    found += [f"digest {value!r} is no SHA-256" for value in digests if not _SHA256.fullmatch(value)]
+    found += [f"{path}: {blob!r} is not a blob id" for path, blob in release.blobs.items() if not _SHA1.fullmatch(blob)]
+    found += [f"digest {value!r} is not a SHA-256" for value in digests if not _SHA256.fullmatch(value)]
     strangers = sorted((set(release.wheel.sha256) | set(ids)) - set(release.wheel.pythons))
     found += [f"a digest or build id for Python {python}, which `pythons` does not list" for python in strangers]
     return found
@@ -161,7 +158,6 @@ def parse(text: bytes, origin: str) -> dict[str, Release]:
     """Validate the bytes of a releases file.
 
     Args:
-        text: TOML.
         origin: its name, for messages.
 
     Returns:
@@ -178,7 +174,7 @@ def parse(text: bytes, origin: str) -> dict[str, Release]:
     for key in ordered:
         problems = _problems(data.release[key])
         if data.release[key].version != key:
-            problems.append(f"version {data.release[key].version!r} stands under the key {key!r}")
+            problems.append(f"version {data.release[key].version!r} is under the key {key!r}")
         if problems:
             raise ReleaseDataError(f"{origin}: release {key}: {'; '.join(problems)}")
     return {key: data.release[key] for key in ordered}
@@ -202,7 +198,7 @@ def _distance(known: Version, wanted: Version) -> tuple[int, int, int]:
 
 
 def nearest(version: str, known: list[str]) -> list[str]:
-    """Return `known` ordered by nearness to `version` (as given when `version` is no version)."""
+    """Return `known` ordered by nearness to `version` (as given when `version` is not a version)."""
     try:
         wanted = Version(version)
     except InvalidVersion:

@@ -1,4 +1,4 @@
-"""What the cache holds is used only after a look: a seal beside each entry says what was put there.
+"""What the cache holds is used only after a look: a seal next to each entry says what was put there.
 
 A seal has the SHA-256 of every file, and what the file system said of it when it was read. Where the file system still
 says the same, nothing is read again: a look at ten thousand files takes a tenth of a second. Where it does not, or
@@ -26,7 +26,7 @@ from build.paths import atomic_write, built_beside, clear, locked
 
 #: Nanoseconds within which two changes may get the same time: what the coarsest file systems (FAT, old NFS) can tell.
 TICK = 2_000_000_000
-#: git writes this by itself; whoever reads from a repository reads its objects or its work tree.
+#: git writes this by itself; readers of a repository read its objects or its work tree.
 _UNSEALED = ".git/index"
 
 #: Type and permissions, size, mtime, ctime (both in ns), inode number.
@@ -59,7 +59,6 @@ def unsigned(data: bytes) -> bytes | None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
     with path.open("rb") as stream:
         if hasattr(hashlib, "file_digest"):  # not on Python 3.10
             return str(hashlib.file_digest(stream, "sha256").hexdigest())
@@ -78,7 +77,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def _walk(root: Path) -> Iterator[tuple[str, Stamp]]:
-    """Yield path and stamp of all that is no folder below `root`."""
+    """Yield path and stamp of every file and link below `root`."""
     folders = [""]
     while folders:
         prefix = folders.pop()
@@ -128,7 +127,6 @@ def seal(folder: Path, content: Path | None = None) -> None:
     """Seal a folder of the cache as it is now.
 
     Args:
-        folder: the entry.
         content: where its files lie until they are renamed to `folder`, default there.
     """
     root, since = content or folder, _now(folder)
@@ -146,11 +144,7 @@ def _suspects(known: _Seal, found: Mapping[str, Stamp]) -> list[str] | None:
 
 
 def intact(folder: Path) -> bool:
-    """Whether a folder of the cache is what was sealed; a file that was touched only is sealed again.
-
-    Args:
-        folder: the entry, there or not.
-    """
+    """Whether a folder of the cache is what was sealed; a file that was touched only is sealed again."""
     known = _read(folder)
     if known is None:
         return False
@@ -165,7 +159,7 @@ def intact(folder: Path) -> bool:
 
 
 def _confirmed(folder: Path, known: _Seal, found: Mapping[str, Stamp], suspects: Iterable[str]) -> bool:
-    """Read the suspects, and seal the folder anew when they are what they were."""
+    """Read the suspects, and seal the folder again when they are what they were."""
     files, since = dict(known.files), _now(folder)
     for name in suspects:
         if _digest(folder / name, found[name][0]) != known.files[name].digest:
@@ -180,7 +174,6 @@ def is_file(path: Path, sha256: str) -> bool:
     """Whether `path` is a file of the cache with this SHA-256: by its seal, else by reading it, which seals it.
 
     Args:
-        path: the file, there or not.
         sha256: the pinned digest.
     """
     try:
@@ -201,7 +194,7 @@ def is_file(path: Path, sha256: str) -> bool:
 
 
 def distrust(entry: Path) -> None:
-    """Take the seal off an entry, so that it is made anew at its next use."""
+    """Take the seal off an entry, so that it is made again at its next use."""
     clear(_place(entry))
 
 
@@ -239,7 +232,6 @@ def built(final: Path, purpose: str, fill: Callable[[Path], None], adopt: Callab
     """Return a folder of the cache, made on the first call, and again when it is not what was made.
 
     Args:
-        final: the folder.
         purpose: what it is, for messages: "the headers of numpy".
         fill: puts its content into the empty folder that it is given.
         adopt: whether the folder without a seal is right all the same, from a pin of its own. Default: it is not.
@@ -256,7 +248,7 @@ def built(final: Path, purpose: str, fill: Callable[[Path], None], adopt: Callab
         if adopt is not None and _adopted(final, adopt):
             return final
         if os.path.lexists(final):
-            note(f"{purpose}: what the cache has is damaged or of unknown content; made anew")
+            note(f"{purpose}: what the cache has is damaged or unknown; it is made again")
         with built_beside(final) as part:
             fill(part)
             seal(final, part)

@@ -72,11 +72,11 @@ def _end_with_parent() -> None:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     # Asked for too late, it does not come. A parent that lives is not ours where something stands between.
-    if os.getppid() != int(parent) and not _runs(int(parent)):
+    if os.getppid() != int(parent) and not runs(int(parent)):
         signal.raise_signal(signal.SIGTERM)
 
 
-def _runs(process: int) -> bool:
+def runs(process: int) -> bool:
     """Whether there is a process of this id."""
     try:
         os.kill(process, 0)

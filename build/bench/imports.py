@@ -1,4 +1,4 @@
-"""`bench import`: what `import torch` costs with either form, beside stock, in fresh processes."""
+"""`bench import`: what `import torch` costs with either form, relative to stock, in fresh processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from build import official, releases
-from build.bench.child import Cost, cost
 from build.bench.figures import Figure, of_ratios
-from build.bench.overlay import built
+from build.bench.overlay import Cost, built, cost
 from build.console import progress, step
 from build.wheeltest.environments import Form, environment
 
@@ -68,7 +67,7 @@ def figures(costs: dict[Form, list[Cost]]) -> list[Figure]:
     for form in (Form.PATCHED, Form.OVERLAY):
         for what, of in _MEASURES.items():
             ours, theirs = ([of(item) for item in taken] for taken in (costs[form], stock))
-            found.append(of_ratios(f"import torch, {form.value}: {what} beside stock", ours, theirs, LIMIT))
+            found.append(of_ratios(f"import torch, {form.value}: {what} relative to stock", ours, theirs, LIMIT))
     return found
 
 
@@ -76,12 +75,7 @@ def measure(release: str, dist: Path, rounds: int) -> list[Figure]:
     """Measure `import torch`.
 
     Args:
-        release: a release that was built.
-        dist: folder with a folder per release.
         rounds: how often each form is imported.
-
-    Returns:
-        The figures.
 
     Raises:
         UsageError: nothing was built.

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from build import official, record, releases
-from build.bench.child import Cost, cost
 from build.bench.figures import Figure, of_samples
 from build.console import step
-from build.errors import UsageError
+from build.errors import ProbeError, UsageError
 from build.overlay.build import build_overlay
 from build.overlay.link import SONAME
 from build.overlay.model import Overlay
@@ -27,6 +28,51 @@ from build.wheels import patched
 
 #: What the project promises for two cores, downloads excluded.
 COMPILE, ASSEMBLE, MEMORY, REBUILD, SIZE = 75.0, 15.0, 1000.0, 10.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a process took.
+
+    Attributes:
+        seconds: from start to end.
+        cpu: seconds of processor time, user and system, its own children included.
+        peak: greatest resident set, bytes, of itself or the largest of its children.
+        output: its standard output.
+    """
+
+    seconds: float
+    cpu: float
+    peak: int
+    output: str
+
+
+def cost(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Cost:
+    """Run a command and return what it took.
+
+    Args:
+        env: all its variables, default those of this process.
+        cwd: its folder, default the current one.
+
+    Raises:
+        ProbeError: it failed.
+    """
+    with tempfile.TemporaryFile() as out:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, env=env, cwd=cwd, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            process.kill()
+            raise
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        output = out.read().decode("utf-8", "replace")
+    if process.returncode:
+        tail = "\n".join(output.splitlines()[-20:])
+        raise ProbeError(f"{Path(command[0]).name} failed while being measured", cause=tail)
+    return Cost(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, output)
 
 
 def built(release: str, dist: Path) -> BuildRecord:
@@ -101,7 +147,7 @@ def _overlay(made: BuildRecord, folder: Path, scratch: Path) -> Overlay:
 
 
 def assemble(release: str, dist: Path) -> None:
-    """Write the patched wheel of a build once more, beside it, and compare: run in a process that is measured.
+    """Write the patched wheel of a build a second time, next to it, and compare: run in a process that is measured.
 
     Raises:
         UsageError: the build is of an older state of this project.
@@ -159,13 +205,8 @@ def measure(release: str, dist: Path, rounds: int, source: Path | None = None) -
     """Measure the making of wheels.
 
     Args:
-        release: a release that was built.
-        dist: folder with a folder per release.
         rounds: how often each is done; compiling at most three times.
         source: where its sources are, default: found.
-
-    Returns:
-        The figures.
 
     Raises:
         UsageError: nothing was built.

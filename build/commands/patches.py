@@ -16,16 +16,15 @@ from build.series.overview import Cell, Overview, PatchStatus, overview
 from build.series.page import page
 
 _STYLE = {
-    PatchStatus.NEEDED: "green",
-    PatchStatus.UNVERIFIED: "yellow",
+    PatchStatus.PROVEN: "green",
+    PatchStatus.UNPROVEN: "yellow",
     PatchStatus.UPSTREAM: "blue",
     PatchStatus.MISSING: "bold red",
-    PatchStatus.NOT_APPLICABLE: "dim",
+    PatchStatus.NOT_NEEDED: "dim",
 }
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("patches")(patches)
 
 
@@ -36,15 +35,14 @@ def patches(
     found = [overview(folder, list(releases.load())) for folder in manifests.folders().values()]
     for item in found:
         console.print(_table(item))
-    for standing in PatchStatus:
-        note(f"{standing.symbol} {standing.word}: {standing.meaning}")
+    for status in PatchStatus:
+        note(f"{status.symbol} {status.word}: {status.meaning}")
     with paths.atomic_write(html.absolute()) as part:
         part.write_text(page(found), encoding="utf-8")
     step(f"page: {html}")
 
 
 def _table(item: Overview) -> Table:
-    """Return a series as a table."""
     table = Table(title=f"{item.manifest.series.name}: patches by release", title_justify="left")
     table.add_column("patch")
     for column in item.columns:
@@ -52,9 +50,9 @@ def _table(item: Overview) -> Table:
     for row in item.rows:
         table.add_row(row.patch.id, *map(_symbol, row.cells))
     table.add_section()
-    table.add_row("proven", *(column.entry.verified.value if column.entry else "-" for column in item.columns))
+    table.add_row("release", *(column.progress.word for column in item.columns))
     return table
 
 
 def _symbol(cell: Cell) -> Text:
-    return Text(cell.standing.symbol, style=_STYLE[cell.standing])
+    return Text(cell.status.symbol, style=_STYLE[cell.status])

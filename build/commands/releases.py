@@ -1,4 +1,4 @@
-"""`releases`: what each known release needs, what is built of it, and what is proven."""
+"""`releases`: what each known release needs, how far its patches are, and what is built and proven here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from rich.table import Table
 from build import paths
 from build.console import console, note
 from build.releases import Release, load
+from build.series import manifest as manifests
+from build.series.overview import Progress, progress
 
 T = TypeVar("T")
 
@@ -41,7 +43,7 @@ class _Tests(msgspec.Struct):
 
 
 def _read(path: Path, form: type[T]) -> T | None:
-    """Return a report, None when there is none or it is from another time."""
+    """Return a report, None when there is none or it has another form."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=form)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -74,32 +76,38 @@ def sources(release: Release) -> str:
     return f"git {release.tag}{debian}, --source"
 
 
+def patches(release: Release) -> str:
+    """Return the series of a release, each with how far it is."""
+    known = {name: manifests.load(manifests.folder(name)).release.get(release.version) for name in release.series}
+    return ", ".join(f"{name}: {progress(entry).word}" for name, entry in known.items()) or Progress.NONE.word
+
+
 def table(releases: list[Release], dist: Path) -> Table:
-    """Return the table of releases."""
     shown = Table(title="PyTorch releases", caption="CUDA, NCCL and C++ ABI are those of the official wheel")
-    columns = ("release", "CUDA", "NCCL", "ABI", "g++", "Python", "sources", "series", "built", "proven")
+    columns = ("release", "CUDA", "NCCL", "ABI", "g++", "Python", "sources", "patches", "built here", "proven here")
     for column in columns:
         shown.add_column(column, overflow="fold")
     for release in releases:
         wheel, folder = release.wheel, dist / release.version
         needs = (wheel.cuda, wheel.nccl, str(int(wheel.cxx11_abi)), f">= {release.min_gcc}")
         pythons = f"{wheel.pythons[0]} - {wheel.pythons[-1]}"
-        state = (", ".join(release.series) or "none yet", built(folder), proven(folder))
+        state = (patches(release), built(folder), proven(folder))
         shown.add_row(release.version, *needs, pythons, sources(release), *state)
     return shown
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("releases")(show)
 
 
 def show(
     dist: Annotated[Path, typer.Option(help="folder with the results of `build` and `test`")] = paths.DIST,
 ) -> None:
-    """Print what each release needs, what is built and what is proven."""
+    """Print what each release needs, how far its patches are, and what is built and proven here."""
     releases = list(load().values())
     console.print(table(releases, dist))
+    for item in Progress:
+        note(f"{item.word}: {item.meaning}")
     for release in releases:
         if release.notes:
             note(f"{release.version}: {release.notes}")

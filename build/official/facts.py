@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
 from dataclasses import dataclass, replace
 from email.parser import BytesParser
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from build.console import step
 from build.errors import SourceError, WheelError
-from build.official.buildid import read_build_id
 from build.official.index import IndexFile, files
-from build.official.remote import opened
+from build.official.transfer import opened
 
+_BLOCK = 1 << 20
 _CUDA_LIBRARY = "torch/lib/libtorch_cuda.so"
 _MACHINE = {"platform_system": "Linux", "platform_machine": "x86_64", "sys_platform": "linux"}
 
@@ -55,7 +56,7 @@ class WheelFacts:
 
 def versions() -> tuple[str, ...]:
     """Return the PyTorch releases the index has a wheel of for x86_64 Linux, oldest first."""
-    found = {file.version for file in files("torch") if file.version and "x86_64" in file.name}
+    found = {file.version for file in files("torch") if "x86_64" in file.name}
     return tuple(sorted((item for item in found if not Version(item).local), key=Version))
 
 
@@ -129,6 +130,52 @@ def _read(stream: BinaryIO, version: str) -> WheelFacts:
     return WheelFacts(version, commit, local, cuda, standard, abi, nccl, (), {}, {}, requires)
 
 
+def _notes(header: bytes) -> list[tuple[int, int]]:
+    """Return offset and size of the note segments from the start of a 64-bit little-endian ELF file."""
+    (table,) = struct.unpack_from("<Q", header, 32)
+    size, count = struct.unpack_from("<HH", header, 54)
+    found = []
+    for index in range(count):
+        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", header, table + index * size)
+        if kind == 4:  # PT_NOTE
+            found.append((offset, length))
+    return found
+
+
+def _build_id(note: bytes) -> str:
+    """Return the build id of a note segment, empty when it holds another note (ELF gABI, "Note Section")."""
+    while len(note) >= 16:
+        name_size, size, kind = struct.unpack_from("<III", note)
+        start = 12 + (name_size + 3) // 4 * 4
+        if kind == 3 and note[12:16] == b"GNU\0":  # NT_GNU_BUILD_ID
+            return note[start : start + size].hex()
+        note = note[start + (size + 3) // 4 * 4 :]
+    return ""
+
+
+def read_build_id(stream: IO[bytes]) -> str:
+    """Return the GNU build id of a shared library that is read once, from front to back.
+
+    patchelf has moved the note of the official libraries behind their code: most of the file goes by.
+
+    Raises:
+        WheelError: there is none.
+    """
+    head = stream.read(_BLOCK)
+    position = len(head)
+    for offset, length in sorted(_notes(head)):
+        if offset + length <= len(head):
+            note = head[offset : offset + length]
+        else:
+            while position < offset:
+                position += len(stream.read(min(_BLOCK, offset - position))) or offset
+            note = stream.read(length)
+            position += len(note)
+        if found := _build_id(note):
+            return found
+    raise WheelError("the library has no GNU build id")
+
+
 def _remote_build_id(file: IndexFile) -> str:
     """Return the build id of a remote wheel's libtorch_cuda.so, empty for a wheel without one."""
     step(f"reading the build id in {file.name}")
@@ -143,7 +190,6 @@ def read_facts(version: str, *, build_ids: bool = True) -> WheelFacts:
     """Read the facts of a release's official wheels.
 
     Args:
-        version: e.g. `2.6.0`.
         build_ids: read the build ids of libtorch_cuda.so as well. They lie near the library's end, so that its
             compressed form, half of each wheel, is streamed through; nothing is stored.
 

@@ -13,11 +13,10 @@ from build.archives import reading
 from build.console import note, step
 from build.errors import DigestMismatchError, SourceError
 from build.official.index import IndexFile, wheels
-from build.official.remote import RangeUnsupportedError, opened
-from build.official.transfer import download
+from build.official.transfer import RangeUnsupportedError, download, opened
 from build.paths import cache
 from build.releases import HeaderPackage, Release
-from build.seals import built
+from build.seals import built, sha256_of
 
 _REMEDY = "see whether `pip download` gets it whole; a wheel of a `find-links` folder has to be replaced there"
 
@@ -36,12 +35,11 @@ def tree_digest(root: Path) -> str:
     for path in sorted(root.rglob("*"), key=lambda item: item.relative_to(root).as_posix()):
         name = path.relative_to(root).as_posix()
         if path.is_file() and _include_root(name):
-            digest.update(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n".encode())
+            digest.update(f"{sha256_of(path)}  {name}\n".encode())
     return digest.hexdigest()
 
 
 def include_dirs(root: Path) -> tuple[Path, ...]:
-    """Return the `include` folders of an unpacked header package."""
     roots = {_include_root(path.relative_to(root).as_posix()) for path in root.rglob("*") if path.is_file()}
     return tuple(root / item for item in sorted(item for item in roots if item))
 
@@ -56,16 +54,20 @@ def _extract(archive: zipfile.ZipFile, into: Path) -> None:
 
 
 @contextmanager
-def _wheel_stream(file: IndexFile) -> Iterator[BinaryIO]:
-    """Open the wheel by range requests, or whole from a server that has none."""
+def _wheel_stream(file: IndexFile, part: Path) -> Iterator[BinaryIO]:
+    """Open the wheel by range requests, or fetch it whole into `part` for a while."""
     try:
         with opened(file.url) as stream:
             yield stream
     except RangeUnsupportedError:
         if not file.sha256:
-            raise SourceError(f"{file.name}: the index gives no digest, and its server no ranges") from None
-        note(f"{file.name}: fetched whole, its server has no range requests")
-        whole = download(file.url, cache("headers") / file.name, file.sha256)
+            raise SourceError(
+                f"{file.name}: the index gives no digest, and its server does not answer range requests",
+                cause="the whole file would have to be fetched, and nothing could check it",
+                remedy="use an index that gives digests (`#sha256=` in its links)",
+            ) from None
+        note(f"{file.name}: fetched whole, since its server does not answer range requests")
+        whole = download(file.url, part / file.name, file.sha256)
         with whole.open("rb") as stream:
             yield stream
         whole.unlink()
@@ -85,7 +87,7 @@ def _find(package: HeaderPackage, python: str) -> IndexFile:
 def _fill(package: HeaderPackage, python: str, part: Path) -> None:
     step(f"fetching the headers of {package.name} {package.version}")
     file = _find(package, python)
-    with reading(file.name, _REMEDY), _wheel_stream(file) as stream, zipfile.ZipFile(stream) as archive:
+    with reading(file.name, _REMEDY), _wheel_stream(file, part) as stream, zipfile.ZipFile(stream) as archive:
         _extract(archive, part)
     found = tree_digest(part)
     if package.headers_sha256 and found != package.headers_sha256:

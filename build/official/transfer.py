@@ -1,97 +1,176 @@
-"""Bytes over HTTP: one client with the machine's settings, and downloads that resume."""
+"""Bytes from a server: wheels fetched whole and resumed, or read in place without their 700 MB of libraries.
+
+pip resumes a download only within one run and reads members of a remote wheel in requests of 10 kB; this reader keeps
+what an interrupted run has fetched, and reads on with one open request. Session and settings are pip's.
+"""
 
 from __future__ import annotations
 
-import netrc
+import io
 import shutil
-import ssl
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import urlsplit
+from typing import BinaryIO
 
-import certifi
-import httpx
+from pip._vendor.requests import Response
 
 from build.console import log, note, progress
-from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
-from build.official.pipconf import local_path, setting
+from build.errors import DigestMismatchError, SourceError
+from build.official.index import BROKEN, local_path, session, shown, unreachable
 from build.paths import clear
 from build.seals import sha256_of
 
-#: Connecting gives up soon, so that a machine without network is told so; a stalled read is retried.
-TIMEOUT = httpx.Timeout(60.0, connect=15.0)
+#: How often a connection may break without a byte in between.
 ATTEMPTS = 5
 CHUNK = 1 << 20
-
-T = TypeVar("T")
-
-
-def _verification() -> ssl.SSLContext:
-    """Return the trust store: pip's `cert`, else the system's with certifi's beside it."""
-    chosen = setting("cert")
-    if chosen:
-        return ssl.create_default_context(cafile=chosen)
-    context = ssl.create_default_context()
-    context.load_verify_locations(certifi.where())
-    return context
+#: What is lost at most when a connection breaks.
+_BLOCK = 1 << 16
 
 
-def _credentials() -> httpx.Auth | None:
-    """Return `~/.netrc` as a source of credentials; those of a URL itself come first."""
-    try:
-        return httpx.NetRCAuth()
-    except (FileNotFoundError, netrc.NetrcParseError):
-        return None
+class RangeUnsupportedError(SourceError):
+    """The server sends whole files only."""
 
 
-@cache
-def client() -> httpx.Client:
-    """Return the one HTTP client: proxies of the environment or of pip, its certificates, `~/.netrc`."""
-    return httpx.Client(
-        timeout=TIMEOUT,
-        follow_redirects=True,
-        verify=_verification(),
-        proxy=setting("proxy"),
-        auth=_credentials(),
-        limits=httpx.Limits(max_connections=8),
-    )
+class _BrokenOffError(OSError):
+    """The server ended its answer before the end of the file."""
 
 
-def shown(url: str) -> str:
-    """Return `url` without credentials, for messages."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
-
-
-def unreachable(url: str, error: Exception) -> EnvironmentUnfitError:
-    """Return the error for a host that cannot be reached."""
-    return EnvironmentUnfitError(
-        f"{shown(url)} cannot be reached: {error or type(error).__name__}",
-        cause="no network, a proxy that is not configured, or an index that is down",
-        remedy="check the network and pip's `index-url`, `proxy` and `cert` settings (`pip config list`)",
-    )
-
-
-def retried(url: str, action: Callable[[], T], attempts: int = ATTEMPTS) -> T:
-    """Return what `action` returns, trying again when the connection breaks.
+class RemoteFile(io.RawIOBase):
+    """A file on a server, read by range: one open request serves as long as reading is sequential.
 
     Args:
-        url: what it fetches, for messages.
-        action: one request; it may go on where an earlier one broke off.
-        attempts: how often it may be tried in all.
+        whole: read from there on; else only the size is asked for, until something is read.
 
     Raises:
-        EnvironmentUnfitError: no connection, or the last attempt broke too.
+        EnvironmentUnfitError: the host cannot be reached.
+        SourceError: the server refuses.
     """
-    try:
-        return action()
-    except httpx.TransportError as error:
-        if attempts <= 1 or isinstance(error, httpx.ConnectError):
-            raise unreachable(url, error) from None
-        log.warning("%s broke off: %r; %d attempts left", shown(url), error, attempts - 1)
-    return retried(url, action, attempts - 1)
+
+    def __init__(self, url: str, start: int = 0, *, whole: bool = False) -> None:
+        self.url = url
+        self.size = start
+        self.ranges = True
+        self._position = start
+        self._open: Response | None = None
+        self._blocks: Iterator[bytes] = iter(())
+        self._ahead = b""
+        self._last = "" if whole else str(start)
+        self._ahead = self._next_or_retry()
+        self._last = ""
+        if not whole:
+            self._drop()
+
+    def _request(self) -> None:
+        """Ask for everything from the position on; without ranges, what comes before it is read and dropped."""
+        headers = {
+            "Range": f"bytes={self._position}-{self._last}",
+            "Accept-Encoding": "identity",
+            "Cache-Control": "no-cache",
+        }
+        self._open = response = session().get(self.url, headers=headers, stream=True)
+        status = response.status_code
+        if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # Nothing is left to read.
+        if status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+            raise SourceError(
+                f"{shown(self.url)} answers {status} {response.reason}",
+                cause="the file is not there, or the index wants credentials",
+                remedy="see whether `pip download` gets it with this configuration",
+            )
+        self.ranges = status == HTTPStatus.PARTIAL_CONTENT
+        length = response.headers["Content-Range"] if self.ranges else response.headers["Content-Length"]
+        self.size = int(length.rpartition("/")[2])
+        self._blocks = response.iter_content(_BLOCK)
+        skipped = 0 if self.ranges else self._position
+        while skipped > 0:
+            block = next(self._blocks)
+            self._ahead, skipped = block[skipped:], skipped - len(block)
+
+    def _drop(self) -> None:
+        if self._open is not None:
+            self._open.close()
+        self._open, self._blocks, self._ahead = None, iter(()), b""
+
+    def _next(self) -> bytes:
+        """Return the next bytes at the position, from the open request or a new one."""
+        if self._open is None:
+            self._request()
+        block, self._ahead = self._ahead or next(self._blocks, b""), b""
+        if not block and self._position < self.size:
+            raise _BrokenOffError("the server ended its answer early")
+        return block
+
+    def _next_or_retry(self) -> bytes:
+        """Return the next bytes; ask again from the position when the connection breaks.
+
+        Raises:
+            EnvironmentUnfitError: no connection, or it broke `ATTEMPTS` times without a byte.
+        """
+        left = ATTEMPTS
+        while True:
+            connected = self._open is not None
+            try:
+                return self._next()
+            except (*BROKEN, _BrokenOffError, StopIteration) as error:
+                left -= 1
+                # The session has already tried several times to make a connection.
+                connected = connected or self._open is not None
+                self._drop()
+                if not left or not connected:
+                    raise unreachable(self.url, error) from None
+                log.warning("%s broke off: %r; %d attempts left", shown(self.url), error, left)
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self.ranges
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        target = max(0, origin + offset)
+        if target != self._position:
+            self._drop()
+        self._position = target
+        return target
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if self._position >= self.size:
+            return 0
+        if not self._ahead:
+            self._ahead = self._next_or_retry()
+        taken = min(len(buffer), len(self._ahead))
+        buffer[:taken] = self._ahead[:taken]
+        self._ahead = self._ahead[taken:]
+        self._position += taken
+        return taken
+
+
+@contextmanager
+def opened(url: str) -> Iterator[BinaryIO]:
+    """Open a `file:` or `http(s):` URL for random reading.
+
+    Raises:
+        RangeUnsupportedError: the server sends whole files only.
+    """
+    local = local_path(url)
+    if local is not None:
+        with local.open("rb") as stream:
+            yield stream
+        return
+    with RemoteFile(url) as raw, io.BufferedReader(raw, CHUNK) as reader:
+        if not raw.ranges:
+            raise RangeUnsupportedError(f"{shown(url)} cannot be read in parts: its server sends whole files only")
+        yield reader
 
 
 def check_digest(path: Path, expected: str, name: str) -> None:
@@ -111,26 +190,14 @@ def check_digest(path: Path, expected: str, name: str) -> None:
     )
 
 
-def _copy_body(response: httpx.Response, part: Path, label: str) -> None:
-    """Append the body of `response` to `part`, or start it anew when the server sent the whole file."""
-    start = part.stat().st_size if response.status_code == httpx.codes.PARTIAL_CONTENT else 0
-    total = start + int(response.headers.get("content-length", 0))
-    with part.open("ab" if start else "wb") as out, progress() as bar:
-        task = bar.add_task(label, total=total / 1e6 or None, completed=int(start / 1e6), unit="MB")
-        # As they come: what a fixed size still holds back is lost when the connection breaks.
-        for block in response.iter_raw():
+def _append(url: str, part: Path, label: str) -> None:
+    """Append to `part` what it lacks of the file at `url`."""
+    have = part.stat().st_size if part.exists() else 0
+    with RemoteFile(url, have, whole=True) as remote, part.open("ab") as out, progress() as bar:
+        task = bar.add_task(label, total=remote.size / 1e6, completed=have // 1_000_000, unit="MB")
+        while block := remote.read(_BLOCK):
             out.write(block)
             bar.advance(task, len(block) / 1e6)
-
-
-def _attempt(url: str, part: Path, label: str) -> None:
-    have = part.stat().st_size if part.exists() else 0
-    headers = {"Range": f"bytes={have}-", "Accept-Encoding": "identity"} if have else {"Accept-Encoding": "identity"}
-    with client().stream("GET", url, headers=headers) as response:
-        if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # already complete: the digest decides
-        response.raise_for_status()
-        _copy_body(response, part, label)
 
 
 def download(url: str, final: Path, sha256: str) -> Path:
@@ -138,7 +205,7 @@ def download(url: str, final: Path, sha256: str) -> Path:
 
     Args:
         url: `http(s):` or `file:`.
-        final: its place, which appears only complete and verified; a `.part` file beside it holds the rest.
+        final: its place, which appears only complete and verified; a `.part` file next to it holds the rest.
         sha256: the pinned digest.
 
     Raises:
@@ -148,36 +215,21 @@ def download(url: str, final: Path, sha256: str) -> Path:
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     part = final.with_name(final.name + ".part")
-    if part.is_symlink() or not part.is_file():
-        clear(part)
-    resumed = part.exists() and local_path(url) is None
-    try:
-        _fetch_part(url, part, final.name, sha256)
-    except DigestMismatchError:
-        if not resumed:
-            raise
-        note(f"{final.name}: what an earlier run has left of it was damaged; fetched from its start")
-        _fetch_part(url, part, final.name, sha256)
-    clear(final)
-    part.replace(final)
-    return final
-
-
-def _fetch_part(url: str, part: Path, name: str, sha256: str) -> None:
     local = local_path(url)
+    if local is not None or part.is_symlink() or not part.is_file():
+        clear(part)
+    resumed = part.exists()
     if local is not None:
         shutil.copyfile(local, part)
     else:
-        _download_to(url, part, name)
-    check_digest(part, sha256, name)
-
-
-def _download_to(url: str, part: Path, label: str) -> None:
+        _append(url, part, final.name)
     try:
-        retried(url, lambda: _attempt(url, part, label))
-    except httpx.HTTPStatusError as error:
-        raise SourceError(
-            f"{shown(url)} answers {error.response.status_code} {error.response.reason_phrase}",
-            cause="the file is not there, or the index wants credentials",
-            remedy="see whether `pip download` gets it with this configuration",
-        ) from None
+        check_digest(part, sha256, final.name)
+    except DigestMismatchError:
+        if not resumed:
+            raise
+        note(f"{final.name}: the part that an earlier run left is damaged; fetched from the start")
+        return download(url, final, sha256)
+    clear(final)
+    part.replace(final)
+    return final

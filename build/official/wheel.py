@@ -11,8 +11,7 @@ from pathlib import Path, PurePosixPath
 from build.archives import reading
 from build.console import note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError, WheelError
-from build.official.index import IndexFile, wheels
-from build.official.pipconf import local_path
+from build.official.index import IndexFile, local_path, wheels
 from build.official.transfer import download
 from build.paths import cache, locked
 from build.releases import Release
@@ -66,7 +65,7 @@ def _choose(release: Release, python: str, pinned: str) -> IndexFile:
     if not offered:
         raise SourceError(
             f"the configured index has no wheel of torch {release.wheel.version} for Python {python}",
-            cause="an index of one's own that does not mirror it",
+            cause="a private index that does not mirror it",
             remedy="see pip's `index-url` and `extra-index-url` (`pip config list`)",
         )
     found = "\n".join(f"found  {file.sha256 or '(no digest)'} {file.name}" for file in offered)
@@ -81,10 +80,6 @@ def fetch_wheel(release: Release, python: str) -> Path:
     """Return the official wheel of `release` for CPython `python`, from the cache or the index.
 
     A cached one is compared with its pinned digest; a damaged one is fetched again.
-
-    Args:
-        release: which; its entry pins the digest.
-        python: e.g. `3.11`.
 
     Raises:
         DigestMismatchError: what the index has is not the pinned file; both digests are shown.
@@ -135,7 +130,6 @@ def unpack(wheel: Path, patterns: Sequence[str] = OVERLAY_MEMBERS) -> Path:
     """Unpack members of a wheel into the cache, once per content and choice, and again when they are damaged there.
 
     Args:
-        wheel: any wheel.
         patterns: shell patterns of member names; `*` matches `/` too.
 
     Returns:

@@ -42,10 +42,6 @@ def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
 def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     """Compile, link and check an overlay.
 
-    Args:
-        inputs: patched tree, unpacked wheel, headers, compiler.
-        target: folder for the library.
-
     Returns:
         The overlay with everything that was proven about it.
 
@@ -65,7 +61,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     path = link(inputs, objects, target / SONAME)
     proven = (
         checks.check_made_for(inputs),
-        Check("no changed header is seen by units outside the overlay", True, headers),
+        Check("units outside the overlay see no changed header", True, headers),
         Check("all undefined symbols resolve against the exact wheel", True, "linked with -z defs"),
         checks.check_complete(inputs, path, objects),
         checks.check_exports_nothing_new(inputs, path, objects),

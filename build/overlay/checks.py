@@ -17,7 +17,7 @@ _OWNERS = ("libtorch_cuda.so", "libtorch_cpu.so")
 
 
 def replaced_symbols(inputs: Inputs, overlay: Path) -> frozenset[str]:
-    """Return the exported stock symbols that the overlay defines, standard library aside."""
+    """Return the exported stock symbols that the overlay defines, without those of the standard library."""
     ours = defined(overlay, dynamic=True)
     stock: set[str] = set()
     for library in _OWNERS:

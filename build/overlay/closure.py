@@ -88,10 +88,6 @@ def _definer(inputs: Inputs, symbol: str, demangled: str, have: Collection[str])
 def compile_closure(inputs: Inputs, patched: Iterable[str]) -> tuple[Object, ...]:
     """Compile the patched units, the release's extra ones, and what these need that stock does not export.
 
-    Args:
-        inputs: the build's inputs.
-        patched: the units that the series changes.
-
     Returns:
         All objects of the overlay, each with the reason why it is there.
 

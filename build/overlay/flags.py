@@ -35,7 +35,6 @@ def path_flags(inputs: Inputs, overrides: Path) -> tuple[str, ...]:
     and last the tree, which has the few headers that the wheel lacks.
 
     Args:
-        inputs: the build's inputs.
         overrides: folder with the changed headers alone.
     """
     include = inputs.include

@@ -18,7 +18,6 @@ _OUTSIDE_WHEEL = re.compile(r"(^|/)(test|tests|benchmark|benchmarks|mps|xpu|hip|
 
 
 def is_header(path: str) -> bool:
-    """Whether a changed path is a header of the C++ code."""
     return path.endswith(_HEADERS)
 
 
@@ -42,12 +41,7 @@ def includers(tree: Path) -> dict[str, set[str]]:
 
 
 def units_including(by_header: Mapping[str, set[str]], header: str) -> frozenset[str]:
-    """Return the units that include `header`, directly or through other headers.
-
-    Args:
-        by_header: what `includers` found.
-        header: its path.
-    """
+    """Return the units that include `header`, directly or through other headers."""
     seen: set[str] = set()
     todo = [header]
     while todo:
@@ -78,9 +72,6 @@ def check_headers(tree: Path, changed: Iterable[str], units: Iterable[str], safe
     """Refuse a changed header that a unit outside the overlay includes, unless the manifest says why it is safe.
 
     Args:
-        tree: the patched tree.
-        changed: paths that the series changes.
-        units: the units of the overlay.
         safe: headers declared safe, with the reason.
 
     Returns:

@@ -1,22 +1,132 @@
-"""Link the objects into the overlay, so that every undefined symbol resolves against the exact wheel."""
+"""Link the objects into the overlay, so that every undefined symbol resolves against the exact wheel.
+
+NCCL and the CUDA runtime are linked through import stubs, so that linking needs none of their 200 MB. A stub exports
+exactly what the wheel's own libraries import from the real library, with the same symbol versions: the overlay asks
+for nothing that stock does not ask for as well. Static initialisers that register something by name are wrapped: the
+overlay's copy must not register it a second time.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from build.errors import CompileError
+from build.errors import CompileError, OverlayCheckError
+from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import Inputs, Object
-from build.overlay.registrations import compile_shim, to_wrap
-from build.overlay.stubs import import_stubs
-from build.overlay.symbols import run_path
+from build.overlay.symbols import Symbol, demangle, needed, run_path, table, undefined
 from build.overlay.toolchain import run_compiler
 from build.paths import atomic_write
 
 SONAME = "libtorch_mw.so"
 #: The libraries whose symbols the units use, in the order in which they must be searched at run time.
 _NEEDED = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
+#: Prefix of the functions of each library outside the wheel that host units call.
+_PREFIXES = {"libnccl.so": ("nccl", "pnccl"), "libcudart.so": ("cuda",)}
+_IMPORTERS = ("libtorch_cuda.so", "libc10_cuda.so")
+_SHIM = Path(__file__).with_name("native") / "register_once.cpp"
+#: The registration that `native/register_once.cpp` makes safe.
+_WRAPPED = "c10d::control_plane::registerHandler("
+#: Registrations of PyTorch that take a name once per process, and that no shim exists for.
+_OTHERS = (
+    "torch::Library::_def(",
+    "torch::Library::_impl(",
+    "torch::Library::_fallback(",
+    "torch::detail::class_base::class_base(",
+    "torch::RegisterOperators::",
+    "c10::RegisterOperators::",
+    "c10::Dispatcher::registerDef",
+    "c10::Dispatcher::registerImpl",
+    "c10::Dispatcher::registerLibrary",
+    "c10d::registerProcessGroup",
+    "at::RegisterCUDAHooks",
+)
+
+
+def to_wrap(objects: Iterable[Object]) -> str:
+    """Return the mangled name of the registration function to wrap, empty when no object calls it.
+
+    Raises:
+        OverlayCheckError: an object calls a registration that no shim makes safe.
+    """
+    spelt = demangle(undefined(item.path for item in objects))
+    unsafe = sorted(name for name in spelt.values() if name.startswith(_OTHERS))
+    if unsafe:
+        raise OverlayCheckError(
+            f"the overlay would register twice: {', '.join(unsafe)}",
+            cause="a unit in the overlay registers something when it is loaded, and stock has registered it already",
+            remedy="write a shim for it as build/overlay/native/register_once.cpp does, or make a full build",
+        )
+    return next((symbol for symbol, name in spelt.items() if name.startswith(_WRAPPED)), "")
+
+
+def _compile_shim(inputs: Inputs, symbol: str, folder: Path) -> Path:
+    """Compile the shim for `symbol` and return its object file.
+
+    Raises:
+        CompileError: it does not compile against this release.
+    """
+    target = folder / "register_once.o"
+    flags = [*code_flags(inputs.release), *path_flags(inputs, folder), f"-ffile-prefix-map={_SHIM.parent}=multiworld"]
+    line: list[str | Path] = [inputs.toolchain.cxx, *flags, f"-DREGISTER_HANDLER={symbol}", "-c", _SHIM, "-o", target]
+    done = run_compiler(line, timeout=600)
+    if done.returncode:
+        raise CompileError(
+            "the registration shim does not compile against this release",
+            cause=done.tail,
+            remedy=f"adapt build/overlay/native/{_SHIM.name} to the release's headers, or make a full build",
+        )
+    return target
+
+
+def _imports(inputs: Inputs, prefixes: tuple[str, ...]) -> list[Symbol]:
+    """Return what the wheel's libraries import under `prefixes`, one of each name."""
+    found: dict[str, Symbol] = {}
+    for name in _IMPORTERS:
+        for item in table(inputs.lib / name, dynamic=True):
+            if item.kind == "U" and item.name.startswith(prefixes):
+                found[item.name] = item
+    return [found[name] for name in sorted(found)]
+
+
+def _version_script(symbols: list[Symbol]) -> str:
+    """Return the linker's version script that gives each symbol its version."""
+    by_version: dict[str, list[str]] = defaultdict(list)
+    for item in symbols:
+        if item.version:
+            by_version[item.version].append(item.name)
+    blocks = [f"{version} {{ global: {'; '.join(names)}; }};" for version, names in sorted(by_version.items())]
+    return "\n".join(blocks) + "\n"
+
+
+def _stub(inputs: Inputs, soname: str, symbols: list[Symbol], folder: Path) -> Path:
+    source, script, target = folder / f"{soname}.c", folder / f"{soname}.map", folder / soname
+    source.write_text("".join(f"void {item.name}(void) {{}}\n" for item in symbols), encoding="ascii")
+    text = _version_script(symbols)
+    script.write_text(text, encoding="ascii")
+    versions = [f"-Wl,--version-script={script}"] if text.strip() else []
+    command: list[str | Path] = [inputs.toolchain.cxx, "-x", "c", "-shared", "-fPIC", "-nostdlib", "-w"]
+    done = run_compiler([*command, f"-Wl,-soname,{soname}", *versions, source, "-o", target], timeout=120)
+    if done.returncode:
+        raise CompileError(
+            f"the import stub of {soname} cannot be made",
+            cause=done.tail,
+            remedy="see the whole command in the log, and set CXX to a compiler that can link a shared library",
+        )
+    return target
+
+
+def _import_stubs(inputs: Inputs, folder: Path) -> list[Path]:
+    """Make the stubs in `folder`, under the sonames the wheel's libraries ask for."""
+    sonames = {name for library in _IMPORTERS for name in needed(inputs.lib / library)}
+    return [
+        _stub(inputs, soname, _imports(inputs, prefixes), folder)
+        for stem, prefixes in _PREFIXES.items()
+        for soname in sorted(sonames)
+        if soname.startswith(stem)
+    ]
 
 
 def _run_path(inputs: Inputs) -> str:
@@ -27,7 +137,6 @@ def _run_path(inputs: Inputs) -> str:
 def _command(
     inputs: Inputs, objects: Sequence[Path], stubs: Sequence[Path], wrap: str, target: Path
 ) -> list[str | Path]:
-    """Return the link line."""
     needed = [inputs.lib / name for name in _NEEDED]
     line: list[str | Path] = [inputs.toolchain.cxx, "-shared", "-fPIC", "-s", "-o", target, *objects]
     line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{SONAME}"]
@@ -50,8 +159,8 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="link-") as scratch, atomic_write(target) as part:
         files = [item.path for item in objects]
         if wrap:
-            files.append(compile_shim(inputs, wrap, Path(scratch)))
-        stubs = import_stubs(inputs, Path(scratch))
+            files.append(_compile_shim(inputs, wrap, Path(scratch)))
+        stubs = _import_stubs(inputs, Path(scratch))
         done = run_compiler(_command(inputs, files, stubs, wrap, part), timeout=600)
         if done.returncode:
             raise CompileError(

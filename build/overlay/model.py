@@ -16,7 +16,6 @@ class Inputs:
     Attributes:
         release: the release's facts.
         tree: the patched source tree.
-        tree_identity: what identifies it: base commit or source digest.
         changed: paths that the series changes, relative to `tree`.
         wheel: folder of the unpacked official wheel; holds `torch/include` and `torch/lib`.
         python: CPython version of that wheel.
@@ -28,7 +27,6 @@ class Inputs:
 
     release: Release
     tree: Path
-    tree_identity: str
     changed: tuple[str, ...]
     wheel: Path
     python: str
@@ -39,12 +37,10 @@ class Inputs:
 
     @property
     def lib(self) -> Path:
-        """The official wheel's own shared libraries."""
         return self.wheel / "torch" / "lib"
 
     @property
     def include(self) -> Path:
-        """The official wheel's headers."""
         return self.wheel / "torch" / "include"
 
 

@@ -27,13 +27,13 @@ from build.seals import sha256_of
 
 #: Memory one compiler needs at its peak, measured on ProcessGroupNCCL.cpp of 2.6.0: 1.8 GB.
 _BYTES_PER_JOB = 2_000_000_000
-#: Raise when what is stored beside an object changes its form, or when objects may be wrong that the key calls right:
+#: Raise when what is stored with an object changes its form, or when objects may be wrong that the key calls right:
 #: those of 1 may have been compiled with headers from CPATH, those of 2 with damaged headers.
 _CACHE_FORMAT = "3"
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """What is stored beside a cached object: which files of the tree it read, with their digests."""
+    """What is stored with a cached object: which files of the tree it read, with their digests."""
 
     unit: str
     object_sha256: str
@@ -77,7 +77,6 @@ def _relative(path: str, inputs: Inputs, overrides: Path) -> str:
 
 
 def _includes(depfile: Path, inputs: Inputs, overrides: Path) -> tuple[str, ...]:
-    """Read the compiler's dependency file."""
     text = depfile.read_text(encoding="utf-8", errors="surrogateescape").replace("\\\n", " ")
     names = re.split(r"(?<!\\)\s+", text.partition(":")[2].strip())
     return tuple(sorted({_relative(name.replace("\\ ", " "), inputs, overrides) for name in names}))
@@ -99,8 +98,6 @@ def _check_read(inputs: Inputs, unit: str, read: Iterable[str] | None) -> None:
     """Digest the files of the cache that a compiler has read: their bytes are in the object now.
 
     Args:
-        inputs: the build's inputs.
-        unit: for the message.
         read: names of what was read, as in `Object.includes`; None when the compiler failed and did not say.
 
     Raises:
@@ -114,7 +111,7 @@ def _check_read(inputs: Inputs, unit: str, read: Iterable[str] | None) -> None:
         raise DigestMismatchError(
             f"{unit} was compiled with damaged headers of the cache: {', '.join(wrong[:5])}",
             cause="the disk, or a backup that was put back over them",
-            remedy="run again: what was damaged is made anew; if this comes back, look at the disk",
+            remedy="run again: what was damaged is made again; if this comes back, look at the disk",
         )
 
 
@@ -167,11 +164,7 @@ def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...
     """Compile `units`, biggest first, as many at once as cores and memory allow.
 
     Args:
-        inputs: the build's inputs.
         units: path of each unit, with the reason why it is in the overlay.
-
-    Returns:
-        The objects, in the order of `units`.
 
     Raises:
         CompileError: a unit does not compile; the compiler's last lines are in the message.

@@ -45,7 +45,6 @@ class Symbol:
 
     @property
     def standard(self) -> bool:
-        """Whether it belongs to the C++ standard library."""
         return self.name.startswith(_STD)
 
 
@@ -63,7 +62,7 @@ def _nm(path: Path, *, dynamic: bool) -> bytes:
     """Return what `nm` prints.
 
     Raises:
-        WheelError: it is no ELF file that `nm` can read.
+        WheelError: it is not an ELF file that `nm` can read.
     """
     done = run(["nm", "--format=posix", *(["-D"] if dynamic else []), path], timeout=300)
     if done.returncode:
@@ -76,11 +75,10 @@ def table(path: Path, *, dynamic: bool) -> tuple[Symbol, ...]:
     """Return the symbols of an object or library.
 
     Args:
-        path: the file.
         dynamic: the dynamic symbol table (what other libraries see) instead of the full one.
 
     Raises:
-        WheelError: it is no ELF file that `nm` can read.
+        WheelError: it is not an ELF file that `nm` can read.
     """
     return tuple(_parse(_nm(path, dynamic=dynamic)))
 
@@ -105,7 +103,6 @@ def undefined(paths: Iterable[Path]) -> frozenset[str]:
 
 
 def demangle(names: Iterable[str]) -> dict[str, str]:
-    """Return the C++ spelling of mangled `names`."""
     ordered = sorted(set(names))
     done = run(["c++filt"], stdin="\n".join(ordered).encode(), timeout=120)
     return dict(zip(ordered, done.stdout.decode("utf-8", "replace").splitlines(), strict=True))
@@ -115,7 +112,7 @@ def build_id(path: Path) -> str:
     """Return the GNU build id of a library as hexadecimal digits, empty when it has none.
 
     Raises:
-        WheelError: `path` is no ELF file.
+        WheelError: `path` is not an ELF file.
     """
     try:
         with path.open("rb") as stream:
@@ -125,7 +122,7 @@ def build_id(path: Path) -> str:
                         if item["n_type"] == "NT_GNU_BUILD_ID":
                             return str(item["n_desc"])
     except ELFError as error:
-        raise WheelError(f"{path.name} is no ELF file", cause=str(error)) from None
+        raise WheelError(f"{path.name} is not an ELF file", cause=str(error)) from None
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The C++ compiler and the binutils beside it."""
+"""The C++ compiler and the binutils that go with it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def find(min_gcc: int) -> Toolchain:
     named = os.environ.get("CXX")
     if named and shutil.which(named) is None:
         raise EnvironmentUnfitError(
-            f"CXX={named} is no program that can be run",
+            f"CXX={named} is not a program that can be run",
             cause=f"CXX={named} in the environment names a compiler that is not there",
             remedy="unset CXX, or set it to the path of a C++ compiler, e.g. CXX=/usr/bin/g++",
         )
@@ -105,8 +105,8 @@ def find(min_gcc: int) -> Toolchain:
     major = re.match(r"\d+", dump)
     if major is None:
         raise EnvironmentUnfitError(
-            f"{cxx} is no working C++ compiler",
-            cause=f"`{cxx} -dumpversion` says {dump!r}, which is no version",
+            f"{cxx} is not a working C++ compiler",
+            cause=f"`{cxx} -dumpversion` says {dump!r}, which is not a version",
             remedy="set CXX to one that works",
         )
     is_clang = "clang" in identity

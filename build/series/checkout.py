@@ -14,7 +14,7 @@ from pathlib import Path
 from build.errors import SourceError
 from build.git import Git, init
 from build.paths import sweep
-from build.signals import deferred_signals
+from build.signals import deferred_signals, runs
 
 #: What a clone without all objects needs to fetch a missing one later.
 _PROMISOR = r"^(remote\.|extensions\.partialclone)"
@@ -157,13 +157,5 @@ def _sweep_old(final: Path) -> None:
 
 
 def _other_runs(pid: str) -> bool:
-    """Whether another process of this id runs; without a lock, what belongs to it is left alone."""
-    if pid == str(os.getpid()):
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError, ValueError):
-        pass  # another user's, or no id that we have given
-    return True
+    """Whether another process of this id runs; what has no id that we have given is left alone."""
+    return pid != str(os.getpid()) and (not pid.isdecimal() or runs(int(pid)))

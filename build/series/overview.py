@@ -1,4 +1,4 @@
-"""Patch x release: which patch a release needs, has, or can do without."""
+"""Patch x release: which patch a release needs, has, or can do without; and the words for how far that is proven."""
 
 from __future__ import annotations
 
@@ -15,38 +15,64 @@ from build.series.manifest import Manifest, PatchEntry, ReleaseEntry, Verified
 from build.series.patchfile import read
 
 
-class PatchStatus(Enum):
-    """How a patch stands in a release: symbol, word, explanation."""
+class Progress(Enum):
+    """How far the patches of a release are, as every table and page says it; each step includes the ones before."""
 
-    NEEDED = ("●", "needed", "there, and proven to work on this release's wheel")
-    UNVERIFIED = ("◐", "unverified", "there, but not yet proven on this release's wheel")
-    UPSTREAM = ("↑", "upstream since", "the release has the change itself")
-    MISSING = ("✗", "missing", "the release needs it, and it is not there")
-    NOT_APPLICABLE = ("·", "not applicable", "the release does not need it")
+    NONE = ("not ported", "patches are missing, or do not apply yet")
+    PORTED = ("ported", "the patches apply to the release's source")
+    BUILT = ("built", "they are compiled and linked against the official wheel")
+    PROVEN = ("proven", "the probes fail on the official wheel and pass on the patched one")
+
+    @property
+    def word(self) -> str:
+        return self.value[0]
+
+    @property
+    def meaning(self) -> str:
+        return self.value[1]
+
+
+_PROGRESS = {
+    Verified.NONE: Progress.NONE,
+    Verified.PORTED: Progress.PORTED,
+    Verified.COMPILED: Progress.BUILT,
+    Verified.PROBED: Progress.PROVEN,
+}
+
+
+def progress(entry: ReleaseEntry | None) -> Progress:
+    """Return how far a release is, by its entry in the manifest."""
+    return _PROGRESS[entry.verified] if entry else Progress.NONE
+
+
+class PatchStatus(Enum):
+    """A patch in a release: symbol, word, meaning."""
+
+    PROVEN = ("●", "proven", "the release needs the patch, has it, and probes prove that it works")
+    UNPROVEN = ("◐", "not proven", "the release needs the patch and has it; no probe has run on it yet")
+    UPSTREAM = ("↑", "upstream", "the release has the change itself")
+    MISSING = ("✗", "missing", "the release needs the patch and does not have it")
+    NOT_NEEDED = ("·", "not needed", "the release does not need the patch")
 
     @property
     def symbol(self) -> str:
-        """One character."""
         return self.value[0]
 
     @property
     def word(self) -> str:
-        """A word or two."""
         return self.value[1]
 
     @property
     def meaning(self) -> str:
-        """What it says."""
         return self.value[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A patch in a release: how it stands, why, and the size of its file (hunks, lines added, lines removed)."""
+    """A patch in a release: its status, why, and the size of its file (hunks, lines added, lines removed)."""
 
-    standing: PatchStatus
+    status: PatchStatus
     why: str
-    file: str = ""
     size: tuple[int, int, int] = (0, 0, 0)
 
 
@@ -66,6 +92,10 @@ class Column:
     entry: ReleaseEntry | None
     port: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def progress(self) -> Progress:
+        return progress(self.entry)
+
 
 @dataclass(frozen=True, slots=True)
 class Overview:
@@ -75,14 +105,9 @@ class Overview:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
 
-    @property
-    def legacy(self) -> str:
-        """The release from which the series serves only the old backend."""
-        return self.manifest.series.legacy_from
-
 
 def overview(folder: Path, releases: Sequence[str]) -> Overview:
-    """Return how the series in `folder` stands in `releases` and in those its manifest has."""
+    """Return the status of the series in `folder`, for `releases` and for those that its manifest has."""
     manifest = manifests.load(folder)
     names = sorted({*releases, *manifest.release}, key=Version)
     rows = tuple(Row(patch, tuple(_cell(folder, manifest, patch, name) for name in names)) for patch in manifest.patch)
@@ -91,22 +116,21 @@ def overview(folder: Path, releases: Sequence[str]) -> Overview:
 
 
 def _cell(folder: Path, manifest: Manifest, patch: PatchEntry, release: str) -> Cell:
-    """Return how one patch stands in one release."""
     entry = manifest.release.get(release)
     excluded = {item.id: item.reason for item in entry.not_applicable} if entry else {}
     if patch.id in excluded:
-        return Cell(PatchStatus.NOT_APPLICABLE, excluded[patch.id])
+        return Cell(PatchStatus.NOT_NEEDED, excluded[patch.id])
     if entry and patch.id in entry.patches:
         name = manifest.file_names(release)[entry.patches.index(patch.id)]
-        proven = entry.verified is Verified.PROBED
-        standing = PatchStatus.NEEDED if proven else PatchStatus.UNVERIFIED
-        return Cell(standing, entry.verified.value, name, _size(folder / release / name))
+        proven = progress(entry) is Progress.PROVEN
+        status = PatchStatus.PROVEN if proven else PatchStatus.UNPROVEN
+        return Cell(status, progress(entry).word, _size(folder / release / name))
     since = patch.applied_upstream
     if since and Version(release) >= Version(since):
         return Cell(PatchStatus.UPSTREAM, f"upstream since {since}")
     if patch.covers(release):
         return Cell(PatchStatus.MISSING, f"its range {patch.applies} has this release")
-    return Cell(PatchStatus.NOT_APPLICABLE, f"its range is {patch.applies}")
+    return Cell(PatchStatus.NOT_NEEDED, f"its range is {patch.applies}")
 
 
 def _size(path: Path) -> tuple[int, int, int]:

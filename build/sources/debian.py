@@ -8,7 +8,8 @@ from pathlib import Path
 
 from build.console import step
 from build.errors import SourceError
-from build.official.transfer import check_digest, shown
+from build.official.index import shown
+from build.official.transfer import check_digest
 from build.process import run
 from build.releases import DebianSource, Release
 from build.sources.importer import Entries, cache_path, cached_tree

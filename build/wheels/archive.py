@@ -30,7 +30,6 @@ def record_line(name: str, digest: bytes, size: int) -> str:
 
 
 def _data_offset(stream: BinaryIO | DigestedReader, member: zipfile.ZipInfo) -> int:
-    """Return where a member's compressed bytes begin."""
     stream.seek(member.header_offset)
     data = stream.read(_LOCAL_HEADER.size)
     if len(data) != _LOCAL_HEADER.size or data[:4] != b"PK\x03\x04":
@@ -40,11 +39,7 @@ def _data_offset(stream: BinaryIO | DigestedReader, member: zipfile.ZipInfo) -> 
 
 
 class DigestedReader:
-    """Reads a file for one who only goes forward, and digests every byte on the way, asked for or not.
-
-    Args:
-        stream: the file, at its start.
-    """
+    """Reads a file from front to back, and digests every byte, also those that are skipped."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -64,7 +59,6 @@ class DigestedReader:
         return self._place
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` bytes, fewer at the end."""
         block = self._stream.read(size)
         self._digest.update(block)
         self._place += len(block)
@@ -78,12 +72,7 @@ class DigestedReader:
 
 
 class WheelWriter:
-    """Writes one wheel, member by member, and its RECORD last.
-
-    Args:
-        path: the file to write.
-        dist_info: name of the dist-info folder.
-    """
+    """Writes one wheel, member by member, and its RECORD last."""
 
     def __init__(self, path: Path, dist_info: str) -> None:
         self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED)
@@ -115,9 +104,6 @@ class WheelWriter:
         """Copy a member in its compressed form.
 
         Args:
-            source: the other wheel, open for reading.
-            member: the member, from that wheel's directory.
-            name: its name here.
             record: its digest and size as the other wheel's RECORD has them, `sha256=…,123`; empty for a folder.
         """
         offset = _data_offset(source, member)
@@ -125,7 +111,7 @@ class WheelWriter:
         info.compress_type, info.external_attr = member.compress_type, member.external_attr
         info.create_system, info.CRC = member.create_system, member.CRC
         info.compress_size, info.file_size = member.compress_size, member.file_size
-        # Sizes stand in the local header, not behind the data: uv reads wheels as a stream.
+        # The local header has the sizes, which otherwise follow the data: uv reads wheels as a stream.
         info.flag_bits = member.flag_bits & ~_DATA_DESCRIPTOR
         out = self._zip.fp
         if out is None:
@@ -156,7 +142,7 @@ def _check_local(stream: BinaryIO, member: zipfile.ZipInfo) -> None:
     stream.seek(member.header_offset)
     _, _, flags, method, _, _, crc, packed, size, length, _ = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
     if flags & _DATA_DESCRIPTOR:
-        raise WheelError(f"{member.filename}: sizes stand behind the data", cause="the header was not completed")
+        raise WheelError(f"{member.filename}: sizes come after the data", cause="the header was not completed")
     encoding = "utf-8" if flags & _UTF8 else "cp437"
     name = stream.read(length).decode(encoding, "replace")
     large = max(member.file_size, member.compress_size) > zipfile.ZIP64_LIMIT
@@ -204,12 +190,6 @@ def _check_record(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> N
 def check_archive(path: Path) -> int:
     """Read a wheel the way a streaming installer does, header after header, and compare with its directory.
 
-    Args:
-        path: the wheel.
-
-    Returns:
-        The number of members.
-
     Raises:
         WheelError: dead entries, gaps, a header that disagrees with the directory, or a member not in RECORD.
     """
@@ -219,7 +199,7 @@ def check_archive(path: Path) -> int:
             _check_layout(archive, stream, members)
             _check_record(archive, members)
     except (zipfile.BadZipFile, zlib.error, UnicodeDecodeError) as error:
-        raise WheelError(f"{path.name} is no sound archive: {error}", cause="a damaged wheel") from None
+        raise WheelError(f"{path.name} is a damaged archive: {error}", cause="a damaged wheel") from None
     except WheelError as error:
         raise WheelError(f"{path.name}: {error.what}", cause=error.cause, remedy=error.remedy) from None
     return len(members)

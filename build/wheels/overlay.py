@@ -1,4 +1,4 @@
-"""The overlay wheel: 1 MB beside the official torch, one for every Python version."""
+"""The overlay wheel: 1 MB, installed next to the official torch, one for every Python version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from build.archives import reading
 from build.errors import WheelError
 from build.overlay.model import Overlay
-from build.paths import REPO, atomic_write
+from build.paths import REPO, atomic_write, sweep
 from build.releases import Release
 from build.wheels.archive import WheelWriter, check_archive
 
@@ -18,7 +18,7 @@ from build.wheels.archive import WheelWriter, check_archive
 DISTRIBUTION = "multiworld-torch-overlay"
 _PACKAGE = DISTRIBUTION.replace("-", "_")
 _RUNTIME = Path(__file__).parent.parent / "runtime" / _PACKAGE
-_SUMMARY = "Patched units of PyTorch {version}, active beside the official wheel without changing it"
+_SUMMARY = "Patched units of PyTorch {version}, active next to the official wheel without changing it"
 
 
 def _metadata(release: Release) -> bytes:
@@ -47,7 +47,6 @@ def _facts(release: Release, overlay: Overlay) -> bytes:
 
 
 def wheel_name(release: Release, tag: str) -> str:
-    """Return the overlay wheel's file name."""
     return f"{_PACKAGE}-{release.patched_version}-py3-none-{tag}.whl"
 
 
@@ -70,15 +69,8 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
     """Write the overlay wheel.
 
     Args:
-        release: the release.
-        official: the official wheel, for PyTorch's licence.
-        overlay: the overlay.
         tag: platform tag that the overlay needs.
         provenance: JSON about inputs and checks, kept in the wheel's dist-info.
-        folder: where the wheel goes.
-
-    Returns:
-        The wheel.
 
     Raises:
         WheelError: the official wheel has no licence, or the result fails its own check.
@@ -86,6 +78,7 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
     name = wheel_name(release, tag)
     info = f"{_PACKAGE}-{release.patched_version}.dist-info"
     wheel = f"Wheel-Version: 1.0\nGenerator: multiworld\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n"
+    sweep(folder / name)
     with atomic_write(folder / name) as part:
         with WheelWriter(part, info) as writer:
             for source in sorted(_RUNTIME.glob("*.py")):

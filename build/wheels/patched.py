@@ -18,7 +18,7 @@ from build.archives import reading
 from build.errors import DigestMismatchError, WheelError
 from build.overlay.model import Overlay
 from build.overlay.symbols import needed
-from build.paths import atomic_write
+from build.paths import atomic_write, sweep
 from build.process import run
 from build.releases import Release
 from build.wheels.archive import DigestedReader, WheelWriter, check_archive
@@ -71,7 +71,6 @@ def _needed_first(soname: str) -> Callable[[bytes], bytes]:
 
 
 def wheel_name(release: Release, official: Path, tag: str) -> str:
-    """Return the patched wheel's file name."""
     _, _, _, tags = parse_wheel_filename(official.name)
     first = sorted(tags, key=str)[0]
     platform = newer(first.platform, tag)
@@ -84,7 +83,7 @@ def _plan(release: Release, names: list[str], tag_line: str, overlay: Overlay) -
     version = release.patched_version.encode()
     extension = [name for name in names if _EXTENSION.fullmatch(name)]
     if len(extension) != 1 or f"{old}/METADATA" not in names:
-        raise WheelError("this is no wheel of torch", cause=f"{len(extension)} extension modules torch/_C")
+        raise WheelError("this is not a wheel of torch", cause=f"{len(extension)} extension modules torch/_C")
     rewrite = {
         extension[0]: _needed_first(overlay.soname),
         "torch/version.py": _substitute(rb"^__version__ = .*$", b"__version__ = '" + version + b"'", "version.py"),
@@ -135,15 +134,8 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
     """Write the patched wheel.
 
     Args:
-        release: the release.
-        official: the official wheel.
-        overlay: the overlay to put inside.
         tag: platform tag that the overlay needs.
         provenance: JSON about inputs and checks, kept in the wheel's dist-info.
-        folder: where the wheel goes.
-
-    Returns:
-        The wheel.
 
     Raises:
         DigestMismatchError: what was copied is not an official wheel of the release.
@@ -151,6 +143,7 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
     """
     name = wheel_name(release, official, tag)
     tag_line = name.removesuffix(".whl").split("-", 2)[2]
+    sweep(folder / name)
     with atomic_write(folder / name) as part:
         with reading(official.name), zipfile.ZipFile(official) as archive, official.open("rb") as stream:
             source = DigestedReader(stream)
@@ -165,7 +158,6 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
 
 
 def disk_needed(official: Path) -> int:
-    """Return how many bytes assembling takes."""
     return official.stat().st_size + (64 << 20)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +17,7 @@ from build import seals
 from build.errors import DigestMismatchError
 from build.overlay.model import Inputs
 from build.overlay.objects import compile_units
+from build.paths import REPO
 from tests.build.caches import damage
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import NCCL_CPP, NCCL_H, Little
@@ -66,13 +71,31 @@ def test_any_byte_of_an_entry(given: Inputs) -> None:
     assert (second.unit, second.includes) == (first.unit, first.includes)
 
 
-def test_what_a_killed_compiler_left(given: Inputs, own_cache: Path) -> None:
-    (first,) = compile_units(given, {NCCL_CPP: "test"})
-    left = own_cache / "objects" / f".{first.path.parent.name}.abc.part"
-    left.mkdir()
-    damage.flip(first.path)
-    compile_units(given, {NCCL_CPP: "test"})
-    assert not left.exists()
+_COMPILE = """
+import pickle, sys
+from pathlib import Path
+from build.overlay.objects import compile_units
+from build.paths import REPO
+given, unit = pickle.loads(Path(sys.argv[1]).read_bytes())
+compile_units(given, {unit: "test"})
+"""
+
+
+def test_what_a_killed_compiler_left(given: Inputs, own_cache: Path, tmp_path: Path) -> None:
+    """The compiler writes half an object and kills the build that has started it."""
+    script = tmp_path / "killing-g++"
+    script.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho half > "$2"\nkill -KILL $PPID\n')
+    script.chmod(0o755)
+    killing = replace(given, toolchain=replace(given.toolchain, cxx=script))
+    (tmp_path / "inputs").write_bytes(pickle.dumps((killing, NCCL_CPP)))
+    command = [sys.executable, "-c", _COMPILE, str(tmp_path / "inputs")]
+    done = subprocess.run(command, cwd=REPO, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = (own_cache / "objects").glob(".*.part")
+    assert (left / "unit.o").read_text() == "half\n"
+    (made,) = compile_units(given, {NCCL_CPP: "test"})
+    assert seals.sha256_of(made.path) == made.sha256
+    assert list((own_cache / "objects").glob(".*")) == []
 
 
 @pytest.mark.parametrize("which", ["wheel", "headers"])

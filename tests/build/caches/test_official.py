@@ -12,8 +12,7 @@ import pytest
 
 from build import releases, seals
 from build.errors import EnvironmentUnfitError, ToolError, WheelError
-from build.official import fetch_package, fetch_wheel, transfer, unpack
-from build.official import index as index_module
+from build.official import fetch_package, fetch_wheel, index, unpack
 from build.official.headers import tree_digest
 from build.releases import HeaderPackage, Release
 from tests.build.caches import damage
@@ -36,6 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_PROXY", "PIP_NO_INDEX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -45,11 +45,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     with serving(Index()) as made:
         monkeypatch.setenv("PIP_INDEX_URL", made.url + "/simple")
-        index_module.files.cache_clear()
-        transfer.client.cache_clear()
+        index.forget()
         yield made
-        index_module.files.cache_clear()
-        transfer.client.cache_clear()
+        index.forget()
 
 
 @pytest.fixture
@@ -101,7 +99,7 @@ def test_wheel_that_cannot_be_fetched_again(release: Release, monkeypatch: pytes
     path = fetch_wheel(release, "3.11")
     damage.flip(path)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    index_module.files.cache_clear()
+    index.forget()
     with pytest.raises(EnvironmentUnfitError, match="cannot be reached") as caught:
         fetch_wheel(release, "3.11")
     assert caught.value.remedy

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from build.official import index as index_module
-from build.official import transfer
+from build.official import index
 
 from .server import Index, serving
 
@@ -18,13 +17,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "no-index").as_uri())
-    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_PROXY", "PIP_NO_INDEX"):
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_PROXY", "PIP_NO_INDEX", "PIP_CERT"):
         monkeypatch.delenv(name, raising=False)
-    index_module.files.cache_clear()
-    transfer.client.cache_clear()
+    index.forget()
     yield tmp_path / "cache"
-    index_module.files.cache_clear()
-    transfer.client.cache_clear()
+    index.forget()
 
 
 @pytest.fixture

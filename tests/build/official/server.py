@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
+import ssl
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 
 @dataclass
@@ -20,9 +23,11 @@ class Index:
     Attributes:
         files: wheels by name.
         ranges: whether it answers range requests.
-        breaks: how many answers it still cuts off at half.
+        breaks: how many answers it still cuts off.
+        keeps: the part of such an answer that it sends before, one after the other; the last one stays.
         stall: when set, answers stop at half until it is cleared.
         json: serves PEP 691 JSON instead of HTML.
+        login: name and password (`me:secret`) without which it answers nothing.
         requests: method, path and range of every request.
         sent: bytes of wheels sent.
     """
@@ -30,9 +35,11 @@ class Index:
     files: dict[str, bytes] = field(default_factory=dict)
     ranges: bool = True
     breaks: int = 0
+    keeps: list[float] = field(default_factory=lambda: [0.5])
     stall: threading.Event | None = None
     stalled: threading.Event = field(default_factory=threading.Event)
     json: bool = False
+    login: str = ""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     sent: int = 0
     url: str = ""
@@ -72,6 +79,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.index.requests.append(("GET", self.path, self.headers.get("Range", "")))
+        self.path = urlsplit(self.path).path  # a proxy is asked for whole URLs
+        given = self.headers.get("Authorization", "").partition(" ")[2]
+        if base64.b64decode(given).decode() != self.index.login:
+            self.answer(401, "text/plain", b"")
+            return
         name = self.path.rpartition("/")[2]
         if self.path.startswith("/files/") and name in self.index.files:
             self.wheel(self.index.files[name])
@@ -104,7 +116,8 @@ class _Handler(BaseHTTPRequestHandler):
         half = len(data) // 2
         if self.index.breaks and len(data) > 1000:
             self.index.breaks -= 1
-            self.write(data[:half])
+            keeps = self.index.keeps
+            self.write(data[: int(len(data) * (keeps.pop(0) if keeps[1:] else keeps[0]))])
             self.close_connection = True
             return
         if self.index.stall is not None and len(data) > 1000:
@@ -132,12 +145,15 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(index: Index) -> Iterator[Index]:
+def serving(index: Index, tls: ssl.SSLContext | None = None) -> Iterator[Index]:
     """Serve `index` on a free port of this machine."""
     server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"index": index}))
+    if tls is not None:
+        # The handshake belongs to the connection's own thread: a client that refuses it must not end the server.
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
-    index.url = f"http://127.0.0.1:{server.server_port}"
+    index.url = f"{'https://localhost' if tls else 'http://127.0.0.1'}:{server.server_port}"
     try:
         yield index
     finally:

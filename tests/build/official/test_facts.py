@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from build.errors import SourceError, WheelError
-from build.official.buildid import read_build_id
-from build.official.facts import WheelFacts, read_facts, versions
+from build.official.facts import WheelFacts, read_build_id, read_facts, versions
 
 from .server import Index, make_wheel
 

@@ -116,7 +116,7 @@ def inputs(
     units = (Unit(path=extra, reason="the test says so"),) if extra else ()
     release = msgspec.structs.replace(little.release, extra_units=units)
     return Inputs(
-        release=release, tree=folder, tree_identity="test", changed=tuple(edits), wheel=little.wheel, python=PYTHON,
+        release=release, tree=folder, changed=tuple(edits), wheel=little.wheel, python=PYTHON,
         wheel_sha256="0" * 64, headers=(), safe_headers=safe or {}, toolchain=toolchain.find(9),
     )  # fmt: skip
 

@@ -17,8 +17,8 @@ from build.errors import CompileError, NeedsFullBuildError, OverlayCheckError
 from build.overlay import checks
 from build.overlay import link as link_module
 from build.overlay.build import build_overlay
+from build.overlay.link import to_wrap
 from build.overlay.model import Inputs, Overlay
-from build.overlay.registrations import to_wrap
 from build.overlay.symbols import build_id, needed, run_path
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, RECORDER_CPP, Little

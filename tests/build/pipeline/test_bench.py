@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from build.bench.child import Cost, cost
 from build.bench.figures import Figure, Verdict, of_ratios, of_samples, write
 from build.bench.imports import figures
+from build.bench.overlay import Cost, cost
 from build.errors import ProbeError
 from build.wheeltest.environments import Form
 from tests.build.overlay import little as lt
@@ -64,7 +64,7 @@ def test_each_form_is_compared_with_stock() -> None:
     found = figures({Form.STOCK: costs(1.0), Form.PATCHED: costs(1.0), Form.OVERLAY: costs(1.5)})
     assert len(found) == 6
     assert [item.name for item in found if item.verdict is not Verdict.KEPT] == [
-        "import torch, overlay: time beside stock"
+        "import torch, overlay: time relative to stock"
     ]
 
 

@@ -12,11 +12,6 @@ import pytest
 from build import bootstrap
 from build.paths import REPO
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _RUN = """
 import sys
 from pathlib import Path
@@ -43,15 +38,6 @@ def run(cache: Path, more: str = "", **env: str) -> subprocess.CompletedProcess[
         [sys.executable, "-c", code], env={**os.environ, **own, **env},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-
-
-def test_requirements_are_those_of_the_noxfiles_header() -> None:
-    """Read here as PEP 723 says, there by a pattern that works without any package."""
-    lines = (REPO / "noxfile.py").read_text().splitlines()
-    start, end = lines.index("# /// script"), lines.index("# ///")
-    header = tomllib.loads("\n".join(line[2:] for line in lines[start + 1 : end]))
-    assert bootstrap._requirements(REPO / "noxfile.py") == header["dependencies"]
-    assert any(item.startswith("nox") for item in header["dependencies"])
 
 
 def test_nox_takes_the_process_over(tmp_path: Path) -> None:

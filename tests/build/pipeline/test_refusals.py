@@ -21,7 +21,7 @@ def test_the_last_good_log_stays(little: Little, tmp_path: Path) -> None:
     place = lr.make(little, tmp_path)
     status, output = lr.build(place, CXX="/nonexistent")
     assert status == 5
-    assert "CXX=/nonexistent is no program" in output
+    assert "CXX=/nonexistent is not a program" in output
     assert not place.results.exists(), "a build that was refused leaves an empty folder"
     assert lr.build(place)[0] == 0
     log = (place.results / "build.log").read_bytes()

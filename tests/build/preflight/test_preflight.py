@@ -12,7 +12,7 @@ import pytest
 
 from build import preflight, releases
 from build.errors import EnvironmentUnfitError
-from build.official import index, transfer
+from build.official import index
 from build.releases import Release
 from build.sources import TreePurpose
 
@@ -27,8 +27,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("CXX", raising=False)
-    for cached in (index.files, transfer.client):
-        cached.cache_clear()
+    index.forget()
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_compiler_of_cxx_is_not_replaced_by_another(
 ) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
     (said,) = problems(release, tmp_path / "dist")
-    assert f"CXX={tmp_path}/no-such-compiler is no program" in said
+    assert f"CXX={tmp_path}/no-such-compiler is not a program" in said
 
 
 class Usage(NamedTuple):

@@ -69,5 +69,5 @@ def test_table_says_what_each_release_needs(folder: Path) -> None:
     out = io.StringIO()
     Console(file=out, width=200).print(table(list(releases.load().values()), folder.parent))
     row = next(line for line in out.getvalue().splitlines() if "2.6.0" in line)
-    for part in ("12.4", "2.21.5", "3.9 - 3.13", "Debian trixie", "nccl", "2.6.0+cu124.mw1", "not tested"):
+    for part in ("12.4", "2.21.5", "3.9 - 3.13", "Debian trixie", "nccl: proven", "2.6.0+cu124.mw1", "not tested"):
         assert part in row

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 from build.series.overview import PatchStatus, overview
-from build.series.page import page
+from build.series.page import _CLASS, page
 
 MANIFEST = """
 [series]
@@ -39,14 +40,14 @@ not_applicable = [{ id = "one", reason = "rewritten" }]
 """
 
 
-def test_every_standing(tmp_path: Path) -> None:
+def test_every_status(tmp_path: Path) -> None:
     (tmp_path / "manifest.toml").write_text(MANIFEST)
     found = overview(tmp_path, ["3.0", "0.9"])
     assert [column.release for column in found.columns] == ["0.9", "1.0", "2.0", "2.1", "3.0"]
-    one, two = ([cell.standing for cell in row.cells] for row in found.rows)
-    need, unverified, upstream = PatchStatus.NEEDED, PatchStatus.UNVERIFIED, PatchStatus.UPSTREAM
-    assert one == [PatchStatus.NOT_APPLICABLE, need, unverified, PatchStatus.NOT_APPLICABLE, PatchStatus.MISSING]
-    assert two == [PatchStatus.NOT_APPLICABLE, need, upstream, upstream, upstream]
+    one, two = ([cell.status for cell in row.cells] for row in found.rows)
+    proven, unproven, upstream = PatchStatus.PROVEN, PatchStatus.UNPROVEN, PatchStatus.UPSTREAM
+    assert one == [PatchStatus.NOT_NEEDED, proven, unproven, PatchStatus.NOT_NEEDED, PatchStatus.MISSING]
+    assert two == [PatchStatus.NOT_NEEDED, proven, upstream, upstream, upstream]
 
 
 def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
@@ -55,7 +56,9 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     (tmp_path / "2.0").mkdir()
     (tmp_path / "2.0" / "port.json").write_text(port)
     text = page([overview(tmp_path, ["3.0"])])
-    assert "1 clean, 1 by hand" in text
+    assert 'title="1 clean"' in text
+    assert "2 hunks:" in text
+    assert "1 by hand" in text
     assert "<script>" not in text
     assert "http" not in text
 
@@ -77,3 +80,27 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     balance.feed(text)
     assert balance.open == []
     assert balance.cells == 2 * 4
+
+
+def test_each_colour_means_one_thing_and_each_bar_has_its_key(tmp_path: Path) -> None:
+    (tmp_path / "manifest.toml").write_text(MANIFEST)
+    (tmp_path / "2.0").mkdir()
+    verdicts = ", ".join(f'{{"verdict": "{word}"}}' for word in ("clean", "offset", "drifted", "conflict"))
+    (tmp_path / "2.0" / "port.json").write_text(f'{{"patches": [{{"verdicts": [{verdicts}]}}]}}')
+    text = page([overview(tmp_path, ["3.0"])])
+    bar = re.findall(r'<i style="flex:\d+;background:var\((--\w+)\)">', text)
+    key = re.findall(r'<li title="[^"]+"><i style="background:var\((--\w+)\)">', text)
+    assert bar == key == ["--hunk1", "--hunk2", "--hunk5"]
+    colours = dict(re.findall(r"(--\w+): (#\w+)", text.partition("@media")[0]))
+    shown = [colours[name] for name in colours if name.startswith("--hunk")]
+    shown += [colours[f"--{name}"] for name in set(_CLASS.values())]
+    assert len(shown) == len(set(shown)) == 10
+
+
+def test_no_column_is_wider_than_a_narrow_screen(tmp_path: Path) -> None:
+    """A table may scroll in its card; what is outside of one may not ask for more than the screen has."""
+    (tmp_path / "manifest.toml").write_text(MANIFEST)
+    text = page([overview(tmp_path, [])])
+    fixed = re.findall(r"(?<!max-)(?:min-width|minmax\(|[; ]width): ?(\d+)px", text)
+    assert all(int(width) < 300 for width in fixed)
+    assert "minmax(330px" not in text

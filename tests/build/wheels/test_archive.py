@@ -180,8 +180,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another size in the local header": (lambda path: _overwrite(path, 22, b"\1\0\0\0"), "disagrees"),
     "sizes behind the data": (lambda path: _overwrite(path, 6, b"\x08\x00"), "behind the data"),
     "no local header": (lambda path: _overwrite(path, 0, b"XX"), "no local header"),
-    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-40]), "no sound archive"),
-    "no archive": (lambda path: path.write_bytes(b"hello"), "no sound archive"),
+    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-40]), "damaged archive"),
+    "no archive": (lambda path: path.write_bytes(b"hello"), "damaged archive"),
 }
 
 
