@@ -1,4 +1,4 @@
-"""`python -m tests.gpuless.run --python PATH [--expect stock|patched] [--only ID ...] [--json OUT]`.
+"""`python -m gpuless --python PATH [--expect stock|patched] [--only ID ...] [--json OUT]`.
 
 Probes the torch of another interpreter, prints expected against got, and exits with 1 on any mismatch.
 """
@@ -12,15 +12,15 @@ from pathlib import Path
 from rich.console import Console
 
 from build.errors import ToolError
-from tests.gpuless.catalogue import PROBES
-from tests.gpuless.measured import record
-from tests.gpuless.model import Form, ProbeResult, Verdict
-from tests.gpuless.report import as_json, table
-from tests.gpuless.runner import run_probes
+from gpuless.catalogue import PROBES
+from gpuless.measured import record
+from gpuless.model import Form, ProbeResult, Verdict
+from gpuless.report import as_json, table
+from gpuless.runner import run_probes
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.gpuless.run", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gpuless", description=__doc__)
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="the probed interpreter")
     parser.add_argument("--expect", choices=[f.value for f in Form], default=Form.STOCK.value)
     parser.add_argument("--only", action="append", metavar="ID", choices=[p.id for p in PROBES], help="repeatable")

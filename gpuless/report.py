@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from rich.table import Table
 
-from tests.gpuless.model import ProbeResult, Verdict
+from gpuless.model import ProbeResult, Verdict
 
 _STYLE: Mapping[Verdict, str] = {
     Verdict.AS_EXPECTED: "green",

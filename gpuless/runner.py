@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.gpuless.catalogue import PROBES
-from tests.gpuless.control import read_control
-from tests.gpuless.imitation import Native, built
-from tests.gpuless.model import Form, Outcome, Probe, ProbeResult, Verdict
-from tests.gpuless.subject import Subject, examine
+from gpuless.catalogue import PROBES
+from gpuless.control import read_control
+from gpuless.imitation import Native, built
+from gpuless.model import Form, Outcome, Probe, ProbeResult, Verdict
+from gpuless.subject import Subject, examine
 
 PROGRAMS = Path(__file__).resolve().parent / "probes"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.gpuless.model import Patch, Probe
+from gpuless.model import Patch, Probe
 
 #: A recorder that keeps a hundred operations, under its names before and from 2.9.
 RECORDING = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "100", "TORCH_FR_BUFFER_SIZE": "100"}

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from build.errors import EnvironmentUnfitError
-from tests.gpuless import measured
-from tests.gpuless.catalogue import PROBES
-from tests.gpuless.imitation import Native, built
-from tests.gpuless.model import Form, Outcome, Patch, Probe, ProbeResult, Verdict
-from tests.gpuless.run import main
-from tests.gpuless.runner import run_probe
-from tests.gpuless.subject import Subject, examine
+from gpuless import measured
+from gpuless.__main__ import main
+from gpuless.catalogue import PROBES
+from gpuless.imitation import Native, built
+from gpuless.model import Form, Outcome, Patch, Probe, ProbeResult, Verdict
+from gpuless.runner import run_probe
+from gpuless.subject import Subject, examine
 
 _BY_ID = {probe.id: probe for probe in PROBES}
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -106,7 +106,7 @@ def test_imitation_is_built_once(subject: Subject, native: Native) -> None:
 
 def test_two_builds_at_once_share_one_result(subject: Subject, tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from tests.gpuless.subject import examine; from tests.gpuless.imitation import built;"
+        "import sys, pathlib; from gpuless.subject import examine; from gpuless.imitation import built;"
         "print(built(examine(pathlib.Path(sys.argv[1]))).imitation)"
     )
     environment = {**os.environ, "MULTIWORLD_CACHE": str(tmp_path), "PYTHONPATH": str(_REPOSITORY)}

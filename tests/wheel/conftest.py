@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from build.record import BuildRecord, read
-from tests.gpuless.model import Form
+from gpuless.model import Form
 
 TIMEOUT = 120.0
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpuless.catalogue import PROBES
-from tests.gpuless.imitation import Native, built
-from tests.gpuless.model import Probe, Verdict
-from tests.gpuless.runner import run_probe
-from tests.gpuless.subject import Subject as ProbeSubject
-from tests.gpuless.subject import examine
+from gpuless.catalogue import PROBES
+from gpuless.imitation import Native, built
+from gpuless.model import Probe, Verdict
+from gpuless.runner import run_probe
+from gpuless.subject import Subject as ProbeSubject
+from gpuless.subject import examine
 from tests.wheel.conftest import Subject
 
 
