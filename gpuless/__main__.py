@@ -16,7 +16,7 @@ from gpuless.catalogue import PROBES
 from gpuless.measured import record
 from gpuless.model import Form, ProbeResult, Verdict
 from gpuless.report import as_json, table
-from gpuless.runner import run_probes
+from gpuless.runner import chosen, run_probes, runner
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -25,7 +25,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--expect", choices=[f.value for f in Form], default=Form.STOCK.value)
     parser.add_argument("--only", action="append", metavar="ID", choices=[p.id for p in PROBES], help="repeatable")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there as well")
-    parser.add_argument("--jobs", type=int, default=2, help="probes at once; default 2")
+    parser.add_argument("--jobs", type=int, default=0, help="probes at once; default: eight per core")
     parser.add_argument("--record", action="store_true", help="write what a stock wheel does into measured.json")
     parser.add_argument("--list", action="store_true", help="list the probes and leave")
     return parser.parse_args(argv)
@@ -43,7 +43,9 @@ def main(argv: list[str] | None = None) -> int:
         console.print(f"{result.probe.id}: {result.got.value} ({result.verdict.value})", soft_wrap=True)
 
     try:
-        results = run_probes(options.python, Form(options.expect), options.only, show, options.jobs)
+        with runner(options.python) as ready:
+            probes = chosen(ready.subject.release, options.only)
+            results = run_probes(ready, Form(options.expect), probes, show, options.jobs)
     except ToolError as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         return error.exit_code

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gpuless.catalogue import PROBES
 from gpuless.control import read_control
-from gpuless.imitation import Native, built
+from gpuless.forkserver import ForkServer
+from gpuless.imitation import built
 from gpuless.model import Form, Outcome, Probe, ProbeResult, Verdict
 from gpuless.subject import Subject, examine
-
-PROGRAMS = Path(__file__).resolve().parent / "probes"
 
 # What every probe gets unless it says otherwise: the mode of the series, a monitor that is on but patient, and no
 # flight recorder (with it 2.9's watchdog spends seconds on the traceback of a failed operation).
@@ -37,90 +36,100 @@ _BASE = {
     "TORCH_FR_BUFFER_SIZE": "0",
     "PYTHONWARNINGS": "ignore",
 }
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL")  # nothing else of the caller's environment reaches a probe
 _OUTPUT_END = 6000  # characters of standard error that are kept
+#: Probes at once, per core: they wait for most of their time.
+_PER_CORE = 8
 
 
-def run_probes(
-    python: Path,
-    form: Form,
-    only: Iterable[str] | None = None,
-    done: Callable[[ProbeResult], None] = lambda _: None,
-    jobs: int = 2,
-) -> tuple[ProbeResult, ...]:
-    """Run the probes that are for an interpreter's torch.
+class Runner:
+    """Runs probes on the torch of one interpreter, which is imported once."""
+
+    def __init__(self, subject: Subject, server: ForkServer) -> None:
+        self.subject = subject
+        self._server = server
+
+    def run(self, probe: Probe, form: Form) -> ProbeResult:
+        """Run one probe and judge it.
+
+        Raises:
+            EnvironmentUnfitError: torch cannot be imported there.
+        """
+        release = self.subject.release
+        with tempfile.TemporaryDirectory(prefix="gpuless-") as name:
+            folder, start = Path(name), time.monotonic()
+            code = self._server.run(probe, _environment(probe, folder), folder)
+            seconds = time.monotonic() - start
+            text = (folder / "output").read_text(encoding="utf-8", errors="replace")
+            got, detail = _outcome(probe, code, text, folder)
+        expected = probe.expected(form, release)
+        got = _right_failure(probe, got, text, form)
+        verdict = (
+            Verdict.NOT_MEASURED if expected is None
+            else Verdict.AS_EXPECTED if got is expected
+            else Verdict.MISMATCH
+        )  # fmt: skip
+        return ProbeResult(probe, release, form, got, verdict, seconds, detail, text[-_OUTPUT_END:])
+
+
+@contextlib.contextmanager
+def runner(python: Path) -> Iterator[Runner]:
+    """Prepare an interpreter for probes.
 
     Args:
         python: the interpreter; needs torch (CUDA build) and numpy, nothing of the tooling.
-        form: what its torch is: decides what is expected.
-        only: ids of the probes to run; default: all that cover the release.
-        done: called with each result as it comes.
-        jobs: how many probes run at once; most of their time is spent waiting.
-
-    Returns:
-        The results, in the catalogue's order.
 
     Raises:
         EnvironmentUnfitError: no CUDA build of torch there, or no C compiler.
-        KeyError: an id in `only` that no probe has.
     """
     subject = examine(python)
-    native = built(subject)
-    probes = _chosen(subject.release, only)
-
-    def one(probe: Probe) -> ProbeResult:
-        result = run_probe(probe, subject, native, form)
-        done(result)
-        return result
-
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
-        return tuple(pool.map(one, probes))
+    with ForkServer(python, _BASE | built(subject).environment) as server:
+        yield Runner(subject, server)
 
 
-def _chosen(release: str, only: Iterable[str] | None) -> list[Probe]:
+def chosen(release: str, only: Iterable[str] | None = None) -> list[Probe]:
+    """Return the probes that cover a release, of those named in `only` if that is given.
+
+    Raises:
+        KeyError: an id that no probe has.
+    """
     known = {probe.id: probe for probe in PROBES}
     wanted = list(known) if only is None else list(only)
     return [known[name] for name in wanted if known[name].covers(release)]
 
 
-def run_probe(probe: Probe, subject: Subject, native: Native, form: Form) -> ProbeResult:
-    """Run one probe and judge it."""
-    with tempfile.TemporaryDirectory(prefix="gpuless-") as name:
-        folder = Path(name)
-        start = time.monotonic()
-        code, output = _execute(probe, subject, native, folder)
-        seconds = time.monotonic() - start
-        got, detail = _outcome(probe, code, output, folder)
-    expected = probe.expected(form, subject.release)
-    got = _right_failure(probe, got, output, form)
-    verdict = (
-        Verdict.NOT_MEASURED if expected is None
-        else Verdict.AS_EXPECTED if got is expected
-        else Verdict.MISMATCH
-    )  # fmt: skip
-    return ProbeResult(probe, subject.release, form, got, verdict, seconds, detail, output[-_OUTPUT_END:])
+def run_probes(
+    runner: Runner,
+    form: Form,
+    probes: Iterable[Probe],
+    done: Callable[[ProbeResult], None] = lambda _: None,
+    jobs: int = 0,
+) -> tuple[ProbeResult, ...]:
+    """Run probes, many at once.
+
+    Args:
+        runner: of the interpreter.
+        form: what its torch is: decides what is expected.
+        probes: which.
+        done: called with each result as it comes, from several threads.
+        jobs: how many run at once; 0 for a number that suits the machine.
+
+    Returns:
+        The results, in the order of `probes`.
+    """
+
+    def one(probe: Probe) -> ProbeResult:
+        result = runner.run(probe, form)
+        done(result)
+        return result
+
+    with ThreadPoolExecutor(jobs or _PER_CORE * len(os.sched_getaffinity(0))) as pool:
+        return tuple(pool.map(one, probes))
 
 
-def _execute(probe: Probe, subject: Subject, native: Native, folder: Path) -> tuple[int | None, str]:
-    """Return the exit status (None: killed at the deadline) and what the process wrote."""
-    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    environment |= _BASE | dict(probe.environment) | native.environment
-    environment |= _old_names(environment)
-    environment |= {
-        "GPULESS_CONTROL": str(folder / "control"),
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(folder / "trace_"),
-        "TORCH_FR_DUMP_TEMP_FILE": str(folder / "trace_"),
-        "TMPDIR": str(folder),
-    }
-    arguments = (probe.program, json.dumps(dict(probe.args)), str(folder / "result"))
-    command = [str(subject.python), "-I", str(PROGRAMS / "main.py"), *arguments]
-    with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True,
-        )  # fmt: skip
-        code = _wait(process, probe.timeout)
-    return code, (folder / "output").read_text(encoding="utf-8", errors="replace")
+def _environment(probe: Probe, folder: Path) -> dict[str, str]:
+    """Return the variables of one probe, set on top of the server's."""
+    own = {name: str(folder / "trace_") for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")}
+    return {**probe.environment, **_old_names(_BASE | dict(probe.environment)), **own, "TMPDIR": str(folder)}
 
 
 def _old_names(environment: Mapping[str, str]) -> dict[str, str]:
@@ -130,17 +139,6 @@ def _old_names(environment: Mapping[str, str]) -> dict[str, str]:
     """
     name = "NCCL_ASYNC_ERROR_HANDLING"
     return {name: environment.get(name, environment[f"TORCH_{name}"])}
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    try:
-        return process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:  # the deadline, or Ctrl-C: nothing is left running
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def _outcome(probe: Probe, code: int | None, output: str, folder: Path) -> tuple[Outcome, dict[str, object]]:
