@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build import official, paths, preflight, record, releases, sources
-from build.console import console, log_to_file, note, step
+from build.console import log_to_file, note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, PatchError, WheelError
 from build.overlay import toolchain
 from build.overlay.build import build_overlay
@@ -21,7 +21,7 @@ from build.series import manifest as manifests
 from build.series.apply import AppliedTree, apply_series, check_files
 from build.series.model import PatchFile
 from build.series.release import patches_of
-from build.series.show import verdict_table
+from build.series.show import show_verdicts
 from build.sources import Proof, SourceTree
 from build.wheels import overlay as overlay_wheel
 from build.wheels import patched as patched_wheel
@@ -37,12 +37,14 @@ class Request:
         python: CPython version of the patched wheel, default this interpreter's.
         source: where the source tree is, default: found.
         dist: folder that gets a folder per release.
+        tested: whether the wheels will be tested on this machine.
     """
 
     release: str
     python: str = ".".join(platform.python_version_tuple()[:2])
     source: Path | None = None
     dist: Path = paths.DIST
+    tested: bool = True
 
     @property
     def folder(self) -> Path:
@@ -84,7 +86,7 @@ def _apply(tree: SourceTree, patches: tuple[PatchFile, ...], target: Path) -> Ap
     step(f"applying {len(patches)} patches")
     paths.sweep(target)
     applied = apply_series(tree.repo, tree.base, patches, target)
-    console.print(verdict_table(applied.verdicts, f"{tree.release.version}: hunks"))
+    show_verdicts(applied.verdicts, f"{tree.release.version}: hunks")
     return applied
 
 
@@ -122,7 +124,7 @@ def _assemble(
     request: Request, release: Release, wheel: Path, overlay: Overlay, proven: record.Provenance
 ) -> tuple[record.Artifact, record.Artifact]:
     """Write the patched wheel and the overlay wheel, or keep those that an equal build has left."""
-    last = record.read(request.folder)
+    last = record.read(request.folder, request.python)
     if last is not None and last.provenance == proven and last.official.sha256 == release.wheel.sha256[request.python]:
         kept = (last.patched, last.overlay)
         if all((request.folder / item.name).is_file() for item in kept) and all(
@@ -194,7 +196,7 @@ def check(request: Request) -> Release:
             remedy=f"port one: python3 noxfile.py -s regenerate-patch -- {release.version}",
         )
     patches_of(release.version, release.series)
-    preflight.check(release, request.python, request.dist, source=request.source)
+    preflight.check(release, request.python, request.dist, source=request.source, tested=request.tested)
     return release
 
 

@@ -7,8 +7,10 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import indent
 
 import httpx
+import uv
 
 from build.errors import EnvironmentUnfitError
 from build.official.headers import cached_package
@@ -17,6 +19,7 @@ from build.official.transfer import client, shown
 from build.official.wheel import cached_wheel, pinned_digest
 from build.overlay import toolchain
 from build.paths import cache
+from build.process import run
 from build.releases import Release
 from build.sources import TreePurpose
 from build.sources.acquire import is_cached
@@ -42,6 +45,41 @@ def _python(release: Release, python: str) -> Iterator[str]:
         yield f"{error.what} ({error.cause})"
 
 
+#: Ends well where torch can be used: it imports these.
+_USABLE = "import bz2, ctypes, lzma, ssl, venv, zlib"
+
+
+def interpreter(python: str) -> Path:
+    """Return a Python of this machine to test a wheel with: in working order, of any origin that uv knows.
+
+    Args:
+        python: CPython version, e.g. `3.12`.
+
+    Raises:
+        EnvironmentUnfitError: none is here, or it does not work; says what to install.
+    """
+    if python == ".".join(platform.python_version_tuple()[:2]):
+        return Path(sys.executable)
+    found = run([uv.find_uv_bin(), "python", "find", "--no-python-downloads", "--no-project", f"cpython@{python}"])
+    path = Path(found.stdout.decode().strip())
+    tried = found if found.returncode else run([path, "-I", "-c", _USABLE], timeout=60)
+    if tried.returncode:
+        raise EnvironmentUnfitError(
+            f"no Python {python} that works was found to test the wheel with",
+            cause=tried.tail,
+            remedy=f"install it (`apt-get install python{python}-venv`, `uv python install {python}` or pyenv), or build "
+            "without the tests: `--no-test`",
+        )
+    return path
+
+
+def _test_python(python: str) -> Iterator[str]:
+    try:
+        interpreter(python)
+    except EnvironmentUnfitError as error:
+        yield f"{error.what}: {error.remedy}\n{indent(error.cause, '  ')}"
+
+
 def _programs(release: Release, need: TreePurpose) -> Iterator[str]:
     names = ["git"] if need is TreePurpose.OVERLAY else ["git", "cmake", "ninja", "nvcc"]
     for name in names:
@@ -53,11 +91,17 @@ def _programs(release: Release, need: TreePurpose) -> Iterator[str]:
         yield f"{error.what}: {error.remedy}"
 
 
-def _room(folder: Path, needed: int) -> Iterator[str]:
-    """Complain when the file system that holds `folder` has less than `needed` bytes."""
+def _there(folder: Path) -> Path:
+    """Return the folder, or the first above it that exists."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
+    return there
+
+
+def _room(folder: Path, needed: int) -> Iterator[str]:
+    """Complain when the file system that holds `folder` has less than `needed` bytes."""
+    there = _there(folder)
     free = shutil.disk_usage(there).free
     if free < needed:
         yield f"{there} has {free // _MIB} MiB free, {needed // _MIB} MiB are needed"
@@ -72,8 +116,7 @@ def _disk(release: Release, python: str, dist: Path, need: TreePurpose, *, local
     fetched = 0 if wheel else DISK["wheel"] + DISK["unpacked"]
     if local or not is_cached(release, need):
         fetched += DISK["source"]
-    dist.mkdir(parents=True, exist_ok=True)
-    if dist.stat().st_dev == cache().stat().st_dev:
+    if _there(dist).stat().st_dev == cache().stat().st_dev:
         yield from _room(dist, fetched + DISK["results"])
         return
     yield from _room(cache(), fetched)
@@ -107,15 +150,17 @@ def check(
     *,
     source: Path | None = None,
     need: TreePurpose = TreePurpose.OVERLAY,
+    tested: bool = True,
 ) -> None:
     """Check that this machine can do the work.
 
     Args:
         release: what is built.
         python: CPython version of the patched wheel, e.g. `3.11`.
-        dist: where the results go; made if missing.
+        dist: where the results go.
         source: what the user named with `--source`.
         need: an overlay or a full build.
+        tested: whether the wheel will be tested here, for which that Python must be here.
 
     Raises:
         EnvironmentUnfitError: it cannot; every problem is listed.
@@ -123,6 +168,7 @@ def check(
     tests: tuple[Callable[[], Iterator[str]], ...] = (
         _platform,
         lambda: _python(release, python),
+        lambda: _test_python(python) if tested and python in release.wheel.sha256 else iter(()),
         lambda: _programs(release, need),
         lambda: _disk(release, python, dist, need, local=source is not None),
         lambda: _network(release, python),

@@ -7,13 +7,18 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from build.console import log
 from build.errors import EnvironmentUnfitError
 from build.signals import deferred_signals
+
+T = TypeVar("T")
 
 _live: set[subprocess.Popen[bytes]] = set()
 _GRACE = 10.0
@@ -165,6 +170,56 @@ def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str
         status = process.wait(timeout)
         _kill(process)
     return status
+
+
+def run_read(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    timeout: float,
+    seen: Callable[[str], None],
+) -> int:
+    """Run `command` as `run_shown` does, but give each line of its output to `seen` as it comes.
+
+    A command that is still running after `timeout` is killed, and the exit status says so.
+    """
+    argv = tuple(str(part) for part in command)
+    log.debug("$ %s", shlex.join(argv))
+    reading, writing = os.pipe()
+    with open(reading, encoding="utf-8", errors="replace") as lines, contextlib.ExitStack() as stack:  # noqa: PTH123
+        try:
+            process = stack.enter_context(_running(lambda: _start(argv, cwd, env, None, writing), _GRACE))
+        finally:
+            os.close(writing)
+        late = threading.Timer(timeout, _kill, [process])
+        late.start()
+        stack.callback(late.cancel)
+        for line in lines:
+            seen(line.rstrip("\n"))
+        return process.wait()
+
+
+def together(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Call functions that run commands, all at once; when one fails, or at Ctrl-C, the commands of all are ended.
+
+    Returns:
+        What they returned, in their order.
+    """
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        futures = [pool.submit(task) for task in tasks]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+            return [future.result() for future in futures if future.done()]
+        except BaseException:
+            for process in tuple(_live):
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
+            wait(futures, timeout=_GRACE)
+            while pending := [future for future in futures if not future.done()]:
+                kill_all()  # again and again: a thread may have been about to start its command
+                wait(pending, timeout=0.1)
+            raise
 
 
 def _ask_to_end(process: subprocess.Popen[bytes], grace: float) -> None:

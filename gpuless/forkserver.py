@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
+from typing import IO
 
 from build.errors import EnvironmentUnfitError
 from gpuless.model import Probe
@@ -23,20 +24,10 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class ForkServer:
-    """A process of the probed interpreter; leaving the context ends it and every probe that still runs.
+    """A process of the probed interpreter that forks probes; see `fork_server`."""
 
-    Args:
-        python: the interpreter.
-        environment: set for it, so for every probe.
-    """
-
-    def __init__(self, python: Path, environment: Mapping[str, str]) -> None:
-        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        self._errors = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [python, "-I", _PROGRAM], env={**kept, **_ONE_THREAD, **environment}, cwd="/",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
-        )  # fmt: skip
+    def __init__(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+        self._process, self._errors = process, errors
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._waiting: dict[int, Future[int | None]] = {}
@@ -44,15 +35,13 @@ class ForkServer:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def __enter__(self) -> ForkServer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def end(self) -> None:
+        """End the server and every probe that still runs."""
         assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-        self._process.stdin.close()
+        with self._lock, contextlib.suppress(OSError):
+            self._process.stdin.close()
         self._reader.join()
         self._process.wait()
-        self._errors.close()
 
     def run(self, probe: Probe, environment: Mapping[str, str], folder: Path) -> int | None:
         """Run a probe; return its exit status, None when it was killed at its deadline.
@@ -84,7 +73,7 @@ class ForkServer:
         try:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
-        except OSError:
+        except (OSError, ValueError):  # it has ended, or was ended
             self._ended = True
         if self._ended:
             self._fail()
@@ -95,7 +84,8 @@ class ForkServer:
         with self._process.stdout as answers:
             for line in answers:
                 answer = json.loads(line)
-                self._waiting.pop(answer["id"]).set_result(answer["status"])
+                if waiting := self._waiting.pop(answer["id"], None):
+                    waiting.set_result(answer["status"])
         with self._lock:
             self._ended = True
             self._fail()
@@ -107,8 +97,29 @@ class ForkServer:
         for number in list(self._waiting):
             self._waiting.pop(number).set_exception(
                 EnvironmentUnfitError(
-                    f"the probes have no process to start from: {self._process.args[0]} ended",  # type: ignore[index]
+                    "the probes have no process to start from: their server ended",
                     cause=said[-2000:] or "it said nothing",
                     remedy="see whether that interpreter can `import torch, torch.distributed`",
                 )
             )
+
+
+@contextlib.contextmanager
+def fork_server(python: Path, environment: Mapping[str, str]) -> Iterator[ForkServer]:
+    """Start a fork server; leaving the context ends it and every probe that still runs.
+
+    Args:
+        python: the probed interpreter.
+        environment: set for the server, so for every probe.
+    """
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [python, "-I", _PROGRAM], env={**kept, **_ONE_THREAD, **environment}, cwd="/",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+        server = ForkServer(process, errors)
+        try:
+            yield server
+        finally:
+            server.end()

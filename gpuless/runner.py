@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpuless.catalogue import PROBES
 from gpuless.control import read_control
-from gpuless.forkserver import ForkServer
+from gpuless.forkserver import ForkServer, fork_server
 from gpuless.imitation import built
 from gpuless.model import Form, Outcome, Probe, ProbeResult, Verdict
 from gpuless.subject import Subject, examine
@@ -48,6 +48,10 @@ class Runner:
         self.subject = subject
         self._server = server
 
+    def end(self) -> None:
+        """Kill the probes that run; no more can be run."""
+        self._server.end()
+
     def run(self, probe: Probe, form: Form) -> ProbeResult:
         """Run one probe and judge it.
 
@@ -57,6 +61,7 @@ class Runner:
         release = self.subject.release
         with tempfile.TemporaryDirectory(prefix="gpuless-") as name:
             folder, start = Path(name), time.monotonic()
+            (folder / "output").touch()  # a probe may be killed before it comes to that
             code = self._server.run(probe, _environment(probe, folder), folder)
             seconds = time.monotonic() - start
             text = (folder / "output").read_text(encoding="utf-8", errors="replace")
@@ -82,7 +87,7 @@ def runner(python: Path) -> Iterator[Runner]:
         EnvironmentUnfitError: no CUDA build of torch there, or no C compiler.
     """
     subject = examine(python)
-    with ForkServer(python, _BASE | built(subject).environment) as server:
+    with fork_server(python, _BASE | built(subject).environment) as server:
         yield Runner(subject, server)
 
 
@@ -123,7 +128,12 @@ def run_probes(
         return result
 
     with ThreadPoolExecutor(jobs or _PER_CORE * len(os.sched_getaffinity(0))) as pool:
-        return tuple(pool.map(one, probes))
+        try:
+            return tuple(pool.map(one, probes))
+        except BaseException:  # Ctrl-C: the probes that run need not come to their end
+            pool.shutdown(wait=False, cancel_futures=True)
+            runner.end()
+            raise
 
 
 def _environment(probe: Probe, folder: Path) -> dict[str, str]:

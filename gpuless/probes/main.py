@@ -4,8 +4,8 @@ Each line of standard input is a request (JSON: `id`, `program`, `arguments`, `e
 line of standard output an answer (`id`, `status`: the exit status, null when the probe was killed at its deadline).
 A probe writes `result`, `control` and `output` into its folder. When the input ends, every probe is killed.
 
-A probe's environment is set after the fork. That is soon enough: PyTorch reads the variables of `ProcessGroupNCCL` and of
-its flight recorder when the first process group is made, and the import makes none.
+A probe's environment is set after the fork. That is soon enough: PyTorch reads the variables of `ProcessGroupNCCL`
+and of its flight recorder when the first process group is made, and the import makes none.
 """
 
 from __future__ import annotations
