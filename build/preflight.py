@@ -67,7 +67,7 @@ def interpreter(python: str) -> Path:
         raise EnvironmentUnfitError(
             f"no Python {python} that works was found to test the wheel with",
             cause=tried.tail,
-            remedy=f"install it (`apt-get install python{python}-venv`, `uv python install {python}` or pyenv), or build "
+            remedy=f"install it (`apt-get install python{python}-venv` or `uv python install {python}`), or build "
             "without the tests: `--no-test`",
         )
     return path
