@@ -101,10 +101,9 @@ def _there(folder: Path) -> Path:
 
 def _room(folder: Path, needed: int) -> Iterator[str]:
     """Complain when the file system that holds `folder` has less than `needed` bytes."""
-    there = _there(folder)
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(_there(folder)).free
     if free < needed:
-        yield f"{there} has {free // _MIB} MiB free, {needed // _MIB} MiB are needed"
+        yield f"{folder} has {free // _MIB} MiB free, {needed // _MIB} MiB are needed"
 
 
 def _disk(release: Release, python: str, dist: Path, need: TreePurpose, *, local: bool) -> Iterator[str]:

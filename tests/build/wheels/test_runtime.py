@@ -111,8 +111,10 @@ def test_torch_is_left_as_it_is(case: str, site: Path) -> None:
 def test_the_warning_is_short_and_the_state_names_both_builds(site: Path, little: Little) -> None:
     _facts(site, build_ids=["f" * 40, "e" * 40], made_for="8.8.8+cu0")
     found = run(site)
-    (said,) = found["said"]  # type: ignore[misc]
-    assert said == f"RuntimeWarning: {_SAID}: it was made for torch 8.8.8+cu0, and this is another build of torch"
+    said = str(found["said"])
+    assert said == str(
+        [f"RuntimeWarning: {_SAID}: it was made for torch 8.8.8+cu0, and this is another build of torch"]
+    )
     assert "f" * 40 in str(found["state"])
     assert symbols.build_id(little.wheel / "torch" / "lib" / "libtorch_cuda.so") in str(found["state"])
 
