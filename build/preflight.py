@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import indent
@@ -29,6 +30,8 @@ _MIB = 1 << 20
 #: the checkout it is patched in, the results.
 DISK = {"wheel": 900 * _MIB, "unpacked": 1800 * _MIB, "source": 400 * _MIB, "results": 900 * _MIB}
 DISK_FULL_BUILD = 60_000 * _MIB
+#: The compiler's assembly and git's indexes, for a moment.
+DISK_TEMPORARY = 300 * _MIB
 _PROBE_TIMEOUT = 10.0
 
 
@@ -122,6 +125,28 @@ def _disk(release: Release, python: str, dist: Path, need: TreePurpose, *, local
     yield from _room(dist, DISK["results"])
 
 
+def _temporary() -> Iterator[str]:
+    """Look at TMPDIR: git and the compiler each have another story for why they cannot write there."""
+    for problem in _room(Path(tempfile.gettempdir()), DISK_TEMPORARY):
+        yield f"{problem}, or set TMPDIR to another folder"
+
+
+def _check_cache() -> None:
+    """Make the cache's folder.
+
+    Raises:
+        EnvironmentUnfitError: it cannot be made, whatever the reason.
+    """
+    try:
+        cache()
+    except OSError as error:
+        raise EnvironmentUnfitError(
+            f"the cache cannot have a folder {error.filename}: {error.strerror}",
+            cause="it lies in your home folder unless MULTIWORLD_CACHE names another one",
+            remedy="make it possible to write there, or set MULTIWORLD_CACHE to a folder with 4 GB free",
+        ) from None
+
+
 def _to_fetch(release: Release, python: str) -> list[str]:
     """Return what has to come from the index."""
     missing = [] if cached_wheel(release, python) else [f"torch {release.wheel.version}"]
@@ -164,12 +189,14 @@ def check(
     Raises:
         EnvironmentUnfitError: it cannot; every problem is listed.
     """
+    _check_cache()
     tests: tuple[Callable[[], Iterator[str]], ...] = (
         _platform,
         lambda: _python(release, python),
         lambda: _test_python(python) if tested and python in release.wheel.sha256 else iter(()),
         lambda: _programs(release, need),
         lambda: _disk(release, python, dist, need, local=source is not None),
+        _temporary,
         lambda: _network(release, python),
     )
     problems = [problem for test in tests for problem in test()]

@@ -6,6 +6,7 @@ Probes the torch of another interpreter, prints expected against got, and exits 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,10 +78,15 @@ def main(argv: list[str] | None = None) -> int:
     except ToolError as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        console.print("interrupted; no probe is left running")
+        return 130
     for name in record(results) if options.record else ():
         console.print(f"not recorded: {name}: the harness failed, not torch", style="red", soft_wrap=True)
     return int(not results or any(r.verdict is Verdict.MISMATCH for r in results))
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in what a shell starts with `&`
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main())

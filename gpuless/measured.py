@@ -1,4 +1,4 @@
-"""What each probe did on the stock wheels: `measured.json`, written by `run --record` and by nothing else."""
+"""What each probe did on the stock wheels: `measured.json`, written by `--record` and by nothing else."""
 
 from __future__ import annotations
 

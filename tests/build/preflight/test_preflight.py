@@ -5,6 +5,7 @@ import platform
 import shutil
 import stat
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,8 +142,10 @@ def test_full_disk_names_the_folder_and_both_figures(
     release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 100 << 20))
-    (said,) = problems(release, tmp_path / "dist")
-    assert f"{tmp_path / 'dist'} has 100 MiB free" in said
+    said = problems(release, tmp_path / "dist")
+    assert f"{tmp_path / 'dist'} has 100 MiB free" in said[0]
+    assert said[1].startswith(f"{tempfile.gettempdir()} has 100 MiB free, 300 MiB are needed")
+    assert "TMPDIR" in said[1]
 
 
 def test_less_disk_is_needed_once_the_wheel_is_there(
@@ -170,7 +173,7 @@ def test_all_at_once(release: Release, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 0))
     said = problems(release, tmp_path / "dist", "3.7", source=tmp_path / "nowhere")
-    assert len(said) == 6
+    assert len(said) == 7
 
 
 def test_full_build_needs_the_toolkit(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +184,17 @@ def test_full_build_needs_the_toolkit(release: Release, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/nowhere")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, 10**12))
     assert problems(release, tmp_path / "dist", need=TreePurpose.FULL) == ["nvcc is not on PATH: install it"]
+
+
+@pytest.mark.parametrize("place", ["/proc/no-such-folder", "file/x"])
+def test_a_cache_that_cannot_be_made(
+    place: str, release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / place))
+    with pytest.raises(EnvironmentUnfitError, match="the cache cannot have a folder") as caught:
+        preflight.check(release, "3.11", tmp_path / "dist")
+    assert "MULTIWORLD_CACHE" in caught.value.remedy
 
 
 def test_nothing_is_started(release: Release, tmp_path: Path) -> None:
