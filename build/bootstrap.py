@@ -51,7 +51,6 @@ def _digest(folder: Path) -> str:
 
 
 def _is_ready(folder: Path) -> bool:
-    """Whether the environment is what `_prepare` has made."""
     try:
         return (folder / _READY).read_text(encoding="ascii") == _digest(folder)
     except (OSError, UnicodeDecodeError):
@@ -92,7 +91,6 @@ def advice(arguments: list[str], sessions: Collection[str] = ()) -> str:
 
 
 def _unknown(name: str, sessions: Collection[str]) -> str:
-    """Say what to type instead of a session that does not exist."""
     kind, _, release = name.partition("-")
     releases = [other.partition("-")[2] for other in sessions if other.startswith(f"{kind}-") and other[-1].isdigit()]
     if releases and re.fullmatch(r"[0-9.]+", release):

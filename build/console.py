@@ -39,7 +39,6 @@ def log_to_file(path: Path) -> None:
 
 
 def step(message: str) -> None:
-    """Print one line of progress and log it."""
     console.print(f"[bold cyan]::[/] {escape(message)}")
     log.info("%s", message)
 

@@ -48,7 +48,6 @@ class Request:
 
     @property
     def folder(self) -> Path:
-        """Where the results go."""
         return self.dist / self.release
 
 
@@ -72,7 +71,6 @@ class Prepared:
 
 
 def _safe_headers(release: Release) -> dict[str, str]:
-    """Return the header changes that the series' manifests declare safe, with the reasons."""
     found: dict[str, str] = {}
     for name in release.series:
         manifest = manifests.load(manifests.folder(name))
@@ -105,7 +103,6 @@ def _check_source(tree: SourceTree, include: Path, read: frozenset[str]) -> Chec
 
 
 def _inputs(request: Request, release: Release, applied: AppliedTree, tree: SourceTree, wheel: Path) -> Inputs:
-    """Collect what the overlay is made from."""
     return Inputs(
         release=release,
         tree=applied.checkout,

@@ -95,7 +95,6 @@ def _programs(release: Release, need: TreePurpose) -> Iterator[str]:
 
 
 def _there(folder: Path) -> Path:
-    """Return the folder, or the first above it that exists."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
@@ -148,7 +147,6 @@ def _check_cache() -> None:
 
 
 def _to_fetch(release: Release, python: str) -> list[str]:
-    """Return what has to come from the index."""
     missing = [] if cached_wheel(release, python) else [f"torch {release.wheel.version}"]
     return missing + [package.name for package in release.header_packages if cached_package(package) is None]
 

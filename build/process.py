@@ -148,14 +148,22 @@ def _running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) -
                 _live.discard(process)
 
 
-def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], timeout: float) -> int:
-    """Run `command` with its output on the terminal.
+def run_shown(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    timeout: float,
+    seen: Callable[[str], None] | None = None,
+) -> int:
+    """Run `command` with its output on the terminal, or given away line by line; Ctrl-C gives it time to clean up.
 
     Args:
         command: program and arguments.
         cwd: working folder.
         env: variables set on top of `environment()`.
         timeout: seconds until the whole process group is killed.
+        seen: gets each line of the output as it comes, instead of the terminal; then `timeout` raises nothing.
 
     Returns:
         Its exit status.
@@ -166,38 +174,25 @@ def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str
     """
     argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
-    with _running(lambda: _start(argv, cwd, env), _GRACE) as process:
+    with contextlib.ExitStack() as stack:
+        output = lines = None
+        if seen:
+            reading, output = os.pipe()
+            lines = stack.enter_context(open(reading, encoding="utf-8", errors="replace"))  # noqa: PTH123 - a descriptor
+        try:
+            process = stack.enter_context(_running(lambda: _start(argv, cwd, env, None, output), _GRACE))
+        finally:
+            if output is not None:
+                os.close(output)
+        if seen and lines:
+            late = threading.Timer(timeout, _kill, [process])  # ends the output, too
+            stack.callback(late.cancel)
+            late.start()
+            for line in lines:
+                seen(line.rstrip("\n"))
         status = process.wait(timeout)
         _kill(process)
     return status
-
-
-def run_read(
-    command: Sequence[str | Path],
-    *,
-    cwd: Path,
-    env: Mapping[str, str],
-    timeout: float,
-    seen: Callable[[str], None],
-) -> int:
-    """Run `command` as `run_shown` does, but give each line of its output to `seen` as it comes.
-
-    A command that is still running after `timeout` is killed, and the exit status says so.
-    """
-    argv = tuple(str(part) for part in command)
-    log.debug("$ %s", shlex.join(argv))
-    reading, writing = os.pipe()
-    with open(reading, encoding="utf-8", errors="replace") as lines, contextlib.ExitStack() as stack:  # noqa: PTH123
-        try:
-            process = stack.enter_context(_running(lambda: _start(argv, cwd, env, None, writing), _GRACE))
-        finally:
-            os.close(writing)
-        late = threading.Timer(timeout, _kill, [process])
-        late.start()
-        stack.callback(late.cancel)
-        for line in lines:
-            seen(line.rstrip("\n"))
-        return process.wait()
 
 
 def together(tasks: Sequence[Callable[[], T]]) -> list[T]:

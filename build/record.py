@@ -115,7 +115,6 @@ class BuildRecord(msgspec.Struct, frozen=True):
 
 
 def artifact(path: Path) -> Artifact:
-    """Return name, digest and size of a file."""
     return Artifact(path.name, sha256_of(path), path.stat().st_size)
 
 
@@ -137,7 +136,6 @@ def provenance(
     compiler: str,
     platform: str,
 ) -> Provenance:
-    """Collect what decides the overlay's bytes."""
     return Provenance(
         schema=SCHEMA,
         release=release.version,
@@ -160,7 +158,6 @@ def provenance(
 
 
 def encode(record: Provenance | BuildRecord) -> bytes:
-    """Return a record as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 

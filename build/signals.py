@@ -28,7 +28,6 @@ class InterruptOnce:
         self.seen = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Handle a signal, whichever; see `signal.signal`."""
         if not self.seen:
             self.seen = True
             raise KeyboardInterrupt
@@ -77,7 +76,6 @@ def _end_with_parent() -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether there is a process of this id."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

@@ -17,7 +17,6 @@ from build.record import BuildRecord
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("build")(build)
 
 

@@ -14,7 +14,6 @@ from build.wheeltest.suite import prove_release
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("test")(prove)
 
 

@@ -33,7 +33,6 @@ LEGEND = {
 
 
 def verdict_table(verdicts: Sequence[HunkVerdict], title: str) -> Table:
-    """Return a table with one row per hunk."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in ("patch", "file", "hunk", "line", "verdict", "how"):
         table.add_column(name, justify="right" if name in {"hunk", "line"} else "left", overflow="fold")
@@ -65,6 +64,5 @@ def show_verdicts(verdicts: Sequence[HunkVerdict], title: str) -> None:
 
 
 def legend(verdicts: Sequence[HunkVerdict]) -> str:
-    """Explain the verdicts that occur, one line each."""
     seen = {item.verdict for item in verdicts}
     return "\n".join(f"{word.value}: {LEGEND[word]}" for word in Verdict if word in seen)

@@ -46,7 +46,6 @@ def _uv(*arguments: str | Path) -> None:
 
 
 def install(python: Path, *requirements: str | Path) -> None:
-    """Install into the environment of `python`."""
     _uv("pip", "install", "--quiet", "--python", python, *requirements)
 
 

@@ -44,12 +44,10 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many cases passed, failed, were skipped."""
         return dict(Counter(case.result for case in self.cases))
 
     @property
     def green(self) -> bool:
-        """Whether nothing failed and something passed."""
         return self.exit == 0 and self.counts.get("passed", 0) > 0
 
 
@@ -66,14 +64,12 @@ class TestRecord(msgspec.Struct, frozen=True):
 
 
 def _result(case: ElementTree.Element) -> str:
-    """Return passed, failed or skipped."""
     if case.find("failure") is not None or case.find("error") is not None:
         return "failed"
     return "skipped" if case.find("skipped") is not None else "passed"
 
 
 def read_junit(path: Path) -> tuple[Case, ...]:
-    """Return the cases of a JUnit file; none when there is no file."""
     if not path.is_file():
         return ()
     found = []
@@ -92,7 +88,6 @@ def write(record: TestRecord, folder: Path) -> None:
 
 
 def _cell(case: Case | None) -> str:
-    """Return what a probe did in one form."""
     if case is None or not case.got:
         return "-"
     colour = {"passed": "green" if case.got == "ok" else "yellow", "failed": "bold red"}.get(case.result, "dim")
@@ -113,7 +108,6 @@ def probe_table(runs: tuple[Run, ...], title: str) -> Table:
 
 
 def run_table(runs: tuple[Run, ...]) -> Table:
-    """Return the table of runs with their counts."""
     table = Table(title="runs")
     for column in ("form", "suite", "passed", "failed", "skipped", "result"):
         table.add_column(column)

@@ -15,7 +15,7 @@ from build import official, paths, record, releases
 from build.console import console, log, log_to_file, note, progress, step
 from build.errors import ProbeError, UsageError
 from build.paths import REPO
-from build.process import run_read, run_shown, together
+from build.process import run_shown, together
 from build.record import BuildRecord
 from build.wheeltest import stockrecord
 from build.wheeltest.environments import Form, environment, install
@@ -46,7 +46,6 @@ class Plan:
 
 
 def _wheels(plan: Plan, form: Form) -> list[Path]:
-    """Return what a form installs."""
     if form is Form.PATCHED:
         return [plan.folder / plan.made.patched.name]
     stock = official.fetch_wheel(releases.get(plan.made.provenance.release), plan.made.python)
@@ -54,7 +53,6 @@ def _wheels(plan: Plan, form: Form) -> list[Path]:
 
 
 def _probes(plan: Plan, form: Form, python: Path, bar: Progress, task: TaskID) -> Run:
-    """Run every probe on one form."""
     junit = plan.folder / f"probes-{form.value}.xml"
     junit.unlink(missing_ok=True)
     expected = Form.STOCK if form is Form.STOCK else Form.PATCHED
@@ -68,7 +66,7 @@ def _probes(plan: Plan, form: Form, python: Path, bar: Progress, task: TaskID) -
         elif _RESULT.match(line):
             bar.advance(task)
 
-    status = run_read([*command, "--junit", junit], cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=1800, seen=seen)
+    status = run_shown([*command, "--junit", junit], cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=1800, seen=seen)
     return _found(form, "probes", status, junit, said)
 
 
@@ -83,7 +81,7 @@ def _wheel_tests(plan: Plan, form: Form, python: Path) -> Run:
     }
     junit, said = plan.folder / f"wheel-{form.value}.xml", list[str]()
     command = _pytest(Path(sys.executable), junit, "tests/wheel")
-    return _found(form, "wheel", run_read(command, cwd=REPO, env=env, timeout=1800, seen=said.append), junit, said)
+    return _found(form, "wheel", run_shown(command, cwd=REPO, env=env, timeout=1800, seen=said.append), junit, said)
 
 
 def _found(form: Form, suite: str, status: int, junit: Path, said: list[str]) -> Run:
@@ -125,7 +123,6 @@ def _test_multiworld(plan: Plan, python: Path) -> list[Run]:
 
 
 def _runs(plan: Plan) -> list[Run]:
-    """Run everything in fresh environments."""
     known = [] if plan.stock else stockrecord.read(plan.made)
     if known:
         for junit in plan.folder.glob("*-stock.xml"):
@@ -169,7 +166,6 @@ def prove_release(release: str, dist: Path, *, multiworld: bool, python: str = "
 
 
 def _built(release: str, folder: Path, python: str) -> BuildRecord:
-    """Return the record of the wheels to test, which are there."""
     remedy = f"nox -s build-{release}" + (f" -- --python {python}" if python else "")
     made = record.read(folder, python)
     if made is None or not all((folder / item.name).is_file() for item in (made.patched, made.overlay)):
@@ -186,7 +182,6 @@ def _built(release: str, folder: Path, python: str) -> BuildRecord:
 
 
 def _prove(release: str, plan: Plan) -> TestRecord:
-    """Do `prove_release`."""
     made = plan.made
     runs = tuple(_runs(plan))
     proven = all(item.green for item in runs)

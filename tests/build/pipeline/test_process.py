@@ -14,7 +14,7 @@ import pytest
 
 from build.errors import EnvironmentUnfitError
 from build.paths import REPO
-from build.process import run, run_read, run_shown, together
+from build.process import run, run_shown, together
 
 #: Starts a child that would live for a minute, and says its number.
 _PARENT = "import subprocess,sys,time; c=subprocess.Popen(['sleep','61']); open(sys.argv[1],'w').write(str(c.pid)); "
@@ -79,7 +79,7 @@ finally:
 _OUTER = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from build.process import run, run_read, run_shown, together
+from build.process import run, run_shown, together
 
 class Interrupted(subprocess.Popen):
     def __init__(self, *args, **keywords):
@@ -139,7 +139,7 @@ def test_lines_are_read_as_they_come(tmp_path: Path) -> None:
         go.touch()
 
     command: list[str | Path] = [sys.executable, "-c", code, go]
-    assert run_read(command, cwd=tmp_path, env={}, timeout=30, seen=seen) == 7
+    assert run_shown(command, cwd=tmp_path, env={}, timeout=30, seen=seen) == 7
     assert lines == ["one", "two"]
 
 
@@ -147,7 +147,7 @@ def test_a_command_that_is_read_ends_at_its_time(tmp_path: Path) -> None:
     code = _PARENT + "print('x', flush=True); time.sleep(62)"
     lines = list[str]()
     command: list[str | Path] = [sys.executable, "-c", code, tmp_path / "pid"]
-    assert run_read(command, cwd=tmp_path, env={}, timeout=2, seen=lines.append) == -signal.SIGKILL
+    assert run_shown(command, cwd=tmp_path, env={}, timeout=2, seen=lines.append) == -signal.SIGKILL
     assert gone(int((tmp_path / "pid").read_text()))
 
 
@@ -161,7 +161,7 @@ def test_one_that_fails_ends_the_others(tmp_path: Path) -> None:
 
     def long() -> int:
         command: list[str | Path] = [sys.executable, "-c", code, tmp_path / "pid"]
-        return run_read(command, cwd=tmp_path, env={}, timeout=60, seen=lambda _: begun.set())
+        return run_shown(command, cwd=tmp_path, env={}, timeout=60, seen=lambda _: begun.set())
 
     with pytest.raises(EnvironmentUnfitError):
         together([long, fail])
