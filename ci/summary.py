@@ -1,6 +1,6 @@
 """Count the tests of several JUnit files: `python3 ci/summary.py dist/tests-*.xml dist/2.6.0/*.xml`.
 
-It prints one closing line as pytest does, which CI systems look for: how many passed, failed and were skipped. `.ci/run`
+It prints one closing line as pytest does, which CI systems look for: how many passed, failed, were skipped. `.ci/run`
 ends with it. The exit status is 0 when tests passed and none failed, 1 when one failed or none passed, 2 when a file
 cannot be read. It needs the standard library only.
 """

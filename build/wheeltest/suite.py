@@ -23,6 +23,8 @@ from build.wheeltest.results import Run, TestRecord, probe_table, read_junit, ru
 
 #: folders of multiworld's own tests, in this order: the faults are judged by time, so nothing runs beside them
 _MULTIWORLD = ("core", "faults")
+#: Exit statuses of pytest and of `python -m gpuless` after Ctrl-C.
+_INTERRUPTED = (2, 130)
 #: What `python -m gpuless` prints: how many probes there are, and each result.
 _TOTAL = re.compile(r"(\d+) probes on torch ")
 _RESULT = re.compile(r"\S+: .* \((as expected|MISMATCH|not measured)\)$")
@@ -87,7 +89,7 @@ def _wheel_tests(plan: Plan, form: Form, python: Path) -> Run:
 def _found(form: Form, suite: str, status: int, junit: Path, said: list[str]) -> Run:
     """Return what a suite found; its output goes to the log, and to the terminal only when something failed."""
     log.info("%s on %s: exit status %d\n%s", suite, form.value, status, "\n".join(said))
-    if status:
+    if status not in (0, *_INTERRUPTED):
         console.print("\n".join(said[-200:]), markup=False)
     return Run(form.value, suite, status, read_junit(junit))
 
@@ -128,12 +130,16 @@ def _runs(plan: Plan) -> list[Run]:
         for junit in plan.folder.glob("*-stock.xml"):
             junit.unlink()  # of another run
         note("stock: neither wheel nor probes nor harness have changed since they were run, so its record serves")
-    forms = [form for form in Form if form is not Form.STOCK or not known]
-    with ExitStack() as stack:
-        pythons = {
-            form: stack.enter_context(environment(form, plan.made.python, _wheels(plan, form))) for form in forms
-        }
-        runs = _test_forms(plan, pythons)
+    with ExitStack() as patched:
+        with ExitStack() as others:
+            forms = [form for form in Form if form is not Form.STOCK or not known]
+            pythons = {
+                form: (patched if form is Form.PATCHED else others).enter_context(
+                    environment(form, plan.made.python, _wheels(plan, form))
+                )
+                for form in forms
+            }
+            runs = _test_forms(plan, pythons)
         stockrecord.write(plan.made, runs)
         return [*known, *runs, *(_test_multiworld(plan, pythons[Form.PATCHED]) if plan.multiworld else ())]
 

@@ -108,6 +108,27 @@ def test_probes_share_nothing_but_the_import(ready: Runner) -> None:
         assert second.got is Outcome.OK, second.detail
 
 
+class _Twice:
+    """Gives a mismatch first, and then what is expected."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self, probe: Probe, form: Form) -> ProbeResult:
+        self.runs += 1
+        verdict = Verdict.MISMATCH if self.runs == 1 else Verdict.AS_EXPECTED
+        return ProbeResult(probe, "2.6.0", form, Outcome.OK, verdict, 1.0, {}, "")
+
+
+@pytest.mark.parametrize(("form", "runs"), [(Form.STOCK, 2), (Form.PATCHED, 1)])
+def test_only_stock_gets_a_second_try(form: Form, runs: int) -> None:
+    seen, fake = list[ProbeResult](), _Twice()
+    (result,) = run_probes(fake, form, [_BY_ID["works"]], seen.append)  # type: ignore[arg-type]
+    assert fake.runs == runs
+    assert seen == [result], "each probe is told once"
+    assert result.verdict is (Verdict.AS_EXPECTED if form is Form.STOCK else Verdict.MISMATCH)
+
+
 def test_a_deadline_and_an_end_leave_no_process(ready: Runner) -> None:
     with runner(ready.subject.python) as own, ThreadPoolExecutor(1) as pool:
         server = own._server._process.pid
