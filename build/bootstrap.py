@@ -112,7 +112,7 @@ def run_again_with_nox(here: Path) -> int:
         here: the repository.
 
     Returns:
-        5 when the environment could not be made or this Python is too old, 2 for arguments that nobody takes. Else it
+        5 when the environment could not be made or this Python is too old, 2 for wrong arguments. Else it
         does not return: nox takes this process over, so that signals reach it as if it had been started by itself.
     """
     if sys.version_info < (3, 10):  # noqa: UP036 - any Python may be asked to run the noxfile

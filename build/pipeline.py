@@ -221,7 +221,7 @@ def build_release(request: Request) -> record.BuildRecord:
         request: what to build and where to put it.
 
     Returns:
-        The record, also written to `build.json` beside the wheels.
+        The record, also written to `build.json` next to the wheels.
 
     Raises:
         ToolError: what is wrong, why, and what to do; nothing half-written is left.

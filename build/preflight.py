@@ -204,5 +204,5 @@ def check(
         raise EnvironmentUnfitError(
             f"this machine cannot build PyTorch {release.version}: {len(problems)} problem(s)",
             cause="\n".join(problems),
-            remedy="mend these and run again; nothing was started",
+            remedy="fix these and run again; nothing was started",
         )

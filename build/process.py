@@ -131,7 +131,7 @@ def _running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) -
     """
     started: list[subprocess.Popen[bytes]] = []
     try:
-        # Interrupted in the middle of it, a command would run that nobody knows.
+        # An interrupt in the middle of it would leave a command running that is in no list.
         with deferred_signals():
             started.append(start())
             _live.update(started)

@@ -1,6 +1,6 @@
 """`build.json`, and `build-PYTHON.json` per Python: what a build was made from, how, and what was proven.
 
-No time and no path of the machine is in it.
+It contains no time and no path of the machine.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def encode(record: Provenance | BuildRecord) -> bytes:
 
 
 def place(folder: Path, python: str) -> Path:
-    """Return where the record of the wheel for `python` is; `build.json` has that of the last build, whichever."""
+    """Return where the record of the wheel for `python` is; `build.json` has that of the last build."""
     return folder / f"build-{python}.json"
 
 

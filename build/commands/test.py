@@ -24,6 +24,6 @@ def prove(
     multiworld: Annotated[bool, typer.Option(help="run multiworld's own tests as well")] = True,
     stock: Annotated[bool, typer.Option("--stock", help="test the stock wheel even if its record is current")] = False,
 ) -> None:
-    """Install both wheel forms into fresh environments and run their tests; stock beside them, to see them fail."""
+    """Install both wheel forms and the stock wheel into fresh environments, and run their tests."""
     found = prove_release(release, dist.absolute(), multiworld=multiworld, python=python, stock=stock)
     step(f"{found.version} is proven on Python {found.python}: {dist / release / NAME}")

@@ -1,4 +1,4 @@
-"""Install both wheel forms, and stock beside them, and run the probes and the tests of the wheel and of multiworld."""
+"""Install both wheel forms and the stock wheel, and run the probes and the tests of the wheel and of multiworld."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from build.wheeltest import stockrecord
 from build.wheeltest.environments import Form, environment, install
 from build.wheeltest.results import Run, TestRecord, probe_table, read_junit, run_table, write
 
-#: folders of multiworld's own tests, in this order: the faults are judged by time, so nothing runs beside them
+#: folders of multiworld's own tests, in this order: the faults are judged by time, so they run alone
 _MULTIWORLD = ("core", "faults")
 #: Exit statuses of pytest and of `python -m gpuless` after Ctrl-C.
 _INTERRUPTED = (2, 130)
@@ -155,7 +155,7 @@ def prove_release(release: str, dist: Path, *, multiworld: bool, python: str = "
         stock: whether to test the stock wheel again although nothing has changed since.
 
     Returns:
-        What was found; also in `tests.json` and as JUnit XML beside the wheels.
+        What was found; also in `tests.json` and as JUnit XML next to the wheels.
 
     Raises:
         UsageError: nothing was built, or the wheels are not those of the record.

@@ -1,4 +1,4 @@
-"""The flight recorder: what is dumped is what was run, by whichever door it is asked for."""
+"""The flight recorder: it dumps what was run, through either of its interfaces."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _mapped(name: str) -> bool:
 
 
 def _warn(reason: str) -> None:
-    """Warn without a line of source, which nobody could do anything with; an import of torch never fails of it."""
+    """Warn without a line of source, which helps no user; the import of torch never fails because of it."""
     text = f"multiworld's overlay is not active, torch works as stock: {reason}"
     try:
         warnings.warn_explicit(text, RuntimeWarning, "multiworld_torch_overlay", 0)
