@@ -16,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from build.bootstrap import run_again_with_nox, uv_settings  # noqa: E402
+from build.bootstrap import advice, run_again_with_nox, uv_settings  # noqa: E402 - the path comes first
 
 try:
     import nox
@@ -158,20 +158,22 @@ def _release_sessions(release: str) -> None:
     @nox.session(name=f"build-{release}")
     def build(session: nox.Session) -> None:
         """Patched wheel and overlay wheel, then their tests: `-- [--source PATH] [--python 3.11] [--no-test]`."""
-        arguments = [item for item in session.posargs if item != "--no-test"]
-        _tool(session, "build", release, *arguments)
+        _tool(session, "build", release, *session.posargs)
         if "--no-test" not in session.posargs:
             session.notify(f"test-{release}", [])
 
     @nox.session(name=f"test-{release}")
     def test(session: nox.Session) -> None:
-        """Install both wheel forms into fresh environments and run probes, smoke tests and multiworld's tests."""
+        """Probes, smoke tests and multiworld's tests of what was built: `-- [--python 3.12] [--stock]`."""
         _tool(session, "test", release, *session.posargs)
 
 
 for _release in RELEASES:
     _release_sessions(_release)
 
+if _said := advice(sys.argv[1:], nox.registry.get()):
+    print(f"error: {_said}", file=sys.stderr)  # noqa: T201
+    sys.exit(2)
 
 if __name__ == "__main__":
     nox.main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import difflib
 import fcntl
 import hashlib
 import os
@@ -11,6 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 #: Settings of pip and the variables by which uv takes them; and those that uv wants with commas.
@@ -78,7 +81,6 @@ def _digest(folder: Path) -> str:
 
 
 def _is_ready(folder: Path) -> bool:
-    """Whether the environment is what `_prepare` has made."""
     try:
         return (folder / _READY).read_text(encoding="ascii") == _digest(folder)
     except (OSError, UnicodeDecodeError):
@@ -95,6 +97,44 @@ def _prepare(folder: Path, requirements: Path) -> None:
     (folder / _READY).write_text(_digest(folder), encoding="ascii")
 
 
+#: What belongs behind `--`, though people put it before: nox refuses it, or takes `--python` for an option of its own.
+_OURS = ("--no-test", "--no-multiworld", "--stock", "--python", "--source", "--into", "--dist", "--torch")
+
+
+def advice(arguments: list[str], sessions: Collection[str] = ()) -> str:
+    """Return what to type instead of arguments that nox would refuse without a hint; empty when all is well.
+
+    Args:
+        arguments: of nox.
+        sessions: names of the sessions; empty when they are not known yet.
+    """
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    words = list(dropwhile(lambda word: word not in ("-s", "--session", "--sessions"), before))
+    names = list(takewhile(lambda word: not word.startswith("-"), words[1:]))
+    for place, word in enumerate(before):
+        if names and word.partition("=")[0] in _OURS:
+            line = " ".join(
+                ["python3 noxfile.py", *before[:place], "--", *before[place:], *arguments[len(before) + 1 :]]
+            )
+            return f"{word} is an argument of the session: it goes behind --\nto do:\n  {line}"
+    return "\n".join(_unknown(name, sessions) for name in names if sessions and name not in sessions)
+
+
+def _unknown(name: str, sessions: Collection[str]) -> str:
+    kind, _, release = name.partition("-")
+    releases = [other.partition("-")[2] for other in sessions if other.startswith(f"{kind}-") and other[-1].isdigit()]
+    if releases and re.fullmatch(r"[0-9.]+", release):
+        (near,) = difflib.get_close_matches(release, releases, 1, 0.0)
+        return (
+            f"PyTorch {release} is not a release that this project knows: {', '.join(releases)}\n"
+            f"to do:\n  python3 noxfile.py -s {kind}-{near}\n"
+            f"  python3 noxfile.py -s regenerate-patch -- {release}, to add it"
+        )
+    similar = difflib.get_close_matches(name, sessions, 1, 0.5)
+    hint = f"python3 noxfile.py -s {similar[0]}" if similar else "python3 noxfile.py -l lists the sessions"
+    return f"there is no session {name}\nto do:\n  {hint}"
+
+
 def run_again_with_nox(here: Path) -> int:
     """Run `noxfile.py` with this process's arguments in an environment that has nox.
 
@@ -102,12 +142,15 @@ def run_again_with_nox(here: Path) -> int:
         here: the repository.
 
     Returns:
-        5 when the environment could not be made or this Python is too old. Else it does not return: nox takes this
-        process over, so that Ctrl-C and other signals reach it as if it had been started by itself.
+        5 when the environment could not be made or this Python is too old, 2 for wrong arguments. Else it
+        does not return: nox takes this process over, so that signals reach it as if it had been started by itself.
     """
     if sys.version_info < (3, 10):  # noqa: UP036 - any Python may be asked to run the noxfile
         print("error: Python 3.10 or newer is needed; run `python3.10 noxfile.py …` or newer", file=sys.stderr)  # noqa: T201
         return 5
+    if said := advice(sys.argv[1:]):
+        print(f"error: {said}", file=sys.stderr)  # noqa: T201
+        return 2
     requirements = here / "locks" / "nox.txt"
     key = hashlib.sha256(sys.version.encode() + requirements.read_bytes()).hexdigest()[:16]
     folder = _cache() / "nox" / key

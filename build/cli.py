@@ -35,14 +35,12 @@ _MACHINE = {
 
 
 def _interrupted() -> int:
-    """End what still runs and return the exit status."""
     kill_all()
     err_console.print("interrupted; nothing half-written is left, the next run goes on from here")
     return EXIT_INTERRUPTED
 
 
 def _say(error: ToolError) -> int:
-    """Show an error and return its exit status."""
     log.error("%s", error)
     err_console.print(f"[bold red]error:[/] {type(error).__name__}", end=": ")
     err_console.print(str(error), markup=False)
@@ -50,7 +48,6 @@ def _say(error: ToolError) -> int:
 
 
 def _app() -> typer.Typer:
-    """Collect the commands: every module of `build.commands` registers its own."""
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
     for module in pkgutil.iter_modules(build.commands.__path__):
         importlib.import_module(f"build.commands.{module.name}").register(app)
@@ -94,7 +91,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run() -> int:
-    """Run the command of this process, with its signals handled."""
     signals.handle()
     try:
         return main()

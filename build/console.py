@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 #: Columns when the output goes to a file or a CI log; tables have paths in them.
 _WIDTH = None if sys.stdout.isatty() else 140
@@ -36,7 +39,6 @@ def log_to_file(path: Path) -> None:
 
 
 def step(message: str) -> None:
-    """Print one line of progress and log it."""
     console.print(f"[bold cyan]::[/] {escape(message)}")
     log.info("%s", message)
 
@@ -53,9 +55,39 @@ def progress() -> Progress:
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[unit]}"),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[unit]}"),
         TimeElapsedColumn(),
         console=console,
         disable=not sys.stdout.isatty(),
         transient=True,
     )
+
+
+class InFlight:
+    """A task of a progress display that names what is being worked on, for work that takes minutes a piece."""
+
+    def __init__(self, bar: Progress, what: str, total: int, unit: str) -> None:
+        self._bar, self._what, self._names = bar, what, list[str]()
+        self._lock = threading.Lock()
+        self._task = bar.add_task(what, total=total, unit=unit)
+
+    @contextmanager
+    def on(self, name: str) -> Iterator[None]:
+        """Show `name` while the block runs; on a pipe, say that it begins."""
+        if self._bar.disable:
+            note(f"{self._what} {name}")
+        self._show(self._names.append, name)
+        try:
+            yield
+        finally:
+            self._show(self._names.remove, name)
+
+    def advance(self) -> None:
+        """One more is done, worked on or not."""
+        self._bar.advance(self._task)
+
+    def _show(self, change: Callable[[str], None], name: str) -> None:
+        with self._lock:
+            change(name)
+            self._bar.update(self._task, description=f"{self._what} {', '.join(self._names)}")

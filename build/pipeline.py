@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build import official, paths, preflight, record, releases, sources
-from build.console import console, log_to_file, note, step
+from build.console import log_to_file, note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, PatchError, WheelError
 from build.overlay import toolchain
 from build.overlay.build import build_overlay
@@ -21,7 +21,7 @@ from build.series import manifest as manifests
 from build.series.apply import AppliedTree, apply_series, check_files
 from build.series.manifest import patches_of
 from build.series.model import PatchFile
-from build.series.show import verdict_table
+from build.series.show import show_verdicts
 from build.sources import Proof, SourceTree
 from build.wheels import overlay as overlay_wheel
 from build.wheels import patched as patched_wheel
@@ -37,16 +37,17 @@ class Request:
         python: CPython version of the patched wheel, default this interpreter's.
         source: where the source tree is, default: found.
         dist: folder that gets a folder per release.
+        tested: whether the wheels will be tested on this machine.
     """
 
     release: str
     python: str = ".".join(platform.python_version_tuple()[:2])
     source: Path | None = None
     dist: Path = paths.DIST
+    tested: bool = True
 
     @property
     def folder(self) -> Path:
-        """Where the results go."""
         return self.dist / self.release
 
 
@@ -70,7 +71,6 @@ class Prepared:
 
 
 def _safe_headers(release: Release) -> dict[str, str]:
-    """Return the header changes that the series' manifests declare safe, with the reasons."""
     found: dict[str, str] = {}
     for name in release.series:
         manifest = manifests.load(manifests.folder(name))
@@ -84,7 +84,7 @@ def _apply(tree: SourceTree, patches: tuple[PatchFile, ...], target: Path) -> Ap
     step(f"applying {len(patches)} patches")
     paths.sweep(target)
     applied = apply_series(tree.repo, tree.base, patches, target)
-    console.print(verdict_table(applied.verdicts, f"{tree.release.version}: hunks"))
+    show_verdicts(applied.verdicts, f"{tree.release.version}: hunks")
     return applied
 
 
@@ -121,7 +121,7 @@ def _assemble(
     request: Request, release: Release, wheel: Path, overlay: Overlay, proven: record.Provenance
 ) -> tuple[record.Artifact, record.Artifact]:
     """Write the patched wheel and the overlay wheel, or keep those that an equal build has left."""
-    last = record.read(request.folder)
+    last = record.read(request.folder, request.python)
     if last is not None and last.provenance == proven and last.official.sha256 == release.wheel.sha256[request.python]:
         kept = (last.patched, last.overlay)
         if all((request.folder / item.name).is_file() for item in kept) and all(
@@ -193,7 +193,7 @@ def check(request: Request) -> Release:
             remedy=f"port one: python3 noxfile.py -s regenerate-patch -- {release.version}",
         )
     patches_of(release.version, release.series)
-    preflight.check(release, request.python, request.dist, source=request.source)
+    preflight.check(release, request.python, request.dist, source=request.source, tested=request.tested)
     return release
 
 
@@ -221,7 +221,7 @@ def build_release(request: Request) -> record.BuildRecord:
         request: what to build and where to put it.
 
     Returns:
-        The record, also written to `build.json` beside the wheels.
+        The record, also written to `build.json` next to the wheels.
 
     Raises:
         ToolError: what is wrong, why, and what to do; nothing half-written is left.

@@ -5,8 +5,12 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import indent
+
+import uv
 
 from build.errors import EnvironmentUnfitError
 from build.official.headers import cached_package
@@ -14,6 +18,7 @@ from build.official.index import silence
 from build.official.wheel import cached_wheel, pinned_digest
 from build.overlay import toolchain
 from build.paths import cache
+from build.process import run
 from build.releases import Release
 from build.sources import TreePurpose
 from build.sources.acquire import cached_folder
@@ -23,6 +28,8 @@ _MIB = 1 << 20
 #: the checkout it is patched in, the results.
 DISK = {"wheel": 900 * _MIB, "unpacked": 1800 * _MIB, "source": 400 * _MIB, "results": 900 * _MIB}
 DISK_FULL_BUILD = 60_000 * _MIB
+#: The compiler's assembly and git's indexes, for a moment.
+DISK_TEMPORARY = 300 * _MIB
 _PROBE_TIMEOUT = 10
 
 
@@ -39,6 +46,41 @@ def _python(release: Release, python: str) -> Iterator[str]:
         yield f"{error.what} ({error.cause})"
 
 
+#: Ends well where torch can be used: it imports these.
+_USABLE = "import bz2, ctypes, lzma, ssl, venv, zlib"
+
+
+def interpreter(python: str) -> Path:
+    """Return a Python of this machine to test a wheel with: in working order, of any origin that uv knows.
+
+    Args:
+        python: CPython version, e.g. `3.12`.
+
+    Raises:
+        EnvironmentUnfitError: none is here, or it does not work; says what to install.
+    """
+    if python == ".".join(platform.python_version_tuple()[:2]):
+        return Path(sys.executable)
+    found = run([uv.find_uv_bin(), "python", "find", "--no-python-downloads", "--no-project", f"cpython@{python}"])
+    path = Path(found.stdout.decode().strip())
+    tried = found if found.returncode else run([path, "-I", "-c", _USABLE], timeout=60)
+    if tried.returncode:
+        raise EnvironmentUnfitError(
+            f"no Python {python} that works was found to test the wheel with",
+            cause=tried.tail,
+            remedy=f"install it (`apt-get install python{python}-venv` or `uv python install {python}`), or build "
+            "without the tests: `--no-test`",
+        )
+    return path
+
+
+def _test_python(python: str) -> Iterator[str]:
+    try:
+        interpreter(python)
+    except EnvironmentUnfitError as error:
+        yield f"{error.what}: {error.remedy}\n{indent(error.cause, '  ')}"
+
+
 def _programs(release: Release, need: TreePurpose) -> Iterator[str]:
     names = ["git"] if need is TreePurpose.OVERLAY else ["git", "cmake", "ninja", "nvcc"]
     for name in names:
@@ -50,14 +92,18 @@ def _programs(release: Release, need: TreePurpose) -> Iterator[str]:
         yield f"{error.what}: {error.remedy}"
 
 
-def _room(folder: Path, needed: int) -> Iterator[str]:
-    """Complain when the file system that holds `folder` has less than `needed` bytes."""
+def _there(folder: Path) -> Path:
     there = folder.absolute()
     while not there.exists():
         there = there.parent
-    free = shutil.disk_usage(there).free
+    return there
+
+
+def _room(folder: Path, needed: int) -> Iterator[str]:
+    """Complain when the file system that holds `folder` has less than `needed` bytes."""
+    free = shutil.disk_usage(_there(folder)).free
     if free < needed:
-        yield f"{there} has {free // _MIB} MiB free, {needed // _MIB} MiB are needed"
+        yield f"{folder} has {free // _MIB} MiB free, {needed // _MIB} MiB are needed"
 
 
 def _disk(release: Release, python: str, dist: Path, need: TreePurpose, *, local: bool) -> Iterator[str]:
@@ -69,16 +115,36 @@ def _disk(release: Release, python: str, dist: Path, need: TreePurpose, *, local
     fetched = 0 if wheel else DISK["wheel"] + DISK["unpacked"]
     if local or cached_folder(release, need) is None:
         fetched += DISK["source"]
-    dist.mkdir(parents=True, exist_ok=True)
-    if dist.stat().st_dev == cache().stat().st_dev:
+    if _there(dist).stat().st_dev == cache().stat().st_dev:
         yield from _room(dist, fetched + DISK["results"])
         return
     yield from _room(cache(), fetched)
     yield from _room(dist, DISK["results"])
 
 
+def _temporary() -> Iterator[str]:
+    """Look at TMPDIR: git and the compiler each have another story for why they cannot write there."""
+    for problem in _room(Path(tempfile.gettempdir()), DISK_TEMPORARY):
+        yield f"{problem}, or set TMPDIR to another folder"
+
+
+def _check_cache() -> None:
+    """Make the cache's folder.
+
+    Raises:
+        EnvironmentUnfitError: it cannot be made, whatever the reason.
+    """
+    try:
+        cache()
+    except OSError as error:
+        raise EnvironmentUnfitError(
+            f"the cache cannot have a folder {error.filename}: {error.strerror}",
+            cause="it lies in your home folder unless MULTIWORLD_CACHE names another one",
+            remedy="make it possible to write there, or set MULTIWORLD_CACHE to a folder with 4 GB free",
+        ) from None
+
+
 def _to_fetch(release: Release, python: str) -> list[str]:
-    """Return what has to come from the index."""
     missing = [] if cached_wheel(release, python) else [f"torch {release.wheel.version}"]
     return missing + [package.name for package in release.header_packages if cached_package(package) is None]
 
@@ -99,24 +165,29 @@ def check(
     *,
     source: Path | None = None,
     need: TreePurpose = TreePurpose.OVERLAY,
+    tested: bool = True,
 ) -> None:
     """Check that this machine can do the work.
 
     Args:
         release: what is built.
         python: CPython version of the patched wheel, e.g. `3.11`.
-        dist: where the results go; made if missing.
+        dist: where the results go.
         source: what the user named with `--source`.
         need: an overlay or a full build.
+        tested: whether the wheel will be tested here, for which that Python must be here.
 
     Raises:
         EnvironmentUnfitError: it cannot; every problem is listed.
     """
+    _check_cache()
     tests: tuple[Callable[[], Iterator[str]], ...] = (
         _platform,
         lambda: _python(release, python),
+        lambda: _test_python(python) if tested and python in release.wheel.sha256 else iter(()),
         lambda: _programs(release, need),
         lambda: _disk(release, python, dist, need, local=source is not None),
+        _temporary,
         lambda: _network(release, python),
     )
     problems = [problem for test in tests for problem in test()]
@@ -126,5 +197,5 @@ def check(
         raise EnvironmentUnfitError(
             f"this machine cannot build PyTorch {release.version}: {len(problems)} problem(s)",
             cause="\n".join(problems),
-            remedy="mend these and run again; nothing was started",
+            remedy="fix these and run again; nothing was started",
         )

@@ -7,13 +7,18 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from build.console import log
 from build.errors import EnvironmentUnfitError
 from build.signals import deferred_signals
+
+T = TypeVar("T")
 
 _live: set[subprocess.Popen[bytes]] = set()
 _GRACE = 10.0
@@ -126,7 +131,7 @@ def running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) ->
     """
     started: list[subprocess.Popen[bytes]] = []
     try:
-        # Interrupted in the middle of it, a command would run that nobody knows.
+        # An interrupt in the middle of it would leave a command running that is in no list.
         with deferred_signals():
             started.append(start())
             _live.update(started)
@@ -146,14 +151,22 @@ def running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) ->
                 _live.discard(process)
 
 
-def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], timeout: float) -> int:
-    """Run `command` with its output on the terminal.
+def run_shown(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    timeout: float,
+    seen: Callable[[str], None] | None = None,
+) -> int:
+    """Run `command` with its output on the terminal, or given away line by line; Ctrl-C gives it time to clean up.
 
     Args:
         command: program and arguments.
         cwd: working folder.
         env: variables set on top of `environment()`.
         timeout: seconds until the whole process group is killed.
+        seen: gets each line of the output as it comes, instead of the terminal; then `timeout` raises nothing.
 
     Returns:
         Its exit status.
@@ -164,10 +177,47 @@ def run_shown(command: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str
     """
     argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
-    with running(lambda: _start(argv, cwd, env), _GRACE) as process:
+    with contextlib.ExitStack() as stack:
+        output = lines = None
+        if seen:
+            reading, output = os.pipe()
+            lines = stack.enter_context(open(reading, encoding="utf-8", errors="replace"))  # noqa: PTH123 - a descriptor
+        try:
+            process = stack.enter_context(running(lambda: _start(argv, cwd, env, None, output), _GRACE))
+        finally:
+            if output is not None:
+                os.close(output)
+        if seen and lines:
+            late = threading.Timer(timeout, _kill, [process])  # ends the output, too
+            stack.callback(late.cancel)
+            late.start()
+            for line in lines:
+                seen(line.rstrip("\n"))
         status = process.wait(timeout)
         _kill(process)
     return status
+
+
+def together(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Call functions that run commands, all at once; when one fails, or at Ctrl-C, the commands of all are ended.
+
+    Returns:
+        What they returned, in their order.
+    """
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        futures = [pool.submit(task) for task in tasks]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+            return [future.result() for future in futures if future.done()]
+        except BaseException:
+            for process in tuple(_live):
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
+            wait(futures, timeout=_GRACE)
+            while pending := [future for future in futures if not future.done()]:
+                kill_all()  # again and again: a thread may have been about to start its command
+                wait(pending, timeout=0.1)
+            raise
 
 
 def _ask_to_end(process: subprocess.Popen[bytes], grace: float) -> None:

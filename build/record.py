@@ -1,7 +1,11 @@
-"""`build.json`: what a build was made from, how, and what was proven. No time, no path of the machine in it."""
+"""`build.json`, and `build-PYTHON.json` per Python: what a build was made from, how, and what was proven.
+
+It contains no time and no path of the machine.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 
@@ -111,7 +115,6 @@ class BuildRecord(msgspec.Struct, frozen=True):
 
 
 def artifact(path: Path) -> Artifact:
-    """Return name, digest and size of a file."""
     return Artifact(path.name, sha256_of(path), path.stat().st_size)
 
 
@@ -133,7 +136,6 @@ def provenance(
     compiler: str,
     platform: str,
 ) -> Provenance:
-    """Collect what decides the overlay's bytes."""
     return Provenance(
         schema=SCHEMA,
         release=release.version,
@@ -156,21 +158,32 @@ def provenance(
 
 
 def encode(record: Provenance | BuildRecord) -> bytes:
-    """Return a record as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
+def place(folder: Path, python: str) -> Path:
+    """Return where the record of the wheel for `python` is; `build.json` has that of the last build."""
+    return folder / f"build-{python}.json"
+
+
 def write(record: BuildRecord, folder: Path) -> Path:
-    """Write `build.json` into `folder`."""
-    path = folder / NAME
-    with atomic_write(path) as part:
-        part.write_bytes(encode(record))
+    """Write the record into `folder`, as `build.json` and under the name of its Python; return the former."""
+    for path in (place(folder, record.python), folder / NAME):
+        with atomic_write(path) as part:
+            part.write_bytes(encode(record))
     return path
 
 
-def read(folder: Path) -> BuildRecord | None:
-    """Return the record of an earlier build in `folder`, None when there is none that can be read."""
-    try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=BuildRecord)
-    except (OSError, msgspec.DecodeError):
-        return None
+def read(folder: Path, python: str = "") -> BuildRecord | None:
+    """Return the record of an earlier build in `folder`, None when there is none that can be read.
+
+    Args:
+        folder: the folder of the results.
+        python: CPython version of the patched wheel; default that of the last build.
+    """
+    for path in (place(folder, python), folder / NAME) if python else (folder / NAME,):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            found = msgspec.json.decode(path.read_bytes(), type=BuildRecord)
+            if found.python == (python or found.python):
+                return found
+    return None

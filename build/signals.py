@@ -24,11 +24,10 @@ class InterruptOnce:
     """Raises KeyboardInterrupt, once: nox and CI systems send more signals while the first is cleaned up after."""
 
     def __init__(self) -> None:
-        # Not an Event: its lock would be waited for for ever by a second signal in the middle of `set`.
+        # Not an Event: a second signal in the middle of `set` would wait for its lock without end.
         self.seen = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Handle a signal, whichever; see `signal.signal`."""
         if not self.seen:
             self.seen = True
             raise KeyboardInterrupt
@@ -71,7 +70,7 @@ def _end_with_parent() -> None:
         # Where the kernel or the C library refuses, the build goes on as it always did.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    # Asked for too late, it does not come. A parent that lives is not ours where something stands between.
+    # Asked for too late, it does not come. A parent that lives is not ours: another process is in between.
     if os.getppid() != int(parent) and not runs(int(parent)):
         signal.raise_signal(signal.SIGTERM)
 

@@ -1,4 +1,9 @@
-"""Print one pytest-like closing line over several JUnit files: `python3 ci/summary.py FILE.xml …`."""
+"""Count the tests of several JUnit files: `python3 ci/summary.py dist/tests-*.xml dist/2.6.0/*.xml`.
+
+It prints one closing line as pytest does, which CI systems look for: how many passed, failed, were skipped. `.ci/run`
+ends with it. The exit status is 0 when tests passed and none failed, 1 when one failed or none passed, 2 when a file
+cannot be read. It needs the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +29,12 @@ def count(files: list[Path]) -> Counter[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the line; return 1 when a test failed or none passed."""
-    found = count([Path(item) for item in arguments])
+    """Print the line; return the exit status."""
+    try:
+        found = count([Path(item) for item in arguments])
+    except (OSError, ElementTree.ParseError) as error:
+        print(f"error: a result of tests cannot be read: {error}", file=sys.stderr)  # noqa: T201
+        return 2
     line = f"{found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped"
     print(f"{f' {line} ':=^80}")  # noqa: T201
     print(line)  # noqa: T201

@@ -17,20 +17,19 @@ from build.record import BuildRecord
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("build")(build)
 
 
-def _summary(made: BuildRecord) -> Table:
-    """Return what was built and what was proven."""
-    table = Table(title=f"{made.provenance.version}: proven about the overlay", show_lines=False)
-    table.add_column("check")
-    table.add_column("found")
+def _show(made: BuildRecord) -> None:
+    """Print what was proven, and what was built: the names in full, whatever the width of the terminal."""
+    table = Table(title=f"{made.provenance.version}: proven about the overlay")
+    for column in ("check", "found"):
+        table.add_column(column, overflow="fold")
     for check in made.provenance.checks:
         table.add_row(("[green]ok[/] " if check.passed else "[red]no[/] ") + check.name, escape(check.detail[:160]))
+    console.print(table)
     for item in (made.patched, made.overlay):
-        table.add_row(f"{item.size / 1e6:.1f} MB", item.name)
-    return table
+        step(f"{item.size / 1e6:.1f} MB: {item.name}")
 
 
 def build(
@@ -38,10 +37,10 @@ def build(
     source: Annotated[str | None, typer.Option(help="checkout (PATH or PATH@REV), tarball or folder")] = None,
     python: Annotated[str, typer.Option(help="CPython version of the patched wheel")] = "",
     dist: Annotated[Path, typer.Option(help="folder for the results")] = paths.DIST,
+    tested: Annotated[bool, typer.Option("--test/--no-test", help="check that the wheel can be tested here")] = True,
 ) -> None:
     """Build the patched wheel and the overlay wheel of RELEASE into dist/RELEASE."""
     python = python or ".".join(platform.python_version_tuple()[:2])
-    request = Request(release, python, Path(source) if source else None, dist.absolute())
-    made = build_release(request)
-    console.print(_summary(made))
+    request = Request(release, python, Path(source) if source else None, dist.absolute(), tested)
+    _show(build_release(request))
     step(f"record: {request.folder / 'build.json'}, log: {request.folder / 'build.log'}")

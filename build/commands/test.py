@@ -9,19 +9,21 @@ import typer
 
 from build import paths
 from build.console import step
+from build.wheeltest.results import NAME
 from build.wheeltest.suite import prove_release
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("test")(prove)
 
 
 def prove(
     release: Annotated[str, typer.Argument(help="the PyTorch release, e.g. 2.6.0")],
+    python: Annotated[str, typer.Option(help="CPython version of the wheel, default the last build's")] = "",
     dist: Annotated[Path, typer.Option(help="folder with the results of `build`")] = paths.DIST,
     multiworld: Annotated[bool, typer.Option(help="run multiworld's own tests as well")] = True,
+    stock: Annotated[bool, typer.Option("--stock", help="test the stock wheel even if its record is current")] = False,
 ) -> None:
-    """Install both wheel forms into fresh environments and run their tests; stock beside them, to see them fail."""
-    found = prove_release(release, dist.absolute(), multiworld=multiworld)
-    step(f"{found.version} is proven on Python {found.python}: {dist / release / 'tests.json'}")
+    """Install both wheel forms and the stock wheel into fresh environments, and run their tests."""
+    found = prove_release(release, dist.absolute(), multiworld=multiworld, python=python, stock=stock)
+    step(f"{found.version} is proven on Python {found.python}: {dist / release / NAME}")

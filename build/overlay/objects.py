@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from build import seals
-from build.console import note, progress
+from build.console import InFlight, note, progress
 from build.errors import CompileError, DigestMismatchError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.layout import is_header
@@ -142,12 +142,12 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
     return Object(unit, folder / "unit.o", entry.object_sha256, includes, time.monotonic() - started, why)
 
 
-def _one(inputs: Inputs, unit: str, overrides: Path, why: str) -> Object:
+def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) -> Object:
     """Return the object of a unit, from the cache or from the compiler."""
     folder = cache("objects") / _primary_key(inputs, unit)
     if ready := _cached(folder, inputs, why):
         return ready
-    with locked(folder, f"the object of {unit}"):
+    with locked(folder, f"the object of {unit}"), shown.on(Path(unit).name):
         return _cached(folder, inputs, why) or _compile(inputs, unit, overrides, folder, why)
 
 
@@ -174,16 +174,16 @@ def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...
     with tempfile.TemporaryDirectory(prefix="overrides-") as scratch, progress() as bar:
         overrides = Path(scratch)
         override_headers(inputs, overrides)
-        task = bar.add_task("compiling", total=len(units), unit="units")
+        shown = InFlight(bar, "compiling", len(units), "units")
         pool = ThreadPoolExecutor(jobs())
         futures: list[Future[Object]] = []
         try:
-            futures += [pool.submit(_one, inputs, unit, overrides, units[unit]) for unit in order]
+            futures += [pool.submit(_one, inputs, unit, overrides, units[unit], shown) for unit in order]
             for future in as_completed(futures):
                 obj = future.result()
                 done[obj.unit] = obj
+                shown.advance()
                 note(f"{obj.unit}: {f'{obj.seconds:.1f} s' if obj.seconds else 'unchanged, reused'}")
-                bar.advance(task)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             # Again and again: a thread may have been about to start its compiler.

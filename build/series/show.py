@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from build.console import console, log, note
 from build.series.verdicts import HunkVerdict, Verdict
 
 STYLES = {
@@ -20,7 +21,7 @@ STYLES = {
     Verdict.GONE: "bold red",
 }
 LEGEND = {
-    Verdict.CLEAN: "stands where the patch says",
+    Verdict.CLEAN: "at the line that the patch says",
     Verdict.OFFSET: "the same lines, further up or down",
     Verdict.DRIFTED: "lines around it changed; merged with the old file as base",
     Verdict.MOVED: "the file or the code moved; found by similarity",
@@ -32,7 +33,6 @@ LEGEND = {
 
 
 def verdict_table(verdicts: Sequence[HunkVerdict], title: str) -> Table:
-    """Return a table with one row per hunk."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in ("patch", "file", "hunk", "line", "verdict", "how"):
         table.add_column(name, justify="right" if name in {"hunk", "line"} else "left", overflow="fold")
@@ -52,7 +52,17 @@ def verdict_table(verdicts: Sequence[HunkVerdict], title: str) -> Table:
     return table
 
 
+def show_verdicts(verdicts: Sequence[HunkVerdict], title: str) -> None:
+    """Print the hunks that need a look; those that apply as the patch says are only counted."""
+    if noteworthy := [item for item in verdicts if item.verdict is not Verdict.CLEAN]:
+        console.print(verdict_table(noteworthy, title))
+    clean = len(verdicts) - len(noteworthy)
+    what = "all" if not noteworthy else f"{clean} of"
+    if clean:
+        note(f"{what} {len(verdicts)} hunks apply cleanly")
+    log.debug("%s", "\n".join(f"{item.patch} {item.path} {item.hunk}: {item.verdict.value}" for item in verdicts))
+
+
 def legend(verdicts: Sequence[HunkVerdict]) -> str:
-    """Explain the verdicts that occur, one line each."""
     seen = {item.verdict for item in verdicts}
     return "\n".join(f"{word.value}: {LEGEND[word]}" for word in Verdict if word in seen)

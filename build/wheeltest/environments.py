@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from packaging.version import Version
 from build.console import step
 from build.errors import EnvironmentUnfitError
 from build.paths import cache, locked
+from build.preflight import interpreter
 from build.process import run
 
 
@@ -46,7 +46,6 @@ def _uv(*arguments: str | Path) -> None:
 
 
 def install(python: Path, *requirements: str | Path) -> None:
-    """Install into the environment of `python`."""
     _uv("pip", "install", "--quiet", "--python", python, *requirements)
 
 
@@ -100,8 +99,7 @@ def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
     """
     with _folder(form) as folder:
         step(f"environment {form.value}: {', '.join(path.name for path in wheels)}")
-        wanted = sys.executable if python == ".".join(map(str, sys.version_info[:2])) else python
-        _uv("venv", "--quiet", "--no-python-downloads", "--python", wanted, folder / "venv")
-        interpreter = folder / "venv" / "bin" / "python"
-        install(interpreter, *wheels, "numpy<2" if _before_numpy_2(wheels) else "numpy")
-        yield interpreter
+        _uv("venv", "--quiet", "--python", interpreter(python), folder / "venv")
+        made = folder / "venv" / "bin" / "python"
+        install(made, *wheels, "numpy<2" if _before_numpy_2(wheels) else "numpy")
+        yield made

@@ -1,22 +1,33 @@
-"""Install both wheel forms, and stock beside them, and run the tests of the wheel and of multiworld on each."""
+"""Install both wheel forms and the stock wheel, and run the probes and the tests of the wheel and of multiworld."""
 
 from __future__ import annotations
 
+import re
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from rich.progress import Progress, TaskID
+
 from build import official, paths, record, releases
-from build.console import console, log_to_file, step
+from build.console import console, log, log_to_file, note, progress, step
 from build.errors import ProbeError, UsageError
 from build.paths import REPO
-from build.process import run_shown
+from build.process import run_shown, together
 from build.record import BuildRecord
+from build.wheeltest import stockrecord
 from build.wheeltest.environments import Form, environment, install
 from build.wheeltest.results import Run, TestRecord, probe_table, read_junit, run_table, write
 
-#: folders of multiworld's own tests, in this order: the faults are judged by time, so nothing runs beside them
+#: folders of multiworld's own tests, in this order: the faults are judged by time, so they run alone
 _MULTIWORLD = ("core", "faults")
+#: Exit statuses of pytest and of `python -m gpuless` after Ctrl-C.
+_INTERRUPTED = (2, 130)
+#: What `python -m gpuless` prints: how many probes there are, and each result.
+_TOTAL = re.compile(r"(\d+) probes on torch ")
+_RESULT = re.compile(r"\S+: .* \((as expected|MISMATCH|not measured)\)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,70 +38,124 @@ class Plan:
         made: the record of the build.
         folder: `dist/<release>`: the wheels, and where results go.
         multiworld: whether to run multiworld's own tests as well.
+        stock: whether to test the stock wheel although its results are on record.
     """
 
     made: BuildRecord
     folder: Path
     multiworld: bool
-
-
-def _pytest(python: Path, arguments: list[str], env: dict[str, str], junit: Path) -> int:
-    """Run pytest with its output on the terminal, and return its exit status."""
-    junit.unlink(missing_ok=True)
-    command: list[str | Path] = [python, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={junit}", *arguments]
-    return run_shown(command, cwd=REPO, env=env, timeout=3600)
+    stock: bool
 
 
 def _wheels(plan: Plan, form: Form) -> list[Path]:
-    """Return what a form installs."""
     if form is Form.PATCHED:
         return [plan.folder / plan.made.patched.name]
     stock = official.fetch_wheel(releases.get(plan.made.provenance.release), plan.made.python)
     return [stock] if form is Form.STOCK else [stock, plan.folder / plan.made.overlay.name]
 
 
-def _test_form(plan: Plan, form: Form) -> list[Run]:
-    """Run the suites of one form."""
-    runs = []
-    with environment(form, plan.made.python, _wheels(plan, form)) as python:
-        env = {
-            "MULTIWORLD_TORCH_PYTHON": str(python),
-            "MULTIWORLD_TORCH_FORM": form.value,
-            "MULTIWORLD_BUILD_JSON": str(plan.folder / record.NAME),
-            "PYTHONPATH": str(REPO),
-        }
-        junit = plan.folder / f"wheel-{form.value}.xml"
-        step(f"tests/wheel on {form.value}")
-        status = _pytest(Path(sys.executable), ["-q", "-n", "2", "tests/wheel"], env, junit)
-        runs.append(Run(form.value, "wheel", status, read_junit(junit)))
-        if plan.multiworld and form is Form.PATCHED:
-            runs += _test_multiworld(plan, form, python)
-    return runs
+def _probes(plan: Plan, form: Form, python: Path, bar: Progress, task: TaskID) -> Run:
+    junit = plan.folder / f"probes-{form.value}.xml"
+    junit.unlink(missing_ok=True)
+    expected = Form.STOCK if form is Form.STOCK else Form.PATCHED
+    command: list[str | Path] = [sys.executable, "-m", "gpuless", "--python", python, "--expect", expected.value]
+    said: list[str] = []
+
+    def seen(line: str) -> None:
+        said.append(line)
+        if total := _TOTAL.match(line):
+            bar.update(task, total=int(total[1]))
+        elif _RESULT.match(line):
+            bar.advance(task)
+
+    status = run_shown([*command, "--junit", junit], cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=1800, seen=seen)
+    return _found(form, "probes", status, junit, said)
 
 
-def _test_multiworld(plan: Plan, form: Form, python: Path) -> list[Run]:
-    """Run multiworld's tests in the environment itself, since they use torch in their own process."""
+def _wheel_tests(plan: Plan, form: Form, python: Path) -> Run:
+    """Run tests/wheel on one form, in this interpreter: the one under test has torch and nothing of ours."""
+    own = record.place(plan.folder, plan.made.python)
+    env = {
+        "MULTIWORLD_TORCH_PYTHON": str(python),
+        "MULTIWORLD_TORCH_FORM": form.value,
+        "MULTIWORLD_BUILD_JSON": str(own if own.is_file() else plan.folder / record.NAME),
+        "PYTHONPATH": str(REPO),
+    }
+    junit, said = plan.folder / f"wheel-{form.value}.xml", list[str]()
+    command = _pytest(Path(sys.executable), junit, "tests/wheel")
+    return _found(form, "wheel", run_shown(command, cwd=REPO, env=env, timeout=1800, seen=said.append), junit, said)
+
+
+def _found(form: Form, suite: str, status: int, junit: Path, said: list[str]) -> Run:
+    """Return what a suite found; its output goes to the log, and to the terminal only when something failed."""
+    log.info("%s on %s: exit status %d\n%s", suite, form.value, status, "\n".join(said))
+    if status not in (0, *_INTERRUPTED):
+        console.print("\n".join(said[-200:]), markup=False)
+    return Run(form.value, suite, status, read_junit(junit))
+
+
+def _pytest(python: Path, junit: Path, *arguments: str) -> list[str | Path]:
+    """Return the command line of pytest; its last results are removed."""
+    junit.unlink(missing_ok=True)
+    return [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", *arguments]
+
+
+def _test_forms(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
+    """Run probes and wheel tests of all forms at once: they wait for most of their time."""
+    step(f"probes and tests/wheel on {', '.join(form.value for form in pythons)}")
+    with progress() as bar:
+        tasks = {form: bar.add_task(f"probes on {form.value}", total=None, unit="done") for form in pythons}
+        work = [partial(_probes, plan, form, python, bar, tasks[form]) for form, python in pythons.items()]
+        runs = together([*work, *(partial(_wheel_tests, plan, form, python) for form, python in pythons.items())])
+    order = list(Form)
+    return sorted(runs, key=lambda run: order.index(Form(run.form)))
+
+
+def _test_multiworld(plan: Plan, python: Path) -> list[Run]:
+    """Run multiworld's tests in the environment of the patched wheel, since they use torch in their own process."""
     install(python, "--group", f"{REPO / 'pyproject.toml'}:test", "--editable", f"{REPO}[cli,metrics]")
     runs = []
     for name in _MULTIWORLD:
-        step(f"tests/multiworld/{name} on {form.value}")
-        junit = plan.folder / f"multiworld-{name}-{form.value}.xml"
-        arguments = ["-q", "-n", "2", f"tests/multiworld/{name}"]
-        status = _pytest(python, arguments, {"PYTHONPATH": str(REPO)}, junit)
-        runs.append(Run(form.value, f"multiworld {name}", status, read_junit(junit)))
+        step(f"tests/multiworld/{name} on patched")
+        junit = plan.folder / f"multiworld-{name}-patched.xml"
+        command = _pytest(python, junit, "-n", "2", f"tests/multiworld/{name}")
+        status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600)
+        runs.append(Run(Form.PATCHED.value, f"multiworld {name}", status, read_junit(junit)))
     return runs
 
 
-def prove_release(release: str, dist: Path, *, multiworld: bool) -> TestRecord:
+def _runs(plan: Plan) -> list[Run]:
+    known = [] if plan.stock else stockrecord.read(plan.made)
+    if known:
+        for junit in plan.folder.glob("*-stock.xml"):
+            junit.unlink()  # of another run
+        note("stock: neither wheel nor probes nor harness have changed since they were run, so its record serves")
+    with ExitStack() as patched:
+        with ExitStack() as others:
+            forms = [form for form in Form if form is not Form.STOCK or not known]
+            pythons = {
+                form: (patched if form is Form.PATCHED else others).enter_context(
+                    environment(form, plan.made.python, _wheels(plan, form))
+                )
+                for form in forms
+            }
+            runs = _test_forms(plan, pythons)
+        stockrecord.write(plan.made, runs)
+        return [*known, *runs, *(_test_multiworld(plan, pythons[Form.PATCHED]) if plan.multiworld else ())]
+
+
+def prove_release(release: str, dist: Path, *, multiworld: bool, python: str = "", stock: bool = False) -> TestRecord:
     """Test what `build RELEASE` made.
 
     Args:
         release: the PyTorch release.
         dist: folder with a folder per release.
         multiworld: whether to run multiworld's own tests on the patched wheel.
+        python: CPython version of the patched wheel, default that of the last build.
+        stock: whether to test the stock wheel again although nothing has changed since.
 
     Returns:
-        What was found; also in `tests.json` and as JUnit XML beside the wheels.
+        What was found; also in `tests.json` and as JUnit XML next to the wheels.
 
     Raises:
         UsageError: nothing was built, or the wheels are not those of the record.
@@ -100,35 +165,42 @@ def prove_release(release: str, dist: Path, *, multiworld: bool) -> TestRecord:
     version = releases.get(release).version
     # The build's own lock: it would replace the wheels under the tests, which are minutes and more.
     with paths.locked(dist / version / "build", f"the build of {version}"):
-        return _prove(release, dist / version, multiworld=multiworld)
+        folder = dist / version
+        made = _built(release, folder, python)
+        log_to_file(folder / "test.log")
+        return _prove(release, Plan(made, folder, multiworld and (paths.TESTS / "multiworld").is_dir(), stock))
 
 
-def _prove(release: str, folder: Path, *, multiworld: bool) -> TestRecord:
-    """Do `prove_release` on the folder of the release."""
-    log_to_file(folder / "test.log")
-    made = record.read(folder)
+def _built(release: str, folder: Path, python: str) -> BuildRecord:
+    remedy = f"nox -s build-{release}" + (f" -- --python {python}" if python else "")
+    made = record.read(folder, python)
     if made is None or not all((folder / item.name).is_file() for item in (made.patched, made.overlay)):
-        raise UsageError(f"{folder} holds no wheels to test", remedy=f"nox -s build-{release}")
+        wanted = f" for Python {python}" if python else ""
+        raise UsageError(f"{folder} holds no wheels{wanted} to test", remedy=remedy)
     for item in (made.patched, made.overlay):
         if record.artifact(folder / item.name) != item:
             raise UsageError(
                 f"{item.name} is not the wheel that {record.NAME} is about",
                 cause="it was replaced after the build",
-                remedy=f"nox -s build-{release}",
+                remedy=remedy,
             )
-    plan = Plan(made, folder, multiworld and (paths.TESTS / "multiworld").is_dir())
-    runs = tuple(item for form in Form for item in _test_form(plan, form))
+    return made
+
+
+def _prove(release: str, plan: Plan) -> TestRecord:
+    made = plan.made
+    runs = tuple(_runs(plan))
     proven = all(item.green for item in runs)
     found = TestRecord(
         release, made.provenance.version, made.python, made.patched.sha256, made.overlay.sha256, proven, runs
     )
-    write(found, folder)
+    write(found, plan.folder)
     console.print(probe_table(runs, f"{found.version}: probes"))
     console.print(run_table(runs))
     if not proven:
         raise ProbeError(
             "the wheels do not do what they must: " + ", ".join(f"{r.form}/{r.suite}" for r in runs if not r.green),
             cause="see the failures above and the JUnit XML files",
-            remedy=f"files are in {folder}",
+            remedy=f"files are in {plan.folder}",
         )
     return found

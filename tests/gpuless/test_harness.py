@@ -5,20 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import venv
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from build.errors import EnvironmentUnfitError
-from tests.gpuless import measured
-from tests.gpuless.catalogue import PROBES
-from tests.gpuless.imitation import Native, built
-from tests.gpuless.model import Form, Outcome, Patch, Probe, ProbeResult, Verdict
-from tests.gpuless.run import main
-from tests.gpuless.runner import run_probe
-from tests.gpuless.subject import Subject, examine
+from build.wheeltest.results import read_junit
+from gpuless import measured
+from gpuless.__main__ import main
+from gpuless.catalogue import PROBES
+from gpuless.forkserver import fork_server
+from gpuless.imitation import Native, built
+from gpuless.model import Form, Outcome, Patch, Probe, ProbeResult, Verdict
+from gpuless.report import write_junit
+from gpuless.runner import Runner, run_probes, runner
+from gpuless.subject import Subject, examine
 
 _BY_ID = {probe.id: probe for probe in PROBES}
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -38,8 +44,14 @@ def native(subject: Subject) -> Native:
     return built(subject)
 
 
-def _run(probe: Probe, subject: Subject, native: Native) -> ProbeResult:
-    return run_probe(probe, subject, native, Form.STOCK)
+@pytest.fixture(scope="module")
+def ready(subject: Subject) -> Iterator[Runner]:
+    with runner(subject.python) as found:
+        yield found
+
+
+def _run(probe: Probe, ready: Runner) -> ProbeResult:
+    return ready.run(probe, Form.STOCK)
 
 
 def _works(subject: Subject) -> Probe:
@@ -51,47 +63,117 @@ def _own(program: str, **settings: object) -> Probe:
     return replace(probe, **settings)  # type: ignore[arg-type]
 
 
-def test_imitation_keeps_its_promises(subject: Subject, native: Native) -> None:
-    result = _run(_own("selftest"), subject, native)
+def test_imitation_keeps_its_promises(ready: Runner) -> None:
+    result = _run(_own("selftest"), ready)
     assert result.got is Outcome.OK, result.detail
 
 
-def test_real_process_group_works_without_injection(subject: Subject, native: Native) -> None:
-    result = _run(_works(subject), subject, native)
+def test_real_process_group_works_without_injection(ready: Runner) -> None:
+    result = _run(_works(ready.subject), ready)
     assert result.got is Outcome.OK, (result.detail, result.output)
     assert result.detail["reduced"] == [1.0, 2.0]
 
 
-def test_injection_fires_and_reaches_the_caller(subject: Subject, native: Native) -> None:
-    result = _run(_BY_ID["remote-error-gather"], subject, native)
+def test_injection_fires_and_reaches_the_caller(ready: Runner) -> None:
+    result = _run(_BY_ID["remote-error-gather"], ready)
     fired = result.detail["fired"]
     assert isinstance(fired, dict)
     assert sum(fired.values()) >= 1
     assert result.detail["exception"] is not None
 
 
-def test_probe_whose_injection_never_fires_shows_nothing(subject: Subject, native: Native) -> None:
-    result = _run(replace(_works(subject), fires=("ncclCommRevoke",)), subject, native)
+def test_probe_whose_injection_never_fires_shows_nothing(ready: Runner) -> None:
+    result = _run(replace(_works(ready.subject), fires=("ncclCommRevoke",)), ready)
     assert result.got is Outcome.NOT_INJECTED
 
 
-def test_failing_program_is_no_outcome_of_torch(subject: Subject, native: Native) -> None:
-    result = _run(_own("works", args={"operations": [], "backend": "unknown", "excess": 1}), subject, native)
+def test_failing_program_is_no_outcome_of_torch(ready: Runner) -> None:
+    result = _run(_own("works", args={"operations": [], "backend": "unknown", "excess": 1}), ready)
     assert result.got is Outcome.BROKEN
     assert "TypeError" in str(result.detail["error"])
 
 
-def test_deadline_is_hard(subject: Subject, native: Native) -> None:
-    result = _run(replace(_BY_ID["works"], timeout=0.2), subject, native)
+def test_deadline_is_hard(ready: Runner) -> None:
+    result = _run(replace(_BY_ID["abort-hangs"], timeout=1), ready)
     assert result.got is Outcome.STALLED
     assert result.seconds < 5
 
 
-def test_wrong_end_of_the_process_is_not_the_defect(subject: Subject, native: Native) -> None:
+def test_probes_share_nothing_but_the_import(ready: Runner) -> None:
+    """Each has a control block and injections of its own, although both were forked from one process."""
+    failing, sound = _BY_ID["remote-error-gather"], _works(ready.subject)
+    for _ in range(2):
+        first, second = run_probes(ready, Form.STOCK, [failing, sound], jobs=2)
+        assert first.detail["fired"]
+        assert second.got is Outcome.OK, second.detail
+
+
+class _Twice:
+    """Gives a mismatch first, and then what is expected."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self, probe: Probe, form: Form) -> ProbeResult:
+        self.runs += 1
+        verdict = Verdict.MISMATCH if self.runs == 1 else Verdict.AS_EXPECTED
+        return ProbeResult(probe, "2.6.0", form, Outcome.OK, verdict, 1.0, {}, "")
+
+
+@pytest.mark.parametrize(("form", "runs"), [(Form.STOCK, 2), (Form.PATCHED, 1)])
+def test_only_stock_gets_a_second_try(form: Form, runs: int) -> None:
+    seen, fake = list[ProbeResult](), _Twice()
+    (result,) = run_probes(fake, form, [_BY_ID["works"]], seen.append)  # type: ignore[arg-type]
+    assert fake.runs == runs
+    assert seen == [result], "each probe is told once"
+    assert result.verdict is (Verdict.AS_EXPECTED if form is Form.STOCK else Verdict.MISMATCH)
+
+
+def test_a_deadline_and_an_end_leave_no_process(ready: Runner) -> None:
+    with runner(ready.subject.python) as own, ThreadPoolExecutor(1) as pool:
+        server = own._server._process.pid
+        hanging = pool.submit(own.run, replace(_BY_ID["abort-hangs"], timeout=100), Form.STOCK)
+        while not (running := _children(server)):
+            time.sleep(0.05)
+        assert own.run(replace(_BY_ID["abort-hangs"], timeout=1), Form.STOCK).got is Outcome.STALLED
+        own.end()
+        with pytest.raises(EnvironmentUnfitError, match="no process to start from"):
+            hanging.result(timeout=30)
+    assert not any(Path("/proc", pid, "exe").exists() for pid in [*running, str(server)])
+
+
+def _children(process: int) -> list[str]:
+    return Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii").split()
+
+
+def test_a_torch_that_cannot_be_imported_is_named(ready: Runner, tmp_path: Path) -> None:
+    """It ends the run with its own words, and hangs nobody."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ImportError: libtorch is broken' >&2; exit 1\n")
+    python.chmod(0o755)
+    with fork_server(python, {}) as server, pytest.raises(EnvironmentUnfitError) as caught:
+        server.run(_works(ready.subject), {}, tmp_path)
+    assert "libtorch is broken" in caught.value.cause
+
+
+def test_results_as_junit_are_those_of_the_table(ready: Runner, tmp_path: Path) -> None:
+    release, works = ready.subject.release, _works(ready.subject)
+    result = ready.run(works, Form.STOCK)
+    shown = [result, replace(result, got=Outcome.CRASHED, verdict=Verdict.MISMATCH, output="\x00bad\x1b")]
+    write_junit(shown, release, tmp_path / "x.xml")
+    cases = read_junit(tmp_path / "x.xml")
+    assert [case.result for case in cases[:2]] == ["passed", "failed"]
+    assert (cases[1].probe, cases[1].expected, cases[1].got) == (works.id, "ok", "crashed")
+    assert {case.result for case in cases[2:]} <= {"skipped"}
+    assert len(cases) == 2 + sum(not probe.covers(release) for probe in PROBES)
+
+
+def test_wrong_end_of_the_process_is_not_the_defect(ready: Runner) -> None:
+    subject = ready.subject
     dying = next((p for p in PROBES if p.stock.get(subject.release) is Outcome.TERMINATED), None)
     if dying is None:
         pytest.skip(f"no termination measured on stock {subject.release}")
-    result = _run(replace(dying, evidence="words that no PyTorch ever wrote"), subject, native)
+    result = _run(replace(dying, evidence="words that no PyTorch ever wrote"), ready)
     if result.got is Outcome.OK:
         pytest.skip("a patched wheel: nothing terminates")
     assert result.got is Outcome.BROKEN
@@ -106,7 +188,7 @@ def test_imitation_is_built_once(subject: Subject, native: Native) -> None:
 
 def test_two_builds_at_once_share_one_result(subject: Subject, tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from tests.gpuless.subject import examine; from tests.gpuless.imitation import built;"
+        "import sys, pathlib; from gpuless.subject import examine; from gpuless.imitation import built;"
         "print(built(examine(pathlib.Path(sys.argv[1]))).imitation)"
     )
     environment = {**os.environ, "MULTIWORLD_CACHE": str(tmp_path), "PYTHONPATH": str(_REPOSITORY)}

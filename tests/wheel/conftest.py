@@ -15,10 +15,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from build.record import BuildRecord, read
-from tests.gpuless.model import Form
+from build.record import BuildRecord
 
 TIMEOUT = 120.0
 
@@ -30,10 +30,6 @@ class Subject:
     python: Path
     form: str
     record: BuildRecord
-
-    @property
-    def probe_form(self) -> Form:
-        return Form.STOCK if self.form == "stock" else Form.PATCHED
 
     def run(self, code: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run a program in the interpreter, isolated from this process's Python settings."""
@@ -55,8 +51,9 @@ def _subject() -> Subject | str:
     missing = [n for n in ("MULTIWORLD_TORCH_PYTHON", "MULTIWORLD_TORCH_FORM") if not os.environ.get(n)]
     if missing:
         return f"no wheel to test: {' and '.join(missing)} not set (run `nox -s test-RELEASE`)"
-    record = read(Path(os.environ.get("MULTIWORLD_BUILD_JSON", "")).parent)
-    if record is None:
+    try:
+        record = msgspec.json.decode(Path(os.environ.get("MULTIWORLD_BUILD_JSON", "")).read_bytes(), type=BuildRecord)
+    except (OSError, msgspec.DecodeError):
         return "no wheel to test: MULTIWORLD_BUILD_JSON names no record of a build"
     # Not resolved: the interpreter of an environment is a link, and its place decides what it imports.
     python = Path(os.environ["MULTIWORLD_TORCH_PYTHON"]).absolute()

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import struct
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -57,36 +58,47 @@ def _mapped(name: str) -> bool:
     return f"/{name}\n" in maps
 
 
-def _refusal(torch_dir: Path, facts: dict[str, Any]) -> tuple[str, bool]:
-    """Return why the overlay must not be loaded, empty if it may be, and whether that deserves a warning."""
+def _warn(reason: str) -> None:
+    """Warn without a line of source, which helps no user; the import of torch never fails because of it."""
+    text = f"multiworld's overlay is not active, torch works as stock: {reason}"
+    try:
+        warnings.warn_explicit(text, RuntimeWarning, "multiworld_torch_overlay", 0)
+    except RuntimeWarning:  # as errors (`-W error`): then it is only said
+        print(f"warning: {text}", file=sys.stderr)  # noqa: T201
+
+
+def _refusal(torch_dir: Path, facts: dict[str, Any]) -> tuple[str, str]:
+    """Return why the overlay must not be loaded, empty if it may be, and what to warn of, in short, if anything."""
     library = torch_dir / "lib" / "libtorch_cuda.so"
+    made_for = f"it was made for torch {facts['made_for']}"
     if os.environ.get("MULTIWORLD_TORCH_OVERLAY", "1") == "0":
-        return "switched off by MULTIWORLD_TORCH_OVERLAY=0", False
+        return "switched off by MULTIWORLD_TORCH_OVERLAY=0", ""
     if (torch_dir / "lib" / facts["soname"]).exists():
-        return "this torch is a patched wheel and has its overlay inside", False
+        return "this torch is a patched wheel and has its overlay inside", ""
     if not library.exists():
-        return f"it was made for torch {facts['made_for']}, but the torch in {torch_dir} has no CUDA", True
-    have = build_id(library)
-    if have not in facts["build_ids"]:
-        wanted = f"torch {facts['made_for']}, whose libtorch_cuda.so has build id {' or '.join(facts['build_ids'])}"
-        return f"it was made for {wanted}; {library} has build id {have or '(none)'}", True
+        return (reason := f"{made_for}, but the torch in {torch_dir} has no CUDA"), reason
+    if (have := build_id(library)) not in facts["build_ids"]:
+        wanted = f"{made_for}, whose libtorch_cuda.so has build id {' or '.join(facts['build_ids'])}"
+        return f"{wanted}; {library} has build id {have or '(none)'}", f"{made_for}, and this is another build of torch"
     if torch_dir.resolve() != HERE.parent / "torch":
-        return f"torch lies in {torch_dir}, the overlay in {HERE}: install both into the same environment", True
+        reason = f"torch lies in {torch_dir}, the overlay in {HERE}: install both into the same environment"
+        return reason, reason
     if _mapped("libtorch_cuda.so"):
-        return "libtorch_cuda.so was loaded before torch was imported, and nothing can be replaced any more", True
-    return "", False
+        reason = "libtorch_cuda.so was loaded before torch was imported, and nothing can be replaced any more"
+        return reason, reason
+    return "", ""
 
 
-def _try(torch_dir: Path) -> tuple[str, bool]:
+def _try(torch_dir: Path) -> tuple[str, str]:
     """Load the overlay if it may be; return what `_refusal` returns."""
     facts: dict[str, Any] = json.loads((HERE / "overlay.json").read_text(encoding="utf-8"))
-    reason, loud = _refusal(torch_dir, facts)
+    reason, warning = _refusal(torch_dir, facts)
     if not reason:
         try:
             ctypes.CDLL(str(HERE / "lib" / facts["soname"]), mode=os.RTLD_LOCAL)
         except OSError as error:
-            return f"the dynamic loader refused it: {error}", True
-    return reason, loud
+            return (reason := f"the dynamic loader refused it: {error}"), reason
+    return reason, warning
 
 
 def load(torch_dir: str) -> str:
@@ -99,9 +111,9 @@ def load(torch_dir: str) -> str:
         `loaded`, or `not loaded: ` and the reason.
     """
     try:
-        reason, loud = _try(Path(torch_dir))
+        reason, warning = _try(Path(torch_dir))
     except (OSError, ValueError, KeyError, struct.error) as error:
-        reason, loud = f"its own files or torch's cannot be read: {error!r}", True
-    if loud:
-        warnings.warn(f"multiworld's overlay is not active: {reason}. torch works as stock.", RuntimeWarning, 2)
+        reason = warning = f"its own files or torch's cannot be read: {error!r}"
+    if warning:
+        _warn(warning)
     return f"not loaded: {reason}" if reason else "loaded"

@@ -16,11 +16,11 @@ from build.errors import ToolError
 from build.paths import REPO
 from build.porting.between_trees import Request, port_folder
 from build.porting.session import discard
+from gpuless import imitation
 from tests.build.caches import damage
 from tests.build.pipeline.test_bootstrap import _FAKE, run
 from tests.build.porting.trees import series_on
 from tests.build.series.repos import commit, make_repo, numbered
-from tests.gpuless import imitation
 
 Damage = Callable[[Path], None]
 

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from build import bootstrap
 {more}
-sys.argv[1:] = ["-s", "lint"]
+sys.argv[1:] = ["-s", "lint", *sys.argv[1:]]
 sys.exit(bootstrap.run_again_with_nox(Path({repo!r})))
 """
 #: An environment whose Python only says how it was called.
@@ -31,11 +31,11 @@ bootstrap._make = make
 """
 
 
-def run(cache: Path, more: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+def run(cache: Path, more: str = "", *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     code = _RUN.format(more=more, repo=str(REPO))
     own = {"PYTHONPATH": str(REPO), "MULTIWORLD_CACHE": str(cache)}
     return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **own, **env},
+        [sys.executable, "-c", code, *arguments], env={**os.environ, **own, **env},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -73,3 +73,45 @@ def test_an_old_python(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setattr(sys, "version_info", (3, 9, 18))
     assert bootstrap.run_again_with_nox(REPO) == 5
     assert "Python 3.10 or newer" in capsys.readouterr().err
+
+
+SESSIONS = ["lint", "tests", "patches", "build-2.6.0", "test-2.6.0", "build-2.15.0", "test-2.15.0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("-s buld-2.6.0", ["there is no session buld-2.6.0", "python3 noxfile.py -s build-2.6.0"]),
+        ("-s lnt tests", ["there is no session lnt", "-s lint"]),
+        ("--session xyzzy", ["there is no session xyzzy", "python3 noxfile.py -l"]),
+        ("-s build-2.6.1", ["PyTorch 2.6.1 is not", "2.6.0, 2.15.0", "-s build-2.6.0\n", "regenerate-patch -- 2.6.1"]),
+        ("-s build-2.6.0 --no-test", ["goes behind --", "noxfile.py -s build-2.6.0 -- --no-test"]),
+        ("-s build-2.6.0 --python 3.12 -- --no-test", ["noxfile.py -s build-2.6.0 -- --python 3.12 --no-test"]),
+    ],
+)
+def test_what_nox_would_refuse_without_a_hint(arguments: str, said: list[str]) -> None:
+    found = bootstrap.advice(arguments.split(), SESSIONS)
+    assert all(text in found for text in said), found
+
+
+@pytest.mark.parametrize("arguments", ["", "-l", "-s lint tests", "-s build-2.6.0 -- --no-test", "-r -s lint -v"])
+def test_what_nox_takes(arguments: str) -> None:
+    assert bootstrap.advice(arguments.split(), SESSIONS) == ""
+    assert bootstrap.advice(arguments.split()) == ""
+
+
+def test_misplaced_arguments_are_told_before_anything_is_made(tmp_path: Path) -> None:
+    done = run(tmp_path, "", "--no-test")
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, []), done.stderr
+
+
+@pytest.mark.parametrize("command", [["-m", "nox", "-f", "noxfile.py"], ["noxfile.py"]])
+def test_a_typo_with_nox_installed(command: list[str]) -> None:
+    pytest.importorskip("nox", reason="needs nox")
+    done = subprocess.run(
+        [sys.executable, *command, "-s", "buld-2.6.0"],
+        cwd=REPO, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "there is no session buld-2.6.0\nto do:\n  python3 noxfile.py -s build-2.6.0" in done.stderr
+    assert "Traceback" not in done.stderr

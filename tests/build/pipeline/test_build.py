@@ -7,6 +7,7 @@ import json
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from build import record
@@ -35,8 +36,10 @@ def test_from_release_to_wheels_and_again(place: Place) -> None:
     made = record.read(place.results)
     assert made is not None
     assert sorted(path.name for path in place.results.iterdir()) == sorted(
-        [made.patched.name, made.overlay.name, "build.json", "build.log", "build.lock"]
+        [made.patched.name, made.overlay.name, "build.json", f"build-{made.python}.json", "build.log", "build.lock"]
     )
+    assert all(f": {name}\n" in output for name in place.wheels()), "a name of a wheel is cut"
+    assert "all 1 hunks apply cleanly" in output
     assert all(check.passed for check in made.provenance.checks)
     assert [unit.unit for unit in made.provenance.units] == [lt.NCCL_CPP, lt.HIDDEN_CPP]
     assert [patch.name for patch in made.provenance.patches] == ["0001-answer.patch"]
@@ -79,6 +82,20 @@ def test_a_failed_build_leaves_the_last_good_one(place: Place) -> None:
     assert "Traceback" not in output
     assert digests(place.results) == good
     assert place.leftovers() == []
+
+
+def test_a_first_build_that_fails_leaves_its_log_and_nothing_else(place: Place) -> None:
+    lr.write_patch(place, "return no_such_thing +")
+    assert lr.build(place)[0] == 10
+    assert sorted(path.name for path in place.results.iterdir()) == ["build.lock", "build.log"]
+    assert "no_such_thing" in (place.results / "build.log").read_text()
+
+
+def test_what_is_compiled_is_said_when_it_begins(place: Place) -> None:
+    status, output = lr.build(place)
+    assert status == 0, output
+    said = output.splitlines()
+    assert said.index("   compiling nccl.cpp") < next(i for i, line in enumerate(said) if "nccl.cpp: " in line)
 
 
 def test_a_source_whose_headers_are_not_the_wheels(place: Place) -> None:
@@ -130,6 +147,26 @@ def test_the_record_survives_a_round_trip(place: Place) -> None:
     assert record.read(place.folder / "copy") == made
     keys = json.loads(path.read_bytes())["provenance"].keys()
     assert {"compiler", "flags", "units", "patches", "checks", "overlay_sha256"} <= keys
+
+
+def test_the_record_of_one_python_survives_a_build_for_another(place: Place, tmp_path: Path) -> None:
+    assert lr.build(place)[0] == 0
+    first = record.read(place.results)
+    assert first is not None
+    other = msgspec.structs.replace(first, python="3.99")
+    record.write(other, place.results)
+    assert record.read(place.results) == other == record.read(place.results, "3.99")
+    assert record.read(place.results, first.python) == first
+    assert record.read(place.results, "3.98") is None
+    with lr.started(place, "test", lt.VERSION, "--dist", place.dist, "--python", "3.98") as process:
+        output, _ = process.communicate(timeout=lr.TIMEOUT)
+    assert process.returncode == 2
+    assert "holds no wheels for Python 3.98 to test" in output
+    assert f"nox -s build-{lt.VERSION} -- --python 3.98" in output
+    (place.results / f"build-{first.python}.json").unlink()  # as builds of earlier versions have left it
+    record.write(first, tmp_path / "new")
+    (tmp_path / "new" / f"build-{first.python}.json").unlink()
+    assert record.read(tmp_path / "new", first.python) == first
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"provenance": 1}', "\xff"])

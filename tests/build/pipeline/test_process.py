@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from build.errors import EnvironmentUnfitError
 from build.paths import REPO
-from build.process import run, run_shown
+from build.process import run, run_shown, together
 
 #: Starts a child that would live for a minute, and says its number.
 _PARENT = "import subprocess,sys,time; c=subprocess.Popen(['sleep','61']); open(sys.argv[1],'w').write(str(c.pid)); "
@@ -78,7 +79,7 @@ finally:
 _OUTER = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from build.process import run, run_shown
+from build.process import run, run_shown, together
 
 class Interrupted(subprocess.Popen):
     def __init__(self, *args, **keywords):
@@ -126,3 +127,43 @@ def test_ctrl_c_while_a_command_is_being_started_leaves_nothing_of_it(tmp_path: 
         assert process.wait(60) == 130
     assert gone(int((tmp_path / "ready.pid").read_text()))
     assert cleaned.exists() == (way == "shown")
+
+
+def test_lines_are_read_as_they_come(tmp_path: Path) -> None:
+    go, lines = tmp_path / "go", list[str]()
+    code = "import os,sys,time; print('one', flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(.01)\n"
+    code += "print('two', file=sys.stderr); sys.exit(7)"
+
+    def seen(line: str) -> None:
+        lines.append(line)
+        go.touch()
+
+    command: list[str | Path] = [sys.executable, "-c", code, go]
+    assert run_shown(command, cwd=tmp_path, env={}, timeout=30, seen=seen) == 7
+    assert lines == ["one", "two"]
+
+
+def test_a_command_that_is_read_ends_at_its_time(tmp_path: Path) -> None:
+    code = _PARENT + "print('x', flush=True); time.sleep(62)"
+    lines = list[str]()
+    command: list[str | Path] = [sys.executable, "-c", code, tmp_path / "pid"]
+    assert run_shown(command, cwd=tmp_path, env={}, timeout=2, seen=lines.append) == -signal.SIGKILL
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_one_that_fails_ends_the_others(tmp_path: Path) -> None:
+    code = _PARENT + "print('x', flush=True); time.sleep(62)"
+    begun = threading.Event()
+
+    def fail() -> int:
+        assert begun.wait(30)
+        raise EnvironmentUnfitError("no")
+
+    def long() -> int:
+        command: list[str | Path] = [sys.executable, "-c", code, tmp_path / "pid"]
+        return run_shown(command, cwd=tmp_path, env={}, timeout=60, seen=lambda _: begun.set())
+
+    with pytest.raises(EnvironmentUnfitError):
+        together([long, fail])
+    assert gone(int((tmp_path / "pid").read_text()))
+    assert together([lambda: 1, lambda: 2]) == [1, 2]

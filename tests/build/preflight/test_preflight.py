@@ -4,6 +4,8 @@ import os
 import platform
 import shutil
 import stat
+import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +58,9 @@ def program(folder: Path, name: str, text: str) -> Path:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_fit_machine_passes(release: Release, tmp_path: Path) -> None:
-    preflight.check(release, "3.11", tmp_path / "dist")
+    """Nothing is raised, and the same machine is refused as soon as one thing is missing."""
+    preflight.check(release, "3.11", tmp_path / "dist", tested=False)
+    assert len(problems(release, tmp_path / "dist", source=tmp_path / "nowhere", tested=False)) == 1
 
 
 def test_no_network_is_said_only_if_something_must_be_fetched(release: Release, tmp_path: Path) -> None:
@@ -95,6 +99,38 @@ def test_compiler_of_cxx_is_not_replaced_by_another(
     assert f"CXX={tmp_path}/no-such-compiler is not a program" in said
 
 
+@pytest.fixture
+def no_312(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose only Python is the running one; a folder of its PATH."""
+    (tmp_path / "bin").mkdir()
+    for name in ("git", "g++", "nm", "c++filt", "ld", "sh"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr(preflight, "_network", lambda *_: iter(()))
+    return tmp_path / "bin"
+
+
+@pytest.mark.parametrize("text", ["", "echo 'pyenv: python3.12: command not found' >&2; exit 127"])
+def test_a_python_to_test_with_is_looked_for_first(release: Release, tmp_path: Path, no_312: Path, text: str) -> None:
+    """It was found out when the wheels had been compiled and assembled."""
+    if text:
+        program(no_312, "python3.12", text)
+    said = problems(release, tmp_path / "dist", "3.12")
+    assert said[0].startswith("no Python 3.12 that works was found to test the wheel with: install it")
+    assert "uv python install 3.12" in said[0]
+    assert "`--no-test`" in said[0]
+    preflight.check(release, "3.12", tmp_path / "dist", tested=False)
+    assert not (tmp_path / "dist").exists()
+
+
+def test_the_running_python_is_the_one_to_test_with(release: Release, tmp_path: Path, no_312: Path) -> None:
+    own = ".".join(platform.python_version_tuple()[:2])
+    assert preflight.interpreter(own) == Path(sys.executable)
+    assert no_312.is_dir()
+    preflight.check(release, "3.11", tmp_path / "dist", tested=own == "3.11")
+
+
 class Usage(NamedTuple):
     total: int
     used: int
@@ -105,8 +141,10 @@ def test_full_disk_names_the_folder_and_both_figures(
     release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 100 << 20))
-    (said,) = problems(release, tmp_path / "dist")
-    assert f"{tmp_path / 'dist'} has 100 MiB free" in said
+    said = problems(release, tmp_path / "dist")
+    assert f"{tmp_path / 'dist'} has 100 MiB free" in said[0]
+    assert said[1].startswith(f"{tempfile.gettempdir()} has 100 MiB free, 300 MiB are needed")
+    assert "TMPDIR" in said[1]
 
 
 def test_less_disk_is_needed_once_the_wheel_is_there(
@@ -114,7 +152,7 @@ def test_less_disk_is_needed_once_the_wheel_is_there(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, 2_000 << 20))
     preflight.check(release, "3.11", tmp_path / "dist")
-    said = problems(release, tmp_path / "dist", "3.12")
+    said = problems(release, tmp_path / "dist", "3.12", tested=False)
     assert "4000 MiB are needed" in said[0]
 
 
@@ -134,7 +172,7 @@ def test_all_at_once(release: Release, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 0))
     said = problems(release, tmp_path / "dist", "3.7", source=tmp_path / "nowhere")
-    assert len(said) == 6
+    assert len(said) == 7
 
 
 def test_full_build_needs_the_toolkit(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +183,17 @@ def test_full_build_needs_the_toolkit(release: Release, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/nowhere")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, 10**12))
     assert problems(release, tmp_path / "dist", need=TreePurpose.FULL) == ["nvcc is not on PATH: install it"]
+
+
+@pytest.mark.parametrize("place", ["/proc/no-such-folder", "file/x"])
+def test_a_cache_that_cannot_be_made(
+    place: str, release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / place))
+    with pytest.raises(EnvironmentUnfitError, match="the cache cannot have a folder") as caught:
+        preflight.check(release, "3.11", tmp_path / "dist")
+    assert "MULTIWORLD_CACHE" in caught.value.remedy
 
 
 def test_nothing_is_started(release: Release, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.build.overlay.little import Little, shell
 from tests.build.wheels.conftest import Made
 from tests.build.wheels.test_archive import streamed
 
+_SAID = "multiworld's overlay is not active, torch works as stock"
 PACKAGE = "multiworld_torch_overlay"
 _RUN = f"""
 import json, sys, warnings
@@ -102,14 +103,33 @@ def test_torch_is_left_as_it_is(case: str, site: Path) -> None:
     said = found["said"]
     assert isinstance(said, list)
     assert len(said) == int(loud)
-    assert all(text.startswith("RuntimeWarning: multiworld's overlay is not active: ") for text in said)
+    assert all(
+        text.startswith("RuntimeWarning: multiworld's overlay is not active, torch works as stock: ") for text in said
+    )
 
 
-def test_the_warning_names_both_builds(site: Path, little: Little) -> None:
+def test_the_warning_is_short_and_the_state_names_both_builds(site: Path, little: Little) -> None:
+    _facts(site, build_ids=["f" * 40, "e" * 40], made_for="8.8.8+cu0")
+    found = run(site)
+    said = str(found["said"])
+    assert said == str(
+        [f"RuntimeWarning: {_SAID}: it was made for torch 8.8.8+cu0, and this is another build of torch"]
+    )
+    assert "f" * 40 in str(found["state"])
+    assert symbols.build_id(little.wheel / "torch" / "lib" / "libtorch_cuda.so") in str(found["state"])
+
+
+@pytest.mark.parametrize("options", [[], ["-W", "error"]])
+def test_a_foreign_torch_is_imported_even_where_warnings_are_errors(options: list[str], site: Path) -> None:
     _facts(site, build_ids=["f" * 40])
-    said = str(run(site)["said"])
-    assert "f" * 40 in said
-    assert symbols.build_id(little.wheel / "torch" / "lib" / "libtorch_cuda.so") in said
+    program = f"import {PACKAGE} as overlay; overlay.install(); import torch; print(torch.answer())"
+    done = subprocess.run(
+        [sys.executable, *options, "-c", program], env={"PYTHONPATH": str(site)},
+        capture_output=True, text=True, timeout=60, check=False, cwd="/",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "41\n"), done.stderr
+    assert done.stderr.count("\n") == 1, "one line, and none of source"
+    assert _SAID in done.stderr
 
 
 def test_it_can_be_switched_off(site: Path) -> None:
@@ -125,9 +145,9 @@ def test_a_torch_elsewhere_and_a_torch_without_cuda(site: Path, tmp_path: Path) 
     found = run(site, PYTHONPATH=f"{elsewhere}{os.pathsep}{site}")
     assert "install both into the same environment" in str(found["state"])
     assert found["answer"] == 41
-    reason, loud = _load._refusal(tmp_path, {"soname": "x", "made_for": "9.9.0+cu124", "build_ids": []})
+    reason, warning = _load._refusal(tmp_path, {"soname": "x", "made_for": "9.9.0+cu124", "build_ids": []})
     assert "has no CUDA" in reason
-    assert loud
+    assert warning == reason
 
 
 def test_build_ids_are_those_that_pyelftools_reads(little: Little, tmp_path: Path) -> None:

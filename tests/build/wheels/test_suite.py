@@ -1,16 +1,28 @@
-"""`test RELEASE` reads what `build RELEASE` writes."""
+"""`test RELEASE`: what it refuses, what it remembers of stock, and how it shows what it found."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
-from build import paths
+from build import paths, record
 from build.errors import BusyError, UsageError
+from build.wheeltest import stockrecord
+from build.wheeltest.results import Case, Run, probe_table, run_table
 from build.wheeltest.suite import prove_release
+from tests.build.overlay.little import Little
+from tests.build.pipeline import little_release as lr
+from tests.build.pipeline.little_release import Place
 
 RELEASE = "2.6.0"
+
+
+@pytest.fixture
+def place(little: Little, tmp_path: Path) -> Place:
+    return lr.make(little, tmp_path)
 
 
 def test_waits_for_a_build_and_does_not_touch_the_last_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +35,46 @@ def test_waits_for_a_build_and_does_not_touch_the_last_log(tmp_path: Path, monke
     assert (folder / "test.log").read_text() == "the last run\n"
     with pytest.raises(UsageError, match="holds no wheels"):
         prove_release(RELEASE, tmp_path, multiworld=False)
+
+
+def _run(form: str, got: str = "ok", exit: int = 0) -> Run:  # noqa: A002 - as pytest calls it
+    return Run(form, "probes", exit, (Case("gpuless::send", "passed", "send", "group-leak", got, got),))
+
+
+def test_stock_is_remembered_while_nothing_changes(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "cache"))
+    assert lr.build(place)[0] == 0
+    made = record.read(place.results)
+    assert made is not None
+    assert stockrecord.read(made) == []
+    stockrecord.write(made, [_run("patched")])
+    stockrecord.write(made, [_run("stock", exit=1)])
+    assert stockrecord.read(made) == [], "only a stock wheel that did what it should is remembered"
+    stockrecord.write(made, [_run("stock", "group leaked"), _run("patched")])
+    (known,) = stockrecord.read(made)
+    assert (known.form, known.recorded, known.cases[0].got) == ("stock", True, "group leaked")
+    other = msgspec.structs.replace(made, official=msgspec.structs.replace(made.official, sha256="0" * 64))
+    assert stockrecord.read(other) == [], "another wheel"
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "catalogue.py").write_text("another")
+    with monkeypatch.context() as patch:
+        patch.setattr(stockrecord, "_DECIDING", (tmp_path / "harness",))
+        patch.setattr(paths, "REPO", tmp_path)
+        assert stockrecord.read(made) == [], "another harness"
+    (stored,) = (tmp_path / "cache" / "stock").iterdir()
+    stored.write_bytes(stored.read_bytes().replace(b"leaked", b"lacked"))
+    assert stockrecord.read(made) == [], "a damaged record"
+
+
+def test_what_is_recorded_is_shown_as_that() -> None:
+    runs = (msgspec.structs.replace(_run("stock", "group leaked"), recorded=True), _run("patched"))
+    console = Console(width=140)
+    with console.capture() as seen:
+        console.print(probe_table(runs, "probes"), run_table(runs))
+    shown = seen.get()
+    assert "stock (recorded)" in shown
+    assert "green, recorded" in shown
+    assert "group leaked" in shown
+    assert shown.count("│ probes │") == 2

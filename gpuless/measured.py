@@ -1,4 +1,4 @@
-"""What each probe did on the stock wheels: `measured.json`, written by `run --record` and by nothing else."""
+"""What each probe did on the stock wheels: `measured.json`, written by `--record` and by nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from build.paths import atomic_write, cache, locked
-from tests.gpuless.model import Form, Outcome, ProbeResult
+from gpuless.model import Form, Outcome, ProbeResult
 
 MEASURED = Path(__file__).with_suffix(".json")
 #: Outcomes that say something of the harness, not of torch.

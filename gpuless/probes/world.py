@@ -1,4 +1,4 @@
-"""Worlds of two ranks of which only rank 0 exists: each a real ProcessGroupNCCL on its own communicators."""
+"""Worlds of two ranks; only rank 0 exists: each a real ProcessGroupNCCL on its own communicators."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The flight recorder: what is dumped is what was run, by whichever door it is asked for."""
+"""The flight recorder: it dumps what was run, through either of its interfaces."""
 
 from __future__ import annotations
 
-from tests.gpuless.model import Patch, Probe
+from gpuless.model import Patch, Probe
 
 #: A recorder that keeps a hundred operations, under its names before and from 2.9.
 RECORDING = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "100", "TORCH_FR_BUFFER_SIZE": "100"}

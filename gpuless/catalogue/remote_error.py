@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.gpuless.catalogue.groups import CALLS, UNGROUPED, failing
-from tests.gpuless.model import Patch, Probe
+from gpuless.catalogue.groups import CALLS, UNGROUPED, failing
+from gpuless.model import Patch, Probe
 
 PROBES: tuple[Probe, ...] = (
     *(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.gpuless.model import Patch, Probe
+from gpuless.model import Patch, Probe
 
 #: Operations that 2.0 does not have.
 SINCE_2_1 = ("all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.gpuless.catalogue.cleanup import PROBES as CLEANUP
-from tests.gpuless.catalogue.groups import CALLS, failing
-from tests.gpuless.model import Patch, Probe
+from gpuless.catalogue.cleanup import PROBES as CLEANUP
+from gpuless.catalogue.groups import CALLS, failing
+from gpuless.model import Patch, Probe
 
 _MODES = {0: "no-handling", 1: "tear-down", 3: "skip-clean-up"}
 _SINCE = {3: (2, 1)}  # the mode is not in 2.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.gpuless.catalogue import baseline, cleanup, groups, modes, nccl2, recorder, remote_error
-from tests.gpuless.measured import measured
-from tests.gpuless.model import Probe
+from gpuless.catalogue import baseline, cleanup, groups, modes, nccl2, recorder, remote_error
+from gpuless.measured import measured
+from gpuless.model import Probe
 
 _DECLARED = (
     *baseline.PROBES,

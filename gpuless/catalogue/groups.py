@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.gpuless.catalogue.baseline import SINCE_2_1
-from tests.gpuless.model import Patch, Probe
+from gpuless.catalogue.baseline import SINCE_2_1
+from gpuless.model import Patch, Probe
 
 CALLS = (
     "ncclAllReduce", "ncclBroadcast", "ncclBcast", "ncclReduce", "ncclAllGather", "ncclReduceScatter",

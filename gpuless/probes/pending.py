@@ -36,7 +36,7 @@ def run(
         return "NOT_LAUNCHED", detail
     detail["next call"] = answer(lambda: breakage.sick.run(following))
     detail["wait"] = answer(breakage.work.wait)
-    # A wait() that makes the current stream wait blocks it for ever where NCCL cannot abort.
+    # A wait() that makes the current stream wait blocks it without end where NCCL cannot abort.
     detail["stream"] = answer(lambda: tensor(1).cpu())
     if aborts and detail["aborted after"] is None:
         return "NOT_ABORTED", detail

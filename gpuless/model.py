@@ -60,10 +60,10 @@ class Probe:
         id: its name, unique.
         patch: the patch whose defect it shows.
         title: what it does, one line.
-        program: the module in `tests/gpuless/probes` that runs in the probed interpreter.
+        program: the module in `gpuless/probes` that runs in the probed interpreter.
         args: the program's arguments, plain values.
         environment: set for its process, on top of the harness's own.
-        fires: injection sites of which at least one must have been hit.
+        fires: injection sites; at least one must have been hit.
         since, before: the releases it is for, `since <= release < before` (major, minor).
         without: releases (major, minor) in between whose code never comes to the injected call.
         stock: outcome measured on stock, per release. A release that is not here was not measured.

@@ -1,4 +1,4 @@
-"""A world that breaks while one of its operations is under way, beside one that stays healthy."""
+"""A world that breaks while one of its operations is under way, and another world that stays healthy."""
 
 from __future__ import annotations
 

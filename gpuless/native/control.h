@@ -1,6 +1,6 @@
 /* Control block of the imitated CUDA runtime and NCCL.
  *
- * One file, mapped shared, named by $GPULESS_CONTROL. The probed process writes
+ * One file, mapped shared by gpuless_start. The probed process writes
  * injections through the functions at the end of this header (ctypes); the
  * runner reads counters from the file after the process is gone, so that "the
  * injection fired" can be checked even when the process was terminated.

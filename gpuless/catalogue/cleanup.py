@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tests.gpuless.catalogue.recorder import RECORDING
-from tests.gpuless.model import Patch, Probe
+from gpuless.catalogue.recorder import RECORDING
+from gpuless.model import Patch, Probe
 
 FAIL, HANG = 1, 2  # the actions of native/control.h
 ASYNC_ERROR = ["ncclCommGetAsyncError", FAIL, 6]

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static struct gpuless_control private_block; /* without $GPULESS_CONTROL */
+static struct gpuless_control private_block; /* until gpuless_start */
 struct gpuless_control *gpuless = &private_block;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -28,10 +28,9 @@ static void map_block(const char *path) {
   gpuless = p;
 }
 
-__attribute__((constructor)) static void start(void) {
-  const char *path = getenv("GPULESS_CONTROL");
-  if (path && *path) map_block(path);
-  if (gpuless->magic == GPULESS_MAGIC) return; /* a child process: share it */
+/* Maps the block of a probe that was forked from a process with torch in it; that process itself has none. */
+void gpuless_start(const char *path) {
+  map_block(path);
   static const char *const names[] = {
 #define X(name) #name,
       GPULESS_SITES(X)

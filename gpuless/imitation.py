@@ -13,8 +13,8 @@ from pathlib import Path
 from build import seals
 from build.errors import EnvironmentUnfitError
 from build.paths import cache
-from tests.gpuless import stubs, symbols
-from tests.gpuless.subject import Subject
+from gpuless import stubs, symbols
+from gpuless.subject import Subject
 
 SOURCES = Path(__file__).resolve().parent / "native"
 _FLAGS = ("-shared", "-fPIC", "-O1", "-g", "-std=gnu11")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.gpuless.catalogue.groups import CALLS, failing
-from tests.gpuless.model import Patch, Probe
+from gpuless.catalogue.groups import CALLS, failing
+from gpuless.model import Patch, Probe
 
 _OPERATIONS = (
     "all_reduce", "all_gather", "broadcast", "all_reduce_coalesced", "send", "recv", "gather", "scatter",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.gpuless import symbols
-from tests.gpuless.subject import Subject
+from gpuless import symbols
+from gpuless.subject import Subject
 
 # These work without a device, on no handles: the real ones serve.
 _PASSED_THROUGH = frozenset({"cudaGetErrorName", "cudaGetErrorString", "cudaRuntimeGetVersion", "cudaGetExportTable"})

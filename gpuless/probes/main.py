@@ -1,0 +1,123 @@
+"""The process that probes are forked from. It imports torch once: that import is most of a short probe's time.
+
+Each line of standard input is a request (JSON: `id`, `program`, `arguments`, `environment`, `folder`, `seconds`), each
+line of standard output an answer (`id`, `status`: the exit status, null when the probe was killed at its deadline).
+A probe writes `result`, `control` and `output` into its folder. When the input ends, every probe is killed.
+
+A probe's environment is set after the fork. That is soon enough: PyTorch reads the variables of `ProcessGroupNCCL`
+and of its flight recorder when the first process group is made, and the import makes none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # -I left it out; nothing else of the repository is visible
+
+import fake
+import world  # noqa: F401 - imports torch
+
+
+class Server:
+    """Forks probes, ends those that are late, and tells how each one ended."""
+
+    def __init__(self) -> None:
+        self.deadlines: dict[int, tuple[int, float]] = {}  # by process: the request's id, the time to kill it
+        self.late: set[int] = set()
+        self.woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(self.woken, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.inherited = (self.woken, wake)
+
+    def serve(self) -> None:
+        """Serve requests until the input ends."""
+        pending = b""
+        while True:
+            ready, _, _ = select.select([0, self.woken], [], [], self._patience())
+            if 0 in ready:
+                data = os.read(0, 65536)
+                if not data:
+                    break
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    self._start(json.loads(line))
+            if self.woken in ready:
+                os.read(self.woken, 4096)
+            self._end_late()
+            self._reap()
+        for process in self.deadlines:
+            os.killpg(process, signal.SIGKILL)
+
+    def _patience(self) -> float | None:
+        ends = [end for process, (_, end) in self.deadlines.items() if process not in self.late]
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def _start(self, request: dict[str, Any]) -> None:
+        process = os.fork()
+        with contextlib.suppress(OSError):  # both do it, since either may come first
+            os.setpgid(process, process)
+        if process == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for descriptor in self.inherited:
+                os.close(descriptor)
+            _probe(request)
+        self.deadlines[process] = (request["id"], time.monotonic() + request["seconds"])
+
+    def _end_late(self) -> None:
+        for process, (_, end) in self.deadlines.items():
+            if end <= time.monotonic() and process not in self.late:
+                self.late.add(process)
+                os.killpg(process, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while self.deadlines:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                break
+            number, _ = self.deadlines.pop(process)
+            code = None if process in self.late else os.waitstatus_to_exitcode(status)
+            self.late.discard(process)
+            os.write(1, json.dumps({"id": number, "status": code}).encode() + b"\n")
+
+
+def _probe(request: dict[str, Any]) -> None:
+    """Run one probe in this process, a fresh fork, and leave without the interpreter's own shutdown.
+
+    What the process group's destructors do is the business of the probes about them.
+    """
+    try:
+        os.chdir(request["folder"])
+        output = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
+            os.dup2(descriptor, number)
+        os.environ.update(request["environment"])
+        tempfile.tempdir = None  # found anew, in the probe's own TMPDIR
+        fake.start("control")
+        outcome, detail = importlib.import_module(request["program"]).run(**request["arguments"])
+    except BaseException as error:  # noqa: BLE001 - whatever a program dies of is for the runner to show
+        outcome, detail = "BROKEN", {"error": repr(error), "traceback": traceback.format_exc()[-1500:]}
+    part = Path("result.part")
+    part.write_text(json.dumps({"outcome": outcome, "detail": detail}))
+    part.rename("result")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a terminated probe is a result, not a crash to keep
+Server().serve()

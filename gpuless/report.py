@@ -1,0 +1,94 @@
+"""Showing results: a table for people, JSON and JUnit XML for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+from rich.table import Table
+
+from gpuless.catalogue import PROBES
+from gpuless.model import ProbeResult, Verdict
+
+_STYLE: Mapping[Verdict, str] = {
+    Verdict.AS_EXPECTED: "green",
+    Verdict.MISMATCH: "bold red",
+    Verdict.NOT_MEASURED: "yellow",
+}
+
+
+def table(results: Iterable[ProbeResult], title: str) -> Table:
+    """Return a table: probe, patch, expected, got, verdict."""
+    shown = Table(title=title, caption="backend: nccl (simulated); no GPU, no data between processes")
+    for column in ("probe", "patch", "expected", "got", "verdict"):
+        shown.add_column(column, no_wrap=column != "probe", overflow="fold")
+    shown.add_column("seconds", justify="right")
+    for result in results:
+        style = _STYLE[result.verdict]
+        shown.add_row(
+            result.probe.id,
+            result.probe.patch.value,
+            _expected(result) or "-",
+            result.got.value,
+            f"[{style}]{result.verdict.value}[/]",
+            f"{result.seconds:.1f}",
+            style=style if result.verdict is Verdict.MISMATCH else "",
+        )
+    return shown
+
+
+def as_json(results: Iterable[ProbeResult]) -> str:
+    """Return the results as JSON text, with what each probe observed."""
+    return json.dumps([_plain(r) for r in results], indent=1) + "\n"
+
+
+def _expected(result: ProbeResult) -> str | None:
+    expected = result.probe.expected(result.form, result.release)
+    return expected.value if expected else None
+
+
+def _plain(result: ProbeResult) -> dict[str, object]:
+    return {
+        "probe": result.probe.id,
+        "patch": result.probe.patch.value,
+        "title": result.probe.title,
+        "backend": "nccl (simulated)",
+        "release": result.release,
+        "form": result.form.value,
+        "expected": _expected(result),
+        "got": result.got.value,
+        "verdict": result.verdict.value,
+        "seconds": round(result.seconds, 2),
+        "detail": dict(result.detail),
+        "output": result.output if result.verdict is not Verdict.AS_EXPECTED else "",
+    }
+
+
+def write_junit(results: Iterable[ProbeResult], release: str, path: Path) -> None:
+    """Write the results as JUnit XML, in the form of pytest; probes for other releases are there as skipped."""
+    suite = ElementTree.Element("testsuite", name="gpuless")
+    for result in results:
+        case = _case(suite, result.probe.id, result.seconds)
+        properties = ElementTree.SubElement(case, "properties")
+        plain = _plain(result)
+        for name in ("probe", "patch", "expected", "got"):
+            value = str(plain[name] or "not measured")
+            ElementTree.SubElement(properties, "property", name=name, value=value)
+        if result.verdict is Verdict.MISMATCH:
+            failure = ElementTree.SubElement(
+                case, "failure", message=f"expected {plain['expected']}, got {plain['got']}"
+            )
+            # XML has no room for control characters, which a crash may well print.
+            failure.text = "".join(c for c in f"{result.detail}\n{result.output}" if c.isprintable() or c in "\n\t")
+        elif result.verdict is Verdict.NOT_MEASURED:
+            ElementTree.SubElement(case, "skipped", message=f"nobody has measured what stock {release} does")
+    for probe in PROBES:
+        if not probe.covers(release):
+            ElementTree.SubElement(_case(suite, probe.id, 0), "skipped", message=f"not for {release}")
+    ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _case(suite: ElementTree.Element, name: str, seconds: float) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname="gpuless", name=name, time=f"{seconds:.2f}")
