@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from multiworld.ops.async_collectives import AsyncCollectives
-from multiworld.ops.async_p2p import AsyncPointToPoint
-from multiworld.ops.sync_collectives import SyncCollectives
+from multiworld.api.collectives import AsyncCollectives
+from multiworld.api.point_to_point import AsyncPointToPoint
+from multiworld.api.sync import SyncCollectives
 from multiworld.ops.sync_p2p import SyncPointToPoint
 
 if TYPE_CHECKING:

@@ -157,9 +157,9 @@ def test_importing_changes_nothing(tmp_path: Any) -> None:
 def test_twins_have_the_same_signatures() -> None:
     import inspect
 
-    from multiworld.ops.async_collectives import AsyncCollectives
-    from multiworld.ops.async_p2p import AsyncPointToPoint
-    from multiworld.ops.sync_collectives import SyncCollectives
+    from multiworld.api.collectives import AsyncCollectives
+    from multiworld.api.point_to_point import AsyncPointToPoint
+    from multiworld.api.sync import SyncCollectives
     from multiworld.ops.sync_p2p import SyncPointToPoint
 
     for awaited, waiting in ((AsyncCollectives, SyncCollectives), (AsyncPointToPoint, SyncPointToPoint)):
