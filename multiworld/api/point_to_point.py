@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from multiworld.ops import p2p
 from multiworld.ops.base import GroupBase
-
-if TYPE_CHECKING:
-    from multiworld.ops.p2p import P2P
+from multiworld.ops.p2p import P2P
 
 
 class AsyncPointToPoint(GroupBase):
@@ -72,12 +70,7 @@ class AsyncPointToPoint(GroupBase):
         await self._run(timeout, p2p.send_tensor, tensor, dst, tag)
 
     async def recv_tensor(
-        self,
-        src: int,
-        *,
-        tag: int = 0,
-        timeout: float | None = None,
-        device: torch.device | str | None = None,
+        self, src: int, *, tag: int = 0, timeout: float | None = None, device: torch.device | str | None = None
     ) -> torch.Tensor:
         """Receive a tensor whose shape and dtype the sender says.
 

@@ -152,18 +152,3 @@ assert before == after
 def test_importing_changes_nothing(tmp_path: Any) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     subprocess.run([sys.executable, "-c", IMPORT], cwd=tmp_path, env=environment, check=True, timeout=60)
-
-
-def test_twins_have_the_same_signatures() -> None:
-    import inspect
-
-    from multiworld.api.collectives import AsyncCollectives
-    from multiworld.api.point_to_point import AsyncPointToPoint
-    from multiworld.api.sync import SyncCollectives
-    from multiworld.ops.sync_p2p import SyncPointToPoint
-
-    for awaited, waiting in ((AsyncCollectives, SyncCollectives), (AsyncPointToPoint, SyncPointToPoint)):
-        names = [name for name in vars(awaited) if not name.startswith("_")]
-        assert len(names) >= 7
-        for name in names:
-            assert inspect.signature(getattr(awaited, name)) == inspect.signature(getattr(waiting, name)), name
