@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from multiworld.breaking import LINGER_SECONDS, drop_in_child
-from multiworld.callbacks import Callbacks
 from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_OP_TIMEOUT,
@@ -26,7 +25,7 @@ from multiworld.config import (
     is_duration,
 )
 from multiworld.errors import DescriptorsExhausted, InvalidArgument, WrongContext
-from multiworld.events import Event, EventBus
+from multiworld.events import Callbacks, Event, EventBus
 from multiworld.loops import running_loop
 from multiworld.net.descriptors import descriptor_shortage, limit
 from multiworld.net.hub import Hub
@@ -114,7 +113,8 @@ class MultiWorld:
 
     Args:
         address: local address that peers reach us at; None: of ``interfaces``, or derived from each world's store.
-        op_timeout: default deadline of operations, in seconds.
+        op_timeout: default deadline of operations, in seconds. An operation that passes it breaks its world, a receive
+            that waits for work included: give that one ``timeout=math.inf``, or set ``op_timeout=math.inf`` here.
         heartbeat: default of how silence is noticed.
         secret: text or bytes that every member proves to know before it is let in, the same for all members;
             None reads ``MULTIWORLD_SECRET``; without one, whoever can reach our ports and knows a claim is let in.

@@ -27,6 +27,10 @@ class AsyncPointToPoint(GroupBase):
     async def send(self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send ``tensor`` to rank ``dst``.
 
+        When it returns, the receiver has posted a receive that fits, and the data is in this process's socket. It may
+        not have arrived: if the receiver is lost now, the message is lost, and the world breaks afterwards. A program
+        that only sends needs an answer of the receiver to know what has arrived.
+
         Args:
             tensor: contiguous tensor on the world's device or the CPU; it must not change before this returns. A
                 lazily conjugated or negated one arrives resolved. Kinds whose memory is not their values (sparse,
@@ -66,7 +70,10 @@ class AsyncPointToPoint(GroupBase):
         return source
 
     async def send_tensor(self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
-        """Send ``tensor`` with its shape and dtype, for ``recv_tensor`` on the other side. Arguments as in ``send``."""
+        """Send ``tensor`` with its shape and dtype, for ``recv_tensor`` on the other side.
+
+        Arguments as in ``send``; as there, it returns when the data is in the socket.
+        """
         await self._run(timeout, p2p.send_tensor, tensor, dst, tag)
 
     async def recv_tensor(
@@ -87,8 +94,9 @@ class AsyncPointToPoint(GroupBase):
         return tensor
 
     async def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
-        """Send any picklable object, for ``recv_object`` on the other side. Arguments as in ``send``.
+        """Send any picklable object, for ``recv_object`` on the other side.
 
+        Arguments as in ``send``; as there, it returns when the data is in the socket.
         Tensors in it, quantized ones too, and NumPy arrays and scalars of plain dtypes travel as their values; a
         parameter arrives as a tensor. Other kinds of tensors and arrays are refused by name.
         """

@@ -70,7 +70,7 @@ def test_metrics_count_operations_bytes_and_breaks(store: str) -> None:
         assert read("multiworld_world_active", {"world": "w"}) == 1
         w.abort("on purpose")
         wait_until(
-            lambda: read("multiworld_breaks_total", {"world": "w", "cause": "WorldClosed"}) == 1,
+            lambda: read("multiworld_breaks_total", {"world": "w", "cause": "WorldClosed", "how": ""}) == 1,
             5,
             "the break was not counted",
         )
