@@ -154,13 +154,7 @@ class PeerLost(BrokenWorldException):
     likely_cause = "the process died, was stopped, or the network between the hosts is cut"
 
     def __init__(
-        self,
-        world: str | None = None,
-        what: str = "",
-        *,
-        how: str,
-        ranks: tuple[int, ...] = (),
-        **fields: Any,
+        self, world: str | None = None, what: str = "", *, how: str, ranks: tuple[int, ...] = (), **fields: Any
     ) -> None:
         super().__init__(world, what, **fields)
         self.ranks = ranks

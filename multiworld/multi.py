@@ -33,8 +33,8 @@ from multiworld.net.interfaces import chosen_address
 from multiworld.net.settings import network_settings
 from multiworld.process import register
 from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
+from multiworld.rendezvous.join_arguments import check_resize, checked_config
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, assemble, store_silent
-from multiworld.rendezvous.settings import check_resize, checked_config
 from multiworld.rendezvous.stores import StoreBook, StoreLike, StoreSource
 from multiworld.threads import run_in_thread, within
 from multiworld.world import World

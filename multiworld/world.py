@@ -19,7 +19,7 @@ from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldE
 from multiworld.group import Group
 from multiworld.loops import no_loop, running_loop
 from multiworld.ops.memory import check_list, check_number, invalid
-from multiworld.rendezvous.settings import checked_config
+from multiworld.rendezvous.join_arguments import checked_config
 from multiworld.tally import Tally
 from multiworld.threads import run_in_thread
 
