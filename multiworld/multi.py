@@ -34,8 +34,9 @@ from multiworld.net.settings import network_settings
 from multiworld.process import register
 from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
 from multiworld.rendezvous.join_arguments import check_resize, checked_config
-from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, assemble, store_silent
+from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Rendezvous, store_silent
 from multiworld.rendezvous.stores import StoreBook, StoreLike, StoreSource
+from multiworld.session_factory import open_session
 from multiworld.threads import run_in_thread, within
 from multiworld.world import World
 
@@ -351,7 +352,7 @@ class MultiWorld:
         try:
             unwanted = attempt.cancelled
             source = self._stores.source(store, config, lambda: unwanted.is_set() or self._end.is_set())
-            session = self._assemble(config, source, loop, resize, 0, attempt.cancelled)
+            session = self._meet(config, source, loop, resize, 0, attempt.cancelled)
             world = World(self, config, session, source, loop)
             with self.lock:
                 if not self._end.is_set() and not attempt.cancelled.is_set():
@@ -364,7 +365,7 @@ class MultiWorld:
             with self.lock:
                 self._joining.discard(config.name)
 
-    def assemble(
+    def _rejoin(
         self,
         config: WorldConfig,
         world: World,
@@ -374,7 +375,7 @@ class MultiWorld:
         """Assemble ``world`` again after its last generation; for the package's own use."""
         new = self._list(world)
         try:
-            return self._assemble(config, world.source, loop, True, world.generation, cancelled)
+            return self._meet(config, world.source, loop, True, world.generation, cancelled)
         except BaseException:
             if new:
                 self.forget(world)
@@ -412,7 +413,7 @@ class MultiWorld:
                 self._attempts -= 1
                 self._attempted.notify_all()
 
-    def _assemble(
+    def _meet(
         self,
         config: WorldConfig,
         source: StoreSource,
@@ -427,7 +428,8 @@ class MultiWorld:
             return cancelled.is_set() or end.is_set()
 
         def work() -> Session:
-            return assemble(hub, bus, config, source, loop=loop, resize=resize, after=after, cancelled=given_up)
+            met = Rendezvous(hub, config, source, resize=resize, after=after, cancelled=given_up).run()
+            return open_session(hub, bus, config, met, source.address, loop)
 
         try:
             # In a thread of its own: a store whose host is frozen blocks far beyond every timeout it was given.

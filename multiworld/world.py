@@ -257,7 +257,7 @@ class World(Group):
         if self._live.failure is None:
             self._live.leave()
         loop = loop if loop is not None else self._loop
-        session = self._owner.assemble(config, self, loop, cancelled)
+        session = self._owner._rejoin(config, self, loop, cancelled)
         with self._owner.lock:
             wanted = self._departures == before and not cancelled.is_set() and self._owner.lists(self)
             if wanted:

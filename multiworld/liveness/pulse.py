@@ -21,10 +21,9 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from multiworld.net.hub import Hub
+from multiworld.net.protocols import Reactor
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class Responder:
         native: whether compiled code answers; if not, a held GIL looks like silence.
     """
 
-    def __init__(self, hub: Hub, loop: Loop | None) -> None:
+    def __init__(self, hub: Reactor, loop: Loop | None) -> None:
         self.native = loop is not None
         if loop is None:
             logger.warning(

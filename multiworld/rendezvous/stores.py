@@ -19,16 +19,15 @@ import torch.distributed as dist
 from multiworld.config import FileStorePath, NetworkSettings, TcpStoreAddress, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, WrongContext
 from multiworld.net.causes import Cause, cause_of, said
+from multiworld.net.protocols import Reactor
 from multiworld.net.settings import listen
 from multiworld.rendezvous.addresses import own_address, resolved, usable_address
-from multiworld.rendezvous.filestore import FileStore
 from multiworld.rendezvous.store_client import Approach, Patience, StoreClient, StoreFailed, Unwanted
 from multiworld.rendezvous.store_server import StoreServer
-from multiworld.rendezvous.torch_store import Gate, TorchStore
+from multiworld.rendezvous.torch_store import FileStore, Gate, TorchStore
 
 if TYPE_CHECKING:
     from multiworld.net.greeting import GreetingError
-    from multiworld.net.hub import Hub
 
 #: connections to a hosted store that may wait for being accepted: all members of a large world come at once
 BACKLOG = 4096
@@ -150,7 +149,7 @@ class StoreBook:
         network: the secret that connections to them have to prove, and the ports that they may have.
     """
 
-    def __init__(self, hub: Hub, network: NetworkSettings) -> None:
+    def __init__(self, hub: Reactor, network: NetworkSettings) -> None:
         self._hub = hub
         self._network = network
         self._guard = threading.Lock()

@@ -190,7 +190,7 @@ class HandshakeAcceptor:
             with contextlib.suppress(OSError):
                 last.shutdown(socket.SHUT_RDWR)
         self._pulses[peer] = sock
-        self._endpoint.pulse.adopt(sock)
+        self._endpoint.serve_pulse(sock)
 
     def _arrive(self, peer: int, role: Role, sock: socket.socket) -> None:
         with self._guard:

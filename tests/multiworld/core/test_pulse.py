@@ -22,8 +22,7 @@ from table import members
 from multiworld import MultiWorld, OwnStall
 from multiworld.config import NetworkSettings
 from multiworld.liveness import neighbour
-from multiworld.liveness.freezer import frozen
-from multiworld.liveness.neighbour import Starvation, this_process
+from multiworld.liveness.neighbour import Starvation, frozen, this_process
 from multiworld.liveness.pulse import MAX_AT_ONCE, PING, PONG, THREAD_NAME, Responder, native_loop
 from multiworld.liveness.ring import SUCCESSORS, watched_by
 from multiworld.liveness.tcpinfo import tcp_info
