@@ -151,6 +151,7 @@ def test_a_heartbeat_connection_that_is_lost_is_made_again(store: str) -> None:
         events: list[Any] = []
         for world in worlds:
             world._owner.subscribe(events.append)
+        assert hub.call_and_wait(lambda: None)  # the monitor has heard of both worlds
         (process,) = hub.monitor._processes.values()
         first = process._sock
         assert hub.call_and_wait(lambda: first.shutdown(socket.SHUT_RDWR))
