@@ -17,7 +17,8 @@ from typing import Final, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
 from multiworld.net.descriptors import NO_RESOURCES, reserve
-from multiworld.net.greeting import MAX_GREETING_BYTES, Acceptor, GreetingError, Hello, Reason, refusal
+from multiworld.net.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, refusal
+from multiworld.net.handshake import Acceptor
 from multiworld.net.protocols import Reactor
 from multiworld.net.settings import listen
 

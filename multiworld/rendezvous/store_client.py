@@ -21,7 +21,8 @@ from typing import Final
 from multiworld.config import TcpStoreAddress
 from multiworld.net.causes import cause_of, said
 from multiworld.net.descriptors import descriptor_shortage
-from multiworld.net.greeting import MAX_GREETING_BYTES, Dialler, GreetingError, Hello, Reason, Role
+from multiworld.net.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
+from multiworld.net.handshake import Dialler
 from multiworld.rendezvous.addresses import Resolved, resolved
 from multiworld.rendezvous.store_wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
 

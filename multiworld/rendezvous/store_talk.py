@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Final, TypeAlias
 
-from multiworld.net.greeting import Acceptor, GreetingError, Reason, Role, refusal
+from multiworld.net.greeting import GreetingError, Reason, Role, refusal
+from multiworld.net.handshake import Acceptor
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
 from multiworld.rendezvous.store_wire import (
     COUNT,

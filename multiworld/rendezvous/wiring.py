@@ -21,7 +21,8 @@ from multiworld.config import NetworkSettings, printed
 from multiworld.liveness.pulse import first_ping
 from multiworld.liveness.ring import watched_by
 from multiworld.net.descriptors import descriptor_shortage
-from multiworld.net.greeting import GreetingError, Hello, Reason, Role, greet
+from multiworld.net.greeting import GreetingError, Hello, Reason, Role
+from multiworld.net.handshake import greet
 from multiworld.rendezvous.ledger import Claim
 
 if TYPE_CHECKING:
