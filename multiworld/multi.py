@@ -428,7 +428,8 @@ class MultiWorld:
             return cancelled.is_set() or end.is_set()
 
         def work() -> Session:
-            met = Rendezvous(hub, config, source, resize=resize, after=after, cancelled=given_up).run()
+            process = hub.endpoint, hub.monitor.unconnected
+            met = Rendezvous(*process, config, source, resize=resize, after=after, cancelled=given_up).run()
             return open_session(hub, bus, config, met, source.address, loop)
 
         try:

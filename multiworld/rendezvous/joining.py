@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from multiworld.config import NetworkSettings, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
@@ -25,7 +25,7 @@ from multiworld.net.greeting import PROTOCOL, GreetingError, Reason, versions
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.store_client import SILENT, Patience, StoreClient, StoreFailed, Unwanted
 from multiworld.rendezvous.stores import StoreSource
-from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, Wires, WiringFailed, alive, wire
+from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, Wires, WiringFailed, alive, wire
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 ALIVE_CHECK_SECONDS = 1.0
@@ -48,24 +48,6 @@ def store_failed(config: WorldConfig, where: object, after: int, failed: StoreFa
         config.name, f"the store {where} {failed.what}", cause=failed.cause, remedy=failed.remedy,
         generation=after or None, rank=config.rank, operation="rejoin" if after else "join",
     )  # fmt: skip
-
-
-class Monitor(Protocol):
-    """What knows the heartbeat connections of the process."""
-
-    def unconnected(self, claims: Iterable[Claim], /) -> list[Claim]:
-        """Those claims whose process no heartbeat connection leads to yet."""
-
-
-class Listeners(Protocol):
-    """Where the process is reached: its hub."""
-
-    @property
-    def monitor(self) -> Monitor:
-        """Of its peers."""
-
-    def endpoint(self, address: str, network: NetworkSettings, /) -> Endpoint:
-        """The listener at a local address, made if need be."""
 
 
 class _Moved(Exception):
@@ -95,7 +77,8 @@ class Rendezvous:
     """One call of ``join`` or ``rejoin``, over as many generations as it takes.
 
     Args:
-        listeners: of the process.
+        listener: gives the process's listener at a local address.
+        unconnected: picks those claims whose process no heartbeat connection leads to yet.
         config: the membership.
         source: the store.
         resize: whether to wait when the world exists with another size.
@@ -105,7 +88,8 @@ class Rendezvous:
 
     def __init__(
         self,
-        listeners: Listeners,
+        listener: Callable[[str, NetworkSettings], Endpoint],
+        unconnected: Callable[[Iterable[Claim]], list[Claim]],
         config: WorldConfig,
         source: StoreSource,
         *,
@@ -113,7 +97,8 @@ class Rendezvous:
         after: int = 0,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._listeners = listeners
+        self._listener = listener
+        self._unconnected = unconnected
         self._config = config
         self._after = after
         self._resize = resize
@@ -180,7 +165,7 @@ class Rendezvous:
     def _open_endpoint(self, address: str) -> Endpoint:
         place: dict[str, Any] = {"rank": self._config.rank, "operation": "rejoin" if self._after else "join"}
         try:
-            return self._listeners.endpoint(address, self._config.network)
+            return self._listener(address, self._config.network)
         except MultiWorldError as error:
             raise error.with_context(world=self._config.name, **place) from None
         except OSError as error:
@@ -321,10 +306,8 @@ class Rendezvous:
             return self._cancelled() or self._ledger.generation() != generation
 
         try:
-            return wire(
-                config.name, generation, config.rank, claims, acceptor, config.network, self._deadline, given_up,
-                self._listeners.monitor.unconnected,
-            )  # fmt: skip
+            dialler = PeerDialler(config.name, generation, config.rank, claims, config.network)
+            return wire(dialler, acceptor, self._deadline, given_up, self._unconnected)
         except WiringFailed as failed:
             self._complaint = acceptor.complaint() or self._complaint
             self._why = f"rank {failed.peer} came but could not be connected to: {failed.why}"

@@ -113,16 +113,16 @@ def test_strangers_and_wrong_members_are_not_served(store: str) -> None:
     with members(store, 2) as (worlds, _):
         session = worlds[0]._live
         assert session.hub.call_and_wait(lambda: None)  # what it was asked when we joined is done
-        dial = session.hub.monitor._members[session]._dial
+        member = session.hub.monitor._members[session]
         served = session.hub.responder
         wait_until(lambda: served.connections == 1, SECONDS, "both members live here, and need one connection")
-        with dial(1, 5.0) as more:
+        with member._dial(1, 5.0) as more:
             more.sendall(PING)
             assert more.recv(1) == PONG
-        hello = Hello(Role.PULSE, "w", 1, 0, 1, dial.claims[1].incarnation)
+        hello = Hello(Role.PULSE, "w", 1, 0, 1, member.claims[1].incarnation)
         for wrong in ({"incarnation": "other"}, {"generation": 7}, {"world": "v"}, {"to": 0}):
             with pytest.raises(GreetingError):
-                dial_endpoint(dial.claims[1], replace(hello, **wrong), NetworkSettings(), 5.0)
+                dial_endpoint(member.claims[1], replace(hello, **wrong), NetworkSettings(), 5.0)
         wait_until(lambda: served.connections == 1, SECONDS, "one more is kept")
 
 
