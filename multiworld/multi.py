@@ -8,7 +8,6 @@ import os
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_OP_TIMEOUT,
     Heartbeat,
-    NetworkSettings,
     TcpStoreAddress,
     WorldConfig,
     is_duration,
@@ -33,7 +31,7 @@ from multiworld.net.interfaces import chosen_address
 from multiworld.net.settings import network_settings
 from multiworld.process import register
 from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
-from multiworld.rendezvous.join_arguments import check_resize, checked_config
+from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Rendezvous, store_silent
 from multiworld.rendezvous.stores import StoreBook, StoreLike, StoreSource
 from multiworld.session_factory import open_session
@@ -44,16 +42,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from multiworld.session import Session
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What ``join`` uses where it is not told otherwise; fields as in ``WorldConfig``."""
-
-    address: str | None
-    op_timeout: float
-    heartbeat: Heartbeat
-    network: NetworkSettings
 
 
 class Attempt:
@@ -93,7 +81,7 @@ class SyncMultiWorld:
     ) -> World:
         """Join the world ``name`` and return when all its members have met."""
         limits = op_timeout, join_timeout, heartbeat
-        config = self._owner._config(name, rank, size, backend, device, address, *limits, resize)
+        config = checked_config(self._owner.defaults, name, rank, size, backend, device, address, *limits, resize)
         return self._join(config, store, resize)
 
     def close(self) -> None:
@@ -233,7 +221,7 @@ class MultiWorld:
             BackendUnavailable: unknown backend, or NCCL without CUDA.
         """
         limits = op_timeout, join_timeout, heartbeat
-        config = self._config(name, rank, size, backend, device, address, *limits, resize)
+        config = checked_config(self.defaults, name, rank, size, backend, device, address, *limits, resize)
         return await self._join(config, store, resize)
 
     def serve_store(self, host: str = "127.0.0.1", port: int = 0) -> TcpStoreAddress:
@@ -303,29 +291,6 @@ class MultiWorld:
     async def _close(self) -> None:
         running_loop("close")
         await run_in_thread("mw-close", self.shut)
-
-    def _config(
-        self,
-        name: str,
-        rank: int | None,
-        size: int | None,
-        backend: str,
-        device: torch.device | str | None,
-        address: str | None,
-        op_timeout: float | None,
-        join_timeout: float,
-        heartbeat: Heartbeat | None,
-        resize: bool,
-    ) -> WorldConfig:
-        """What ``join`` was asked for, checked, with our defaults."""
-        defaults = self.defaults
-        config = checked_config(
-            name, rank, size, backend, device, defaults.address if address is None else address,
-            defaults.op_timeout if op_timeout is None else op_timeout, join_timeout,
-            defaults.heartbeat if heartbeat is None else heartbeat,
-        )  # fmt: skip
-        check_resize(config, resize)
-        return replace(config, network=defaults.network)
 
     async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
         attempt = Attempt()

@@ -19,7 +19,7 @@ from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldE
 from multiworld.group import Group
 from multiworld.loops import no_loop, running_loop
 from multiworld.ops.memory import check_list, check_number, invalid
-from multiworld.rendezvous.join_arguments import checked_config
+from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.tally import Tally
 from multiworld.threads import run_in_thread
 
@@ -282,9 +282,9 @@ class World(Group):
         was = self._config
         try:
             checked = checked_config(
-                was.name, was.rank if rank is None else rank, was.size if size is None else size, was.backend,
-                was.device, was.address, was.op_timeout, was.join_timeout if timeout is None else timeout,
-                was.heartbeat,
+                Defaults(was.address, was.op_timeout, was.heartbeat, was.network), was.name,
+                was.rank if rank is None else rank, was.size if size is None else size, was.backend, was.device,
+                None, None, was.join_timeout if timeout is None else timeout, None,
             )  # fmt: skip
         except MultiWorldError as error:
             raise error.with_context(operation="rejoin", generation=self.generation) from None
