@@ -102,11 +102,9 @@ class Subscription:
         self._callback: Callable[[Event], None] | None = callback
 
     def cancel(self) -> None:
-        """Call it no more."""
         self._callback = None
 
     def hand(self, event: Event) -> None:
-        """Call it; one that raises is logged and does not stop the others."""
         callback = self._callback
         if callback is None:
             return
@@ -234,7 +232,6 @@ class EventBus:
         return detach
 
     def publish(self, event: Event) -> None:
-        """Hand ``event`` to every stream, and queue it for the callbacks."""
         with self._lock:
             streams = tuple(self._streams)
         for put in streams:
@@ -287,7 +284,6 @@ class _Stream(AsyncIterator[Event]):
         return self._backlog.popleft()
 
     async def aclose(self) -> None:
-        """Stop listening."""
         self._unsubscribe()
 
     def __del__(self) -> None:

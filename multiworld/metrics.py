@@ -103,7 +103,6 @@ class Metrics:
                 _registered.discard(self._registry)
 
     def collect(self) -> Iterator[Any]:
-        """All metrics now; Prometheus calls it."""
         worlds = list(self._worlds.worlds.values())
         yield from self._states(worlds)
         yield from self._traffic(worlds)

@@ -22,7 +22,6 @@ _COLOURS = {"ok": "green", "note": "yellow", "fail": "bold red", "missed": "bold
 
 
 def verdict_text(verdict: str) -> Text:
-    """A verdict in its colour."""
     return Text(verdict, style=_COLOURS.get(verdict, ""))
 
 
@@ -34,7 +33,6 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def doctor_table(checks: Sequence[Check]) -> Table:
-    """What ``doctor`` found."""
     table = _table("multiworld doctor", "check", "verdict", "found", "what to do")
     for check in checks:
         table.add_row(check.name, verdict_text(check.verdict.value), Text(check.found), Text(check.remedy))
@@ -73,7 +71,6 @@ def _facts(facts: dict[str, str]) -> Table:
 
 
 def plan_table(plan: Plan) -> Table:
-    """The faults to come."""
     table = _table(f"plan of seed {plan.seed}", "at", "fault", "worker", "world", "detail")
     for fault in plan.faults:
         table.add_row(f"{fault.at:6.1f} s", fault.kind.value, str(fault.worker), fault.world or "", fault.detail)

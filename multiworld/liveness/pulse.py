@@ -85,7 +85,6 @@ class Responder:
 
     @property
     def connections(self) -> int:
-        """How many connections are served."""
         return len(self._socks)
 
     def adopt(self, sock: socket.socket) -> None:
@@ -104,7 +103,6 @@ class Responder:
         self._socks[sock.fileno()] = sock
 
     def close(self) -> None:
-        """Stop answering and close all connections."""
         if self._closed:
             return
         self._closed = True

@@ -102,7 +102,6 @@ class Endpoint:
         self._answerers[world, generation, incarnation] = answerer
 
     def forget(self, world: str, generation: int, incarnation: str) -> None:
-        """Nobody answers for it any more."""
         self._answerers.pop((world, generation, incarnation), None)
         self._complaints.pop((world, generation, incarnation), None)
 
@@ -119,7 +118,6 @@ class Endpoint:
             self._dismiss(visitor)
 
     def drop_in_child(self) -> None:
-        """Close our copies of the sockets in a forked child."""
         self._listener.close()
         for sock in tuple(self._visitors):
             sock.close()

@@ -82,12 +82,10 @@ class GreetingError(ConnectionError):
 
     @property
     def cause(self) -> str:
-        """The likely cause."""
         return _REMEDIES[self.reason][0]
 
     @property
     def remedy(self) -> str:
-        """What to do."""
         return _REMEDIES[self.reason][1]
 
     @property
@@ -117,7 +115,6 @@ class Hello:
     incarnation: str = ""
 
     def fields(self) -> dict[str, str | int]:
-        """As on the wire."""
         return {
             "role": self.role.value, "world": self.world, "generation": self.generation,
             "from": self.sender, "to": self.to, "incarnation": self.incarnation,

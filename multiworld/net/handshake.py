@@ -201,7 +201,6 @@ class Dialler:
         self._transcript = [line_of(fields)]
 
     def begin(self) -> bytes:
-        """The first line."""
         return self._transcript[0] + b"\n"
 
     def take(self, data: bytes) -> bytes:

@@ -40,12 +40,10 @@ class Claim:
     protocol: int = PROTOCOL
 
     def packed(self) -> str:
-        """As the value of a key."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @property
     def process(self) -> ProcessId:
-        """The process that claimed."""
         return ProcessId(self.machine, self.pid, self.started)
 
     @classmethod
@@ -94,7 +92,6 @@ class Ledger:
         return Claim.unpacked(self._cells.put_first(f"{generation}/rank/{rank}", claim.packed()))
 
     def claimed(self, generation: int, rank: int) -> Claim | None:
-        """Who holds ``rank``."""
         value = self._cells.read(f"{generation}/rank/{rank}")
         return Claim.unpacked(value) if value else None
 
@@ -103,7 +100,6 @@ class Ledger:
         return int(self._cells.put_first(f"{generation}/size", str(size)))
 
     def size(self, generation: int) -> int | None:
-        """The size of this generation, if anybody has said."""
         value = self._cells.read(f"{generation}/size")
         return int(value) if value else None
 
@@ -112,7 +108,6 @@ class Ledger:
         self._cells.put_first(f"{generation}/sealed", "yes")
 
     def sealed(self, generation: int) -> bool:
-        """Whether all members have met."""
         return self._cells.read(f"{generation}/sealed") is not None
 
     def forget(self, generation: int, ranks: range | tuple[int, ...], whole: bool) -> None:

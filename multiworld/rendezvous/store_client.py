@@ -204,7 +204,6 @@ class StoreClient:
         raise StoreFailed("answers a question that was not asked", "another program listens at its port")
 
     def close(self) -> None:
-        """Hang up."""
         self._sock.close()
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
@@ -228,22 +227,18 @@ class StoreClient:
         return self._sized()
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number; the sum."""
         self._call(request(Request.ADD, _key(key), NUMBER.pack(amount)))
         return self._number()
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys have a value."""
         self._call(request(Request.CHECK, COUNT.pack(len(keys)), *map(_key, keys)))
         return self._take(1) == READY
 
     def delete_key(self, key: str) -> bool:
-        """Delete a value; whether there was one."""
         self._call(request(Request.DELETE_KEY, _key(key)))
         return self._number() > 0
 
     def num_keys(self) -> int:
-        """How many keys the store has."""
         self._call(request(Request.GETNUMKEYS))
         return self._number()
 

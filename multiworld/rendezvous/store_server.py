@@ -87,7 +87,6 @@ class StoreServer:
             connection.close()
 
     def welcome(self, connection: _Connection) -> None:
-        """A connection is a client's."""
         self._strangers.pop(connection, None)
 
     def tell(self, refused: Refused) -> None:
@@ -191,23 +190,19 @@ class _Connection:
         self._heard = time.monotonic()
 
     def start(self) -> None:
-        """Listen to it."""
         self._watch()
         self.read(0)
 
     def idle_seconds(self) -> float:
-        """How long it has said nothing."""
         return time.monotonic() - self._heard
 
     def close(self) -> None:
-        """Hang up."""
         self._closed = True
         self._hub.unwatch(self.sock)
         self.sock.close()
         self._talk.end()
 
     def read(self, _: int) -> None:
-        """Take what has come."""
         try:
             data = self.sock.recv(LARGE_READ_BYTES if self._talk.missing > READ_BYTES else READ_BYTES)
         except BlockingIOError:
@@ -256,7 +251,6 @@ class _Connection:
             self.read(events)
 
     def _flush(self) -> None:
-        """Send answers, as far as they are taken."""
         out = self._talk.out
         while out and not self._closed:
             try:

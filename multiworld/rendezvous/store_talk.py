@@ -84,7 +84,6 @@ class Talk:
             self._need = self._script.send(chunk)
 
     def end(self) -> None:
-        """The connection is closed."""
         self._data.forget(self._released)
         self._script.close()
         self._unread.clear()

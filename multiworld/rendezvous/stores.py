@@ -73,7 +73,6 @@ class KeptClients:
         client.close()
 
     def close(self) -> None:
-        """Close all, and those that come later."""
         with self._guard:
             self._closed = True
         while (client := self._pop()) is not None:

@@ -138,7 +138,6 @@ class Wires:
         (self.lanes if role is Role.LANE else self.controls)[peer] = sock
 
     def close(self) -> None:
-        """Close all."""
         for sock in (*self.lanes.values(), *self.controls.values(), *self.pulses.values()):
             sock.close()
 
@@ -180,7 +179,6 @@ class HandshakeAcceptor:
         endpoint.expect(*self._where, self._answer)
 
     def close(self) -> None:
-        """Answer nobody any more."""
         self._endpoint.forget(*self._where)
         with self._guard:
             self._closed = True
