@@ -33,7 +33,7 @@ from multiworld.process import register
 from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Rendezvous, store_silent
-from multiworld.rendezvous.stores import StoreBook, StoreLike, StoreSource
+from multiworld.rendezvous.stores import HostedStores, StoreLike, StoreSource
 from multiworld.session_factory import open_session
 from multiworld.threads import run_in_thread, within
 from multiworld.world import World
@@ -157,7 +157,7 @@ class MultiWorld:
             raise DescriptorsExhausted(
                 what=f"a MultiWorld cannot be made: {descriptor_shortage(error) or error}", limit=limit(), need=2
             ) from error
-        self._stores = StoreBook(self._hub, network)
+        self._stores = HostedStores(self._hub, network)
         #: set once closed; what runs elsewhere looks at this and not at us, so that it does not keep us alive
         self._end = threading.Event()
         register(self)

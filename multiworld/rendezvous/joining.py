@@ -23,7 +23,7 @@ from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.endpoint import Endpoint
 from multiworld.net.greeting import PROTOCOL, GreetingError, Reason, versions
 from multiworld.rendezvous.ledger import Claim, Ledger
-from multiworld.rendezvous.store_client import SILENT, Patience, StoreClient, StoreFailed, Unwanted
+from multiworld.rendezvous.store_client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
 from multiworld.rendezvous.stores import StoreSource
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, Wires, WiringFailed, alive, wire
 
@@ -151,7 +151,7 @@ class Rendezvous:
             raise
         except StoreFailed as failed:
             raise store_failed(self._config, self._source.where, self._after, failed) from None
-        except Unwanted:
+        except Cancelled:
             self._fail_cancelled()
         except ValueError as error:
             self._fail(
@@ -178,8 +178,8 @@ class Rendezvous:
 
     def _open_client(self, source: StoreSource) -> Any:
         try:
-            return source.open(Patience(self._deadline + ANSWER_GRACE_SECONDS, self._cancelled))
-        except (StoreFailed, Unwanted):
+            return source.open(Deadline(self._deadline + ANSWER_GRACE_SECONDS, self._cancelled))
+        except (StoreFailed, Cancelled):
             raise
         except OSError as error:
             found = cause_of(error, "its folder is not there, or its file cannot be written")
@@ -317,7 +317,7 @@ class Rendezvous:
     def _clean_up(self, generation: int) -> None:
         """Seal it and delete what is left of the one before; a store that fails now does not matter any more."""
         if isinstance(self._client, StoreClient):
-            self._client.patience = Patience(time.monotonic() + STORE_GRACE_SECONDS)
+            self._client.deadline = Deadline(time.monotonic() + STORE_GRACE_SECONDS)
         try:
             if self._config.rank == 0:
                 self._ledger.seal(generation)

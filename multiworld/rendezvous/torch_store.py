@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from multiworld.net.descriptors import none_free
 from multiworld.parking import immortal
-from multiworld.rendezvous.store_client import Unwanted
+from multiworld.rendezvous.store_client import Cancelled
 
 #: how long closing the gate waits for calls that are inside; a store whose host is frozen takes longer
 CLOSING_SECONDS: Final = 1.0
@@ -34,11 +34,11 @@ class Gate:
         """Be inside for the block.
 
         Raises:
-            Unwanted: the gate is closed.
+            Cancelled: the gate is closed.
         """
         with self._changed:
             if self._closed:
-                raise Unwanted
+                raise Cancelled
             self._inside += 1
         try:
             yield

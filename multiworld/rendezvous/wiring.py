@@ -345,9 +345,9 @@ def _await_arrivals(
     wires: Wires, rank: int, size: int, acceptor: HandshakeAcceptor, deadline: float, cancelled: Callable[[], bool]
 ) -> None:
     missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
-    patience = min(deadline, time.monotonic() + 5.0)
+    until = min(deadline, time.monotonic() + 5.0)
     while missing:
-        if cancelled() or time.monotonic() > patience:
+        if cancelled() or time.monotonic() > until:
             raise WiringFailed(min(peer for peer, _ in missing), "did not connect in time")
         with contextlib.suppress(queue.Empty):
             peer, role, sock = acceptor.arrived.get(timeout=0.05)

@@ -24,7 +24,7 @@ _POLL_SECONDS: Final = 0.001
 _TURNS: Final = 3
 
 
-class Cells(abc.ABC):
+class AgreedKeys(abc.ABC):
     """The operations that members agree with; each is atomic for all processes.
 
     Args:
@@ -63,8 +63,8 @@ class Cells(abc.ABC):
         """Delete what is left of ``raise_from(name, current, ...)``; nobody may raise from there any more."""
 
 
-def cells_of(store: Any, prefix: str) -> Cells:
-    """The cells of ``store`` whose keys begin with ``prefix``, in the way that is safe with this torch.
+def keys_of(store: Any, prefix: str) -> AgreedKeys:
+    """The keys of ``store`` that begin with ``prefix``, in the way that is safe with this torch.
 
     Our own client compares and sets on every torch. Up to torch 2.2 ``compare_set`` of torch's own objects makes the
     ``bytes`` it returns without holding the GIL (``init.cpp``: the result is built under
@@ -76,8 +76,8 @@ def cells_of(store: Any, prefix: str) -> Cells:
     return CounterKeys(store, prefix) if unsafe else CasKeys(store, prefix)
 
 
-class CasKeys(Cells):
-    """Cells by compare-and-set."""
+class CasKeys(AgreedKeys):
+    """AgreedKeys by compare-and-set."""
 
     def read(self, name: str) -> str | None:
         value = self._swap(name, _NEVER, _NEVER)
@@ -101,8 +101,8 @@ class CasKeys(Cells):
         return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class CounterKeys(Cells):
-    """Cells by counters, for stores whose compare-and-set cannot be used: whoever counts first may write.
+class CounterKeys(AgreedKeys):
+    """AgreedKeys by counters, for stores whose compare-and-set cannot be used: whoever counts first may write.
 
     A writer that dies between its count and its write holds the others up for ``WRITER_SECONDS``; then the next may.
     """

@@ -27,7 +27,7 @@ Reading: TypeAlias = "Generator[int, bytes, None]"
 MAX_UNTAKEN_BYTES: Final = 1 << 20
 
 
-class Talk:
+class ServerProtocol:
     """The requests of one connection, served in order.
 
     Args:
