@@ -55,7 +55,7 @@ class Heartbeat:
         given = self.interval, self.suspect_after, self.lost_after
         if not all(map(is_duration, given)) or not self.interval < self.suspect_after <= self.lost_after:
             raise InvalidArgument(
-                what=f"Heartbeat({', '.join(map(repr, given))}) cannot be",
+                what=f"Heartbeat({', '.join(map(repr, given))}) is not valid",
                 remedy="pass seconds: 0 < interval < suspect_after <= lost_after",
             )
 
@@ -93,7 +93,7 @@ class TcpStoreAddress:
     def __post_init__(self) -> None:
         if not isinstance(self.host, str) or type(self.port) is not int or self.hosted not in (True, False, None):
             raise InvalidArgument(
-                what=f"TcpStoreAddress({self.host!r}, {self.port!r}, {self.hosted!r}) cannot be",
+                what=f"TcpStoreAddress({self.host!r}, {self.port!r}, {self.hosted!r}) is not valid",
                 remedy="pass host as text, port as an int, hosted as a bool or None",
             )
 
@@ -113,7 +113,7 @@ class FileStorePath:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not self.path:
-            raise InvalidArgument(what=f"FileStorePath({self.path!r}) cannot be", remedy="pass the path as text")
+            raise InvalidArgument(what=f"FileStorePath({self.path!r}) is not valid", remedy="pass the path as text")
 
     def __str__(self) -> str:
         return f"file://{self.path}"

@@ -141,7 +141,7 @@ def top(
     from multiworld.cli.tables import how_to_write, top_view
 
     if not folder.is_dir():
-        errors.print(f"[bold red]multiworld:[/] {escape(str(folder))} is no folder\n{how_to_write(folder)}")
+        errors.print(f"[bold red]multiworld:[/] {escape(str(folder))} is not a folder\n{how_to_write(folder)}")
         raise typer.Exit(2)
     if once:
         console.print(top_view(folder, read_all(folder)))

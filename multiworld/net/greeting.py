@@ -41,7 +41,7 @@ class Role(enum.Enum):
 class Reason(enum.Enum):
     """Why a greeting failed."""
 
-    GARBAGE = "garbage"  #: what came is no greeting
+    GARBAGE = "garbage"  #: sent something other than a greeting
     VERSION = "version"  #: the other side speaks another protocol
     SECRET = "secret"  # noqa: S105 - a name. One side has no secret, or another one
     REFUSED = "refused"  #: the other side understood, and does not want this connection
@@ -152,14 +152,14 @@ def parsed(line: bytes) -> dict[str, str | int | bool]:
         GreetingError: it is anything else.
     """
     if len(line) > MAX_GREETING_BYTES or _FLAT_OBJECT.fullmatch(line) is None:
-        raise GreetingError(Reason.GARBAGE, "what came is no greeting")
+        raise GreetingError(Reason.GARBAGE, "sent something other than a greeting")
     try:
         pairs: list[tuple[str, str | int | bool]] = json.loads(line, object_pairs_hook=list)
     except ValueError:  # not UTF-8
-        raise GreetingError(Reason.GARBAGE, "what came is no greeting") from None
+        raise GreetingError(Reason.GARBAGE, "sent something other than a greeting") from None
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise GreetingError(Reason.GARBAGE, "a greeting that says something twice")
+        raise GreetingError(Reason.GARBAGE, "sent a greeting with a field twice")
     return fields
 
 

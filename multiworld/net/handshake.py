@@ -68,7 +68,7 @@ class _Lines:
         """
         head, end, rest = data.partition(b"\n")
         if len(self._said) + len(head) + 1 > MAX_GREETING_BYTES:
-            raise GreetingError(Reason.GARBAGE, f"a greeting of more than {MAX_GREETING_BYTES} bytes")
+            raise GreetingError(Reason.GARBAGE, f"sent a greeting of more than {MAX_GREETING_BYTES} bytes")
         self._said += head
         if not end:
             return None, b""
@@ -135,7 +135,7 @@ class Acceptor:
         try:
             self._hello = hello = Hello.of(fields)
         except ValueError as error:
-            raise GreetingError(Reason.GARBAGE, f"a hello that cannot be right: {error}") from None
+            raise GreetingError(Reason.GARBAGE, f"sent an invalid hello: {error}") from None
         if self._secret is None:
             if "nonce" in fields:
                 raise self._refused(_OTHER_HAS, _OTHER_LACKS)
@@ -161,7 +161,7 @@ class Acceptor:
     def _check_version(self, fields: dict[str, Any]) -> None:
         theirs = fields.get("multiworld", 1 if "role" in fields else None)
         if type(theirs) is not int:
-            raise GreetingError(Reason.GARBAGE, "what came is no greeting")
+            raise GreetingError(Reason.GARBAGE, "sent something other than a greeting")
         if theirs != PROTOCOL:
             answer = refusal(Reason.VERSION, versions(PROTOCOL, theirs))
             raise GreetingError(Reason.VERSION, versions(theirs, PROTOCOL), answer, _hello_or_none(fields))

@@ -52,7 +52,7 @@ def checked_config(
         BackendUnavailable: the backend is unknown, or cannot work here.
     """
     if not isinstance(name, str) or not name or "\n" in name:
-        raise _invalid(name, None, f"{name!r} is no name for a world", "pass a non-empty string in one line")
+        raise _invalid(name, None, f"{name!r} is not a name for a world", "pass a non-empty string in one line")
     if len(json.dumps(name)) > MAX_NAME_BYTES:
         raise _invalid(name[:40], None, f"a name of {len(name)} characters is too long", "pass a shorter one")
     rank = _from_environment(name, "RANK", "rank") if rank is None else rank
@@ -71,7 +71,7 @@ def checked_config(
         raise _invalid(name, place_in, f"address is {address!r}, not text", "pass a local address, or None")
     for what, value in (("op_timeout", op_timeout), ("join_timeout", join_timeout)):
         if not is_duration(value):
-            raise _invalid(name, rank, f"{what} is {value!r}", "pass seconds above 0; math.inf waits for ever")
+            raise _invalid(name, rank, f"{what} is {value!r}", "pass seconds above 0; math.inf waits without a limit")
     if not isinstance(heartbeat, Heartbeat):
         raise _invalid(
             name, rank, f"heartbeat is {heartbeat!r}", "pass a Heartbeat(interval, suspect_after, lost_after)"
@@ -132,8 +132,8 @@ def _device(name: str, rank: int, device: torch.device | str) -> torch.device:
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
-        first = str(error).splitlines()[0]
-        raise _invalid(name, rank, f"device {device!r} is none: {first}", "pass 'cpu', 'cuda' or 'cuda:N'") from None
+        why = f"device {device!r} is not valid: {str(error).splitlines()[0]}"
+        raise _invalid(name, rank, why, "pass 'cpu', 'cuda' or 'cuda:N'") from None
 
 
 def _require(name: str, rank: int, backend: str, there: bool, cause: str) -> None:

@@ -155,9 +155,9 @@ class Rendezvous:
             self._fail_cancelled()
         except ValueError as error:
             self._fail(
-                f"the store {self._source.where} holds what no multiworld has written: {error}",
+                f"the store {self._source.where} holds data that multiworld did not write: {error}",
                 "another program writes to this store under the same keys",
-                remedy="use a store, or a name for the world, that nobody else uses",
+                remedy="use a store, or a name for the world, that no other program uses",
             )
         except RuntimeError as error:  # torch's own are all of this kind
             self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)

@@ -59,9 +59,9 @@ class Claim:
             return replace(_EMPTY, **{n: said[n] for n, kind in of_type.items() if type(said.get(n)) is kind})
         except (ValueError, TypeError, RecursionError):
             raise RendezvousError(
-                what="the store holds a claim that no multiworld has written",
+                what="the store holds a claim that multiworld did not write",
                 cause="another program writes to this store under the same keys",
-                remedy="use a store, or a name for the world, that nobody else uses",
+                remedy="use a store, or a name for the world, that no other program uses",
             ) from None
 
 

@@ -249,7 +249,7 @@ class StoreClient:
         size = COUNT.unpack(self._take(COUNT.size))[0]
         if size > MAX_ANSWER_BYTES:
             self.close()
-            raise StoreFailed("what answers there is no store", "another program listens at its port")
+            raise StoreFailed("answers, but not as a store does", "another program listens at its port")
         return self._take(size)
 
     def _call(self, data: bytes) -> None:

@@ -110,7 +110,7 @@ class ServerProtocol:
             self.out += refusal(Reason.SECRET, "has a secret, this process has none")
             raise _refused(GreetingError(Reason.SECRET, "has no secret, this process has one"))
         if first[0] != Request.VALIDATE or NONCE.unpack((yield NONCE.size))[0] != MAGIC:
-            raise Refused("this is no client of a store")
+            raise Refused("this is not a client of a store")
         self.valid = True
 
     def _greeting(self, first: bytes) -> Reading:

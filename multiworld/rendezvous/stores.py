@@ -192,7 +192,7 @@ class HostedStores:
             cancelled: True ends a wait for the name service.
 
         Raises:
-            RendezvousError: its name is not known, there is no way to it, or it cannot be hosted.
+            RendezvousError: its name is not known, there is no route to it, or it cannot be hosted.
         """
         where = _parsed(store, config)
         if not isinstance(where, TcpStoreAddress):
@@ -272,9 +272,9 @@ def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Dead
         return own_address(resolved(where.host, where.port, deadline.left)[0])
     except (OSError, Cancelled) as error:
         if isinstance(error, Cancelled):
-            why, found = "nobody waits for it any more", Cause("joining was cancelled")
+            why, found = "the wait was cancelled", Cause("joining was cancelled")
         else:
-            why, found = said(error), cause_of(error, "there is no way to it")
+            why, found = said(error), cause_of(error, "there is no route to it")
         raise RendezvousError(
             config.name, f"the store {where} cannot be reached: {why}",
             cause=found.cause, remedy=found.remedy, rank=config.rank, operation="join",
@@ -307,7 +307,7 @@ def _parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStor
 def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
     return InvalidArgument(
         config.name,
-        f"{store!r} is no store",
+        f"{store!r} is not a store",
         cause="known are tcp://host:port, file:///path, env:// and the stores of torch.distributed",
         remedy="correct it; for port 0 call serve_store() and pass on the address it returns",
         rank=config.rank,

@@ -107,7 +107,7 @@ class PeerDialler:
         try:
             return self.dial(role, peer, timeout)
         except socket.gaierror as error:
-            why = f"{claim.address!r} means nothing here"
+            why = f"{claim.address!r} is not known on this machine"
             if "%" in claim.address:
                 why += ": this machine has no interface of that name, and a link-local address needs one"
             raise WiringFailed(peer, why) from error
@@ -196,7 +196,7 @@ class HandshakeAcceptor:
         if hello.role is Role.PROBE:
             return socket.socket.close
         if not (0 <= hello.sender < self._size and hello.sender != self._me[0]):
-            return f"rank {hello.sender} is no peer in a world of {self._size}"
+            return f"rank {hello.sender} is not a peer in a world of {self._size}"
         if hello.role in ROLES:
             return self._answer_to_wire(hello)
         if hello.role is Role.PULSE:

@@ -317,7 +317,7 @@ def test_who_does_not_take_its_answers_is_not_served_on() -> None:
         for n in range(50):
             client.deadline = deadline(1.0)
             assert client.add("n", 1) == n + 1
-        untaken = sum(len(connection._talk.out) for connection in server._connections)
+        untaken = sum(len(connection._protocol.out) for connection in server._connections)
         assert untaken <= MAX_UNTAKEN_BYTES + limits.value_bytes + 100
         client.close()
 
