@@ -86,6 +86,7 @@ def lint(session: nox.Session) -> None:
     # Alone, with none of the groups: the package may import only what it asks its users to install.
     session.run("deptry", "multiworld", "--ignore", "DEP002", "--non-dev-dependency-groups", "none")
     session.run("python", "-m", "build", "lock", "--check", env={"PYTHONPATH": str(HERE)})
+    session.run("python", "tools/generate_sync.py", "--check")
     session.run("python", "-m", "build", "lint-patches", env={"PYTHONPATH": str(HERE)})
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from multiworld.errors import InvalidArgument
 
-DEFAULT_OP_TIMEOUT = 300.0
+#: A healthy operation takes milliseconds to seconds, and gateways give up a request after about a minute: a call that
+#: takes longer serves nobody. Training steps with slow members may need more, a server that waits for work math.inf.
+DEFAULT_OP_TIMEOUT = 60.0
 DEFAULT_JOIN_TIMEOUT = 30.0
 
 
@@ -53,7 +55,7 @@ class Heartbeat:
         given = self.interval, self.suspect_after, self.lost_after
         if not all(map(is_duration, given)) or not self.interval < self.suspect_after <= self.lost_after:
             raise InvalidArgument(
-                what=f"Heartbeat({', '.join(map(repr, given))}) cannot be",
+                what=f"Heartbeat({', '.join(map(repr, given))}) is not valid",
                 remedy="pass seconds: 0 < interval < suspect_after <= lost_after",
             )
 
@@ -91,7 +93,7 @@ class TcpStoreAddress:
     def __post_init__(self) -> None:
         if not isinstance(self.host, str) or type(self.port) is not int or self.hosted not in (True, False, None):
             raise InvalidArgument(
-                what=f"TcpStoreAddress({self.host!r}, {self.port!r}, {self.hosted!r}) cannot be",
+                what=f"TcpStoreAddress({self.host!r}, {self.port!r}, {self.hosted!r}) is not valid",
                 remedy="pass host as text, port as an int, hosted as a bool or None",
             )
 
@@ -111,7 +113,7 @@ class FileStorePath:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not self.path:
-            raise InvalidArgument(what=f"FileStorePath({self.path!r}) cannot be", remedy="pass the path as text")
+            raise InvalidArgument(what=f"FileStorePath({self.path!r}) is not valid", remedy="pass the path as text")
 
     def __str__(self) -> str:
         return f"file://{self.path}"
@@ -128,7 +130,7 @@ class WorldConfig:
         backend: ``"gloo"`` or ``"nccl"``.
         device: torch device in text, such as ``"cpu"`` or ``"cuda:0"``.
         address: local address to bind to and to be reached at; None: derived from the store's.
-        op_timeout: seconds an operation may take unless it says otherwise.
+        op_timeout: seconds an operation may take unless it is given ``timeout=``; ``math.inf`` sets no deadline.
         join_timeout: seconds that joining may take.
         heartbeat: how silence is noticed.
         max_message_bytes: largest message of unknown size (``recv_tensor``, objects) that is accepted, in bytes.

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from multiworld.ops.async_collectives import AsyncCollectives
-from multiworld.ops.async_p2p import AsyncPointToPoint
-from multiworld.ops.sync_collectives import SyncCollectives
-from multiworld.ops.sync_p2p import SyncPointToPoint
+from multiworld.api.collectives import AsyncCollectives
+from multiworld.api.point_to_point import AsyncPointToPoint
+from multiworld.api.sync import SyncGroup
 
 if TYPE_CHECKING:
     from multiworld.world import World
-
-
-class SyncGroup(SyncPointToPoint, SyncCollectives):
-    """Every operation of a group, waiting in the calling thread: ``w.sync.all_reduce(t)`` for ``await
-    w.all_reduce(t)``."""
 
 
 class Group(AsyncPointToPoint, AsyncCollectives):

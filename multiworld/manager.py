@@ -140,4 +140,4 @@ def _log_as_asked() -> None:
     if isinstance(logging.getLevelName(level), int):
         logger.setLevel(level)
     elif level:
-        logger.warning("M8D_LOG_LEVEL=%s is no log level; known are DEBUG, INFO, WARNING, ERROR, CRITICAL", level)
+        logger.warning("M8D_LOG_LEVEL=%s is not a log level; known are DEBUG, INFO, WARNING, ERROR, CRITICAL", level)

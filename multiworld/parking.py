@@ -1,4 +1,4 @@
-"""Threads that the exit finds inside a C++ call are stopped there.
+"""What must not be torn down: threads inside a C++ call at exit, and C++ objects whose destructor would wait.
 
 Up to Python 3.13 a thread that comes back from C++ while the interpreter goes is ended by unwinding its stack, and C++
 code on that stack ends the process over it: status 134, after the program was done. A thread that does not come back
@@ -15,11 +15,18 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 #: a thread that was not scheduled for this long waits for something; one that waits for the GIL wakes every 5 ms
 LOOK_SECONDS = 0.03
+
+
+def immortal(thing: Any) -> None:
+    """Never destroy ``thing``: in a forked child its threads do not exist, and its destructor would wait for them."""
+    if thing is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 class _SigAction(ctypes.Structure):

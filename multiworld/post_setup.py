@@ -14,7 +14,7 @@ def check() -> list[str]:
     try:
         dist = importlib.import_module("torch.distributed")
     except ImportError as error:
-        return [f"torch cannot be imported: {error}. Install it: multiworld brings none, so that it moves none."]
+        return [f"torch cannot be imported: {error}. Install it: multiworld does not choose a torch for you."]
     problems = []
     if not dist.is_available():
         problems.append("this torch is built without torch.distributed. Install another build.")

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from multiworld.net.descriptors import reserve
+from multiworld.parking import immortal as immortal
 from multiworld.parking import park
 from multiworld.threads import waiting_in_join
 
@@ -82,9 +82,3 @@ def _of_ours(others: set[int]) -> list[threading.Thread]:
     here = threading.current_thread()
     ours = (thread for thread in threading.enumerate() if thread.name.startswith("mw-") or thread.ident in others)
     return [thread for thread in ours if thread is not here]
-
-
-def immortal(thing: Any) -> None:
-    """Never destroy ``thing``: in a forked child its threads do not exist, and its destructor would wait for them."""
-    if thing is not None:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -9,7 +9,6 @@ import torch
 
 
 def profiled() -> bool:
-    """Whether a profiler is recording in this process."""
     return bool(torch.autograd.profiler._is_profiler_enabled)
 
 

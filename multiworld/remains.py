@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from multiworld.callbacks import Callbacks
+    from multiworld.events import Callbacks
     from multiworld.net.hub import Hub
-    from multiworld.rendezvous.stores import StoreBook
+    from multiworld.rendezvous.stores import HostedStores
     from multiworld.session import Session
 
 #: how long ``close`` waits for broken worlds to be freed; what takes longer goes on in the background
@@ -33,7 +33,7 @@ class Remains:
     sessions: list[Session]
     hub: Hub
     callbacks: Callbacks
-    stores: StoreBook
+    stores: HostedStores
 
     def start(self) -> None:
         """Leave the worlds and free everything, in a thread."""

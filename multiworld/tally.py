@@ -21,7 +21,6 @@ class Tally:
     received: Counter[int] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
-        """Count what an earlier generation did too."""
         self.operations.update(other.operations)
         self.sent.update(other.sent)
         self.received.update(other.received)

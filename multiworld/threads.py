@@ -26,7 +26,6 @@ class _Handover(Generic[T]):
         self._gone = False
 
     def work(self, function: Callable[[], T]) -> None:
-        """Get the result."""
         try:
             value = function()
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits
@@ -39,7 +38,6 @@ class _Handover(Generic[T]):
         self._give_back(value)
 
     def take(self, seconds: float) -> T:
-        """Wait for the result."""
         try:
             value, error = self._outcome.get(timeout=seconds)
         except BaseException:

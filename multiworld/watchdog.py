@@ -39,7 +39,6 @@ class WatchDog:
         self._unsubscribe = worlds.subscribe(self._heard)
 
     def close(self) -> None:
-        """Watch no more."""
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None

@@ -52,7 +52,6 @@ class Check:
     remedy: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """For ``--json``."""
         return {**asdict(self), "verdict": self.verdict.value}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -16,12 +17,11 @@ if TYPE_CHECKING:
     from multiworld.cli.doctor import Check
     from multiworld.cli.status import ProcessStatus
 
-_STATES = {"active": "green", "joining": "yellow", "broken": "bold red", "closed": "dim"}
+_STATES = {"active": "green", "broken": "bold red", "closed": "dim"}
 _COLOURS = {"ok": "green", "note": "yellow", "fail": "bold red", "missed": "bold red", "not measured": "dim"}
 
 
 def verdict_text(verdict: str) -> Text:
-    """A verdict in its colour."""
     return Text(verdict, style=_COLOURS.get(verdict, ""))
 
 
@@ -33,7 +33,6 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def doctor_table(checks: Sequence[Check]) -> Table:
-    """What ``doctor`` found."""
     table = _table("multiworld doctor", "check", "verdict", "found", "what to do")
     for check in checks:
         table.add_row(check.name, verdict_text(check.verdict.value), Text(check.found), Text(check.remedy))
@@ -72,7 +71,6 @@ def _facts(facts: dict[str, str]) -> Table:
 
 
 def plan_table(plan: Plan) -> Table:
-    """The faults to come."""
     table = _table(f"plan of seed {plan.seed}", "at", "fault", "worker", "world", "detail")
     for fault in plan.faults:
         table.add_row(f"{fault.at:6.1f} s", fault.kind.value, str(fault.worker), fault.world or "", fault.detail)
@@ -101,8 +99,20 @@ def chaos_tables(report: ChaosReport) -> Iterator[Table]:
     yield table
 
 
-def top_view(processes: Sequence[ProcessStatus]) -> Group:
-    """The worlds of all processes, and their latest events."""
+def how_to_write(folder: Path) -> Text:
+    """What a program has to do for its worlds to be shown."""
+    return Text(
+        "  likely cause: no program has been asked to write its status there\n"
+        "  what to do: add to the program\n"
+        "      from multiworld.cli.status import StatusFile\n"
+        f'      with StatusFile(mw, "{folder}"): ...'
+    )
+
+
+def top_view(folder: Path, processes: Sequence[ProcessStatus]) -> Group:
+    """The worlds of all processes, and their latest events; what is missing if there is no process."""
+    if not processes:
+        return Group(Text(f"no process writes its status into {folder}"), how_to_write(folder))
     table = _table("worlds", "pid", "program", "world", "rank", "size", "generation", "state", "first cause")
     for process in processes:
         pid = Text(f"{process.pid}{' (silent)' if process.stale else ''}", style="dim" if process.stale else "")

@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from multiworld.config import Heartbeat
 from multiworld.liveness.neighbour import ProcessId
@@ -28,19 +28,34 @@ from multiworld.liveness.ring import watched_by
 
 if TYPE_CHECKING:
     from multiworld.net.hub import Hub
-    from multiworld.rendezvous.ledger import Claim
-    from multiworld.rendezvous.wiring import DialPulse
     from multiworld.session import Session
 
 #: when to go on after an error of ours
 AGAIN_SECONDS = 0.2
 Key = tuple[ProcessId, str]
+#: connects to the peer of a rank within some seconds
+DialPeer = Callable[[int, float], socket.socket]
+
+
+class PeerPlace(Protocol):
+    """Where a peer is: a claim of the rendezvous is one."""
+
+    @property
+    def process(self) -> ProcessId:
+        """Its process."""
+
+    @property
+    def address(self) -> str:
+        """The address that it is reached at."""
+
+
+Place = TypeVar("Place", bound=PeerPlace)
 
 
 class _Member:
     """One session: whom it watches now."""
 
-    def __init__(self, session: Session, claims: dict[int, Claim], heartbeat: Heartbeat, dial: DialPulse) -> None:
+    def __init__(self, session: Session, claims: Mapping[int, PeerPlace], heartbeat: Heartbeat, dial: DialPeer) -> None:
         self.session = session
         self.claims = claims
         self.heartbeat = heartbeat
@@ -80,10 +95,10 @@ class Monitor:
     def add(
         self,
         session: Session,
-        claims: dict[int, Claim],
+        claims: Mapping[int, PeerPlace],
         heartbeat: Heartbeat,
         pulses: dict[int, socket.socket],
-        dial: DialPulse,
+        dial: DialPeer,
     ) -> None:
         """Watch peers for ``session``. From any thread.
 
@@ -110,7 +125,7 @@ class Monitor:
         """Stop watching for ``session``. From any thread."""
         self._hub.call(lambda: self._remove(session))
 
-    def unconnected(self, claims: Iterable[Claim]) -> list[Claim]:
+    def unconnected(self, claims: Iterable[Place]) -> list[Place]:
         """Those whose process no connection leads to yet. From any thread but the hub's."""
         found = list(claims)
 
@@ -128,7 +143,7 @@ class Monitor:
             for sock in pulses.values():
                 sock.close()
 
-    def _connected(self, claim: Claim) -> bool:
+    def _connected(self, claim: PeerPlace) -> bool:
         process = self._processes.get((claim.process, claim.address))
         return process is not None and process.connected
 

@@ -21,10 +21,9 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from multiworld.net.hub import Hub
+from multiworld.net.protocols import Reactor
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class Responder:
         native: whether compiled code answers; if not, a held GIL looks like silence.
     """
 
-    def __init__(self, hub: Hub, loop: Loop | None) -> None:
+    def __init__(self, hub: Reactor, loop: Loop | None) -> None:
         self.native = loop is not None
         if loop is None:
             logger.warning(
@@ -86,7 +85,6 @@ class Responder:
 
     @property
     def connections(self) -> int:
-        """How many connections are served."""
         return len(self._socks)
 
     def adopt(self, sock: socket.socket) -> None:
@@ -105,7 +103,6 @@ class Responder:
         self._socks[sock.fileno()] = sock
 
     def close(self) -> None:
-        """Stop answering and close all connections."""
         if self._closed:
             return
         self._closed = True

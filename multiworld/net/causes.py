@@ -47,7 +47,7 @@ def cause_of(error: OSError, otherwise: str) -> Cause:
             "correct the name, or pass an address in numbers",
         )
     if error.errno == errno.ECONNREFUSED:
-        return Cause("nobody listens there: its host has not started, has ended, or listens elsewhere")
+        return Cause("no process listens there: its host has not started, has ended, or listens elsewhere")
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN):
         return Cause("there is no route to it", "check the network, or choose an address that is reached from here")
     return Cause(otherwise)

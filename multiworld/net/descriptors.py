@@ -60,13 +60,11 @@ def open_numbers() -> list[int]:
 
 
 def used() -> int:
-    """How many of the descriptors that the limit allows are taken."""
     top = limit()
     return sum(number < top and _is_open(number) for number in open_numbers())
 
 
 def none_free() -> bool:
-    """Whether no descriptor can be opened now."""
     try:
         os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -112,7 +110,6 @@ class Reserve:
                 self._held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
 
     def empty(self) -> None:
-        """Give all back."""
         with self._guard:
             while self._held:
                 os.close(self._held.pop())

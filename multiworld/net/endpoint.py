@@ -13,15 +13,14 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
 from multiworld.net.descriptors import NO_RESOURCES, reserve
-from multiworld.net.greeting import MAX_GREETING_BYTES, Acceptor, GreetingError, Hello, Reason, refusal
+from multiworld.net.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, refusal
+from multiworld.net.handshake import Acceptor
+from multiworld.net.protocols import Reactor
 from multiworld.net.settings import listen
-
-if TYPE_CHECKING:
-    from multiworld.net.hub import Hub
 
 logger = logging.getLogger(__name__)
 
@@ -68,21 +67,23 @@ class Endpoint:
         hub: in whose thread everything happens.
         address: local address.
         network: secret and ports.
+        serve_pulse: takes over heartbeat connections, once they have introduced themselves.
 
     Raises:
         OSError: the address is not of this machine.
         MultiWorldError: see ``listen``.
     """
 
-    def __init__(self, hub: Hub, address: str, network: NetworkSettings) -> None:
+    def __init__(
+        self, hub: Reactor, address: str, network: NetworkSettings, serve_pulse: Callable[[socket.socket], None]
+    ) -> None:
         self._hub = hub
         self._network = network
         self._listener = listen(address, 0, network)
         self._listener.setblocking(False)
         self.address = address
         self.port: int = self._listener.getsockname()[1]
-        #: takes over heartbeat connections, once they have introduced themselves
-        self.pulse = hub.responder
+        self.serve_pulse = serve_pulse
         self._answerers: dict[Member, Answerer] = {}
         self._complaints: dict[Member, GreetingError] = {}
         self._visitors: dict[socket.socket, _Visitor] = {}  # oldest first
@@ -101,7 +102,6 @@ class Endpoint:
         self._answerers[world, generation, incarnation] = answerer
 
     def forget(self, world: str, generation: int, incarnation: str) -> None:
-        """Nobody answers for it any more."""
         self._answerers.pop((world, generation, incarnation), None)
         self._complaints.pop((world, generation, incarnation), None)
 
@@ -118,7 +118,6 @@ class Endpoint:
             self._dismiss(visitor)
 
     def drop_in_child(self) -> None:
-        """Close our copies of the sockets in a forked child."""
         self._listener.close()
         for sock in tuple(self._visitors):
             sock.close()

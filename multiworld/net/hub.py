@@ -97,7 +97,7 @@ class Hub:
         with self._endpoints_guard:
             key = address, replace(network, interfaces=())  # these have chosen the address already
             if key not in self._endpoints:
-                self._endpoints[key] = Endpoint(self, address, network)
+                self._endpoints[key] = Endpoint(self, address, network, self.responder.adopt)
             return self._endpoints[key]
 
     @property

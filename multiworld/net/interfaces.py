@@ -104,7 +104,7 @@ def check_interfaces(interfaces: tuple[str, ...]) -> None:
     for wanted in interfaces:
         if not wanted or wanted.split() != [wanted] or ("/" in wanted and _network(wanted) is None):
             raise InvalidArgument(
-                what=f"{wanted!r} in interfaces= (MULTIWORLD_INTERFACES) is no interface and no network",
+                what=f"{wanted!r} in interfaces= (MULTIWORLD_INTERFACES) is neither an interface nor a network",
                 remedy='name interfaces or networks, such as "eth0,10.0.0.0/8,fd00::/8"',
             )
 

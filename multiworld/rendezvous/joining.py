@@ -8,29 +8,24 @@ one.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
-from multiworld.config import WorldConfig, printed
+from multiworld.config import NetworkSettings, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
-from multiworld.events import EventBus, WorldJoined
 from multiworld.liveness.neighbour import this_process
 from multiworld.net.causes import cause_of, said
 from multiworld.net.descriptors import descriptor_shortage
+from multiworld.net.endpoint import Endpoint
 from multiworld.net.greeting import PROTOCOL, GreetingError, Reason, versions
 from multiworld.rendezvous.ledger import Claim, Ledger
-from multiworld.rendezvous.store_client import SILENT, Patience, StoreClient, StoreFailed, Unwanted
-from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, Wires, WiringFailed, alive, wire
-from multiworld.session import Session
-
-if TYPE_CHECKING:
-    from multiworld.net.endpoint import Endpoint
-    from multiworld.net.hub import Hub
-    from multiworld.rendezvous.stores import StoreSource
+from multiworld.rendezvous.store_client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
+from multiworld.rendezvous.stores import StoreSource
+from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, Wires, WiringFailed, alive, wire
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 ALIVE_CHECK_SECONDS = 1.0
@@ -59,69 +54,51 @@ class _Moved(Exception):
     """This generation will not be completed; look at the newest one."""
 
 
-def assemble(
-    hub: Hub,
-    bus: EventBus,
-    config: WorldConfig,
-    source: StoreSource,
-    *,
-    loop: asyncio.AbstractEventLoop | None,
-    resize: bool = False,
-    after: int = 0,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> Session:
-    """Meet the other members; blocks.
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A generation whose members have all met.
+
+    Attributes:
+        generation: its number.
+        wires: our connections to the others.
+        acceptor: answers for our membership from now on.
+        claims: of all members, by rank.
+        seconds: how long it took to meet.
+    """
+
+    generation: int
+    wires: Wires
+    acceptor: HandshakeAcceptor
+    claims: dict[int, Claim]
+    seconds: float
+
+
+class Rendezvous:
+    """One call of ``join`` or ``rejoin``, over as many generations as it takes.
 
     Args:
-        hub: of the process.
-        bus: where events go.
+        listener: gives the process's listener at a local address.
+        unconnected: picks those claims whose process no heartbeat connection leads to yet.
         config: the membership.
         source: the store.
-        loop: event loop whose operations the world will serve; None for threads only.
         resize: whether to wait when the world exists with another size.
         after: our last generation; the new one is higher.
         cancelled: asked now and then; True gives up.
-
-    Raises:
-        RendezvousError: see ``MultiWorld.join``.
-        StaleGeneration: the world has gone on without us after ``after``.
     """
-    started = time.monotonic()
-    attempt = Assembly(hub, config, source, resize, after, cancelled)
-    generation, wires, acceptor, claims = attempt.run()
-    joined = WorldJoined(
-        world=config.name,
-        generation=generation,
-        rank=config.rank,
-        size=config.size,
-        seconds=time.monotonic() - started,
-    )
-    # In the hub's thread, as all events are: after the break of the last generation, and before that of this one,
-    # which a peer may bring about at once.
-    hub.call_and_wait(lambda: bus.publish(joined))
-    session = Session(hub, bus, config, generation, wires, acceptor, claims, source.address)
-    try:
-        if loop is not None:
-            session.attach_loop(loop)
-    except BaseException:
-        session.leave(0.0)  # nobody else knows it
-        raise
-    return session
-
-
-class Assembly:
-    """One call of ``join`` or ``rejoin``, over as many generations as it takes."""
 
     def __init__(
         self,
-        hub: Hub,
+        listener: Callable[[str, NetworkSettings], Endpoint],
+        unconnected: Callable[[Iterable[Claim]], list[Claim]],
         config: WorldConfig,
         source: StoreSource,
-        resize: bool,
-        after: int,
-        cancelled: Callable[[], bool],
+        *,
+        resize: bool = False,
+        after: int = 0,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._hub = hub
+        self._listener = listener
+        self._unconnected = unconnected
         self._config = config
         self._after = after
         self._resize = resize
@@ -136,11 +113,16 @@ class Assembly:
         #: generations that we gave up for all; others may still be reading there until the next one is complete
         self._abandoned: list[int] = []
 
-    def run(self) -> tuple[int, Wires, HandshakeAcceptor, dict[int, Claim]]:
-        """The generation we are in, its connections, who answers for it, and everybody's claims."""
+    def run(self) -> Meeting:
+        """Meet the other members; blocks.
+
+        Raises:
+            RendezvousError: see ``MultiWorld.join``.
+            StaleGeneration: the world has gone on without us after ``after``.
+        """
         try:
             with self._failures_of_the_store():
-                self._endpoint = self._open_endpoint(self._hub, self._source.address)
+                self._endpoint = self._open_endpoint(self._source.address)
                 self._client = self._open_client(self._source)
                 self._ledger = Ledger(self._client, self._config.name)
                 return self._meet()
@@ -148,7 +130,7 @@ class Assembly:
             self._source.discard(self._client)
             raise
 
-    def _meet(self) -> tuple[int, Wires, HandshakeAcceptor, dict[int, Claim]]:
+    def _meet(self) -> Meeting:
         while True:
             self._check_time()
             try:
@@ -169,21 +151,21 @@ class Assembly:
             raise
         except StoreFailed as failed:
             raise store_failed(self._config, self._source.where, self._after, failed) from None
-        except Unwanted:
+        except Cancelled:
             self._fail_cancelled()
         except ValueError as error:
             self._fail(
-                f"the store {self._source.where} holds what no multiworld has written: {error}",
+                f"the store {self._source.where} holds data that multiworld did not write: {error}",
                 "another program writes to this store under the same keys",
-                remedy="use a store, or a name for the world, that nobody else uses",
+                remedy="use a store, or a name for the world, that no other program uses",
             )
         except RuntimeError as error:  # torch's own are all of this kind
             self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)
 
-    def _open_endpoint(self, hub: Hub, address: str) -> Endpoint:
+    def _open_endpoint(self, address: str) -> Endpoint:
         place: dict[str, Any] = {"rank": self._config.rank, "operation": "rejoin" if self._after else "join"}
         try:
-            return hub.endpoint(address, self._config.network)
+            return self._listener(address, self._config.network)
         except MultiWorldError as error:
             raise error.with_context(world=self._config.name, **place) from None
         except OSError as error:
@@ -196,8 +178,8 @@ class Assembly:
 
     def _open_client(self, source: StoreSource) -> Any:
         try:
-            return source.open(Patience(self._deadline + ANSWER_GRACE_SECONDS, self._cancelled))
-        except (StoreFailed, Unwanted):
+            return source.open(Deadline(self._deadline + ANSWER_GRACE_SECONDS, self._cancelled))
+        except (StoreFailed, Cancelled):
             raise
         except OSError as error:
             found = cause_of(error, "its folder is not there, or its file cannot be written")
@@ -246,7 +228,7 @@ class Assembly:
             self._refuse_duplicate(sealed, holder)
         return self._ledger.advance(sealed)
 
-    def _enter(self, generation: int) -> tuple[int, Wires, HandshakeAcceptor, dict[int, Claim]]:
+    def _enter(self, generation: int) -> Meeting:
         config = self._config
         size = self._ledger.agree_size(generation, config.size)
         if size != config.size:
@@ -262,7 +244,7 @@ class Assembly:
             acceptor.close()
             raise
         self._clean_up(generation)
-        return generation, wires, acceptor, claims
+        return Meeting(generation, wires, acceptor, claims, time.monotonic() - self._started)
 
     def _claim(self, generation: int, incarnation: str) -> None:
         config, endpoint = self._config, self._endpoint
@@ -324,10 +306,8 @@ class Assembly:
             return self._cancelled() or self._ledger.generation() != generation
 
         try:
-            return wire(
-                config.name, generation, config.rank, claims, acceptor, config.network, self._deadline, given_up,
-                self._hub.monitor.unconnected,
-            )  # fmt: skip
+            dialler = PeerDialler(config.name, generation, config.rank, claims, config.network)
+            return wire(dialler, acceptor, self._deadline, given_up, self._unconnected)
         except WiringFailed as failed:
             self._complaint = acceptor.complaint() or self._complaint
             self._why = f"rank {failed.peer} came but could not be connected to: {failed.why}"
@@ -337,7 +317,7 @@ class Assembly:
     def _clean_up(self, generation: int) -> None:
         """Seal it and delete what is left of the one before; a store that fails now does not matter any more."""
         if isinstance(self._client, StoreClient):
-            self._client.patience = Patience(time.monotonic() + STORE_GRACE_SECONDS)
+            self._client.deadline = Deadline(time.monotonic() + STORE_GRACE_SECONDS)
         try:
             if self._config.rank == 0:
                 self._ledger.seal(generation)
@@ -375,10 +355,7 @@ class Assembly:
             if complaint is not None:
                 what = f"{late}: {self._why}; this process refused a peer that {complaint.what}"
                 self._fail(what, complaint.cause, remedy=complaint.remedy)
-            self._fail(
-                f"{late}: {self._why}",
-                "a member did not start, or joined under another name, size or store",
-            )
+            self._fail(f"{late}: {self._why}", "a member did not start, or joined under another name, size or store")
 
     def _fail_cancelled(self) -> NoReturn:
         self._fail(

@@ -12,7 +12,7 @@ from typing import Any
 from multiworld.errors import RendezvousError
 from multiworld.liveness.neighbour import ProcessId
 from multiworld.net.greeting import PROTOCOL
-from multiworld.rendezvous.cells import cells_of
+from multiworld.rendezvous.agreed_keys import keys_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,10 @@ class Claim:
     protocol: int = PROTOCOL
 
     def packed(self) -> str:
-        """As the value of a key."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @property
     def process(self) -> ProcessId:
-        """The process that claimed."""
         return ProcessId(self.machine, self.pid, self.started)
 
     @classmethod
@@ -61,9 +59,9 @@ class Claim:
             return replace(_EMPTY, **{n: said[n] for n, kind in of_type.items() if type(said.get(n)) is kind})
         except (ValueError, TypeError, RecursionError):
             raise RendezvousError(
-                what="the store holds a claim that no multiworld has written",
+                what="the store holds a claim that multiworld did not write",
                 cause="another program writes to this store under the same keys",
-                remedy="use a store, or a name for the world, that nobody else uses",
+                remedy="use a store, or a name for the world, that no other program uses",
             ) from None
 
 
@@ -79,47 +77,44 @@ class Ledger:
     """
 
     def __init__(self, store: Any, world: str) -> None:
-        self._cells = cells_of(store, f"multiworld/{world}")
+        self._keys = keys_of(store, f"multiworld/{world}")
 
     def generation(self) -> int:
         """The newest generation, 0 if there is none."""
-        return self._cells.number("generation")
+        return self._keys.number("generation")
 
     def advance(self, current: int, to: int | None = None) -> int:
         """Open a generation after ``current`` unless somebody else has; the newest one."""
-        return self._cells.raise_from("generation", current, current + 1 if to is None else to)
+        return self._keys.raise_from("generation", current, current + 1 if to is None else to)
 
     def claim(self, generation: int, rank: int, claim: Claim) -> Claim:
         """Take ``rank``; the claim that holds it now, ours or an earlier one."""
-        return Claim.unpacked(self._cells.put_first(f"{generation}/rank/{rank}", claim.packed()))
+        return Claim.unpacked(self._keys.put_first(f"{generation}/rank/{rank}", claim.packed()))
 
     def claimed(self, generation: int, rank: int) -> Claim | None:
-        """Who holds ``rank``."""
-        value = self._cells.read(f"{generation}/rank/{rank}")
+        value = self._keys.read(f"{generation}/rank/{rank}")
         return Claim.unpacked(value) if value else None
 
     def agree_size(self, generation: int, size: int) -> int:
         """The size of this generation: ours if we are the first to say."""
-        return int(self._cells.put_first(f"{generation}/size", str(size)))
+        return int(self._keys.put_first(f"{generation}/size", str(size)))
 
     def size(self, generation: int) -> int | None:
-        """The size of this generation, if anybody has said."""
-        value = self._cells.read(f"{generation}/size")
+        value = self._keys.read(f"{generation}/size")
         return int(value) if value else None
 
     def seal(self, generation: int) -> None:
         """All members have met: nobody can be added any more."""
-        self._cells.put_first(f"{generation}/sealed", "yes")
+        self._keys.put_first(f"{generation}/sealed", "yes")
 
     def sealed(self, generation: int) -> bool:
-        """Whether all members have met."""
-        return self._cells.read(f"{generation}/sealed") is not None
+        return self._keys.read(f"{generation}/sealed") is not None
 
     def forget(self, generation: int, ranks: range | tuple[int, ...], whole: bool) -> None:
         """Delete the claims of ``ranks`` of an old generation, and what is common to them if ``whole``."""
         for rank in ranks:
-            self._cells.delete(f"{generation}/rank/{rank}")
+            self._keys.delete(f"{generation}/rank/{rank}")
         if whole:
-            self._cells.delete(f"{generation}/size")
-            self._cells.delete(f"{generation}/sealed")
-            self._cells.forget_raise("generation", generation - 1)
+            self._keys.delete(f"{generation}/size")
+            self._keys.delete(f"{generation}/sealed")
+            self._keys.forget_raise("generation", generation - 1)

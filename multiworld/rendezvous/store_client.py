@@ -1,7 +1,7 @@
 """A client of a TCP store in Python: torch's protocol, and no wait that cannot be ended.
 
 torch's own client waits in C++ far beyond its timeouts when the store's host is frozen, and aborts the process when it
-comes back to an interpreter that has ended meanwhile. This one waits in short steps, for as long as its ``Patience``
+comes back to an interpreter that has ended meanwhile. This one waits in short steps, for as long as its ``Deadline``
 lasts, and leaves neither thread nor descriptor behind. It has the methods of ``torch.distributed.Store`` that a ledger
 needs.
 """
@@ -21,7 +21,8 @@ from typing import Final
 from multiworld.config import TcpStoreAddress
 from multiworld.net.causes import cause_of, said
 from multiworld.net.descriptors import descriptor_shortage
-from multiworld.net.greeting import MAX_GREETING_BYTES, Dialler, GreetingError, Hello, Reason, Role
+from multiworld.net.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
+from multiworld.net.handshake import Dialler
 from multiworld.rendezvous.addresses import Resolved, resolved
 from multiworld.rendezvous.store_wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
 
@@ -57,35 +58,35 @@ class StoreFailed(Exception):
         self.lasting = lasting
 
 
-class Unwanted(Exception):
+class Cancelled(Exception):
     """Nobody waits for the store any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Deadline:
     """For how long a store is waited for.
 
     Args:
         until: monotonic time.
-        unwanted: True ends every wait within ``STEP_SECONDS``.
+        cancelled: True ends every wait within ``STEP_SECONDS``.
     """
 
     until: float
-    unwanted: Callable[[], bool] = lambda: False
+    cancelled: Callable[[], bool] = lambda: False
 
     def left(self) -> float:
         """Seconds that are left.
 
         Raises:
-            Unwanted: nobody waits any more.
+            Cancelled: nobody waits any more.
         """
-        if self.unwanted():
-            raise Unwanted
+        if self.cancelled():
+            raise Cancelled
         return self.until - time.monotonic()
 
-    def at_most(self, seconds: float) -> Patience:
+    def at_most(self, seconds: float) -> Deadline:
         """The same for ``seconds`` from now on, or less."""
-        return Patience(min(self.until, time.monotonic() + seconds), self.unwanted)
+        return Deadline(min(self.until, time.monotonic() + seconds), self.cancelled)
 
     def sleep(self, seconds: float) -> None:
         """Wait so long, or until nobody waits any more."""
@@ -94,7 +95,7 @@ class Patience:
             time.sleep(min(STEP_SECONDS, rest))
 
 
-class Approach:
+class GreetingMode:
     """How the store at one address is spoken to; found out once, and kept.
 
     A store of ours asks for the greeting where there is a secret. One of torch's, such as torchrun's, knows none: who
@@ -122,57 +123,57 @@ class StoreClient:
 
     Args:
         sock: connected.
-        patience: for how long each call may wait; set another one with ``patience``.
+        deadline: for how long each call may wait; set another one with ``deadline``.
     """
 
-    def __init__(self, sock: socket.socket, patience: Patience) -> None:
-        self.patience = patience
+    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
+        self.deadline = deadline
         self._sock = sock
         sock.setblocking(False)
 
     @classmethod
-    def connect(cls, where: TcpStoreAddress, patience: Patience, approach: Approach | None = None) -> StoreClient:
+    def connect(cls, where: TcpStoreAddress, deadline: Deadline, mode: GreetingMode | None = None) -> StoreClient:
         """A client of the store at ``where``, tried again and again until it answers.
 
         Args:
             where: its address.
-            patience: for how long, here and in the calls that follow.
-            approach: how it is spoken to; None: as torch's clients do.
+            deadline: for how long, here and in the calls that follow.
+            mode: how it is spoken to; None: as torch's clients do.
 
         Raises:
             StoreFailed: it does not answer in time, it refuses us, or this process cannot connect.
-            Unwanted: nobody waits for it any more.
+            Cancelled: nobody waits for it any more.
         """
-        approach = approach or Approach()
+        mode = mode or GreetingMode()
         pause = FIRST_PAUSE_SECONDS
-        for greets in approach.turns():
+        for greets in mode.turns():
             try:
-                client = cls._attempt(where, patience, approach, greets)
+                client = cls._attempt(where, deadline, mode, greets)
             except (StoreFailed, OSError) as error:
                 failed = error if isinstance(error, StoreFailed) else _unreachable(error)
             else:
-                approach.greets = greets
+                mode.greets = greets
                 return client
-            if failed.lasting or patience.left() <= pause:
+            if failed.lasting or deadline.left() <= pause:
                 raise failed
-            patience.sleep(pause)
+            deadline.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
         raise AssertionError  # for the type checker: the turns do not end
 
     @classmethod
-    def _attempt(cls, where: TcpStoreAddress, patience: Patience, approach: Approach, greets: bool) -> StoreClient:
-        trial = greets and approach.greets is None
-        attempt = patience.at_most(TRIAL_SECONDS if trial else ATTEMPT_SECONDS)
+    def _attempt(cls, where: TcpStoreAddress, deadline: Deadline, mode: GreetingMode, greets: bool) -> StoreClient:
+        trial = greets and mode.greets is None
+        attempt = deadline.at_most(TRIAL_SECONDS if trial else ATTEMPT_SECONDS)
         client = cls(_connected(resolved(where.host, where.port, attempt.left), attempt), attempt)
         try:
             if greets:
-                client._greet(approach.secret)
+                client._greet(mode.secret)
             client._call(HELLO)
-            client._check_answer(lasting=approach.secret is None)
+            client._check_answer(lasting=mode.secret is None)
         except BaseException:
             client.close()
             raise
-        client.patience = patience
+        client.deadline = deadline
         return client
 
     def _greet(self, secret: bytes | None) -> None:
@@ -203,14 +204,13 @@ class StoreClient:
         raise StoreFailed("answers a question that was not asked", "another program listens at its port")
 
     def close(self) -> None:
-        """Hang up."""
         self._sock.close()
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Write ``desired`` if the value is ``expected`` (empty: if there is none); the value that it is now.
 
         Where there is no value and one was expected, that one is returned. All calls raise ``StoreFailed`` and
-        ``Unwanted``.
+        ``Cancelled``.
         """
         self._call(request(Request.COMPARE_SET, _key(key), sized(expected.encode()), sized(desired.encode())))
         return self._sized()
@@ -227,22 +227,18 @@ class StoreClient:
         return self._sized()
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number; the sum."""
         self._call(request(Request.ADD, _key(key), NUMBER.pack(amount)))
         return self._number()
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys have a value."""
         self._call(request(Request.CHECK, COUNT.pack(len(keys)), *map(_key, keys)))
         return self._take(1) == READY
 
     def delete_key(self, key: str) -> bool:
-        """Delete a value; whether there was one."""
         self._call(request(Request.DELETE_KEY, _key(key)))
         return self._number() > 0
 
     def num_keys(self) -> int:
-        """How many keys the store has."""
         self._call(request(Request.GETNUMKEYS))
         return self._number()
 
@@ -253,7 +249,7 @@ class StoreClient:
         size = COUNT.unpack(self._take(COUNT.size))[0]
         if size > MAX_ANSWER_BYTES:
             self.close()
-            raise StoreFailed("what answers there is no store", "another program listens at its port")
+            raise StoreFailed("answers, but not as a store does", "another program listens at its port")
         return self._take(size)
 
     def _call(self, data: bytes) -> None:
@@ -282,7 +278,7 @@ class StoreClient:
                     raise ConnectionResetError("it hung up")
 
     def _await(self, event: int) -> None:
-        _ready(self._sock, event, self.patience)
+        _ready(self._sock, event, self.deadline)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -300,29 +296,29 @@ def _key(key: str) -> bytes:
     return sized(KEY_PREFIX + key.encode())
 
 
-def _ready(sock: socket.socket, event: int, patience: Patience) -> None:
+def _ready(sock: socket.socket, event: int, deadline: Deadline) -> None:
     """Wait until ``sock`` is ready.
 
     Raises:
         TimeoutError: it is not in time.
-        Unwanted: nobody waits any more.
+        Cancelled: nobody waits any more.
     """
     poll = select.poll()
     poll.register(sock, event)
     while True:
-        left = patience.left()
+        left = deadline.left()
         if poll.poll(max(0.0, min(STEP_SECONDS, left)) * 1000):
             return
         if left <= 0:
             raise TimeoutError
 
 
-def _connected(places: list[Resolved], patience: Patience) -> socket.socket:
+def _connected(places: list[Resolved], deadline: Deadline) -> socket.socket:
     failed: OSError = OSError("the name has no address")
     for place in places:
         sock = socket.socket(place.family, socket.SOCK_STREAM)
         try:
-            _connect(sock, place, patience)
+            _connect(sock, place, deadline)
         except OSError as error:
             sock.close()
             failed = error
@@ -334,12 +330,12 @@ def _connected(places: list[Resolved], patience: Patience) -> socket.socket:
     raise failed
 
 
-def _connect(sock: socket.socket, place: Resolved, patience: Patience) -> None:
+def _connect(sock: socket.socket, place: Resolved, deadline: Deadline) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.suppress(BlockingIOError):
         sock.connect(place.address)
-    _ready(sock, select.POLLOUT, patience)
+    _ready(sock, select.POLLOUT, deadline)
     number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if number:
         raise OSError(number, os.strerror(number))

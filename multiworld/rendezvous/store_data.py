@@ -68,7 +68,6 @@ class StoreData:
         return len(self._values)
 
     def keys(self) -> Iterable[bytes]:
-        """All keys that have a value."""
         return self._values.keys()
 
     def get(self, key: bytes) -> bytes:
@@ -76,7 +75,6 @@ class StoreData:
         return self._values.get(key, b"")
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Write a value."""
         self._put(key, value)
         self._wake(key)
 
@@ -111,7 +109,6 @@ class StoreData:
         return total
 
     def delete(self, key: bytes) -> bool:
-        """Delete a value; whether there was one."""
         value = self._values.pop(key, None)
         if value is None:
             return False
@@ -143,7 +140,6 @@ class StoreData:
         return length, value
 
     def queued(self, key: bytes) -> int:
-        """How many values a queue has."""
         return len(self._queues.get(key, ()))
 
     def wait(self, keys: Iterable[bytes], waiter: Callable[[], None]) -> bool:
@@ -173,7 +169,6 @@ class StoreData:
         return False
 
     def forget(self, waiter: Callable[[], None]) -> None:
-        """It waits no more."""
         for key in self._awaited.pop(waiter, ()):
             self._drop(key, waiter)
 

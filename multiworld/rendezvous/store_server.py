@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from multiworld.net.causes import said
 from multiworld.net.descriptors import NO_RESOURCES, limit
+from multiworld.net.protocols import Reactor
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
-from multiworld.rendezvous.store_talk import Talk
+from multiworld.rendezvous.store_protocol import ServerProtocol
 
 if TYPE_CHECKING:
     from multiworld.net.greeting import GreetingError
-    from multiworld.net.hub import Hub
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class StoreServer:
     """
 
     def __init__(
-        self, hub: Hub, listener: socket.socket, secret: bytes | None = None, limits: Limits | None = None
+        self, hub: Reactor, listener: socket.socket, secret: bytes | None = None, limits: Limits | None = None
     ) -> None:
         self._hub = hub
         self._listener = listener
@@ -87,7 +87,6 @@ class StoreServer:
             connection.close()
 
     def welcome(self, connection: _Connection) -> None:
-        """A connection is a client's."""
         self._strangers.pop(connection, None)
 
     def tell(self, refused: Refused) -> None:
@@ -179,37 +178,35 @@ class StoreServer:
 class _Connection:
     """One client, or a stranger. In the hub's thread only."""
 
-    def __init__(self, server: StoreServer, hub: Hub, sock: socket.socket) -> None:
+    def __init__(self, server: StoreServer, hub: Reactor, sock: socket.socket) -> None:
         self.sock = sock
         self._server = server
         self._hub = hub
         # Not at once: it is called in the middle of another connection's request, or of this one's.
-        self._talk = Talk(server.data, server.limits, server.secret, answered=lambda: hub.call(self._flush))
+        self._protocol = ServerProtocol(
+            server.data, server.limits, server.secret, answered=lambda: hub.call(self._flush)
+        )
         self._closed = False
         self._refused = False
         self._events = 0
         self._heard = time.monotonic()
 
     def start(self) -> None:
-        """Listen to it."""
         self._watch()
         self.read(0)
 
     def idle_seconds(self) -> float:
-        """How long it has said nothing."""
         return time.monotonic() - self._heard
 
     def close(self) -> None:
-        """Hang up."""
         self._closed = True
         self._hub.unwatch(self.sock)
         self.sock.close()
-        self._talk.end()
+        self._protocol.end()
 
     def read(self, _: int) -> None:
-        """Take what has come."""
         try:
-            data = self.sock.recv(LARGE_READ_BYTES if self._talk.missing > READ_BYTES else READ_BYTES)
+            data = self.sock.recv(LARGE_READ_BYTES if self._protocol.missing > READ_BYTES else READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -223,27 +220,27 @@ class _Connection:
 
     def _serve(self, data: bytes) -> None:
         try:
-            self._talk.feed(data)
+            self._protocol.feed(data)
         except Refused as refused:
             self._server.tell(refused)
             self._refuse()
             return
-        if self._talk.valid:
+        if self._protocol.valid:
             self._server.welcome(self)
         self._flush()
 
     def _refuse(self) -> None:
         """Hang up; who is still to hear why does that first: with its data unread, the last words would be lost."""
-        last_words = not self._talk.valid and bytes(self._talk.out)
+        last_words = not self._protocol.valid and bytes(self._protocol.out)
         if not last_words:
             self._server.dismiss(self)
             return
         self._refused = True
-        self._talk.end()
+        self._protocol.end()
         with contextlib.suppress(OSError):
             self.sock.send(last_words)
             self.sock.shutdown(socket.SHUT_WR)
-        self._talk.out.clear()
+        self._protocol.out.clear()
         self._events = selectors.EVENT_READ
         self._hub.watch(self.sock, self._events, self._ready)
 
@@ -256,8 +253,7 @@ class _Connection:
             self.read(events)
 
     def _flush(self) -> None:
-        """Send answers, as far as they are taken."""
-        out = self._talk.out
+        out = self._protocol.out
         while out and not self._closed:
             try:
                 del out[: self.sock.send(out)]
@@ -272,7 +268,7 @@ class _Connection:
         """Wait for what comes next; who does not take its answers is not listened to."""
         if self._closed:
             return
-        more = self._talk.out or not self._talk.missing
+        more = self._protocol.out or not self._protocol.missing
         read = 0 if more else selectors.EVENT_READ
         events = read | (selectors.EVENT_WRITE if more else 0)
         if events != self._events:

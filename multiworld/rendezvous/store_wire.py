@@ -53,7 +53,6 @@ class Request(enum.IntEnum):
 
 
 def sized(data: bytes) -> bytes:
-    """A key or value with its length."""
     return COUNT.pack(len(data)) + data
 
 

@@ -19,16 +19,15 @@ import torch.distributed as dist
 from multiworld.config import FileStorePath, NetworkSettings, TcpStoreAddress, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, WrongContext
 from multiworld.net.causes import Cause, cause_of, said
+from multiworld.net.protocols import Reactor
 from multiworld.net.settings import listen
 from multiworld.rendezvous.addresses import own_address, resolved, usable_address
-from multiworld.rendezvous.filestore import FileStore
-from multiworld.rendezvous.store_client import Approach, Patience, StoreClient, StoreFailed, Unwanted
+from multiworld.rendezvous.store_client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
 from multiworld.rendezvous.store_server import StoreServer
-from multiworld.rendezvous.torch_store import Gate, TorchStore
+from multiworld.rendezvous.torch_store import FileStore, Gate, TorchStore
 
 if TYPE_CHECKING:
     from multiworld.net.greeting import GreetingError
-    from multiworld.net.hub import Hub
 
 #: connections to a hosted store that may wait for being accepted: all members of a large world come at once
 BACKLOG = 4096
@@ -42,28 +41,28 @@ ANSWER_SECONDS = 2.0
 StoreLike: TypeAlias = "str | TcpStoreAddress | FileStorePath | Any"
 
 
-class KeptClients:
+class ClientPool:
     """Clients of one TCP store that nobody uses now: connecting anew takes longer than all the rest of a rejoin.
 
     Args:
-        approach: how that store is spoken to.
+        mode: how that store is spoken to.
     """
 
-    def __init__(self, approach: Approach) -> None:
-        self._approach = approach
+    def __init__(self, mode: GreetingMode) -> None:
+        self._mode = mode
         self._guard = threading.Lock()
         self._clients: list[StoreClient] = []
         self._closed = False
 
-    def take(self, where: TcpStoreAddress, patience: Patience) -> StoreClient:
+    def take(self, where: TcpStoreAddress, deadline: Deadline) -> StoreClient:
         """One that still works, or a new one; raises as ``StoreClient.connect``."""
         while (client := self._pop()) is not None:
-            client.patience = patience.at_most(KEPT_CLIENT_SECONDS)
+            client.deadline = deadline.at_most(KEPT_CLIENT_SECONDS)
             with contextlib.suppress(StoreFailed):  # its host is gone, maybe another is there by now
                 client.num_keys()
-                client.patience = patience
+                client.deadline = deadline
                 return client
-        return StoreClient.connect(where, patience, self._approach)
+        return StoreClient.connect(where, deadline, self._mode)
 
     def keep(self, client: StoreClient) -> None:
         """Keep it for later, unless there are enough."""
@@ -74,7 +73,6 @@ class KeptClients:
         client.close()
 
     def close(self) -> None:
-        """Close all, and those that come later."""
         with self._guard:
             self._closed = True
         while (client := self._pop()) is not None:
@@ -106,25 +104,25 @@ class StoreSource:
 
     where: TcpStoreAddress | FileStorePath | Any
     address: str
-    kept: KeptClients | None = None
+    kept: ClientPool | None = None
     owner: Any = None
     gate: Gate = field(default_factory=Gate)
     complaint: Callable[[float], GreetingError | None] = lambda _: None
 
-    def open(self, patience: Patience) -> Any:
-        """A client for one thread, to be given to ``give_back`` or ``discard``; ``patience`` bounds its waits.
+    def open(self, deadline: Deadline) -> Any:
+        """A client for one thread, to be given to ``give_back`` or ``discard``; ``deadline`` bounds its waits.
 
         Raises:
             StoreFailed: a TCP store does not answer in time.
-            Unwanted: nobody waits for it any more.
+            Cancelled: nobody waits for it any more.
             OSError: the file of a file store cannot be made.
         """
         if isinstance(self.where, TcpStoreAddress):
-            kept = self.kept or KeptClients(Approach())
-            return kept.take(self.where, patience)
+            kept = self.kept or ClientPool(GreetingMode())
+            return kept.take(self.where, deadline)
         if isinstance(self.where, FileStorePath):
             # Tried first: where it cannot open its file, the store's constructor goes on trying, and holds the GIL.
-            _open_file(self.where.path, patience)
+            _open_file(self.where.path, deadline)
             path = self.where.path
             return TorchStore(self.gate, lambda: FileStore(path, -1))
         return TorchStore(self.gate, lambda: self.where)
@@ -142,7 +140,7 @@ class StoreSource:
             client.close()
 
 
-class StoreBook:
+class HostedStores:
     """The stores that this process hosts; one per address, for all its worlds and their generations.
 
     Args:
@@ -150,12 +148,12 @@ class StoreBook:
         network: the secret that connections to them have to prove, and the ports that they may have.
     """
 
-    def __init__(self, hub: Hub, network: NetworkSettings) -> None:
+    def __init__(self, hub: Reactor, network: NetworkSettings) -> None:
         self._hub = hub
         self._network = network
         self._guard = threading.Lock()
         self._hosted: dict[tuple[str, int], StoreServer] = {}
-        self._kept: dict[str, KeptClients] = {}
+        self._kept: dict[str, ClientPool] = {}
         self._gate = Gate()
         self._closed = False
 
@@ -185,24 +183,24 @@ class StoreBook:
             self._host(listener, (host, real), (usable, real))
             return TcpStoreAddress(usable, real, hosted=False)
 
-    def source(self, store: StoreLike, config: WorldConfig, unwanted: Callable[[], bool]) -> StoreSource:
+    def source(self, store: StoreLike, config: WorldConfig, cancelled: Callable[[], bool]) -> StoreSource:
         """What ``store`` means for this membership; hosts it where that is our part.
 
         Args:
             store: as given to ``join``.
             config: the membership.
-            unwanted: True ends a wait for the name service.
+            cancelled: True ends a wait for the name service.
 
         Raises:
-            RendezvousError: its name is not known, there is no way to it, or it cannot be hosted.
+            RendezvousError: its name is not known, there is no route to it, or it cannot be hosted.
         """
         where = _parsed(store, config)
         if not isinstance(where, TcpStoreAddress):
             return StoreSource(where, config.address or "127.0.0.1", gate=self._gate)
-        patience = Patience(time.monotonic() + config.join_timeout, unwanted)
-        address = config.address or _address_towards(where, config, patience)
+        deadline = Deadline(time.monotonic() + config.join_timeout, cancelled)
+        address = config.address or _address_towards(where, config, deadline)
         kept = self._kept_of(where, store)
-        self._host_if_ours(where, config, patience, kept)
+        self._host_if_ours(where, config, deadline, kept)
         return StoreSource(where, address, kept, store, self._gate, lambda since: self._complaint(where, since))
 
     def close(self) -> None:
@@ -235,13 +233,13 @@ class StoreBook:
         server = self._hosted.get((where.host, where.port))
         return None if server is None else server.complaint(since)
 
-    def _kept_of(self, where: TcpStoreAddress, store: StoreLike) -> KeptClients:
+    def _kept_of(self, where: TcpStoreAddress, store: StoreLike) -> ClientPool:
         """The clients of the store at ``where``; one that torch hosts has no secret."""
         torchs = not isinstance(store, (str, TcpStoreAddress)) or (store == "env://" and _is_torchruns())
         with self._guard:
-            return self._kept.setdefault(str(where), KeptClients(Approach(None if torchs else self._network.secret)))
+            return self._kept.setdefault(str(where), ClientPool(GreetingMode(None if torchs else self._network.secret)))
 
-    def _host_if_ours(self, where: TcpStoreAddress, config: WorldConfig, patience: Patience, kept: KeptClients) -> None:
+    def _host_if_ours(self, where: TcpStoreAddress, config: WorldConfig, deadline: Deadline, kept: ClientPool) -> None:
         ours = config.rank == 0 if where.hosted is None else where.hosted
         if not ours or (where.host, where.port) in self._hosted:
             return
@@ -249,17 +247,17 @@ class StoreBook:
             self.serve(where.host, where.port)
         except RendezvousError as error:
             # In use or not a local address: a store may be there already, as torchrun's agent's is.
-            if where.hosted or not _answers(where, patience.at_most(ANSWER_SECONDS), kept):
+            if where.hosted or not _answers(where, deadline.at_most(ANSWER_SECONDS), kept):
                 raise error.with_context(world=config.name, rank=config.rank, operation="join") from None
 
 
-def _answers(where: TcpStoreAddress, patience: Patience, kept: KeptClients) -> bool:
+def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bool:
     """Whether a store answers at ``where``, perhaps with no."""
     try:
-        kept.take(where, patience).close()
+        kept.take(where, deadline).close()
     except StoreFailed as failed:
         return failed.lasting  # the join says why
-    except Unwanted:
+    except Cancelled:
         return False
     return True
 
@@ -269,14 +267,14 @@ def _is_torchruns() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _address_towards(where: TcpStoreAddress, config: WorldConfig, patience: Patience) -> str:
+def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Deadline) -> str:
     try:
-        return own_address(resolved(where.host, where.port, patience.left)[0])
-    except (OSError, Unwanted) as error:
-        if isinstance(error, Unwanted):
-            why, found = "nobody waits for it any more", Cause("joining was cancelled")
+        return own_address(resolved(where.host, where.port, deadline.left)[0])
+    except (OSError, Cancelled) as error:
+        if isinstance(error, Cancelled):
+            why, found = "the wait was cancelled", Cause("joining was cancelled")
         else:
-            why, found = said(error), cause_of(error, "there is no way to it")
+            why, found = said(error), cause_of(error, "there is no route to it")
         raise RendezvousError(
             config.name, f"the store {where} cannot be reached: {why}",
             cause=found.cause, remedy=found.remedy, rank=config.rank, operation="join",
@@ -309,7 +307,7 @@ def _parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStor
 def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
     return InvalidArgument(
         config.name,
-        f"{store!r} is no store",
+        f"{store!r} is not a store",
         cause="known are tcp://host:port, file:///path, env:// and the stores of torch.distributed",
         remedy="correct it; for port 0 call serve_store() and pass on the address it returns",
         rank=config.rank,
@@ -347,13 +345,13 @@ def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
     )
 
 
-def _open_file(path: str, patience: Patience) -> None:
+def _open_file(path: str, deadline: Deadline) -> None:
     """Make the file of a store, or see that it is there, once its folder is, on a file system that may lag behind.
 
     Raises:
         OSError: it cannot be opened, or its folder does not come in time.
-        Unwanted: nobody waits any more.
+        Cancelled: nobody waits any more.
     """
-    while not Path(path).parent.is_dir() and patience.left() > 0:
-        patience.sleep(0.05)
+    while not Path(path).parent.is_dir() and deadline.left() > 0:
+        deadline.sleep(0.05)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))

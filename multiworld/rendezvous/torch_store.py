@@ -11,7 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from multiworld.rendezvous.store_client import Unwanted
+import torch.distributed as dist
+
+from multiworld.net.descriptors import none_free
+from multiworld.parking import immortal
+from multiworld.rendezvous.store_client import Cancelled
 
 #: how long closing the gate waits for calls that are inside; a store whose host is frozen takes longer
 CLOSING_SECONDS: Final = 1.0
@@ -30,11 +34,11 @@ class Gate:
         """Be inside for the block.
 
         Raises:
-            Unwanted: the gate is closed.
+            Cancelled: the gate is closed.
         """
         with self._changed:
             if self._closed:
-                raise Unwanted
+                raise Cancelled
             self._inside += 1
         try:
             yield
@@ -51,7 +55,7 @@ class Gate:
 
 
 class TorchStore:
-    """A store object behind a gate; it has the methods that ``cells`` needs.
+    """A store object behind a gate, with all its methods.
 
     Args:
         gate: which all calls pass.
@@ -63,32 +67,22 @@ class TorchStore:
         with gate.passed():
             self.object = make()
 
-    def compare_set(self, key: str, expected: str, desired: str) -> Any:
-        """As the object's, like all that follow."""
-        with self._gate.passed():
-            return self.object.compare_set(key, expected, desired)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self.object, name)
 
-    def set(self, key: str, value: str) -> None:
-        """Write a value."""
-        with self._gate.passed():
-            self.object.set(key, value)
+        def call(*arguments: Any) -> Any:
+            with self._gate.passed():
+                return method(*arguments)
 
-    def get(self, key: str) -> Any:
-        """The value, waited for."""
-        with self._gate.passed():
-            return self.object.get(key)
+        return call
 
-    def wait(self, keys: list[str], timeout: Any) -> None:
-        """Wait until all keys are there."""
-        with self._gate.passed():
-            self.object.wait(keys, timeout)
 
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number; the sum."""
-        with self._gate.passed():
-            return int(self.object.add(key, amount))
+class FileStore(dist.FileStore):  # type: ignore[misc]  # torch is not followed by the type checker
+    """``torch.distributed.FileStore``, never destroyed where no descriptor is free when it is dropped.
 
-    def delete_key(self, key: str) -> Any:
-        """Delete a value; whether there was one."""
-        with self._gate.passed():
-            return self.object.delete_key(key)
+    Its destructor opens the file once more, and ends the process if it cannot.
+    """
+
+    def __del__(self) -> None:
+        if none_free():
+            immortal(self)

@@ -21,7 +21,8 @@ from multiworld.config import NetworkSettings, printed
 from multiworld.liveness.pulse import first_ping
 from multiworld.liveness.ring import watched_by
 from multiworld.net.descriptors import descriptor_shortage
-from multiworld.net.greeting import GreetingError, Hello, Reason, Role, greet
+from multiworld.net.greeting import GreetingError, Hello, Reason, Role
+from multiworld.net.handshake import greet
 from multiworld.rendezvous.ledger import Claim
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class Incompatible(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class DialPulse:
-    """Makes heartbeat connections of one member.
+class PeerDialler:
+    """Makes the connections of one member to the others.
 
     Attributes:
         world: its name.
@@ -75,21 +76,45 @@ class DialPulse:
     claims: Mapping[int, Claim]
     network: NetworkSettings
 
-    def __call__(self, peer: int, timeout: float) -> socket.socket:
+    def dial(self, role: Role, peer: int, timeout: float) -> socket.socket:
+        """Connect to ``peer``; raises as the function ``dial``."""
+        claim = self.claims[peer]
+        hello = Hello(role, self.world, self.generation, self.rank, peer, claim.incarnation)
+        return dial(claim, hello, self.network, timeout)
+
+    def pulse(self, peer: int, timeout: float) -> socket.socket:
         """Connect to the responder of ``peer`` and see that it answers.
 
         Raises:
             OSError: it cannot be reached, refuses, or does not answer, each step within ``timeout`` seconds.
         """
-        claim = self.claims[peer]
-        hello = Hello(Role.PULSE, self.world, self.generation, self.rank, peer, claim.incarnation)
-        sock = dial(claim, hello, self.network, timeout)
+        sock = self.dial(Role.PULSE, peer, timeout)
         try:
             first_ping(sock)
         except BaseException:
             sock.close()
             raise
         return sock
+
+    def wire(self, peer: int, role: Role, timeout: float) -> socket.socket:
+        """Connect to ``peer`` for ``role``.
+
+        Raises:
+            WiringFailed: it cannot be reached, or refuses.
+            Incompatible: it has another secret or protocol.
+        """
+        claim = self.claims[peer]
+        try:
+            return self.dial(role, peer, timeout)
+        except socket.gaierror as error:
+            why = f"{claim.address!r} is not known on this machine"
+            if "%" in claim.address:
+                why += ": this machine has no interface of that name, and a link-local address needs one"
+            raise WiringFailed(peer, why) from error
+        except OSError as error:
+            if isinstance(error, GreetingError) and error.lasting:
+                raise Incompatible(peer, claim, error) from None
+            raise WiringFailed(peer, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +125,19 @@ class Wires:
         lanes: for data.
         controls: for control.
         pulses: for heartbeats, to those that we ping and that no other world of ours pings.
-        dial_pulse: makes another of these.
+        dial_pulse: makes another of these within some seconds.
     """
 
     lanes: dict[int, socket.socket]
     controls: dict[int, socket.socket]
     pulses: dict[int, socket.socket]
-    dial_pulse: DialPulse
+    dial_pulse: Callable[[int, float], socket.socket]
+
+    def put(self, peer: int, role: Role, sock: socket.socket) -> None:
+        """Take the lane or the control connection of ``peer``."""
+        (self.lanes if role is Role.LANE else self.controls)[peer] = sock
 
     def close(self) -> None:
-        """Close all."""
         for sock in (*self.lanes.values(), *self.controls.values(), *self.pulses.values()):
             sock.close()
 
@@ -151,7 +179,6 @@ class HandshakeAcceptor:
         endpoint.expect(*self._where, self._answer)
 
     def close(self) -> None:
-        """Answer nobody any more."""
         self._endpoint.forget(*self._where)
         with self._guard:
             self._closed = True
@@ -169,7 +196,7 @@ class HandshakeAcceptor:
         if hello.role is Role.PROBE:
             return socket.socket.close
         if not (0 <= hello.sender < self._size and hello.sender != self._me[0]):
-            return f"rank {hello.sender} is no peer in a world of {self._size}"
+            return f"rank {hello.sender} is not a peer in a world of {self._size}"
         if hello.role in ROLES:
             return self._answer_to_wire(hello)
         if hello.role is Role.PULSE:
@@ -190,7 +217,7 @@ class HandshakeAcceptor:
             with contextlib.suppress(OSError):
                 last.shutdown(socket.SHUT_RDWR)
         self._pulses[peer] = sock
-        self._endpoint.pulse.adopt(sock)
+        self._endpoint.serve_pulse(sock)
 
     def _arrive(self, peer: int, role: Role, sock: socket.socket) -> None:
         with self._guard:
@@ -264,25 +291,17 @@ def alive(world: str, generation: int, rank: int, claim: Claim, network: Network
 
 
 def wire(
-    world: str,
-    generation: int,
-    rank: int,
-    claims: Mapping[int, Claim],
+    dialler: PeerDialler,
     acceptor: HandshakeAcceptor,
-    network: NetworkSettings,
     deadline: float,
     cancelled: Callable[[], bool],
     unconnected: Callable[[Iterable[Claim]], list[Claim]],
 ) -> Wires:
-    """Make all connections of ``rank``.
+    """Make all connections of a member.
 
     Args:
-        world: its name.
-        generation: its generation.
-        rank: ours.
-        claims: of all members, by rank.
-        acceptor: who answers those that dial us.
-        network: with our secret.
+        dialler: connects to the others.
+        acceptor: answers those that dial us.
         deadline: monotonic time.
         cancelled: asked now and then; True gives up, because nobody wants it any more or the others have moved on.
         unconnected: picks those claims whose process no heartbeat connection leads to yet.
@@ -291,14 +310,13 @@ def wire(
         WiringFailed: with the rank of the peer that is missing.
         Incompatible: a peer has another secret or protocol.
     """
-    wires = Wires({}, {}, {}, DialPulse(world, generation, rank, claims, network))
+    wires = Wires({}, {}, {}, dialler.pulse)
     try:
-        for peer in range(rank):
+        for peer in range(dialler.rank):
             for role in ROLES:
-                hello = Hello(role, world, generation, rank, peer, claims[peer].incarnation)
-                _put(wires, peer, role, _dialled(peer, claims[peer], hello, network, deadline))
-        _await_arrivals(wires, rank, len(claims), acceptor, deadline, cancelled)
-        _dial_pulses(wires, rank, claims, deadline, unconnected)
+                wires.put(peer, role, dialler.wire(peer, role, _at_most_five(deadline)))
+        _await_arrivals(wires, dialler.rank, len(dialler.claims), acceptor, deadline, cancelled)
+        _dial_pulses(wires, dialler, deadline, unconnected)
         _all_ready(wires, deadline)
     except BaseException:
         wires.close()
@@ -306,53 +324,36 @@ def wire(
     return wires
 
 
+def _at_most_five(deadline: float) -> float:
+    """Seconds for one step."""
+    return max(0.1, min(5.0, deadline - time.monotonic()))
+
+
 def _dial_pulses(
-    wires: Wires,
-    rank: int,
-    claims: Mapping[int, Claim],
-    deadline: float,
-    unconnected: Callable[[Iterable[Claim]], list[Claim]],
+    wires: Wires, dialler: PeerDialler, deadline: float, unconnected: Callable[[Iterable[Claim]], list[Claim]]
 ) -> None:
     """Connect to those whom we are going to watch first."""
-    ring = {claims[peer].incarnation: peer for peer in watched_by(rank, len(claims), (), ())}
+    claims = dialler.claims
+    ring = {claims[peer].incarnation: peer for peer in watched_by(dialler.rank, len(claims), (), ())}
     for claim in unconnected(claims[peer] for peer in ring.values()):
         peer = ring[claim.incarnation]
         with _blaming(peer):
-            wires.pulses[peer] = wires.dial_pulse(peer, max(0.1, min(5.0, deadline - time.monotonic())))
-
-
-def _dialled(peer: int, claim: Claim, hello: Hello, network: NetworkSettings, deadline: float) -> socket.socket:
-    try:
-        return dial(claim, hello, network, max(0.1, min(5.0, deadline - time.monotonic())))
-    except socket.gaierror as error:
-        why = f"{claim.address!r} means nothing here"
-        if "%" in claim.address:
-            why += ": this machine has no interface of that name, and a link-local address needs one"
-        raise WiringFailed(peer, why) from error
-    except OSError as error:
-        if isinstance(error, GreetingError) and error.lasting:
-            raise Incompatible(peer, claim, error) from None
-        raise WiringFailed(peer, str(error)) from error
+            wires.pulses[peer] = dialler.pulse(peer, _at_most_five(deadline))
 
 
 def _await_arrivals(
     wires: Wires, rank: int, size: int, acceptor: HandshakeAcceptor, deadline: float, cancelled: Callable[[], bool]
 ) -> None:
     missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
-    patience = min(deadline, time.monotonic() + 5.0)
+    until = min(deadline, time.monotonic() + 5.0)
     while missing:
-        if cancelled() or time.monotonic() > patience:
+        if cancelled() or time.monotonic() > until:
             raise WiringFailed(min(peer for peer, _ in missing), "did not connect in time")
         with contextlib.suppress(queue.Empty):
             peer, role, sock = acceptor.arrived.get(timeout=0.05)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _put(wires, peer, role, sock)
+            wires.put(peer, role, sock)
             missing.discard((peer, role))
-
-
-def _put(wires: Wires, peer: int, role: Role, sock: socket.socket) -> None:
-    table = wires.lanes if role is Role.LANE else wires.controls
-    table[peer] = sock
 
 
 def _all_ready(wires: Wires, deadline: float) -> None:
@@ -362,7 +363,7 @@ def _all_ready(wires: Wires, deadline: float) -> None:
             control.sendall(READY)
     for peer, control in wires.controls.items():
         with _blaming(peer):
-            control.settimeout(max(0.1, min(5.0, deadline - time.monotonic())))
+            control.settimeout(_at_most_five(deadline))
             if control.recv(1) != READY:
                 raise ConnectionResetError("went away while joining")
 

@@ -312,7 +312,7 @@ def test_nothing_is_kept_back_once_the_last_multiworld_is_closed() -> None:
 
 
 def _drops_a_file_store(link: Link, path: str) -> str:
-    from multiworld.rendezvous.filestore import FileStore
+    from multiworld.rendezvous.torch_store import FileStore
 
     client = FileStore(path, -1)
     client.set("key", "value")

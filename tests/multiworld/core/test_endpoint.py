@@ -15,7 +15,8 @@ import pytest
 
 from multiworld.config import NetworkSettings
 from multiworld.net.endpoint import MAX_VISITORS, VISITOR_SECONDS, Endpoint
-from multiworld.net.greeting import MAX_GREETING_BYTES, Dialler, Hello, Role
+from multiworld.net.greeting import MAX_GREETING_BYTES, Hello, Role
+from multiworld.net.handshake import Dialler
 from multiworld.net.hub import Hub
 
 HELLO = Hello(Role.PROBE, "w", 1, to=0, incarnation="c0ffee")

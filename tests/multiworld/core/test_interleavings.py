@@ -164,15 +164,15 @@ def test_who_left_and_was_replaced_by_another_join_cannot_rejoin(pair: Pair) -> 
 def test_leaving_in_the_middle_of_a_rejoin_counts(pair: Pair, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair.join("w")
     b.abort("on purpose")
-    real = joining.Assembly.run
+    real = joining.Rendezvous.run
 
-    def run(self: joining.Assembly) -> Any:
+    def run(self: joining.Rendezvous) -> Any:
         met = real(self)
         if self._config.rank == 0:  # all have met, nothing is installed yet
             a.sync.leave() if way == "leave" else pair.a.sync.close()
         return met
 
-    monkeypatch.setattr(joining.Assembly, "run", run)
+    monkeypatch.setattr(joining.Rendezvous, "run", run)
 
     def refused() -> None:
         with pytest.raises((WorldClosed, WrongContext)):

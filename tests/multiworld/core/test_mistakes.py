@@ -37,8 +37,8 @@ def mw() -> Iterator[MultiWorld]:
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
-        ({"store": None}, InvalidArgument, "is no store"),
-        ({"store": 5}, InvalidArgument, "is no store"),
+        ({"store": None}, InvalidArgument, "is not a store"),
+        ({"store": 5}, InvalidArgument, "is not a store"),
         ({"store": TcpStoreAddress("127.0.0.1", 0)}, InvalidArgument, "serve_store"),
         ({"store": "tcp://nowhere.invalid:2000", "rank": 1, "size": 2}, RendezvousError, "nowhere.invalid"),
         ({"address": "nowhere.invalid"}, InvalidArgument, "address"),

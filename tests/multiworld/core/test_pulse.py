@@ -22,8 +22,7 @@ from table import members
 from multiworld import MultiWorld, OwnStall
 from multiworld.config import NetworkSettings
 from multiworld.liveness import neighbour
-from multiworld.liveness.freezer import frozen
-from multiworld.liveness.neighbour import Starvation, this_process
+from multiworld.liveness.neighbour import Starvation, frozen, this_process
 from multiworld.liveness.pulse import MAX_AT_ONCE, PING, PONG, THREAD_NAME, Responder, native_loop
 from multiworld.liveness.ring import SUCCESSORS, watched_by
 from multiworld.liveness.tcpinfo import tcp_info
@@ -114,16 +113,16 @@ def test_strangers_and_wrong_members_are_not_served(store: str) -> None:
     with members(store, 2) as (worlds, _):
         session = worlds[0]._live
         assert session.hub.call_and_wait(lambda: None)  # what it was asked when we joined is done
-        dial = session.hub.monitor._members[session]._dial
+        member = session.hub.monitor._members[session]
         served = session.hub.responder
         wait_until(lambda: served.connections == 1, SECONDS, "both members live here, and need one connection")
-        with dial(1, 5.0) as more:
+        with member._dial(1, 5.0) as more:
             more.sendall(PING)
             assert more.recv(1) == PONG
-        hello = Hello(Role.PULSE, "w", 1, 0, 1, dial.claims[1].incarnation)
+        hello = Hello(Role.PULSE, "w", 1, 0, 1, member.claims[1].incarnation)
         for wrong in ({"incarnation": "other"}, {"generation": 7}, {"world": "v"}, {"to": 0}):
             with pytest.raises(GreetingError):
-                dial_endpoint(dial.claims[1], replace(hello, **wrong), NetworkSettings(), 5.0)
+                dial_endpoint(member.claims[1], replace(hello, **wrong), NetworkSettings(), 5.0)
         wait_until(lambda: served.connections == 1, SECONDS, "one more is kept")
 
 
@@ -152,6 +151,7 @@ def test_a_heartbeat_connection_that_is_lost_is_made_again(store: str) -> None:
         events: list[Any] = []
         for world in worlds:
             world._owner.subscribe(events.append)
+        assert hub.call_and_wait(lambda: None)  # the monitor has heard of both worlds
         (process,) = hub.monitor._processes.values()
         first = process._sock
         assert hub.call_and_wait(lambda: first.shutdown(socket.SHUT_RDWR))

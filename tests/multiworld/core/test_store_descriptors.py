@@ -16,7 +16,7 @@ import pytest
 
 from multiworld import MultiWorld, RendezvousError
 from multiworld.config import TcpStoreAddress
-from multiworld.rendezvous.store_client import Patience, StoreClient
+from multiworld.rendezvous.store_client import Deadline, StoreClient
 
 LIMIT = 64
 
@@ -88,7 +88,7 @@ def test_a_hosted_store_backs_off_and_goes_on() -> None:
         with socket.create_connection((where.host, where.port)):  # waits for being accepted, and keeps the socket ready
             host.send("connecting")
             assert host.recv() < os.sysconf("SC_CLK_TCK") // 2, "the hub spins"
-            client = StoreClient.connect(where, Patience(time.monotonic() + 10))
+            client = StoreClient.connect(where, Deadline(time.monotonic() + 10))
             assert client.add("n", 1) == 1
             client.close()
         host.send("end")

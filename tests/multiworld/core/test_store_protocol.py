@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from multiworld.config import TcpStoreAddress
 from multiworld.net.hub import Hub
-from multiworld.rendezvous.store_client import Approach, Patience, StoreClient, StoreFailed, Unwanted
+from multiworld.rendezvous.store_client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
+from multiworld.rendezvous.store_protocol import MAX_UNTAKEN_BYTES, ServerProtocol
 from multiworld.rendezvous.store_server import MAX_STRANGERS, STRANGER_SECONDS, StoreServer
-from multiworld.rendezvous.store_talk import MAX_UNTAKEN_BYTES, Talk
 from multiworld.rendezvous.store_wire import COUNT, HELLO, NUMBER, Request, request, sized
 
 SOON = 5.0
@@ -30,8 +30,8 @@ SECRET = b"correct horse battery staple"
 SMALL = Limits(key_bytes=64, value_bytes=4096, request_bytes=8192, list_keys=16, keys=100, total_bytes=64 << 10)
 
 
-def patience(seconds: float = SOON) -> Patience:
-    return Patience(time.monotonic() + seconds)
+def deadline(seconds: float = SOON) -> Deadline:
+    return Deadline(time.monotonic() + seconds)
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def where(request: pytest.FixtureRequest) -> Iterator[TcpStoreAddress]:
 
 @pytest.fixture
 def client(where: TcpStoreAddress) -> Iterator[StoreClient]:
-    made = StoreClient.connect(where, patience(30))
+    made = StoreClient.connect(where, deadline(30))
     yield made
     made.close()
 
@@ -147,7 +147,7 @@ def test_a_wait_is_answered_when_its_last_key_comes() -> None:
         waiter = c.start(wait_for_two, where.host, where.port)
         assert waiter.recv() == "waiting"
         procs.wait_until(lambda: len(server.data._awaited) == 1, SOON, "the wait did not arrive")
-        client = StoreClient.connect(where, patience())
+        client = StoreClient.connect(where, deadline())
         client.set("one", "1")
         assert client.num_keys() == 1
         assert len(server.data._awaited) == 1
@@ -201,7 +201,7 @@ REQUESTS = st.lists(
 def _said(pieces: list[bytes], secret: bytes | None = None) -> tuple[bytes, bool, int]:
     """What a connection is answered, whether it is refused, and how many keys there are then."""
     data = StoreData(SMALL)
-    talk = Talk(data, SMALL, secret, lambda: None)
+    talk = ServerProtocol(data, SMALL, secret, lambda: None)
     refused = False
     try:
         for piece in pieces:
@@ -254,10 +254,10 @@ def test_rubbish_closes_only_its_own_connection(rubbish: bytes, caplog: pytest.L
         served() as (where, _),
         socket.create_connection((where.host, where.port)) as bad,
     ):
-        client = StoreClient.connect(where, patience(30))
+        client = StoreClient.connect(where, deadline(30))
         bad.sendall(rubbish)
         for n in range(20):
-            client.patience = patience(1.0)
+            client.deadline = deadline(1.0)
             assert client.add("n", 1) == n + 1
         bad.settimeout(STRANGER_SECONDS + SOON)
         with contextlib.suppress(ConnectionResetError):
@@ -272,7 +272,7 @@ def test_a_thousand_strangers_cost_no_more_than_a_few() -> None:
         for _ in range(1000):
             stack.enter_context(socket.create_connection((where.host, where.port), timeout=SOON)).send(b"\x00")
         for n in range(20):
-            client = StoreClient.connect(where, patience(2.0))
+            client = StoreClient.connect(where, deadline(2.0))
             assert client.add("n", 1) == n + 1
             client.close()
         assert len(server._strangers) <= MAX_STRANGERS
@@ -291,7 +291,7 @@ def test_many_clients_at_once_are_not_taken_for_strangers() -> None:
         results = [None] * 100
 
         def work(number: int) -> None:
-            client = StoreClient.connect(where, patience())
+            client = StoreClient.connect(where, deadline())
             results[number] = client.add("n", 1)  # type: ignore[call-overload]
             client.close()
 
@@ -306,7 +306,7 @@ def test_many_clients_at_once_are_not_taken_for_strangers() -> None:
 def test_who_does_not_take_its_answers_is_not_served_on() -> None:
     limits = Limits()
     with served() as (where, server), socket.create_connection((where.host, where.port), timeout=SOON) as greedy:
-        client = StoreClient.connect(where, patience(30))
+        client = StoreClient.connect(where, deadline(30))
         client.set("large", "x" * limits.value_bytes)
         greedy.sendall(HELLO)
         greedy.setblocking(False)
@@ -315,9 +315,9 @@ def test_who_does_not_take_its_answers_is_not_served_on() -> None:
             for _ in range(100_000):
                 greedy.send(ask * 100)
         for n in range(50):
-            client.patience = patience(1.0)
+            client.deadline = deadline(1.0)
             assert client.add("n", 1) == n + 1
-        untaken = sum(len(connection._talk.out) for connection in server._connections)
+        untaken = sum(len(connection._protocol.out) for connection in server._connections)
         assert untaken <= MAX_UNTAKEN_BYTES + limits.value_bytes + 100
         client.close()
 
@@ -333,7 +333,7 @@ def test_who_does_not_take_its_answers_is_not_served_on() -> None:
 )
 def test_a_full_store_refuses_more_and_serves_on(fill: Callable[[StoreClient, int], Any]) -> None:
     with served(limits=SMALL) as (where, _):
-        other, filler = (StoreClient.connect(where, patience(30)) for _ in range(2))
+        other, filler = (StoreClient.connect(where, deadline(30)) for _ in range(2))
         other.set("mine", "1")
         with pytest.raises(StoreFailed, match="hung up"):  # noqa: PT012 - any of the calls may be the one too many
             for n in range(1000):
@@ -361,7 +361,7 @@ def silent() -> Iterator[TcpStoreAddress]:
 def test_a_silent_store_is_waited_for_as_long_as_patience_lasts(silent: TcpStoreAddress, secret: bytes | None) -> None:
     started = time.monotonic()
     with pytest.raises(StoreFailed, match="does not answer"):
-        StoreClient.connect(silent, patience(0.5), Approach(secret))
+        StoreClient.connect(silent, deadline(0.5), GreetingMode(secret))
     assert 0.4 < time.monotonic() - started < 0.5 + SOON
 
 
@@ -369,8 +369,8 @@ def test_a_wait_ends_when_nobody_wants_it(silent: TcpStoreAddress) -> None:
     unwanted, ended = threading.Event(), threading.Event()
 
     def work() -> None:
-        with pytest.raises(Unwanted):
-            StoreClient.connect(silent, Patience(time.monotonic() + 60, unwanted.is_set))
+        with pytest.raises(Cancelled):
+            StoreClient.connect(silent, Deadline(time.monotonic() + 60, unwanted.is_set))
         ended.set()
 
     threading.Thread(target=work, daemon=True).start()
@@ -381,12 +381,12 @@ def test_a_wait_ends_when_nobody_wants_it(silent: TcpStoreAddress) -> None:
 
 def test_a_store_that_hangs_up_in_the_middle() -> None:
     with served() as (where, server):
-        client = StoreClient.connect(where, patience())
+        client = StoreClient.connect(where, deadline())
         server.close()
         with pytest.raises(StoreFailed, match="hung up"):
             client.num_keys()
         with pytest.raises(StoreFailed, match="cannot be reached"):
-            StoreClient.connect(where, patience(0.3))
+            StoreClient.connect(where, deadline(0.3))
 
 
 # The secret.
@@ -394,10 +394,10 @@ def test_a_store_that_hangs_up_in_the_middle() -> None:
 
 def test_clients_with_the_secret_are_served() -> None:
     with served(SECRET) as (where, _):
-        approach = Approach(SECRET)
-        client = StoreClient.connect(where, patience(), approach)
+        mode = GreetingMode(SECRET)
+        client = StoreClient.connect(where, deadline(), mode)
         assert client.add("n", 1) == 1
-        assert approach.greets is True
+        assert mode.greets is True
         client.close()
 
 
@@ -412,7 +412,7 @@ def test_clients_with_the_secret_are_served() -> None:
 def test_secrets_that_differ_are_told_at_once(hosts: bytes | None, mine: bytes | None, words: str) -> None:
     started = time.monotonic()
     with served(hosts) as (where, server), pytest.raises(StoreFailed, match=words) as caught:
-        StoreClient.connect(where, patience(30), Approach(mine))
+        StoreClient.connect(where, deadline(30), GreetingMode(mine))
     assert time.monotonic() - started < SOON
     assert caught.value.remedy
     assert b"another".decode() + " horse" not in str(caught.value)
@@ -436,8 +436,8 @@ def test_torchs_clients_are_refused_where_there_is_a_secret() -> None:
 @pytest.mark.parametrize("use_libuv", [True, False])
 def test_a_store_that_torch_hosts_is_recognised(use_libuv: bool) -> None:
     with torchs(use_libuv) as where:
-        approach = Approach(SECRET)
-        client = StoreClient.connect(where, patience(), approach)
+        mode = GreetingMode(SECRET)
+        client = StoreClient.connect(where, deadline(), mode)
         assert client.add("n", 1) == 1
-        assert approach.greets is False
+        assert mode.greets is False
         client.close()

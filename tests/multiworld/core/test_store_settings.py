@@ -147,5 +147,5 @@ def test_a_store_with_foreign_keys_is_told(tcp_store: str) -> None:
     host, _, port = tcp_store.removeprefix("tcp://").rpartition(":")
     other = dist.TCPStore(host, int(port), None, False, timedelta(seconds=10))
     other.set("multiworld/w/generation", "rubbish")
-    with MultiWorld() as mw, pytest.raises(RendezvousError, match="no multiworld has written"):
+    with MultiWorld() as mw, pytest.raises(RendezvousError, match="that multiworld did not write"):
         mw.sync.join("w", 0, 1, store=tcp_store, join_timeout=5)

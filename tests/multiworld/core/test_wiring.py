@@ -17,7 +17,8 @@ import torch.distributed as dist
 from multiworld import MultiWorld, RendezvousError
 from multiworld.config import NetworkSettings
 from multiworld.liveness.pulse import first_ping
-from multiworld.net.greeting import PROTOCOL, Acceptor, GreetingError, Hello, Reason, Role
+from multiworld.net.greeting import PROTOCOL, GreetingError, Hello, Reason, Role
+from multiworld.net.handshake import Acceptor
 from multiworld.net.hub import Hub
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, alive, dial
@@ -94,7 +95,7 @@ def test_a_member_of_another_version_is_named_at_once(store: str, rank: int) -> 
 def test_the_claim_of_a_dead_member_of_another_version_keeps_nobody_out(store: str) -> None:
     """After an upgrade the store may still hold what the last version wrote."""
     with listener() as claim:
-        pass  # nobody listens there any more
+        pass  # no process listens there any more
     with MultiWorld() as mw, MultiWorld() as other:
         write_claim(ledger_of(store), 1, old(claim))
         first = threading.Thread(target=mw.sync.join, args=("w", 0, 2), kwargs={"store": store}, daemon=True)
@@ -113,13 +114,13 @@ def test_a_claim_of_a_newer_version_can_be_read() -> None:
 
 @pytest.mark.parametrize("rubbish", ["", "7", "[]", "[" * 100_000, "null", "\x00", '"x"'], ids=repr)
 def test_rubbish_in_the_store_is_a_typed_error(rubbish: str) -> None:
-    with pytest.raises(RendezvousError, match="no multiworld has written"):
+    with pytest.raises(RendezvousError, match="that multiworld did not write"):
         Claim.unpacked(rubbish)
 
 
 def test_rubbish_in_the_place_of_a_claim_ends_the_join(store: str) -> None:
     write_claim(ledger_of(store), 1, "rubbish")
-    with MultiWorld() as mw, pytest.raises(RendezvousError, match="no multiworld has written"):
+    with MultiWorld() as mw, pytest.raises(RendezvousError, match="that multiworld did not write"):
         mw.sync.join("w", 0, 2, store=store, join_timeout=20)
 
 

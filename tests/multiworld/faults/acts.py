@@ -15,7 +15,7 @@ import torch
 from multiworld import BrokenWorldException, TcpStoreAddress, WorldBroken, WorldState
 from multiworld.chaos.actor import Stage
 from multiworld.rendezvous.ledger import Ledger
-from multiworld.rendezvous.store_client import Patience, StoreClient
+from multiworld.rendezvous.store_client import Deadline, StoreClient
 from tests.multiworld.faults.operations import OPERATIONS, Row
 
 
@@ -207,7 +207,7 @@ async def await_claims(
 ) -> None:
     """Wait until ``ranks`` of that generation are claimed in the store."""
     deadline = time.monotonic() + 10
-    client = StoreClient.connect(store, Patience(deadline))
+    client = StoreClient.connect(store, Deadline(deadline))
     ledger = Ledger(client, world)
     while not all(ledger.claimed(generation, rank) for rank in ranks):
         assert time.monotonic() < deadline, f"not all of ranks {ranks} are claimed"

@@ -32,7 +32,7 @@ def test_greetings() -> None:
 
 
 def test_it_finds_a_proof_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiworld.net.greeting._proof", lambda *_: "the same for all")
+    monkeypatch.setattr("multiworld.net.handshake._proof", lambda *_: "the same for all")
     with pytest.raises(AssertionError, match="let in although"):
         greetings.run(seed=1, greetings=1_000_000, seconds=30.0)
 

@@ -132,7 +132,7 @@ def test_a_dead_store_is_told_in_our_words_only(scene: Scene) -> None:
     call = scene.start_join(WORLD, member, 0, 2, store=store, join_timeout=SHORT)
     error = call.outcome().error
     assert isinstance(error, RendezvousError)
-    assert "nobody listens there" in str(error), str(error)
+    assert "no process listens there" in str(error), str(error)
     assert printed(store.host, store.port) in str(error)
     with scene.cast.log.open("rb") as log:
         log.seek(start)

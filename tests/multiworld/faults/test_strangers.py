@@ -25,7 +25,7 @@ from multiworld import RendezvousError
 from multiworld.chaos.actor import Stage
 from multiworld.chaos.cast import Actor, Running
 from multiworld.rendezvous.ledger import Claim, Ledger
-from multiworld.rendezvous.store_client import Approach, Patience, StoreClient
+from multiworld.rendezvous.store_client import Deadline, GreetingMode, StoreClient
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GRACE_SECONDS
 from tests.multiworld.faults.scene import CALM, Scene
@@ -64,8 +64,8 @@ class Member:
 def claim_of(stage: Stage, world: str, generation: int, rank: int) -> Claim:
     """Read a claim as soon as it is there, by the actor that hosts the store."""
     until = time.monotonic() + 10
-    approach = Approach(stage.mw.defaults.network.secret)
-    ledger = Ledger(StoreClient.connect(stage.props["store"], Patience(until), approach), world)
+    approach = GreetingMode(stage.mw.defaults.network.secret)
+    ledger = Ledger(StoreClient.connect(stage.props["store"], Deadline(until), approach), world)
     while (claim := ledger.claimed(generation, rank)) is None:
         assert time.monotonic() < until, f"rank {rank} of {world} is not claimed"
         time.sleep(0.005)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from multiworld.net.greeting import Acceptor, GreetingError, Reason, Role, refusal
+from multiworld.net.greeting import GreetingError, Reason, Role, refusal
+from multiworld.net.handshake import Acceptor
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
 from multiworld.rendezvous.store_wire import (
     COUNT,
@@ -26,7 +27,7 @@ Reading: TypeAlias = "Generator[int, bytes, None]"
 MAX_UNTAKEN_BYTES: Final = 1 << 20
 
 
-class Talk:
+class ServerProtocol:
     """The requests of one connection, served in order.
 
     Args:
@@ -49,15 +50,10 @@ class Talk:
         self._answered = answered
         self._unread = bytearray()
         self._left = 0
-        self._handlers: dict[int, Callable[[], Reading]] = {
-            Request.SET: self._set, Request.COMPARE_SET: self._compare_set, Request.GET: self._get,
-            Request.ADD: self._add, Request.CHECK: self._check, Request.WAIT: self._wait,
-            Request.GETNUMKEYS: self._count_keys, Request.DELETE_KEY: self._delete, Request.APPEND: self._append,
-            Request.MULTI_GET: self._multi_get, Request.MULTI_SET: self._multi_set,
-            Request.CANCEL_WAIT: self._cancel_wait, Request.PING: self._ping, Request.QUEUE_PUSH: self._push,
-            Request.QUEUE_POP: self._pop, Request.QUEUE_LEN: self._queued, Request.LIST_KEYS: self._list_keys,
-            Request.BARRIER: self._barrier,
+        self._readers: dict[str, Callable[[], Generator[int, bytes, Any]]] = {
+            "k": self._key, "v": self._value, "n": self._number, "l": self._keys, "p": self._pairs, "b": self._nonce,
         }  # fmt: skip
+        self._requests = self._table()
         self._script = self._serve()
         self._need = next(self._script)
 
@@ -88,7 +84,6 @@ class Talk:
             self._need = self._script.send(chunk)
 
     def end(self) -> None:
-        """The connection is closed."""
         self._data.forget(self._released)
         self._script.close()
         self._unread.clear()
@@ -98,10 +93,13 @@ class Talk:
         while True:
             self._left = self._limits.request_bytes
             kind = (yield 1)[0]
-            handler = self._handlers.get(kind)
-            if handler is None:
+            if kind not in self._requests:
                 raise Refused(f"unknown request {kind}")
-            yield from handler()
+            letters, answer = self._requests[kind]
+            arguments = []
+            for letter in letters:
+                arguments.append((yield from self._readers[letter]()))  # noqa: PERF401 - no comprehension can yield
+            self.out += answer(*arguments) or b""
 
     def _first(self) -> Reading:
         first = yield 1
@@ -112,7 +110,7 @@ class Talk:
             self.out += refusal(Reason.SECRET, "has a secret, this process has none")
             raise _refused(GreetingError(Reason.SECRET, "has no secret, this process has one"))
         if first[0] != Request.VALIDATE or NONCE.unpack((yield NONCE.size))[0] != MAGIC:
-            raise Refused("this is no client of a store")
+            raise Refused("this is not a client of a store")
         self.valid = True
 
     def _greeting(self, first: bytes) -> Reading:
@@ -129,8 +127,6 @@ class Talk:
             self.out += acceptor.refuse("this is a store")
             raise Refused("a greeting that was not for a store")
         self.out += acceptor.accept()
-
-    # What requests consist of.
 
     def _bytes(self, limit: int) -> Generator[int, bytes, bytes]:
         size = COUNT.unpack((yield COUNT.size))[0]
@@ -160,82 +156,56 @@ class Talk:
             keys.append((yield from self._key()))  # noqa: PERF401 - no comprehension can yield
         return keys
 
-    # The requests.
+    def _pairs(self) -> Generator[int, bytes, list[tuple[bytes, bytes]]]:
+        pairs = []
+        for _ in range((yield from self._length())):
+            key = yield from self._key()
+            pairs.append((key, (yield from self._value())))
+        return pairs
 
-    def _set(self) -> Reading:
-        key = yield from self._key()
-        self._data.set(key, (yield from self._value()))
+    def _nonce(self) -> Generator[int, bytes, bytes]:
+        return (yield NONCE.size)
 
-    def _compare_set(self) -> Reading:
-        key = yield from self._key()
-        expected = yield from self._value()
-        self.out += sized(self._data.compare_set(key, expected, (yield from self._value())))
+    def _table(self) -> dict[int, tuple[str, Callable[..., bytes | None]]]:
+        """What each request has for arguments, see ``_readers``, and the function that answers it."""
+        data, released = self._data, self._released
+        return {
+            Request.SET: ("kv", data.set),
+            Request.COMPARE_SET: ("kvv", lambda *arguments: sized(data.compare_set(*arguments))),
+            Request.GET: ("k", lambda key: sized(data.get(key))),
+            Request.ADD: ("kn", lambda key, amount: NUMBER.pack(data.add(key, amount))),
+            Request.CHECK: ("l", lambda keys: READY if data.has(keys) else NOT_READY),
+            Request.WAIT: ("l", lambda keys: STOP_WAITING if data.wait(keys, released) else None),
+            Request.GETNUMKEYS: ("", lambda: NUMBER.pack(len(data))),
+            Request.DELETE_KEY: ("k", lambda key: NUMBER.pack(data.delete(key))),
+            Request.APPEND: ("kv", data.append),
+            Request.MULTI_GET: ("l", lambda keys: self._listed([data.get(key) for key in keys])),
+            Request.MULTI_SET: ("p", self._multi_set),
+            Request.CANCEL_WAIT: ("", self._cancel_wait),
+            Request.PING: ("b", lambda nonce: nonce),
+            Request.QUEUE_PUSH: ("kv", data.push),
+            Request.QUEUE_POP: ("k", self._pop),
+            Request.QUEUE_LEN: ("k", lambda key: NUMBER.pack(data.queued(key))),
+            Request.LIST_KEYS: ("", lambda: NUMBER.pack(len(data)) + self._listed(list(data.keys()))),
+            Request.BARRIER: ("kn", lambda key, size: STOP_WAITING if data.barrier(key, size, released) else None),
+        }
 
-    def _get(self) -> Reading:
-        self.out += sized(self._data.get((yield from self._key())))
-
-    def _add(self) -> Reading:
-        key = yield from self._key()
-        self.out += NUMBER.pack(self._data.add(key, (yield from self._number())))
-
-    def _check(self) -> Reading:
-        self.out += READY if self._data.has((yield from self._keys())) else NOT_READY
-
-    def _wait(self) -> Reading:
-        if self._data.wait((yield from self._keys()), self._released):
-            self.out += STOP_WAITING
-
-    def _count_keys(self) -> Reading:
-        self.out += NUMBER.pack(len(self._data))
-        yield from ()
-
-    def _delete(self) -> Reading:
-        self.out += NUMBER.pack(self._data.delete((yield from self._key())))
-
-    def _append(self) -> Reading:
-        key = yield from self._key()
-        self._data.append(key, (yield from self._value()))
-
-    def _multi_get(self) -> Reading:
-        values = [self._data.get(key) for key in (yield from self._keys())]
+    def _listed(self, values: list[bytes]) -> bytes:
         if sum(map(len, values)) > self._limits.request_bytes:
             raise Refused("the answer is too large")
-        self.out += b"".join(map(sized, values))
+        return b"".join(map(sized, values))
 
-    def _multi_set(self) -> Reading:
-        for _ in range((yield from self._length())):
-            yield from self._set()
+    def _multi_set(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        for key, value in pairs:
+            self._data.set(key, value)
 
-    def _cancel_wait(self) -> Reading:
+    def _cancel_wait(self) -> bytes:
         self._data.forget(self._released)
-        self.out += WAIT_CANCELED
-        yield from ()
+        return WAIT_CANCELED
 
-    def _ping(self) -> Reading:
-        self.out += yield NONCE.size
-
-    def _push(self) -> Reading:
-        key = yield from self._key()
-        self._data.push(key, (yield from self._value()))
-
-    def _pop(self) -> Reading:
-        length, value = self._data.pop((yield from self._key()))
-        self.out += NUMBER.pack(length) + (sized(value) if length else b"")
-
-    def _queued(self) -> Reading:
-        self.out += NUMBER.pack(self._data.queued((yield from self._key())))
-
-    def _list_keys(self) -> Reading:
-        keys = list(self._data.keys())
-        if sum(map(len, keys)) > self._limits.request_bytes:
-            raise Refused("the answer is too large")
-        self.out += NUMBER.pack(len(keys)) + b"".join(map(sized, keys))
-        yield from ()
-
-    def _barrier(self) -> Reading:
-        key = yield from self._key()
-        if self._data.barrier(key, (yield from self._number()), self._released):
-            self.out += STOP_WAITING
+    def _pop(self, key: bytes) -> bytes:
+        length, value = self._data.pop(key)
+        return NUMBER.pack(length) + (sized(value) if length else b"")
 
     def _released(self) -> None:
         self.out += STOP_WAITING

@@ -6,10 +6,11 @@ for keys that are known to be there.
 
 from __future__ import annotations
 
+import abc
 import itertools
 import time
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch.distributed as dist
 
@@ -23,43 +24,8 @@ _POLL_SECONDS: Final = 0.001
 _TURNS: Final = 3
 
 
-class Cells(Protocol):
-    """The operations that members agree with; each is atomic for all processes."""
-
-    def read(self, name: str) -> str | None:
-        """The value of ``name``, None if nobody has written it."""
-
-    def put_first(self, name: str, value: str) -> str:
-        """Write ``name`` unless somebody else has; the value that it has now."""
-
-    def number(self, name: str) -> int:
-        """The number ``name``, 0 if nobody has raised it."""
-
-    def raise_from(self, name: str, current: int, to: int) -> int:
-        """Raise the number to ``to`` if it still is ``current``; the number that it is now."""
-
-    def delete(self, name: str) -> None:
-        """Delete the value ``name``, if it is there."""
-
-    def forget_raise(self, name: str, current: int) -> None:
-        """Delete what is left of ``raise_from(name, current, ...)``; nobody may raise from there any more."""
-
-
-def cells_of(store: Any, prefix: str) -> Cells:
-    """The cells of ``store`` whose keys begin with ``prefix``, in the way that is safe with this torch.
-
-    Our own client compares and sets on every torch. Up to torch 2.2 ``compare_set`` of torch's own objects makes the
-    ``bytes`` it returns without holding the GIL (``init.cpp``: the result is built under
-    ``call_guard<gil_scoped_release>``), which corrupts the memory of a process with other threads. These releases are
-    known by a method that came later than the repair.
-    """
-    held = store.object if isinstance(store, TorchStore) else store
-    unsafe = isinstance(held, dist.Store) and not hasattr(dist.Store, "check")
-    return CounterKeys(store, prefix) if unsafe else CasKeys(store, prefix)
-
-
-class _StoreCells:
-    """Cells in a store.
+class AgreedKeys(abc.ABC):
+    """The operations that members agree with; each is atomic for all processes.
 
     Args:
         store: a client of the calling thread's own.
@@ -73,48 +39,75 @@ class _StoreCells:
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
+    @abc.abstractmethod
+    def read(self, name: str) -> str | None:
+        """The value of ``name``, None if nobody has written it."""
 
-class CasKeys(_StoreCells):
-    """Cells by compare-and-set."""
+    @abc.abstractmethod
+    def put_first(self, name: str, value: str) -> str:
+        """Write ``name`` unless somebody else has; the value that it has now."""
+
+    @abc.abstractmethod
+    def number(self, name: str) -> int:
+        """The number ``name``, 0 if nobody has raised it."""
+
+    @abc.abstractmethod
+    def raise_from(self, name: str, current: int, to: int) -> int:
+        """Raise the number to ``to`` if it still is ``current``; the number that it is now."""
+
+    @abc.abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete the value ``name``, if it is there."""
+
+    def forget_raise(self, name: str, current: int) -> None:  # noqa: B027 - mostly nothing is left
+        """Delete what is left of ``raise_from(name, current, ...)``; nobody may raise from there any more."""
+
+
+def keys_of(store: Any, prefix: str) -> AgreedKeys:
+    """The keys of ``store`` that begin with ``prefix``, in the way that is safe with this torch.
+
+    Our own client compares and sets on every torch. Up to torch 2.2 ``compare_set`` of torch's own objects makes the
+    ``bytes`` it returns without holding the GIL (``init.cpp``: the result is built under
+    ``call_guard<gil_scoped_release>``), which corrupts the memory of a process with other threads. These releases are
+    known by a method that came later than the repair.
+    """
+    held = store.object if isinstance(store, TorchStore) else store
+    unsafe = isinstance(held, dist.Store) and not hasattr(dist.Store, "check")
+    return CounterKeys(store, prefix) if unsafe else CasKeys(store, prefix)
+
+
+class CasKeys(AgreedKeys):
+    """AgreedKeys by compare-and-set."""
 
     def read(self, name: str) -> str | None:
-        """See ``Cells``; a compare-and-set that cannot succeed."""
         value = self._swap(name, _NEVER, _NEVER)
         return None if value == _NEVER else value
 
     def put_first(self, name: str, value: str) -> str:
-        """See ``Cells``."""
         return self._swap(name, "", value)
 
     def number(self, name: str) -> int:
-        """See ``Cells``."""
         return int(self.read(name) or 0)
 
     def raise_from(self, name: str, current: int, to: int) -> int:
-        """See ``Cells``."""
         self._swap(name, str(current) if current else "", str(to))
         return self.number(name)
 
     def delete(self, name: str) -> None:
-        """See ``Cells``."""
         self._store.delete_key(self._key(name))
-
-    def forget_raise(self, name: str, current: int) -> None:
-        """See ``Cells``; nothing is left."""
 
     def _swap(self, name: str, expected: str, desired: str) -> str:
         value = self._store.compare_set(self._key(name), expected, desired)
         return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class CounterKeys(_StoreCells):
-    """Cells by counters, for stores whose compare-and-set cannot be used: whoever counts first may write.
+class CounterKeys(AgreedKeys):
+    """AgreedKeys by counters, for stores whose compare-and-set cannot be used: whoever counts first may write.
 
     A writer that dies between its count and its write holds the others up for ``WRITER_SECONDS``; then the next may.
     """
 
     def read(self, name: str) -> str | None:
-        """See ``Cells``."""
         if not self._add(f"{name}/there", 0):
             return None
         try:  # deleted meanwhile, it would be waited for as long as the store's own timeout says
@@ -125,7 +118,6 @@ class CounterKeys(_StoreCells):
         return value.decode() if isinstance(value, bytes) else str(value)
 
     def put_first(self, name: str, value: str) -> str:
-        """See ``Cells``."""
         for turn in itertools.count():
             if self._add(f"{name}/turn/{turn}", 1) == 1:
                 self._store.set(self._key(name), value)
@@ -140,11 +132,9 @@ class CounterKeys(_StoreCells):
         raise AssertionError  # for the type checker: the turns do not end
 
     def number(self, name: str) -> int:
-        """See ``Cells``."""
         return self._add(name, 0)
 
     def raise_from(self, name: str, current: int, to: int) -> int:
-        """See ``Cells``."""
         for turn in itertools.count():
             if self.number(name) != current:
                 break
@@ -156,12 +146,10 @@ class CounterKeys(_StoreCells):
         return self.number(name)
 
     def delete(self, name: str) -> None:
-        """See ``Cells``."""
         for key in (name, f"{name}/there", *(f"{name}/turn/{turn}" for turn in range(_TURNS))):
             self._store.delete_key(self._key(key))
 
     def forget_raise(self, name: str, current: int) -> None:
-        """See ``Cells``."""
         for turn in range(_TURNS):
             self._store.delete_key(self._key(f"{name}/from/{current}/{turn}"))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from multiworld.config import Heartbeat, WorldConfig, is_duration
+from multiworld.config import Heartbeat, NetworkSettings, WorldConfig, is_duration
 from multiworld.errors import BackendUnavailable, InvalidArgument
 from multiworld.ops.arguments import whole_number
 from multiworld.ops.plan import MAX_MEMBERS
@@ -19,25 +20,39 @@ BACKENDS = ("gloo", "nccl")
 MAX_NAME_BYTES = 3000
 
 
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What ``join`` uses where it is not told otherwise; fields as in ``WorldConfig``."""
+
+    address: str | None
+    op_timeout: float
+    heartbeat: Heartbeat
+    network: NetworkSettings
+
+
 def checked_config(
+    defaults: Defaults,
     name: str,
     rank: int | None,
     size: int | None,
     backend: str,
     device: torch.device | str | None,
     address: str | None,
-    op_timeout: float,
+    op_timeout: float | None,
     join_timeout: float,
-    heartbeat: Heartbeat,
+    heartbeat: Heartbeat | None,
+    resize: bool = False,
 ) -> WorldConfig:
     """All settings of a membership, or a typed error that says which is wrong.
+
+    The arguments are those of ``MultiWorld.join``; None takes the default. ``resize`` is only checked.
 
     Raises:
         InvalidArgument: name, rank, size or a timeout cannot be right.
         BackendUnavailable: the backend is unknown, or cannot work here.
     """
     if not isinstance(name, str) or not name or "\n" in name:
-        raise _invalid(name, None, f"{name!r} is no name for a world", "pass a non-empty string in one line")
+        raise _invalid(name, None, f"{name!r} is not a name for a world", "pass a non-empty string in one line")
     if len(json.dumps(name)) > MAX_NAME_BYTES:
         raise _invalid(name[:40], None, f"a name of {len(name)} characters is too long", "pass a shorter one")
     rank = _from_environment(name, "RANK", "rank") if rank is None else rank
@@ -49,26 +64,25 @@ def checked_config(
         raise _invalid(
             name, None, f"rank {rank!r} is not in 0..{members - 1}", "pass our place among the members, from 0"
         )
+    address = defaults.address if address is None else address
+    op_timeout = defaults.op_timeout if op_timeout is None else op_timeout
+    heartbeat = defaults.heartbeat if heartbeat is None else heartbeat
     if address is not None and (not isinstance(address, str) or not address):
         raise _invalid(name, place_in, f"address is {address!r}, not text", "pass a local address, or None")
     for what, value in (("op_timeout", op_timeout), ("join_timeout", join_timeout)):
         if not is_duration(value):
-            raise _invalid(name, rank, f"{what} is {value!r}", "pass seconds above 0; math.inf waits for ever")
+            raise _invalid(name, rank, f"{what} is {value!r}", "pass seconds above 0; math.inf waits without a limit")
     if not isinstance(heartbeat, Heartbeat):
         raise _invalid(
             name, rank, f"heartbeat is {heartbeat!r}", "pass a Heartbeat(interval, suspect_after, lost_after)"
         )
+    if not isinstance(resize, bool):
+        raise _invalid(name, rank, f"resize is {resize!r}", "pass True or False")
     place = _checked_device(name, place_in, backend, device)
     return WorldConfig(
         name=name, rank=place_in, size=members, backend=backend, device=place, address=address,
-        op_timeout=op_timeout, join_timeout=join_timeout, heartbeat=heartbeat,
+        op_timeout=op_timeout, join_timeout=join_timeout, heartbeat=heartbeat, network=defaults.network,
     )  # fmt: skip
-
-
-def check_resize(config: WorldConfig, resize: bool) -> None:
-    """Check that ``resize`` of a ``join`` is a bool; ``InvalidArgument`` if it is not."""
-    if not isinstance(resize, bool):
-        raise _invalid(config.name, config.rank, f"resize is {resize!r}", "pass True or False")
 
 
 def _from_environment(name: str, variable: str, what: str) -> int:
@@ -118,8 +132,8 @@ def _device(name: str, rank: int, device: torch.device | str) -> torch.device:
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
-        first = str(error).splitlines()[0]
-        raise _invalid(name, rank, f"device {device!r} is none: {first}", "pass 'cpu', 'cuda' or 'cuda:N'") from None
+        why = f"device {device!r} is not valid: {str(error).splitlines()[0]}"
+        raise _invalid(name, rank, why, "pass 'cpu', 'cuda' or 'cuda:N'") from None
 
 
 def _require(name: str, rank: int, backend: str, there: bool, cause: str) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from multiworld.rendezvous import cells
-from multiworld.rendezvous.cells import CasKeys, Cells, CounterKeys
+from multiworld.rendezvous import agreed_keys
+from multiworld.rendezvous.agreed_keys import AgreedKeys, CasKeys, CounterKeys
 
 Opened = Callable[[], Any]
 THREADS, TURNS = 6, 30
 
-#: making its result without the GIL, it may only be used by a process with one thread (see ``cells_of``)
+#: making its result without the GIL, it may only be used by a process with one thread (see ``keys_of``)
 safe = pytest.mark.skipif(not hasattr(dist.Store, "check"), reason="compare_set of this torch is not thread-safe")
 KINDS = [pytest.param(CasKeys, marks=safe, id="swapped"), pytest.param(CounterKeys, id="counted")]
 
@@ -50,7 +50,7 @@ def _at_once(work: Callable[[int], Any]) -> list[Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_to_write_wins(kind: type[Any], opened: Opened) -> None:
-    clients: list[Cells] = [kind(opened(), "test") for _ in range(THREADS)]
+    clients: list[AgreedKeys] = [kind(opened(), "test") for _ in range(THREADS)]
     for turn in range(TURNS):
         name = f"name-{turn}"
         assert clients[0].read(name) is None
@@ -63,7 +63,7 @@ def test_the_first_to_write_wins(kind: type[Any], opened: Opened) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_number_is_raised_once(kind: type[Any], opened: Opened) -> None:
-    clients: list[Cells] = [kind(opened(), "test") for _ in range(THREADS)]
+    clients: list[AgreedKeys] = [kind(opened(), "test") for _ in range(THREADS)]
     for now in range(TURNS):
         raised = _at_once(lambda n, now=now: clients[n].raise_from("generation", now, now + 1))  # type: ignore[misc]
         assert raised == [now + 1] * THREADS
@@ -73,7 +73,7 @@ def test_a_number_is_raised_once(kind: type[Any], opened: Opened) -> None:
 
 
 def test_a_writer_that_died_in_between_is_followed_by_the_next(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "WRITER_SECONDS", 0.2)
+    monkeypatch.setattr(agreed_keys, "WRITER_SECONDS", 0.2)
     store = opened()
     counted = CounterKeys(store, "test")
     store.add("test/name/turn/0", 1)
@@ -88,7 +88,7 @@ def test_a_writer_that_died_in_between_is_followed_by_the_next(opened: Opened, m
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_left(kind: type[Any], opened: Opened) -> None:
     store = opened()
-    made: Cells = kind(store, "test")
+    made: AgreedKeys = kind(store, "test")
     before = store.num_keys()
     for now in range(10):
         made.put_first("name", "value")
