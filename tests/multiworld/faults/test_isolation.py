@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from multiworld import PeerLost
-from multiworld.chaos.actor import Stage
+from multiworld.lab.context import Context
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GONE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import SMALL, Row
@@ -18,9 +18,9 @@ from tests.multiworld.faults.scene import Scene, lost
 WORLDS = 8
 
 
-async def echo(stage: Stage, name: str) -> int:
+async def echo(context: Context, name: str) -> int:
     """Send back whatever rank 0 sends, until it sends zero; how many."""
-    world, tensor, count = stage.mw[name], torch.ones(256), 0
+    world, tensor, count = context.mw[name], torch.ones(256), 0
     while float(tensor[0]):
         await world.recv(tensor, 0)
         await world.send(tensor, 0)
@@ -28,13 +28,13 @@ async def echo(stage: Stage, name: str) -> int:
     return count
 
 
-async def call_all(stage: Stage, names: list[str], seconds: float) -> dict[str, list[float]]:
+async def call_all(context: Context, names: list[str], seconds: float) -> dict[str, list[float]]:
     """Go back and forth in all worlds at once; the round trips of each."""
     end = time.monotonic() + seconds
     trips: dict[str, list[float]] = {name: [] for name in names}
 
     async def one(name: str) -> None:
-        world, tensor, on = stage.mw[name], torch.ones(256), True
+        world, tensor, on = context.mw[name], torch.ones(256), True
         while on:
             started = time.monotonic()
             on = started < end
@@ -43,7 +43,7 @@ async def call_all(stage: Stage, names: list[str], seconds: float) -> dict[str, 
             await world.recv(tensor, 1)
             trips[name].append(time.monotonic() - started)
 
-    stage.mark("calling")
+    context.mark("calling")
     await asyncio.gather(*(one(name) for name in names))
     return trips
 
@@ -56,7 +56,7 @@ def _p99(trips: dict[str, list[float]]) -> float:
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
 def test_one_of_many_worlds_is_hit(scene: Scene, fault: str) -> None:
     """A leader in eight worlds with a worker each loses one: the other seven have no error and keep their latency."""
-    leader, *workers = scene.actors(WORLDS + 1)
+    leader, *workers = scene.workers(WORLDS + 1)
     names = [f"world-{number}" for number in range(WORLDS)]
     for name, worker in zip(names, workers, strict=True):
         scene.join(name, [leader, worker])
@@ -86,7 +86,7 @@ def _measured(leader, workers, names, strike) -> float:  # type: ignore[no-untyp
 
 def test_every_world_of_a_dead_peer_breaks_and_no_other(scene: Scene) -> None:
     """Two processes that share many worlds: its death breaks all of them, each once, each for its own waiter."""
-    leader, victim, other = scene.actors(3)
+    leader, victim, other = scene.workers(3)
     shared = [f"shared-{number}" for number in range(WORLDS)]
     for name in shared:
         scene.join(name, [leader, victim])
@@ -102,7 +102,7 @@ def test_every_world_of_a_dead_peer_breaks_and_no_other(scene: Scene) -> None:
 
 def test_abort_of_one_world_leaves_others_of_the_same_peers(scene: Scene) -> None:
     """The same two processes in two worlds: what breaks one on purpose does not touch the other."""
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     scene.join("one", members)
     scene.join("two", members)
     waiting = a.start(acts.operate, "one", Row("recv", SMALL), 1)

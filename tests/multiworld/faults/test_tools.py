@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from multiworld.bench.plot import draw
-from multiworld.bench.report import BenchReport
-from multiworld.bench.stats import Spread, paired_ratio, percentile
-from multiworld.chaos.actor import Stage
-from multiworld.chaos.cast import Cast
-from multiworld.chaos.injector import Fired, Injector, NotFiredError, proven
-from multiworld.chaos.labour import Notice, Tally
-from multiworld.chaos.plan import FaultKind, Plan, draw_plan
-from multiworld.chaos.promises import judge
-from multiworld.chaos.report import Story
 from multiworld.cli.app import app
 from multiworld.cli.status import StatusFile, read_all
 from multiworld.errors import InvalidArgument
+from multiworld.lab.bench.plot import draw
+from multiworld.lab.bench.report import BenchReport
+from multiworld.lab.bench.stats import Spread, paired_ratio, percentile
+from multiworld.lab.chaos.plan import FaultKind, Plan, draw_plan
+from multiworld.lab.chaos.promises import judge
+from multiworld.lab.chaos.report import Story
+from multiworld.lab.chaos.workload import Notice, Tally
+from multiworld.lab.context import Context
+from multiworld.lab.injector import Fired, Injector, NotFiredError, proven
+from multiworld.lab.workers import WorkerPool
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.scene import Scene
 
@@ -100,14 +100,14 @@ def test_a_broken_promise_is_seen(promise: str, story: Story, extra: dict) -> No
     assert promise in broken(story, **extra)
 
 
-def test_injector_refuses_what_did_not_happen(cast: Cast) -> None:
-    """An actor that ends in another way than the fault is no proof of the fault."""
-    actor = cast.actor("short-lived")
-    actor.close()  # it ends by itself, with code 0
-    assert actor.exit_code() == 0
+def test_injector_refuses_what_did_not_happen(pool: WorkerPool) -> None:
+    """A worker that ends in another way than the fault is no proof of the fault."""
+    worker = pool.worker("short-lived")
+    worker.close()  # it ends by itself, with code 0
+    assert worker.exit_code() == 0
     with pytest.raises(NotFiredError):
-        Injector().died(actor, "exit", 0.0, 3)
-    cast.dismiss(actor)
+        Injector().died(worker, "exit", 0.0, 3)
+    pool.dismiss(worker)
 
 
 def test_statistics() -> None:
@@ -168,23 +168,23 @@ def test_nothing_to_plot(tmp_path: Path) -> None:
         draw(BenchReport((), (), {"torch": "", "rounds": ""}), tmp_path / "plot.png")
 
 
-async def show_status(stage: Stage, folder: str) -> None:
+async def show_status(context: Context, folder: str) -> None:
     """Opt in to ``multiworld top``."""
-    stage.props["status"] = StatusFile(stage.mw, folder, interval=0.2)
+    context.kept["status"] = StatusFile(context.mw, folder, interval=0.2)
 
 
-def hide_status(stage: Stage) -> None:
+def hide_status(context: Context) -> None:
     """Opt out."""
-    stage.props["status"].close()
+    context.kept["status"].close()
 
 
 def test_top(scene: Scene, tmp_path: Path) -> None:
     """A broken world and a dead process are seen from outside; the file goes with its owner."""
-    a, b, victim = scene.actors(3)
+    a, b, victim = scene.workers(3)
     scene.join("calm", [a, b])
     scene.join("struck", [a, victim])
-    for actor in (a, b, victim):
-        actor.run(show_status, str(tmp_path))
+    for worker in (a, b, victim):
+        worker.run(show_status, str(tmp_path))
     scene.injector.kill(victim)
     a.run(acts.await_break, "struck")
     proven(lambda: "seen" if "PeerLost" in _top(tmp_path) and "(silent)" in _top(tmp_path) else None, "the view")

@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from multiworld.bench.report import Figure, Verdict, judged
-from multiworld.bench.stats import Spread, paired_ratio
 from multiworld.errors import InvalidArgument
+from multiworld.lab.bench.report import Figure, Verdict, judged
+from multiworld.lab.bench.stats import Spread, paired_ratio
 
 _SIZES = {4: 200, 400_000: 60}
 _ROUNDS = 3

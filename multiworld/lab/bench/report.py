@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from multiworld.bench.stats import Ratio, Spread
+from multiworld.lab.bench.stats import Ratio, Spread
 
 
 class Verdict(enum.Enum):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from multiworld.chaos.labour import Notice, Tally
-from multiworld.chaos.plan import FaultKind, Plan
-from multiworld.chaos.report import Promise, Story
+from multiworld.lab.chaos.plan import FaultKind, Plan
+from multiworld.lab.chaos.report import Promise, Story
+from multiworld.lab.chaos.workload import Notice, Tally
 
 #: bounds of noticing, with room for a machine that does other things too; the figures themselves are the bench's
 NOTICED_SECONDS = {FaultKind.KILL: 1.0, FaultKind.STOP: 2.0, FaultKind.LEAVE: 1.0, FaultKind.ABORT: 1.0}

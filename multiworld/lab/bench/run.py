@@ -1,4 +1,4 @@
-"""The whole bench: a cast, the parts that were asked for, one report."""
+"""The whole bench: a pool, the parts that were asked for, one report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from multiworld.bench import acts, external, faults, ratios
-from multiworld.bench.idle import idle
-from multiworld.bench.report import BenchReport, Comparison, Figure
-from multiworld.bench.strangers import strangers
-from multiworld.chaos.cast import Actor, Cast
 from multiworld.config import TcpStoreAddress
 from multiworld.errors import InvalidArgument
+from multiworld.lab.bench import acts, external, faults, ratios
+from multiworld.lab.bench.idle import idle
+from multiworld.lab.bench.report import BenchReport, Comparison, Figure
+from multiworld.lab.bench.strangers import strangers
+from multiworld.lab.workers import Worker, WorkerPool
 from multiworld.version import VERSION
 
 PARTS = ("ratios", "detection", "idle", "isolation", "strangers", "rejoin")
@@ -60,35 +60,43 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
         )
     external.check(options.pymultiworld)
     before = os.getloadavg()
-    with tempfile.TemporaryDirectory(prefix="multiworld-bench-") as folder, Cast(Path(folder, "actors.log")) as cast:
-        host = cast.actor("store")
+    with (
+        tempfile.TemporaryDirectory(prefix="multiworld-bench-") as folder,
+        WorkerPool(Path(folder, "workers.log")) as pool,
+    ):
+        host = pool.worker("store")
         store = host.run(acts.serve)
-        comparisons, figures = _measure(cast, host, store, options, wanted, progress)
+        comparisons, figures = _measure(pool, host, store, options, wanted, progress)
     figures += external.compare(options.pymultiworld, progress)
     return BenchReport(comparisons, tuple(figures), _facts(before, options))
 
 
 def _measure(
-    cast: Cast, host: Actor, store: TcpStoreAddress, options: BenchOptions, wanted: tuple[str, ...], progress: Progress
+    pool: WorkerPool,
+    host: Worker,
+    store: TcpStoreAddress,
+    options: BenchOptions,
+    wanted: tuple[str, ...],
+    progress: Progress,
 ) -> tuple[tuple[Comparison, ...], list[Figure]]:
     comparisons: tuple[Comparison, ...] = ()
     figures: list[Figure] = []
     if "ratios" in wanted:
-        pair = ratios.make_pair(cast, store)
+        pair = ratios.make_pair(pool, store)
         comparisons = ratios.measure(pair, 5 if options.quick else options.rounds, options.quick, progress)
         figures += ratios.figures(comparisons)
-        for actor in (pair.left, pair.right):
-            cast.dismiss(actor)
+        for worker in (pair.left, pair.right):
+            pool.dismiss(worker)
     if "detection" in wanted:
-        figures += faults.detection(cast, store, options.quick, progress)
+        figures += faults.detection(pool, store, options.quick, progress)
     if "idle" in wanted:
-        figures += idle(cast, store, options.quick, progress)
+        figures += idle(pool, store, options.quick, progress)
     if "isolation" in wanted:
-        figures += faults.isolation(cast, store, options.quick, progress)
+        figures += faults.isolation(pool, store, options.quick, progress)
     if "strangers" in wanted:
-        figures += strangers(cast, store, options.quick, progress)
+        figures += strangers(pool, store, options.quick, progress)
     if "rejoin" in wanted:
-        figures += faults.rejoin(cast, store, host, progress)
+        figures += faults.rejoin(pool, store, host, progress)
     return comparisons, figures
 
 

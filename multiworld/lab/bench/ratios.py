@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from multiworld.bench import workloads
-from multiworld.bench.report import Comparison, Figure, judged
-from multiworld.bench.stats import Spread, paired_ratio
-from multiworld.chaos.cast import Actor, Cast
 from multiworld.config import TcpStoreAddress
+from multiworld.lab.bench import workloads
+from multiworld.lab.bench.report import Comparison, Figure, judged
+from multiworld.lab.bench.stats import Spread, paired_ratio
+from multiworld.lab.workers import Worker, WorkerPool
 
 #: bytes to the turns of one round, so that a round takes some ten milliseconds
 SIZES = {4: 100, 4_000: 100, 400_000: 40, 4_000_000: 8, 64_000_000: 2}
@@ -30,20 +30,20 @@ VARIANTS: dict[str, Turns] = {
 class Pair:
     """Two processes with a plain group and a world between them."""
 
-    left: Actor
-    right: Actor
+    left: Worker
+    right: Worker
 
     def both(self, function: Turns, *args: Any) -> list[Any]:
         """Run ``function`` in both; their results."""
-        calls = [actor.start(function, *args) for actor in (self.left, self.right)]
+        calls = [worker.start(function, *args) for worker in (self.left, self.right)]
         return [call.result(_TURN_SECONDS) for call in calls]
 
 
-def make_pair(cast: Cast, store: TcpStoreAddress) -> Pair:
-    """Two actors, set up."""
-    pair = Pair(cast.actor("bench-0"), cast.actor("bench-1"))
+def make_pair(pool: WorkerPool, store: TcpStoreAddress) -> Pair:
+    """Two workers, set up."""
+    pair = Pair(pool.worker("bench-0"), pool.worker("bench-1"))
     for function, extra in ((workloads.set_up, (store,)), (workloads.join, (2, store))):
-        calls = [actor.start(function, rank, *extra) for rank, actor in enumerate((pair.left, pair.right))]
+        calls = [worker.start(function, rank, *extra) for rank, worker in enumerate((pair.left, pair.right))]
         for call in calls:
             call.result(60)
     return pair

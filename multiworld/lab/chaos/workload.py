@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld.chaos.cancellations import Impatient
 from multiworld.errors import (
     BrokenWorldException,
     MultiWorldError,
@@ -21,11 +20,12 @@ from multiworld.errors import (
     StaleGeneration,
     TensorMismatch,
 )
+from multiworld.lab.chaos.cancellations import Impatient
 from multiworld.ops import quarantine
 
 if TYPE_CHECKING:
-    from multiworld.chaos.actor import Stage
     from multiworld.config import TcpStoreAddress
+    from multiworld.lab.context import Context
     from multiworld.world import World
 
 _BREATH_SECONDS = 0.02
@@ -76,20 +76,20 @@ class Tally:
     surprises: list[str] = field(default_factory=list)
 
 
-async def begin(stage: Stage, worker: int, memberships: list[Membership], store: TcpStoreAddress) -> None:
+async def begin(context: Context, worker: int, memberships: list[Membership], store: TcpStoreAddress) -> None:
     """Start working in all worlds, in the background."""
-    tally = stage.props["tally"] = Tally()
-    stage.props["worker"], stage.props["store"] = worker, store
-    stage.props["memberships"] = {membership.world: membership for membership in memberships}
-    stage.props["tasks"] = [asyncio.ensure_future(_work(stage, each, store, tally)) for each in memberships]
+    tally = context.kept["tally"] = Tally()
+    context.kept["worker"], context.kept["store"] = worker, store
+    context.kept["memberships"] = {membership.world: membership for membership in memberships}
+    context.kept["tasks"] = [asyncio.ensure_future(_work(context, each, store, tally)) for each in memberships]
 
 
-async def finish(stage: Stage) -> Tally:
+async def finish(context: Context) -> Tally:
     """Stop working; the tally."""
-    for task in stage.props["tasks"]:
+    for task in context.kept["tasks"]:
         task.cancel()
-    await asyncio.gather(*stage.props["tasks"], return_exceptions=True)
-    tally: Tally = stage.props["tally"]
+    await asyncio.gather(*context.kept["tasks"], return_exceptions=True)
+    tally: Tally = context.kept["tally"]
     try:
         quarantine.verify()  # finds something only with MULTIWORLD_DEBUG_MEMORY=1
     except quarantine.MemoryTouched as error:
@@ -97,20 +97,20 @@ async def finish(stage: Stage) -> Tally:
     return tally
 
 
-async def _work(stage: Stage, membership: Membership, store: TcpStoreAddress, tally: Tally) -> None:
+async def _work(context: Context, membership: Membership, store: TcpStoreAddress, tally: Tally) -> None:
     times = tally.rounds.setdefault(membership.world, [])
     try:
-        world = await _join(stage, membership, store)
+        world = await _join(context, membership, store)
         while True:
             broken = await _until_broken(world, times, tally)
-            _note(stage, membership, "broken", world.generation, broken)
-            world = await _back(stage, world, membership, store)
-            _note(stage, membership, "back", world.generation)
+            _note(context, membership, "broken", world.generation, broken)
+            world = await _back(context, world, membership, store)
+            _note(context, membership, "back", world.generation)
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is a finding
         tally.surprises.append(f"{membership.world}: {error!r}")
-        stage.mark("surprise", f"worker {stage.props['worker']}, {membership.world}: {error!r}")
+        context.mark("surprise", f"worker {context.kept['worker']}, {membership.world}: {error!r}")
 
 
 async def _until_broken(world: World, times: list[tuple[float, float]], tally: Tally) -> BrokenWorldException:
@@ -141,29 +141,29 @@ async def _rounds(world: World, times: list[tuple[float, float]], tally: Tally) 
         await asyncio.sleep(_BREATH_SECONDS)
 
 
-async def _join(stage: Stage, membership: Membership, store: TcpStoreAddress) -> World:
+async def _join(context: Context, membership: Membership, store: TcpStoreAddress) -> World:
     while True:
         try:
-            joining = stage.mw.join(
+            joining = context.mw.join(
                 membership.world, membership.rank, membership.size, store=store, join_timeout=_REJOIN_SECONDS
             )
             world = await joining
         except RendezvousError:
             await asyncio.sleep(0.1)
             continue
-        _note(stage, membership, "back", world.generation)
+        _note(context, membership, "back", world.generation)
         return world
 
 
-async def _back(stage: Stage, world: World, membership: Membership, store: TcpStoreAddress) -> World:
+async def _back(context: Context, world: World, membership: Membership, store: TcpStoreAddress) -> World:
     """Rejoin until it works; a member that the others have replaced joins as a new one."""
     while True:
-        away = stage.props.get("away") == membership.world
+        away = context.kept.get("away") == membership.world
         if away:  # we left it on purpose: ``come_back`` says when to join again
             await asyncio.sleep(0.05)
             continue
-        if stage.mw.worlds.get(membership.world) is not world:
-            return await _join(stage, membership, store)
+        if context.mw.worlds.get(membership.world) is not world:
+            return await _join(context, membership, store)
         try:
             return await world.rejoin(timeout=_REJOIN_SECONDS)
         except StaleGeneration:
@@ -173,40 +173,40 @@ async def _back(stage: Stage, world: World, membership: Membership, store: TcpSt
 
 
 def _note(
-    stage: Stage, membership: Membership, what: str, generation: int, error: MultiWorldError | None = None
+    context: Context, membership: Membership, what: str, generation: int, error: MultiWorldError | None = None
 ) -> None:
     ranks, how = (error.ranks, error.how) if isinstance(error, PeerLost) else ((), "")
     name = type(error).__name__ if error is not None else ""
-    worker = stage.props["worker"]
-    stage.mark("notice", Notice(worker, membership.world, what, time.monotonic(), generation, name, ranks, how))
+    worker = context.kept["worker"]
+    context.mark("notice", Notice(worker, membership.world, what, time.monotonic(), generation, name, ranks, how))
 
 
-async def step_out(stage: Stage, name: str) -> None:
+async def step_out(context: Context, name: str) -> None:
     """Leave a world in good order, and stay away until ``come_back``."""
-    stage.props["away"] = name
+    context.kept["away"] = name
     with contextlib.suppress(MultiWorldError):
-        await stage.mw[name].leave()
+        await context.mw[name].leave()
 
 
-def come_back(stage: Stage) -> None:
+def come_back(context: Context) -> None:
     """Join the world again that was left."""
-    stage.props["away"] = ""
+    context.kept["away"] = ""
 
 
-def abort(stage: Stage, name: str) -> None:
+def abort(context: Context, name: str) -> None:
     """Break a world on purpose."""
-    stage.mw[name].abort("chaos breaks it on purpose")
+    context.mw[name].abort("chaos breaks it on purpose")
 
 
-def hold_gil(stage: Stage, seconds: float) -> None:
+def hold_gil(context: Context, seconds: float) -> None:
     """Let no Python thread of this process run for a while."""
-    stage.mark("holding")
+    context.mark("holding")
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
-async def mismatch(stage: Stage, name: str, peer: int, sending: bool) -> str:
+async def mismatch(context: Context, name: str, peer: int, sending: bool) -> str:
     """One side of a message whose length is not what is expected; the name of what came of it."""
-    world: Any = stage.mw[name]
+    world: Any = context.mw[name]
     try:
         if sending:
             await world.send(torch.zeros(8), peer, tag=_BAD_TAG)

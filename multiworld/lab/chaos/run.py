@@ -12,16 +12,16 @@ from pathlib import Path
 
 import torch
 
-from multiworld.bench.acts import serve
-from multiworld.chaos import labour
-from multiworld.chaos.cast import Actor, Cast
-from multiworld.chaos.injector import Fired, Injector, NotFiredError
-from multiworld.chaos.labour import Membership, Notice, Tally
-from multiworld.chaos.plan import BREAKING, Fault, FaultKind, Plan
-from multiworld.chaos.promises import judge
-from multiworld.chaos.report import ChaosReport, Story
-from multiworld.chaos.stranger import visit
 from multiworld.config import TcpStoreAddress
+from multiworld.lab.bench.acts import serve
+from multiworld.lab.chaos import workload
+from multiworld.lab.chaos.plan import BREAKING, Fault, FaultKind, Plan
+from multiworld.lab.chaos.promises import judge
+from multiworld.lab.chaos.report import ChaosReport, Story
+from multiworld.lab.chaos.workload import Membership, Notice, Tally
+from multiworld.lab.injector import Fired, Injector, NotFiredError
+from multiworld.lab.stranger import visit
+from multiworld.lab.workers import Worker, WorkerPool
 from multiworld.version import VERSION
 
 _RECOVERY_SECONDS = 30.0
@@ -35,8 +35,11 @@ Progress = Callable[[str], None]
 def play(plan: Plan, progress: Progress) -> ChaosReport:
     """Play ``plan`` with real processes; ``progress`` is called with one line per fault."""
     before = os.getloadavg()
-    with tempfile.TemporaryDirectory(prefix="multiworld-chaos-") as folder, Cast(Path(folder, "actors.log")) as cast:
-        theatre = Theatre(plan, cast)
+    with (
+        tempfile.TemporaryDirectory(prefix="multiworld-chaos-") as folder,
+        WorkerPool(Path(folder, "workers.log")) as pool,
+    ):
+        theatre = Theatre(plan, pool)
         progress(f"{plan.workers} workers in {len(plan.worlds)} worlds, {len(plan.faults)} faults")
         theatre.begin()
         stories = [theatre.strike(fault, progress) for fault in plan.faults]
@@ -61,15 +64,15 @@ class Theatre:
         deaths: workers that ended without having been killed.
     """
 
-    def __init__(self, plan: Plan, cast: Cast) -> None:
+    def __init__(self, plan: Plan, pool: WorkerPool) -> None:
         self.stray: list[Notice] = []
         self.deaths: list[str] = []
         self._plan = plan
-        self._cast = cast
+        self._cast = pool
         self._injector = Injector()
-        self._workers: dict[int, Actor] = {}
+        self._workers: dict[int, Worker] = {}
         self._tallies: dict[int, Tally] = {}
-        self._store: TcpStoreAddress = cast.actor("store").run(serve)
+        self._store: TcpStoreAddress = pool.process("store").run(serve)
         self._started = 0.0
 
     def begin(self) -> None:
@@ -102,19 +105,19 @@ class Theatre:
         """Stop the workers; their tallies."""
         self._watch(_CALM_SECONDS, self.stray)
         self.stray = [notice for notice in self.stray if notice.what == "broken"]
-        for worker, actor in self._workers.items():
-            tally: Tally = actor.run(labour.finish, timeout=30)
+        for worker, process in self._workers.items():
+            tally: Tally = process.run(workload.finish, timeout=30)
             self._merge(worker, tally)
         return self._tallies
 
     def _employ(self, worker: int) -> None:
-        actor = self._workers[worker] = self._cast.actor(f"worker-{worker}")
+        process = self._workers[worker] = self._cast.process(f"worker-{worker}")
         memberships = [
             Membership(name, members.index(worker), len(members))
             for name, members in self._plan.worlds.items()
             if worker in members
         ]
-        actor.start(labour.begin, worker, memberships, self._store)
+        process.start(workload.begin, worker, memberships, self._store)
 
     def _merge(self, worker: int, tally: Tally) -> None:
         known = self._tallies.setdefault(worker, Tally())
@@ -132,28 +135,28 @@ class Theatre:
         return sorted({*self._plan.worlds_of(fault.worker), *second})
 
     def _do(self, fault: Fault) -> tuple[Fired, ...]:
-        actor = self._workers[fault.worker]
+        process = self._workers[fault.worker]
         if fault.kind is FaultKind.KILL:
             return self._kill(fault)
         if fault.kind in (FaultKind.STOP, FaultKind.SLOW):
-            fired = self._injector.freeze(actor)
+            fired = self._injector.freeze(process)
             time.sleep(fault.seconds)
-            return fired, self._injector.thaw(actor)
+            return fired, self._injector.thaw(process)
         if fault.kind is FaultKind.BUSY:
-            call = actor.start(labour.hold_gil, fault.seconds)
-            mark = actor.wait_for("holding", fault.seconds + 20)
+            call = process.start(workload.hold_gil, fault.seconds)
+            mark = process.wait_for("holding", fault.seconds + 20)
             call.result(fault.seconds + 20)
-            return (self._injector.record("busy", actor.name, mark.at, f"held the GIL for {fault.seconds} s"),)
+            return (self._injector.record("busy", process.name, mark.at, f"held the GIL for {fault.seconds} s"),)
         if fault.kind is FaultKind.STRANGER:
-            return (self._visit(fault, actor),)
-        return (self._do_in_world(fault, actor),)
+            return (self._visit(fault, process),)
+        return (self._do_in_world(fault, process),)
 
-    def _visit(self, fault: Fault, actor: Actor) -> Fired:
+    def _visit(self, fault: Fault, process: Worker) -> Fired:
         at = time.monotonic()
-        seen = visit(actor.pid, fault.seconds)
+        seen = visit(process.pid, fault.seconds)
         if not seen.connections:
-            raise NotFiredError(f"no port of {actor.name} took a connection, of {seen.ports}")
-        return self._injector.record("stranger", actor.name, at, f"{seen.connections} connections to {seen.ports}")
+            raise NotFiredError(f"no port of {process.name} took a connection, of {seen.ports}")
+        return self._injector.record("stranger", process.name, at, f"{seen.connections} connections to {seen.ports}")
 
     def _kill(self, fault: Fault) -> tuple[Fired, ...]:
         struck = [worker for worker in (fault.worker, fault.second) if worker is not None]
@@ -163,30 +166,30 @@ class Theatre:
             self._employ(worker)
         return fired
 
-    def _do_in_world(self, fault: Fault, actor: Actor) -> Fired:
+    def _do_in_world(self, fault: Fault, process: Worker) -> Fired:
         at = time.monotonic()
         if fault.kind is FaultKind.LEAVE:
-            actor.run(labour.step_out, fault.world)
-            actor.run(labour.come_back)
-            return self._injector.record("leave", actor.name, at, "leave() returned")
+            process.run(workload.step_out, fault.world)
+            process.run(workload.come_back)
+            return self._injector.record("leave", process.name, at, "leave() returned")
         if fault.kind is FaultKind.ABORT:
-            actor.run(labour.abort, fault.world)
-            return self._injector.record("abort", actor.name, at, "abort() returned")
-        return self._bad_message(fault, actor, at)
+            process.run(workload.abort, fault.world)
+            return self._injector.record("abort", process.name, at, "abort() returned")
+        return self._bad_message(fault, process, at)
 
-    def _bad_message(self, fault: Fault, actor: Actor, at: float) -> Fired:
+    def _bad_message(self, fault: Fault, process: Worker, at: float) -> Fired:
         members = self._plan.worlds[fault.world]
         rank = members.index(fault.worker)
         peer = (rank + 1) % len(members)
         other = self._workers[members[peer]]
         calls = [
-            actor.start(labour.mismatch, fault.world, peer, True),
-            other.start(labour.mismatch, fault.world, rank, False),
+            process.start(workload.mismatch, fault.world, peer, True),
+            other.start(workload.mismatch, fault.world, rank, False),
         ]
         said = [call.result() for call in calls]
         if said != ["TensorMismatch"] * 2:
             self.deaths.append(f"a bad message in {fault.world} gave {said}")
-        return self._injector.record("bad message", actor.name, at, f"sender and receiver got {said[0]}, {said[1]}")
+        return self._injector.record("bad message", process.name, at, f"sender and receiver got {said[0]}, {said[1]}")
 
     def _await_back(self, expected: set[tuple[int, str]], since: float, notices: list[Notice]) -> float | None:
         """Wait until all of ``expected`` (worker, world) are back; after how many seconds, None if they are not."""
@@ -211,9 +214,9 @@ class Theatre:
 
     def _watch(self, seconds: float, into: list[Notice]) -> None:
         time.sleep(seconds)
-        for worker, actor in self._workers.items():
-            into.extend(mark.value for mark in actor.marks("notice"))
-            if actor.gone and f"worker {worker} ended by itself" not in self.deaths:
+        for worker, process in self._workers.items():
+            into.extend(mark.value for mark in process.marks("notice"))
+            if process.gone and f"worker {worker} ended by itself" not in self.deaths:
                 self.deaths.append(f"worker {worker} ended by itself")
 
 

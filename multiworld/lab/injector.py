@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from multiworld.chaos.cast import Actor
+from multiworld.lab.workers import Worker
 
 _PROOF_SECONDS = 5.0
 _PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
@@ -73,69 +73,69 @@ class Injector:
         self.fired.append(fired)
         return fired
 
-    def kill(self, actor: Actor, number: int = signal.SIGKILL) -> Fired:
-        """Kill ``actor`` with a signal; it is reaped when this returns."""
+    def kill(self, worker: Worker, number: int = signal.SIGKILL) -> Fired:
+        """Kill ``worker`` with a signal; it is reaped when this returns."""
         at = time.monotonic()
-        os.kill(actor.pid, number)
-        code = actor.exit_code()
+        os.kill(worker.pid, number)
+        code = worker.exit_code()
         if code != -number:
-            raise NotFiredError(f"{actor.name} ended with {code}, not by signal {number}")
-        return self.record("kill", actor.name, at, f"pid {actor.pid} reaped with {code}")
+            raise NotFiredError(f"{worker.name} ended with {code}, not by signal {number}")
+        return self.record("kill", worker.name, at, f"pid {worker.pid} reaped with {code}")
 
-    def died(self, actor: Actor, fault: str, at: float, code: int) -> Fired:
-        """Record that ``actor`` ended by itself with ``code``, as it was told to."""
-        got = actor.exit_code()
+    def died(self, worker: Worker, fault: str, at: float, code: int) -> Fired:
+        """Record that ``worker`` ended by itself with ``code``, as it was told to."""
+        got = worker.exit_code()
         if got != code:
-            raise NotFiredError(f"{actor.name} ended with {got}, not {code}")
-        return self.record(fault, actor.name, at, f"pid {actor.pid} reaped with {got}")
+            raise NotFiredError(f"{worker.name} ended with {got}, not {code}")
+        return self.record(fault, worker.name, at, f"pid {worker.pid} reaped with {got}")
 
-    def freeze(self, actor: Actor) -> Fired:
-        """Stop all threads of ``actor`` (SIGSTOP)."""
+    def freeze(self, worker: Worker) -> Fired:
+        """Stop all threads of ``worker`` (SIGSTOP)."""
         at = time.monotonic()
-        os.kill(actor.pid, signal.SIGSTOP)
-        proof = proven(lambda: _all_in(actor.pid, "T"), f"the stop of {actor.name}")
-        return self.record("freeze", actor.name, at, proof)
+        os.kill(worker.pid, signal.SIGSTOP)
+        proof = proven(lambda: _all_in(worker.pid, "T"), f"the stop of {worker.name}")
+        return self.record("freeze", worker.name, at, proof)
 
-    def thaw(self, actor: Actor) -> Fired:
-        """Let a stopped ``actor`` go on (SIGCONT)."""
+    def thaw(self, worker: Worker) -> Fired:
+        """Let a stopped ``worker`` go on (SIGCONT)."""
         at = time.monotonic()
-        os.kill(actor.pid, signal.SIGCONT)
-        proof = proven(lambda: None if "T" in thread_states(actor.pid).values() else "no thread stopped", "the thaw")
-        return self.record("thaw", actor.name, at, proof)
+        os.kill(worker.pid, signal.SIGCONT)
+        proof = proven(lambda: None if "T" in thread_states(worker.pid).values() else "no thread stopped", "the thaw")
+        return self.record("thaw", worker.name, at, proof)
 
     @contextlib.contextmanager
-    def group_frozen(self, actor: Actor, group: Path, version: int) -> Iterator[Fired]:
-        """Freeze ``actor`` by its control group, as ``docker pause`` does; it goes on at the end of the block.
+    def group_frozen(self, worker: Worker, group: Path, version: int) -> Iterator[Fired]:
+        """Freeze ``worker`` by its control group, as ``docker pause`` does; it goes on at the end of the block.
 
         Args:
-            actor: whom.
+            worker: whom.
             group: folder of a control group without members; it is made, and removed in the end.
             version: of control groups: 1 (a group of the freezer's hierarchy) or 2.
         """
         file, on, off = ("freezer.state", "FROZEN", "THAWED") if version == 1 else ("cgroup.freeze", "1", "0")
-        home = _group_of(actor.pid, group, version)
+        home = _group_of(worker.pid, group, version)
         group.mkdir()
         try:
-            (group / "cgroup.procs").write_text(str(actor.pid))
+            (group / "cgroup.procs").write_text(str(worker.pid))
             at = time.monotonic()
             (group / file).write_text(on)
-            proof = proven(lambda: _group_state(group, version), f"the freeze of {actor.name}")
-            yield self.record("freeze group", actor.name, at, proof)
+            proof = proven(lambda: _group_state(group, version), f"the freeze of {worker.name}")
+            yield self.record("freeze group", worker.name, at, proof)
         finally:
             (group / file).write_text(off)
             with contextlib.suppress(ProcessLookupError):
-                (home / "cgroup.procs").write_text(str(actor.pid))
+                (home / "cgroup.procs").write_text(str(worker.pid))
             group.rmdir()
 
     @contextlib.contextmanager
-    def thread_frozen(self, actor: Actor, tid: int) -> Iterator[Fired]:
-        """Stop one thread of ``actor``, by its kernel id, as a debugger does; it goes on at the end of the block."""
+    def thread_frozen(self, worker: Worker, tid: int) -> Iterator[Fired]:
+        """Stop one thread of ``worker``, by its kernel id, as a debugger does; it goes on at the end of the block."""
         at = time.monotonic()
         _ptrace(_PTRACE_SEIZE, tid)
         try:
             _ptrace(_PTRACE_INTERRUPT, tid)
-            proof = proven(lambda: _traced(actor.pid, tid), f"the stop of thread {tid}")
-            yield self.record("freeze thread", f"{actor.name}/{tid}", at, proof)
+            proof = proven(lambda: _traced(worker.pid, tid), f"the stop of thread {tid}")
+            yield self.record("freeze thread", f"{worker.name}/{tid}", at, proof)
         finally:
             _ptrace(_PTRACE_DETACH, tid)
 

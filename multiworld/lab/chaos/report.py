@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from multiworld.chaos.injector import Fired
-from multiworld.chaos.labour import Notice
-from multiworld.chaos.plan import Fault, Plan
+from multiworld.lab.chaos.plan import Fault, Plan
+from multiworld.lab.chaos.workload import Notice
+from multiworld.lab.injector import Fired
 
 
 @dataclass(frozen=True, slots=True)

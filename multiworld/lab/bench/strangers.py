@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from multiworld.bench import workloads
-from multiworld.bench.ratios import Progress
-from multiworld.bench.report import Figure, judged
-from multiworld.bench.stats import paired_ratio, percentile
-from multiworld.chaos.cast import Actor, Cast
 from multiworld.config import TcpStoreAddress
+from multiworld.lab.bench import workloads
+from multiworld.lab.bench.ratios import Progress
+from multiworld.lab.bench.report import Figure, judged
+from multiworld.lab.bench.stats import paired_ratio, percentile
+from multiworld.lab.workers import Worker, WorkerPool
 
 if TYPE_CHECKING:
-    from multiworld.chaos.actor import Stage
+    from multiworld.lab.context import Context
 
 _STRANGERS = 1000
 _KEPT = 100
@@ -28,23 +28,23 @@ _WORLD = "strangers"
 _WINDOW_SECONDS = 2.0
 
 
-def _endpoint_port(stage: Stage) -> int:
-    """Where the actor's peers reach it."""
-    (endpoint,) = stage.mw._hub._endpoints.values()
+def _endpoint_port(context: Context) -> int:
+    """Where the worker's peers reach it."""
+    (endpoint,) = context.mw._hub._endpoints.values()
     return endpoint.port
 
 
-def _resident(stage: Stage) -> int:  # noqa: ARG001
+def _resident(context: Context) -> int:  # noqa: ARG001
     """Memory of this process, in bytes."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmRSS:")[2].split()[0])
 
 
-async def _connect(stage: Stage, port: int, count: int, seconds: float, keep: int) -> None:
+async def _connect(context: Context, port: int, count: int, seconds: float, keep: int) -> None:
     """Connect ``count`` times, evenly over ``seconds``, and say nothing; the last ``keep`` stay open on this side."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    held: list[socket.socket] = stage.props.setdefault("strangers", [])
+    held: list[socket.socket] = context.kept.setdefault("strangers", [])
     for number in range(count):
         with contextlib.suppress(OSError):
             held.append(socket.create_connection(("127.0.0.1", port), timeout=1.0))
@@ -54,23 +54,23 @@ async def _connect(stage: Stage, port: int, count: int, seconds: float, keep: in
             await asyncio.sleep(10 * seconds / count)
 
 
-def _let_go(stage: Stage) -> None:
-    for sock in stage.props.pop("strangers", []):
+def _let_go(context: Context) -> None:
+    for sock in context.kept.pop("strangers", []):
         sock.close()
 
 
-async def _echo(stage: Stage) -> None:
-    world, tensor = stage.mw[_WORLD], torch.ones(1)
+async def _echo(context: Context) -> None:
+    world, tensor = context.mw[_WORLD], torch.ones(1)
     while float(tensor[0]):
         await world.recv(tensor, 0)
         await world.send(tensor, 0)
 
 
-async def _call(stage: Stage, seconds: float) -> list[float]:
+async def _call(context: Context, seconds: float) -> list[float]:
     """Round trips of 4 bytes for as long; the time of each."""
-    world, tensor, trips = stage.mw[_WORLD], torch.ones(1), []
+    world, tensor, trips = context.mw[_WORLD], torch.ones(1), []
     end, on = time.monotonic() + seconds, True
-    stage.mark("calling")
+    context.mark("calling")
     while on:
         started = time.perf_counter()
         on = time.monotonic() < end
@@ -81,11 +81,11 @@ async def _call(stage: Stage, seconds: float) -> list[float]:
     return trips
 
 
-def strangers(cast: Cast, store: TcpStoreAddress, quick: bool, progress: Progress) -> list[Figure]:
+def strangers(pool: WorkerPool, store: TcpStoreAddress, quick: bool, progress: Progress) -> list[Figure]:
     """Memory after a thousand connections at once, and round trips while they come, in turns with none."""
-    members = [cast.actor("strangers-0"), cast.actor("strangers-1")]
-    stranger = cast.actor("stranger")
-    for call in [actor.start(workloads.join, rank, 2, store, _WORLD) for rank, actor in enumerate(members)]:
+    members = [pool.worker("strangers-0"), pool.worker("strangers-1")]
+    stranger = pool.worker("stranger")
+    for call in [worker.start(workloads.join, rank, 2, store, _WORLD) for rank, worker in enumerate(members)]:
         call.result(60)
     port = members[0].run(_endpoint_port)
     progress(f"{_STRANGERS} connections of strangers")
@@ -95,8 +95,8 @@ def strangers(cast: Cast, store: TcpStoreAddress, quick: bool, progress: Progres
         for strike in (False, True) if turn % 2 else (True, False):
             (struck if strike else calm).append(_window(members, stranger, port, strike))
     found = [_memory(members[0], stranger, port)]
-    for actor in (*members, stranger):
-        cast.dismiss(actor)
+    for worker in (*members, stranger):
+        pool.dismiss(worker)
     for share in (0.5, 0.99):
         ratio = paired_ratio([percentile(w, share) for w in struck], [percentile(w, share) for w in calm])
         per_window = percentile([percentile(w, share) for w in calm], 0.5)
@@ -106,7 +106,7 @@ def strangers(cast: Cast, store: TcpStoreAddress, quick: bool, progress: Progres
     return found
 
 
-def _window(members: list[Actor], stranger: Actor, port: int, strike: bool) -> list[float]:
+def _window(members: list[Worker], stranger: Worker, port: int, strike: bool) -> list[float]:
     echoing = members[1].start(_echo)
     calling = members[0].start(_call, _WINDOW_SECONDS)
     members[0].wait_for("calling")
@@ -121,7 +121,7 @@ def _window(members: list[Actor], stranger: Actor, port: int, strike: bool) -> l
     return trips
 
 
-def _memory(member: Actor, stranger: Actor, port: int) -> Figure:
+def _memory(member: Worker, stranger: Worker, port: int) -> Figure:
     before = member.run(_resident)
     stranger.run(_connect, port, _STRANGERS, 0.0, _STRANGERS, timeout=60)
     most = member.run(_resident) - before
