@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld.lab.messages import LENGTH, SAID, Call, Cancel, Mark, Outcome, Tell, packed
 
 if TYPE_CHECKING:
+    from multiworld.config import TcpStoreAddress
     from multiworld.multi import MultiWorld
 
 
@@ -71,8 +72,7 @@ class Context:
         """
         if not select.select([self._channel], [], [], timeout)[0]:
             raise TimeoutError(f"the pool sent nothing within {timeout} s")
-        message = self._read()
-        assert isinstance(message, Tell)
+        message: Tell = self._read()
         return message.value
 
     def live(self) -> None:
@@ -157,6 +157,11 @@ class Context:
                 self._channel.sendall(data)
             finally:
                 self._channel.setblocking(not self._awaits)
+
+
+def serve_store(context: Context, host: str = "127.0.0.1") -> TcpStoreAddress:
+    """Host a store in the worker; stores are what most runs begin with."""
+    return context.mw.serve_store(host)
 
 
 def main(channel: int, name: str) -> None:

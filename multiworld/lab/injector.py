@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from multiworld.lab.workers import Worker
 
 _PROOF_SECONDS = 5.0
-_PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
+#: what the stranger says, in turn; the first says nothing
+_WORDS = (b"", b"\x00", b"{", b"[" * 4095, b'{"world": 1}\n', b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)))
+_CONNECTIONS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,75 +105,40 @@ class Injector:
         proof = proven(lambda: None if "T" in thread_states(worker.pid).values() else "no thread stopped", "the thaw")
         return self.record("thaw", worker.name, at, proof)
 
-    @contextlib.contextmanager
-    def group_frozen(self, worker: Worker, group: Path, version: int) -> Iterator[Fired]:
-        """Freeze ``worker`` by its control group, as ``docker pause`` does; it goes on at the end of the block.
-
-        Args:
-            worker: whom.
-            group: folder of a control group without members; it is made, and removed in the end.
-            version: of control groups: 1 (a group of the freezer's hierarchy) or 2.
-        """
-        file, on, off = ("freezer.state", "FROZEN", "THAWED") if version == 1 else ("cgroup.freeze", "1", "0")
-        home = _group_of(worker.pid, group, version)
-        group.mkdir()
-        try:
-            (group / "cgroup.procs").write_text(str(worker.pid))
-            at = time.monotonic()
-            (group / file).write_text(on)
-            proof = proven(lambda: _group_state(group, version), f"the freeze of {worker.name}")
-            yield self.record("freeze group", worker.name, at, proof)
-        finally:
-            (group / file).write_text(off)
-            with contextlib.suppress(ProcessLookupError):
-                (home / "cgroup.procs").write_text(str(worker.pid))
-            group.rmdir()
-
-    @contextlib.contextmanager
-    def thread_frozen(self, worker: Worker, tid: int) -> Iterator[Fired]:
-        """Stop one thread of ``worker``, by its kernel id, as a debugger does; it goes on at the end of the block."""
-        at = time.monotonic()
-        _ptrace(_PTRACE_SEIZE, tid)
-        try:
-            _ptrace(_PTRACE_INTERRUPT, tid)
-            proof = proven(lambda: _traced(worker.pid, tid), f"the stop of thread {tid}")
-            yield self.record("freeze thread", f"{worker.name}/{tid}", at, proof)
-        finally:
-            _ptrace(_PTRACE_DETACH, tid)
+    def visit(self, worker: Worker, seconds: float) -> Fired:
+        """Connect to all ports of ``worker`` as a stranger, say little or nonsense, and stay for ``seconds``."""
+        at, made = time.monotonic(), 0
+        ports = listening_ports(worker.pid)
+        with contextlib.ExitStack() as stack:
+            for number in range(_CONNECTIONS):
+                for port, host in ports.items():
+                    with contextlib.suppress(OSError):  # refused, or dropped by a filter
+                        sock = stack.enter_context(socket.create_connection((host, port), timeout=0.2))
+                        made += 1
+                        sock.sendall(_WORDS[number % len(_WORDS)])
+                if time.monotonic() - at > seconds:
+                    break
+            time.sleep(max(0.0, at + seconds - time.monotonic()))
+        if not made:
+            raise NotFiredError(f"no port of {worker.name} took a connection, of {sorted(ports)}")
+        return self.record("stranger", worker.name, at, f"{made} connections to {tuple(ports)}")
 
 
-def _group_of(pid: int, sibling: Path, version: int) -> Path:
-    """The control group that ``pid`` is in, in the hierarchy that ``sibling`` is directly below the root of."""
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-        number, controllers, path = line.split(":", 2)
-        if (version == 2 and number == "0") or (version == 1 and "freezer" in controllers.split(",")):
-            return sibling.parent / path.lstrip("/")
-    return sibling.parent
-
-
-def _group_state(group: Path, version: int) -> str | None:
-    if version == 1:
-        state = (group / "freezer.state").read_text().strip()
-        return f"{group}: freezer.state {state}" if state == "FROZEN" else None
-    events = (group / "cgroup.events").read_text().split()
-    return f"{group}: cgroup.events frozen 1" if events[events.index("frozen") + 1] == "1" else None
+def listening_ports(pid: int) -> dict[int, str]:
+    """TCP ports on which a process listens, and the local IPv4 address of each; see proc_pid_net(5)."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
+    found = {}
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            host, port = fields[1].split(":")
+            found[int(port, 16)] = socket.inet_ntoa(bytes.fromhex(host)[::-1])
+    return found
 
 
 def _all_in(pid: int, letter: str) -> str | None:
     states = set(thread_states(pid).values())
     return f"all threads of {pid} in state {letter}" if states == {letter} else None
-
-
-def _traced(pid: int, tid: int) -> str | None:
-    states = thread_states(pid)
-    others = {state for task, state in states.items() if task != tid}
-    return f"thread {tid} in state t, others {sorted(others)}" if states.get(tid) == "t" and "t" not in others else None
-
-
-def _ptrace(request: int, tid: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-    libc.ptrace.restype = ctypes.c_long
-    if libc.ptrace(request, tid, None, None) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), f"ptrace of thread {tid}")

@@ -167,13 +167,15 @@ class Worker:
         if number == signal.SIGSTOP:
             stat, deadline = Path(f"/proc/{self.pid}/stat"), time.monotonic() + 5
             while stat.read_text().rpartition(")")[2].split()[0] not in "Tt":  # nothing tells a process without parent
-                assert time.monotonic() < deadline, f"worker {self.name} did not stop"
+                if time.monotonic() > deadline:
+                    raise OverdueError(f"worker {self.name} (pid {self.pid}) did not stop")
                 time.sleep(0.001)
 
     def kill(self) -> None:
         """Send SIGKILL, and wait until the process is gone."""
         os.kill(self.pid, signal.SIGKILL)
-        assert self.exit_code(10.0) == -signal.SIGKILL
+        if (code := self.exit_code(10.0)) != -signal.SIGKILL:
+            raise VanishedError(f"worker {self.name} (pid {self.pid}) had ended with {code}")
 
     def close(self) -> None:
         """Let the worker end by itself."""

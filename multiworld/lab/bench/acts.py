@@ -35,11 +35,6 @@ def held(context: Context) -> Held:  # noqa: ARG001
     return Held(*(len(list(Path(f"/proc/self/{what}").iterdir())) for what in ("task", "fd")))
 
 
-def serve(context: Context) -> TcpStoreAddress:
-    """Host a store for all worlds of the run."""
-    return context.mw.serve_store()
-
-
 def store_keys(context: Context, store: TcpStoreAddress) -> int:  # noqa: ARG001
     """How many keys the store holds."""
     return int(dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=10)).num_keys())

@@ -13,10 +13,11 @@ import torch
 
 from multiworld.config import TcpStoreAddress
 from multiworld.errors import InvalidArgument
-from multiworld.lab.bench import acts, external, faults, ratios
+from multiworld.lab.bench import external, faults, ratios
 from multiworld.lab.bench.idle import idle
 from multiworld.lab.bench.report import BenchReport, Comparison, Figure
 from multiworld.lab.bench.strangers import strangers
+from multiworld.lab.context import serve_store
 from multiworld.lab.workers import Worker, WorkerPool
 from multiworld.version import VERSION
 
@@ -65,7 +66,7 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
         WorkerPool(Path(folder, "workers.log")) as pool,
     ):
         host = pool.worker("store")
-        store = host.run(acts.serve)
+        store = host.run(serve_store)
         comparisons, figures = _measure(pool, host, store, options, wanted, progress)
     figures += external.compare(options.pymultiworld, progress)
     return BenchReport(comparisons, tuple(figures), _facts(before, options))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from multiworld.lab.chaos.plan import Fault, Plan
-from multiworld.lab.chaos.workload import Notice
+from multiworld.lab.chaos.plan import Fault, FaultKind, Plan
+from multiworld.lab.chaos.workload import Notice, Tally
 from multiworld.lab.injector import Fired
 
 
@@ -98,3 +98,106 @@ class ChaosReport:
             "stories": [story.as_json() for story in self.stories],
             "promises": [asdict(promise) for promise in self.promises],
         }
+
+
+#: bounds of noticing, with room for a machine that does other things too; the figures themselves are the bench's
+NOTICED_SECONDS = {FaultKind.KILL: 1.0, FaultKind.STOP: 2.0, FaultKind.LEAVE: 1.0, FaultKind.ABORT: 1.0}
+#: the longest that a world may pause for a fault it has nothing to do with
+OTHERS_SECONDS = 1.0
+
+
+def judge(
+    plan: Plan, stories: Sequence[Story], stray: Sequence[Notice], tallies: Mapping[int, Tally], deaths: Sequence[str]
+) -> tuple[Promise, ...]:
+    """All promises.
+
+    Args:
+        plan: that was played.
+        stories: one per fault.
+        stray: breaks that belong to no fault.
+        tallies: of the workers, by number.
+        deaths: workers that ended without having been killed.
+    """
+    return (
+        _promise("only worlds of the struck worker break", _wrong_worlds(stories, stray), "no break elsewhere"),
+        _promise("every other member notices, in time", _late(plan, stories), _noticed(stories)),
+        _promise("slow, busy and mistaken workers break nothing", _false_alarms(stories), "no false alarm"),
+        _promise("every world comes back", _lost_worlds(stories), _back(stories)),
+        _promise("no data is wrong", [w for t in tallies.values() for w in t.wrong], _rounds(tallies)),
+        _promise("no process dies but the killed", list(deaths), "none did"),
+        _promise(
+            "nothing unexpected is raised", [s for t in tallies.values() for s in t.surprises], "only typed errors"
+        ),
+        _promise("other worlds go on meanwhile", _paused(stories), _slowest(stories)),
+    )
+
+
+def _promise(name: str, evidence: Iterable[str], otherwise: str) -> Promise:
+    found = list(evidence)
+    return Promise(name, not found, f"{len(found)} times: {found[0]}" if found else otherwise, found)
+
+
+def _describe(notice: Notice) -> str:
+    return f"worker {notice.worker} in {notice.world}: {notice.error} {notice.ranks} {notice.how}"
+
+
+def _wrong_worlds(stories: Sequence[Story], stray: Sequence[Notice]) -> list[str]:
+    wrong = [_describe(notice) for notice in stray]
+    for story in stories:
+        wrong += [f"{story.fault.kind.value}: {_describe(n)}" for n in story.breaks if n.world not in story.concerned]
+    return wrong
+
+
+def _struck(story: Story) -> set[int]:
+    """Workers that need not notice: they were killed, or did it themselves."""
+    return {story.fault.worker} | ({story.fault.second} if story.fault.second is not None else set())
+
+
+def _late(plan: Plan, stories: Sequence[Story]) -> list[str]:
+    late = []
+    for story in stories:
+        limit = NOTICED_SECONDS.get(story.fault.kind, 0.0)
+        for world in story.concerned:
+            for worker in set(plan.worlds[world]) - _struck(story):
+                delays = [n.at - story.fired[0].at for n in story.breaks if (n.worker, n.world) == (worker, world)]
+                what = f"{story.fault.kind.value} of {story.fault.worker}: worker {worker} in {world}"
+                if not delays:
+                    late.append(f"{what} never noticed")
+                elif min(delays) > limit:
+                    late.append(f"{what} noticed after {min(delays):.2f} s, not {limit} s")
+    return late
+
+
+def _noticed(stories: Sequence[Story]) -> str:
+    parts = []
+    for kind in NOTICED_SECONDS:
+        delays = sorted(d for story in stories if story.fault.kind is kind for d in story.delays(_struck(story)))
+        if delays:
+            parts.append(f"{kind.value}: p50 {delays[len(delays) // 2] * 1e3:,.0f} ms, last {delays[-1] * 1e3:,.0f} ms")
+    return "; ".join(parts)
+
+
+def _false_alarms(stories: Sequence[Story]) -> list[str]:
+    return [f"{s.fault.kind.value}: {_describe(n)}" for s in stories if not s.concerned for n in s.breaks]
+
+
+def _lost_worlds(stories: Sequence[Story]) -> list[str]:
+    return [f"{s.fault.kind.value} of {s.fault.worker} at {s.fault.at} s" for s in stories if s.back_after is None]
+
+
+def _back(stories: Sequence[Story]) -> str:
+    times = sorted(story.back_after for story in stories if story.concerned and story.back_after is not None)
+    return f"p50 {times[len(times) // 2]:.2f} s, last {times[-1]:.2f} s after the fault" if times else "none broke"
+
+
+def _rounds(tallies: Mapping[int, Tally]) -> str:
+    return f"{sum(len(times) for tally in tallies.values() for times in tally.rounds.values()):,} rounds were right"
+
+
+def _paused(stories: Sequence[Story]) -> list[str]:
+    slow = [s for s in stories if s.others_slowest > OTHERS_SECONDS]
+    return [f"{s.fault.kind.value} of {s.fault.worker}: another world took {s.others_slowest:.2f} s" for s in slow]
+
+
+def _slowest(stories: Sequence[Story]) -> str:
+    return f"longest round elsewhere {max((s.others_slowest for s in stories), default=0.0) * 1e3:,.0f} ms"

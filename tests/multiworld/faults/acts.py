@@ -19,11 +19,6 @@ from multiworld.rendezvous.store_client import Patience, StoreClient
 from tests.multiworld.faults.operations import OPERATIONS, Row
 
 
-def serve(context: Context, host: str = "127.0.0.1") -> TcpStoreAddress:
-    """Host a store."""
-    return context.mw.serve_store(host)
-
-
 def watch_events(context: Context) -> None:
     """Keep all events from now on in ``context.kept``."""
     context.kept["events"] = []

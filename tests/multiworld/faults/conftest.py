@@ -15,12 +15,14 @@ from tests.multiworld.faults.backends import BACKENDS, Backend
 from tests.multiworld.faults.scene import Scene
 
 ROOT = Path(__file__).resolve().parents[3]
+#: what the modules of the tests import, and each worker would import anew
+PRELOAD = ("pytest", "typer.testing", "tests.multiworld.faults.network", "tests.multiworld.faults.scene")
 
 
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
     """Where workers come from; torch is loaded once."""
-    with WorkerPool(tmp_path_factory.mktemp("workers") / "workers.log", (str(ROOT),)) as made:
+    with WorkerPool(tmp_path_factory.mktemp("workers") / "workers.log", (str(ROOT),), PRELOAD) as made:
         yield made
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from multiworld import BrokenWorldException, PeerLost, TcpStoreAddress, WorldState
+from multiworld.lab.context import serve_store
 from multiworld.lab.injector import Fired, Injector
 from multiworld.lab.messages import Outcome
 from multiworld.lab.workers import OverdueError, Running, VanishedError, Worker, WorkerPool
@@ -38,18 +39,18 @@ class Scene:
         """The worker that hosts the store and does nothing else."""
         if self._host is None:
             self._host = self.worker("store-host")
-            self._store = self._host.run(acts.serve)
+            self._store = self._host.run(serve_store)
         return self._host
 
     def host_at(self, network: str, address: str) -> None:
         """Host the store in a network namespace."""
         self._host = self.worker("store-host", network=network)
-        self._store = self._host.run(acts.serve, address)
+        self._store = self._host.run(serve_store, address)
 
     def host_with(self, env: dict[str, str]) -> None:
         """Host the store in a worker with this environment."""
         self._host = self.worker("store-host", env=env)
-        self._store = self._host.run(acts.serve)
+        self._store = self._host.run(serve_store)
 
     @property
     def store(self) -> TcpStoreAddress:

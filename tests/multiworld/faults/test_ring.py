@@ -20,7 +20,7 @@ from multiworld.lab.workers import Worker
 from multiworld.liveness.ring import SUCCESSORS, watched_by
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import JOIN_SECONDS, SILENT_SECONDS
-from tests.multiworld.faults.groups import root_of
+from tests.multiworld.faults.groups import group_frozen, root_of
 from tests.multiworld.faults.network import Namespaces, missing, namespaces
 from tests.multiworld.faults.operations import SMALL, Row
 from tests.multiworld.faults.scene import Scene, lost
@@ -51,7 +51,7 @@ def test_everybody_notices_though_few_watch(scene: Scene, fault: str) -> None:
             if isinstance(root, str):
                 pytest.skip(root)
             group = root / f"mw-ring-{os.getpid()}"
-            fired = stack.enter_context(scene.injector.group_frozen(members[5], group, int(fault[-1])))
+            fired = stack.enter_context(group_frozen(scene.injector, members[5], group, int(fault[-1])))
         else:
             fired = (scene.injector.kill if fault == "killed" else scene.injector.freeze)(members[5])
         all_notice(members, {5: fired}, fired.at)

@@ -17,7 +17,7 @@ from multiworld import Heartbeat, OwnStall, PeerLost, PeerRecovered, PeerSuspect
 from multiworld.lab.context import Context
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GRACE_SECONDS, SILENT_SECONDS
-from tests.multiworld.faults.groups import root_of, throttled
+from tests.multiworld.faults.groups import group_frozen, root_of, thread_frozen, throttled
 from tests.multiworld.faults.operations import SMALL, Row
 from tests.multiworld.faults.scene import CALM, Scene, lost
 
@@ -65,7 +65,7 @@ def test_a_peer_frozen_by_its_control_group_is_lost_as_soon_as_a_stopped_one(
     waiting = [worker.start(acts.operate, WORLD, RECV, 2) for worker in (a, b)]
     for worker in (a, b):
         worker.wait_for("operating")
-    with scene.injector.group_frozen(victim, *groups) as fired:
+    with group_frozen(scene.injector, victim, *groups) as fired:
         for call in waiting:
             lost(call.outcome(), WORLD, 2, SILENT_SECONDS, fired, {"silence", "reported"})
 
@@ -238,7 +238,7 @@ def test_monitor_thread_stalls(scene: Scene) -> None:
     scene.join(CALM, [a, b])
     scene.join(WORLD, members)
     a.run(acts.watch_events)
-    with scene.injector.thread_frozen(a, a.run(acts.thread_id, "mw-hub")):
+    with thread_frozen(scene.injector, a, a.run(acts.thread_id, "mw-hub")):
         started = time.monotonic()
         while time.monotonic() - started < 2.0:
             scene.works(WORLD, members, 1)

@@ -12,7 +12,7 @@ import pytest
 from multiworld import RendezvousError, TcpStoreAddress
 from multiworld.config import printed
 from multiworld.lab.chaos import workload
-from multiworld.lab.context import Context
+from multiworld.lab.context import Context, serve_store
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GRACE_SECONDS, JOIN_SECONDS
 from tests.multiworld.faults.scene import CALM, Scene
@@ -66,7 +66,7 @@ def test_frozen_for_longer_than_a_join_may_take(scene: Scene) -> None:
 def test_member_hosts_it_and_is_killed(scene: Scene) -> None:
     """Rank 0 hosts the store and dies: its worlds break, that of the others goes on, and another store serves."""
     host, a, b = members = scene.workers(3)
-    address = host.run(acts.serve)
+    address = host.run(serve_store)
     store = TcpStoreAddress(address.host, address.port)
     scene.join(WORLD, members, store=store)
     scene.join(CALM, [a, b], store=TcpStoreAddress(address.host, address.port, hosted=False))
@@ -158,7 +158,7 @@ def test_each_kind_of_address(scene: Scene, host: str) -> None:
     if ":" in host and not _has_ipv6():
         pytest.skip("this machine has no IPv6")
     hosting, *members = scene.workers(3)
-    store = hosting.run(acts.serve, host)
+    store = hosting.run(serve_store, host)
     assert store.host not in ("0.0.0.0", "::")  # noqa: S104
     assert (f"[{store.host}]" in str(store)) == (":" in store.host)
     for name, given in (("by-address", store), ("by-text", str(store))):

@@ -18,8 +18,7 @@ from multiworld.lab.bench.plot import draw
 from multiworld.lab.bench.report import BenchReport
 from multiworld.lab.bench.stats import Spread, paired_ratio, percentile
 from multiworld.lab.chaos.plan import FaultKind, Plan, draw_plan
-from multiworld.lab.chaos.promises import judge
-from multiworld.lab.chaos.report import Story
+from multiworld.lab.chaos.report import Story, judge
 from multiworld.lab.chaos.workload import Notice, Tally
 from multiworld.lab.context import Context
 from multiworld.lab.injector import Fired, Injector, NotFiredError, proven
