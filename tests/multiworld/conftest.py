@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is loaded: threads of OpenMP wait busily for each other, and there are more processes than cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))  # for `procs`, in this process and in the workers
 
 torch_distributed = pytest.importorskip("torch.distributed", reason="multiworld needs torch")
@@ -35,6 +37,7 @@ def tcp_store() -> Iterator[str]:
     del hosted
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Twice as many processes as cores: most tests wait for real time to pass, and those waits overlap."""
     config.option.dist = "worksteal"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from multiworld.lab.context import Context as Link
 from multiworld.lab.workers import DEADLINE, VanishedError, Worker, WorkerPool
 
-__all__ = ["Cluster", "Link", "WorkerGone", "cluster", "process_state", "shared_pool", "wait_until"]
+__all__ = ["Cluster", "Done", "Link", "WorkerGone", "cluster", "process_state", "program", "shared_pool", "wait_until"]
 
 ROOT = Path(__file__).resolve().parents[2]
 WorkerGone = VanishedError
@@ -50,6 +54,33 @@ def cluster() -> Iterator[Cluster]:
         yield made
     finally:
         shared_pool().dismiss(*made.procs)
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a program ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def program(text: str, *args: str) -> Done:
+    """Run a Python program of its own, as a user would, to its very end; torch is loaded already."""
+    with tempfile.TemporaryDirectory() as folder, cluster() as c:
+        status = c.start(_program, text, args, folder).result(90)
+        return Done(status, *(Path(folder, name).read_text() for name in ("1", "2")))
+
+
+def _program(link: Link, text: str, args: tuple[str, ...], folder: str) -> int:
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for number in (1, 2):
+        os.dup2(os.open(f"{folder}/{number}", os.O_WRONLY | os.O_CREAT), number)
+    sys.argv = ["-c", *args]
+    exec(compile(text, "<program>", "exec"), {"__name__": "__main__"})  # noqa: S102 - of a test
+    return 0  # what a child returns is not looked at: it ends as every program does
 
 
 def process_state(pid: int) -> str:

@@ -7,8 +7,6 @@ import contextlib
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, wait_until
+from procs import Link, cluster, program, wait_until
 
 from multiworld import (
     BrokenWorldException,
@@ -345,9 +343,9 @@ def test_an_interrupted_wait_means_a_cancelled_one(store: str) -> None:
 
 
 def run_script(text: str, *args: str) -> str:
-    """Run a Python program of its own, as a user would, to its very end; what it printed."""
-    done = subprocess.run([sys.executable, "-c", text, *args], capture_output=True, text=True, timeout=85, check=False)
-    assert done.returncode == 0, done.stderr
+    """Run a Python program to its very end; what it printed."""
+    done = program(text, *args)
+    assert done.status == 0, done.stderr
     return done.stdout.strip()
 
 
