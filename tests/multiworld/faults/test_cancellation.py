@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -270,7 +271,16 @@ def test_exit_with_operations_pending(scene: Scene, kind: str) -> None:
 
 def interrupted_receive(context: Context, name: str) -> str:
     """A synchronous receive in the main thread, which Ctrl-C interrupts."""
-    context.mark("receiving")
+    main = threading.main_thread().native_id
+
+    def tell() -> None:
+        stat = Path(f"/proc/self/task/{main}/stat")
+        session = context.mw[name].enter_sync("test")
+        while not session.operations or stat.read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.001)
+        context.mark("receiving")
+
+    threading.Thread(target=tell, daemon=True).start()
     try:
         context.mw[name].sync.recv(torch.zeros(SMALL), 1)
     except KeyboardInterrupt:
@@ -285,7 +295,6 @@ def test_keyboard_interrupt_in_synchronous_receive(scene: Scene) -> None:
     assert a.run(default_interrupt)
     call = a.start(interrupted_receive, WORLD)
     a.wait_for("receiving")
-    time.sleep(0.1)  # it is in the receive, or just before it
     at = time.monotonic()
     os.kill(a.pid, signal.SIGINT)
     outcome = call.outcome()
