@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import ANSWER_SECONDS, AT_ONCE_SECONDS, GONE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import COLLECTIVES, OPERATIONS, POINT_TO_POINT, SMALL, Row, rows
 from tests.multiworld.faults.scene import CALM, Scene, lost
+from tests.multiworld.procs import process_state
 
 WORLD = "struck"
 MIRROR = {
@@ -271,12 +271,10 @@ def test_exit_with_operations_pending(scene: Scene, kind: str) -> None:
 
 def interrupted_receive(context: Context, name: str) -> str:
     """A synchronous receive in the main thread, which Ctrl-C interrupts."""
-    main = threading.main_thread().native_id
+    session = context.mw[name]._live
 
     def tell() -> None:
-        stat = Path(f"/proc/self/task/{main}/stat")
-        session = context.mw[name].enter_sync("test")
-        while not session.operations or stat.read_text().rpartition(")")[2].split()[0] != "S":
+        while not session.operations or process_state(os.getpid()) != "S":
             time.sleep(0.001)
         context.mark("receiving")
 
