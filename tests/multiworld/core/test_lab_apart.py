@@ -8,13 +8,13 @@ import sys
 
 #: imports every module but those of ``multiworld.lab`` and prints what of it was loaded all the same
 PROGRAM = """
-import importlib, pkgutil, sys
+import importlib, pathlib, sys
 import multiworld
-names = [name for _, name, _ in pkgutil.walk_packages(multiworld.__path__, "multiworld.")]
-apart = ("multiworld.lab", "multiworld.cli.__main__", "multiworld.liveness.libpulse")  # a command, no Python
+root = pathlib.Path(multiworld.__file__).parent.parent
+names = [".".join(path.relative_to(root).with_suffix("").parts) for path in root.glob("multiworld/**/*.py")]
 for name in names:
-    if not name.startswith(apart):
-        importlib.import_module(name)
+    if not name.startswith("multiworld.lab") and not name.endswith("__main__"):  # importing that runs the command
+        importlib.import_module(name.removesuffix(".__init__"))
 print(len(names), [name for name in sys.modules if name.startswith("multiworld.lab")])
 """
 
