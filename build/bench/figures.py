@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,8 +14,7 @@ from rich.table import Table
 
 from build.paths import atomic_write
 from multiworld.lab.bench.load import Load
-
-_RESAMPLES = 2000
+from multiworld.lab.bench.stats import paired_ratio
 
 
 class Verdict(Enum):
@@ -82,13 +80,9 @@ def of_ratios(name: str, ours: Sequence[float], theirs: Sequence[float], limit: 
         theirs: what it is compared with, of the same rounds.
         limit: what the ratio may be at most.
     """
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    # Fixed seed: the same samples give the same interval. Percentile bootstrap, Efron & Tibshirani 1993, chapter 13.
-    draw = random.Random(1)  # noqa: S311 - no secret depends on it
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
-    low, high = medians[round(0.025 * _RESAMPLES)], medians[round(0.975 * _RESAMPLES) - 1]
-    how = f"{len(ratios)} interleaved rounds, 95 % interval"
-    return Figure(name, statistics.median(ratios), low, high, limit, "x", how, interval=True)
+    ratio = paired_ratio(ours, theirs)
+    how = f"{ratio.rounds} interleaved rounds, 95 % interval"
+    return Figure(name, ratio.value, ratio.low, ratio.high, limit, "x", how, interval=True)
 
 
 def table(figures: Sequence[Figure], title: str, load: Load) -> Table:

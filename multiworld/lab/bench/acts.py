@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from multiworld.lab.context import Context
 
 
+#: floats of a round trip while another world breaks
+PAYLOAD = 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a process holds on to: threads and descriptors, as the kernel counts them."""
@@ -111,12 +115,12 @@ async def still_there(context: Context, names: list[str]) -> list[str]:
     return [name for name in names if context.mw[name].failure is not None]
 
 
-async def call(context: Context, names: list[str], seconds: float) -> list[float]:
-    """Round trips of 4 kB with rank 1 of all ``names`` at once; their times."""
+async def call(context: Context, names: list[str], seconds: float, length: int) -> list[float]:
+    """Round trips with rank 1 of all ``names`` at once, of ``length`` floats; their times."""
     end, trips = time.monotonic() + seconds, []
 
     async def one(name: str) -> None:
-        world, tensor, on = context.mw[name], torch.ones(1000), True
+        world, tensor, on = context.mw[name], torch.ones(length), True
         while on:
             started = time.perf_counter()
             on = time.monotonic() < end
@@ -130,11 +134,11 @@ async def call(context: Context, names: list[str], seconds: float) -> list[float
     return trips
 
 
-async def echo(context: Context, names: list[str]) -> None:
+async def echo(context: Context, names: list[str], length: int) -> None:
     """Send back what rank 0 sends in each world until it sends zero."""
 
     async def one(name: str) -> None:
-        world, tensor = context.mw[name], torch.ones(1000)
+        world, tensor = context.mw[name], torch.ones(length)
         while float(tensor[0]):
             await world.recv(tensor, 0)
             await world.send(tensor, 0)

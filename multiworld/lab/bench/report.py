@@ -31,7 +31,6 @@ class Comparison:
     ratio: Ratio
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
         return {
             "operation": self.operation,
             "bytes": self.nbytes,
@@ -67,7 +66,6 @@ class Figure:
         return replace(self, verdict=Verdict.NOT_JUDGED) if spoilt else self
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
         return {
             "name": self.name,
             "wanted": self.wanted,
@@ -102,7 +100,6 @@ class BenchReport:
         return all(figure.verdict is not Verdict.MISSED for figure in self.figures)
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
         return {
             "facts": self.facts,
             "comparisons": [comparison.as_json() for comparison in self.comparisons],

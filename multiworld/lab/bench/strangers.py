@@ -6,18 +6,14 @@ import asyncio
 import contextlib
 import resource
 import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from multiworld.config import TcpStoreAddress
-from multiworld.lab.bench import workloads
-from multiworld.lab.bench.ratios import Progress
+from multiworld.lab.bench import acts
 from multiworld.lab.bench.report import Figure, judged
+from multiworld.lab.bench.setup import Setup
 from multiworld.lab.bench.stats import paired_ratio, percentile
-from multiworld.lab.workers import Worker, WorkerPool
+from multiworld.lab.workers import Worker
 
 if TYPE_CHECKING:
     from multiworld.lab.context import Context
@@ -59,44 +55,18 @@ def _let_go(context: Context) -> None:
         sock.close()
 
 
-async def _echo(context: Context) -> None:
-    world, tensor = context.mw[_WORLD], torch.ones(1)
-    while float(tensor[0]):
-        await world.recv(tensor, 0)
-        await world.send(tensor, 0)
-
-
-async def _call(context: Context, seconds: float) -> list[float]:
-    """Round trips of 4 bytes for as long; the time of each."""
-    world, tensor, trips = context.mw[_WORLD], torch.ones(1), []
-    end, on = time.monotonic() + seconds, True
-    context.mark("calling")
-    while on:
-        started = time.perf_counter()
-        on = time.monotonic() < end
-        tensor.fill_(1.0 if on else 0.0)
-        await world.send(tensor, 1)
-        await world.recv(tensor, 1)
-        trips.append(time.perf_counter() - started)
-    return trips
-
-
-def strangers(pool: WorkerPool, store: TcpStoreAddress, quick: bool, progress: Progress) -> list[Figure]:
+def strangers(setup: Setup) -> list[Figure]:
     """Memory after a thousand connections at once, and round trips while they come, in turns with none."""
-    members = [pool.worker("strangers-0"), pool.worker("strangers-1")]
-    stranger = pool.worker("stranger")
-    for call in [worker.start(workloads.join, rank, 2, store, _WORLD) for rank, worker in enumerate(members)]:
-        call.result(60)
-    port = members[0].run(_endpoint_port)
-    progress(f"{_STRANGERS} connections of strangers")
-    calm: list[list[float]] = []
-    struck: list[list[float]] = []
-    for turn in range(6 if quick else 20):
-        for strike in (False, True) if turn % 2 else (True, False):
-            (struck if strike else calm).append(_window(members, stranger, port, strike))
-    found = [_memory(members[0], stranger, port)]
-    for worker in (*members, stranger):
-        pool.dismiss(worker)
+    windows: dict[bool, list[list[float]]] = {True: [], False: []}
+    with setup.workers("strangers-0", "strangers-1", "stranger") as (*members, stranger):
+        setup.join(_WORLD, members)
+        port = members[0].run(_endpoint_port)
+        setup.progress(f"{_STRANGERS} connections of strangers")
+        for turn in range(6 if setup.quick else 20):
+            for strike in (False, True) if turn % 2 else (True, False):
+                windows[strike].append(_window(members, stranger, port, strike))
+        found = [_memory(members[0], stranger, port)]
+    struck, calm = windows[True], windows[False]
     for share in (0.5, 0.99):
         ratio = paired_ratio([percentile(w, share) for w in struck], [percentile(w, share) for w in calm])
         per_window = percentile([percentile(w, share) for w in calm], 0.5)
@@ -107,8 +77,8 @@ def strangers(pool: WorkerPool, store: TcpStoreAddress, quick: bool, progress: P
 
 
 def _window(members: list[Worker], stranger: Worker, port: int, strike: bool) -> list[float]:
-    echoing = members[1].start(_echo)
-    calling = members[0].start(_call, _WINDOW_SECONDS)
+    echoing = members[1].start(acts.echo, [_WORLD], 1)
+    calling = members[0].start(acts.call, [_WORLD], _WINDOW_SECONDS, 1)
     members[0].wait_for("calling")
     # The same work on the same machine either way: in calm windows they connect to somebody else.
     with socket.create_server(("127.0.0.1", 0), backlog=2 * _STRANGERS) as elsewhere:

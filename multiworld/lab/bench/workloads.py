@@ -22,36 +22,13 @@ BURST = 8
 
 
 class PlainGroup:
-    """``torch.distributed`` of the process's default group, by the names that worlds use."""
-
-    rank: int
+    """``torch.distributed`` of the process's default group; worlds use the same names."""
 
     def __init__(self) -> None:
-        self.rank = dist.get_rank()
+        self.rank: int = dist.get_rank()
 
-    def send(self, tensor: torch.Tensor, dst: int) -> None:
-        """Send."""
-        dist.send(tensor, dst)
-
-    def recv(self, tensor: torch.Tensor, src: int) -> None:
-        """Receive."""
-        dist.recv(tensor, src)
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """All-reduce."""
-        dist.all_reduce(tensor)
-
-    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """Broadcast."""
-        dist.broadcast(tensor, src)
-
-    def all_gather(self, tensors: list[torch.Tensor], tensor: torch.Tensor) -> None:
-        """All-gather."""
-        dist.all_gather(tensors, tensor)
-
-    def barrier(self) -> None:
-        """Barrier."""
-        dist.barrier()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
 
 
 def _round_trip(group: Any, tensors: list[torch.Tensor]) -> None:

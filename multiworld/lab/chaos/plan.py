@@ -64,7 +64,6 @@ class Fault:
 
     @property
     def detail(self) -> str:
-        """For tables."""
         parts = [
             f"for {self.seconds} s" if self.seconds else "",
             f"and kill {self.second}" if self.second is not None else "",
@@ -95,7 +94,6 @@ class Plan:
         return [name for name, members in self.worlds.items() if worker in members]
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
         faults = [{**asdict(fault), "kind": fault.kind.value} for fault in self.faults]
         return {**asdict(self), "faults": faults}
 

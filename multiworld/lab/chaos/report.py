@@ -53,7 +53,6 @@ class Story:
         return f"{self.fault.at:.1f} s", what, worker, self.fired[0].proof, by, first, last, back
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
         made = asdict(self)
         made["fault"]["kind"] = self.fault.kind.value
         return made
@@ -91,7 +90,6 @@ class ChaosReport:
         return all(promise.kept for promise in self.promises)
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
         return {
             "facts": self.facts,
             "plan": self.plan.as_json(),
