@@ -14,11 +14,13 @@ from typer.testing import CliRunner
 from multiworld.cli.app import app
 from multiworld.cli.status import StatusFile, read_all
 from multiworld.errors import InvalidArgument
+from multiworld.lab.bench.load import Load
 from multiworld.lab.bench.plot import draw
-from multiworld.lab.bench.report import BenchReport
+from multiworld.lab.bench.report import BenchReport, Verdict, judged
 from multiworld.lab.bench.stats import Spread, paired_ratio, percentile
-from multiworld.lab.chaos.plan import FaultKind, Plan, draw_plan
+from multiworld.lab.chaos.plan import Fault, FaultKind, Plan, draw_plan
 from multiworld.lab.chaos.report import Story, judge
+from multiworld.lab.chaos.run import play
 from multiworld.lab.chaos.workload import Notice, Tally
 from multiworld.lab.context import Context
 from multiworld.lab.injector import Fired, Injector, NotFiredError, proven
@@ -151,6 +153,30 @@ def test_chaos_with_real_workers() -> None:
     assert (done.returncode, broken) == (0, [])
     assert report["stories"]
     assert all(story["fired"] for story in report["stories"])
+
+
+def test_chaos_ends_when_its_time_is_over() -> None:
+    """However many faults the plan has: what was done until then is judged."""
+    drawn = draw_plan(3, 3, 3, 2)
+    world, members = next(iter(drawn.worlds.items()))
+    fault = Fault(0.0, FaultKind.ABORT, members[0], world=world)
+    told: list[str] = []
+    report = play(replace(drawn, faults=(fault,) * 1000), told.append)
+    assert 0 < len(report.stories) < 1000
+    assert sum("abort worker" in line and "of 3" in line for line in told) == len(report.stories)
+    assert report.facts["faults"] == f"{len(report.stories)} of the plan's 1000 in 3 s"
+
+
+def test_on_a_busy_machine_no_time_is_missed() -> None:
+    """A leak is one on any machine."""
+    quiet, busy = Load(0.1, 2), Load(1.5, 2)
+    slow = judged("slow", "<= 1 s", "2 s", False)
+    leak = judged("leak", "nothing", "1 thread", False, timed=False)
+    good = judged("good", "<= 1 s", "0.5 s", True)
+    figures = (slow, leak, good)
+    assert [f.under(quiet).verdict for f in figures] == [Verdict.MISSED, Verdict.MISSED, Verdict.OK]
+    assert [f.under(busy).verdict for f in figures] == [Verdict.NOT_JUDGED, Verdict.MISSED, Verdict.OK]
+    assert BenchReport((), (slow.under(busy), good), {}).good
 
 
 @pytest.mark.slow
