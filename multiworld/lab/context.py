@@ -160,7 +160,6 @@ class Context:
 
 
 def serve_store(context: Context, host: str = "127.0.0.1") -> TcpStoreAddress:
-    """Host a store in the worker; stores are what most runs begin with."""
     return context.mw.serve_store(host)
 
 

@@ -78,7 +78,6 @@ def serve(control: socket.socket) -> tuple[int, str] | None:
 
 
 def main() -> None:
-    """Load everything, then serve."""
     import torch.distributed  # noqa: F401 - loaded for the children
 
     import multiworld.multi  # noqa: F401

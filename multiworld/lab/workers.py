@@ -81,7 +81,6 @@ class Running:
         return outcome.value
 
     def cancel(self) -> None:
-        """Cancel its task."""
         self._worker.post(Cancel(self.number))
 
 
@@ -92,6 +91,7 @@ class Worker:
         name: for messages.
         pid: of the process; the kernel may give it to another one once this one is reaped.
         code: its exit code once it is reaped.
+        gone: whether its channel was found closed.
     """
 
     def __init__(self, pool: WorkerPool, name: str, pid: int, channel: socket.socket) -> None:
@@ -105,16 +105,14 @@ class Worker:
         self._outcomes: dict[int, Outcome] = {}
         self._marks: list[Mark] = []
         self._input = bytearray()
-        self._gone = False
+        self.gone = False
 
     def start(self, function: Callable[..., Any], *args: Any, main: bool = False) -> Running:
-        """Start ``function(context, *args)`` in the worker."""
         number = self._latest = next(self._numbers)
         self.post(Call(number, function, args, main))
         return Running(self, number)
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 20.0) -> Any:
-        """Run ``function(context, *args)`` in the worker and return its result."""
         return self.start(function, *args).result(timeout)
 
     def post(self, message: Call | Cancel | Tell) -> None:
@@ -140,14 +138,9 @@ class Worker:
         self._marks.remove(found)
         return found
 
-    @property
-    def gone(self) -> bool:
-        """Whether its channel was found closed."""
-        return self._gone
-
     def marks(self, name: str) -> list[Mark]:
         """All marks of that name that are here now; they are not given again."""
-        while not self._gone and select.select([self._channel], [], [], 0)[0]:
+        while not self.gone and select.select([self._channel], [], [], 0)[0]:
             self._read(0)
         found = [mark for mark in self._marks if mark.name == name]
         self._marks = [mark for mark in self._marks if mark.name != name]
@@ -192,7 +185,7 @@ class Worker:
         deadline = time.monotonic() + timeout
         while (found := look()) is None:
             left = deadline - time.monotonic()
-            if self._gone:
+            if self.gone:
                 raise VanishedError(f"worker {self.name} (pid {self.pid}) ended with {self.exit_code()} before {what}")
             if left <= 0:
                 self._complain(what, timeout)
@@ -213,7 +206,7 @@ class Worker:
             data = self._channel.recv(1 << 20)
         except ConnectionResetError:
             data = b""
-        self._gone = not data
+        self.gone = not data
         self._input += data
         while len(self._input) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._input)
@@ -304,11 +297,9 @@ class WorkerPool:
                 self.workers.remove(worker)
 
     def dismiss_all(self) -> None:
-        """End all workers."""
         self.dismiss(*self.workers)
 
     def close(self) -> None:
-        """End all workers and the forkserver."""
         self.dismiss_all()
         self._control.close()
         self._forkserver.wait(timeout=10)

@@ -35,12 +35,10 @@ class Held:
 
 
 def held(context: Context) -> Held:  # noqa: ARG001
-    """Count."""
     return Held(*(len(list(Path(f"/proc/self/{what}").iterdir())) for what in ("task", "fd")))
 
 
 def store_keys(context: Context, store: TcpStoreAddress) -> int:  # noqa: ARG001
-    """How many keys the store holds."""
     return int(dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=10)).num_keys())
 
 
@@ -82,7 +80,6 @@ def watch_suspicions(context: Context) -> None:
 
 
 def suspicions(context: Context) -> int:
-    """How many there were since ``watch_suspicions``."""
     return len(context.kept["suspicions"])
 
 
@@ -103,7 +100,6 @@ async def join_many(context: Context, names: list[str], rank: int, size: int, st
 
 
 def burn(context: Context, seconds: float) -> int:  # noqa: ARG001
-    """Keep a core busy."""
     end, turns = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         turns += 1
@@ -111,7 +107,6 @@ def burn(context: Context, seconds: float) -> int:  # noqa: ARG001
 
 
 async def still_there(context: Context, names: list[str]) -> list[str]:
-    """Names of the worlds that are broken."""
     return [name for name in names if context.mw[name].failure is not None]
 
 

@@ -24,7 +24,6 @@ VARIANTS: dict[str, Turns] = {
 
 
 def ratios(setup: Setup) -> tuple[Comparison, ...]:
-    """All operations and sizes."""
     sizes = QUICK_SIZES if setup.quick else SIZES
     found: list[Comparison] = []
     with setup.workers("bench-0", "bench-1") as pair:

@@ -76,7 +76,6 @@ class Figure:
 
 
 def judged(name: str, wanted: str, measured: str, good: bool, *, timed: bool = True, **values: Any) -> Figure:
-    """A figure with its verdict."""
     return Figure(name, wanted, measured, Verdict.OK if good else Verdict.MISSED, values, timed)
 
 
@@ -96,7 +95,6 @@ class BenchReport:
 
     @property
     def good(self) -> bool:
-        """Whether no figure was missed."""
         return all(figure.verdict is not Verdict.MISSED for figure in self.figures)
 
     def as_json(self) -> dict[str, Any]:

@@ -33,7 +33,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
         p50, p90, p99 = (percentile(values, share) for share in (0.5, 0.9, 0.99))
         return cls(len(values), p50, p90, p99, max(values))
 

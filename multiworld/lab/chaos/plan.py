@@ -90,7 +90,6 @@ class Plan:
     faults: tuple[Fault, ...]
 
     def worlds_of(self, worker: int) -> list[str]:
-        """Names of the worlds that a worker is in."""
         return [name for name, members in self.worlds.items() if worker in members]
 
     def as_json(self) -> dict[str, Any]:

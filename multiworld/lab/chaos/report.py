@@ -33,7 +33,6 @@ class Story:
 
     @property
     def breaks(self) -> list[Notice]:
-        """The notices of a break."""
         return [notice for notice in self.notices if notice.what == "broken"]
 
     def delays(self, without: Collection[int] = ()) -> list[float]:
@@ -86,7 +85,6 @@ class ChaosReport:
 
     @property
     def good(self) -> bool:
-        """Whether every promise was kept."""
         return all(promise.kept for promise in self.promises)
 
     def as_json(self) -> dict[str, Any]:

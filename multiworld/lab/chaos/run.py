@@ -79,7 +79,6 @@ class Run:
         self._started = 0.0
 
     def begin(self) -> None:
-        """Start the workers and wait until all worlds are assembled."""
         at = time.monotonic()
         for number in range(self._plan.workers):
             self._start_worker(number)
@@ -102,7 +101,6 @@ class Run:
         return stories
 
     def _strike(self, fault: Fault) -> Story:
-        """Make one fault, and watch until all is well again."""
         concerned = self._concerned(fault)
         fired = self._do(fault)
         notices: list[Notice] = []
@@ -115,7 +113,6 @@ class Run:
         return Story(fault, fired, tuple(concerned), tuple(notices), back)
 
     def finish(self) -> dict[int, Tally]:
-        """Stop the workers; their tallies."""
         self._watch(_CALM_SECONDS, self.stray)
         self.stray = [notice for notice in self.stray if notice.what == "broken"]
         for number, worker in self._workers.items():
@@ -204,7 +201,6 @@ class Run:
         return None
 
     def _agreed(self, back: dict[tuple[int, str], Notice], expected: set[tuple[int, str]]) -> bool:
-        """Whether the members of each world came back in the same generation."""
         generations: dict[str, set[int]] = {}
         for number, name in expected:
             generations.setdefault(name, set()).add(back[number, name].generation)

@@ -83,7 +83,6 @@ class Tally:
 
 
 async def begin(context: Context, worker: int, memberships: list[Membership], store: TcpStoreAddress) -> None:
-    """Start working in all worlds, in the background."""
     tally = context.kept["tally"] = Tally()
     context.kept["worker"], context.kept["store"] = worker, store
     context.kept["memberships"] = {membership.world: membership for membership in memberships}
@@ -91,7 +90,6 @@ async def begin(context: Context, worker: int, memberships: list[Membership], st
 
 
 async def finish(context: Context) -> Tally:
-    """Stop working; the tally."""
     for task in context.kept["tasks"]:
         task.cancel()
     await asyncio.gather(*context.kept["tasks"], return_exceptions=True)
@@ -195,12 +193,10 @@ async def step_out(context: Context, name: str) -> None:
 
 
 def come_back(context: Context) -> None:
-    """Join the world again that was left."""
     context.kept["away"] = ""
 
 
 def abort(context: Context, name: str) -> None:
-    """Break a world on purpose."""
     context.mw[name].abort("chaos breaks it on purpose")
 
 
