@@ -16,37 +16,23 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-_CLONE_NEWNET = 0x40000000
 
 
-def enter_network(name: str) -> None:
-    """Move this thread into the network namespace ``name``, as made by ``ip netns add``."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Path("/run/netns", name).open("rb") as handle:
-        if libc.setns(handle.fileno(), _CLONE_NEWNET):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), name)
-
-
-def _become_worker(parent: int, control: socket.socket, request: dict[str, Any]) -> None:
+def _become_worker(parent: int, control: socket.socket) -> None:
     control.close()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    os.environ.update(request["env"])
-    if request["network"]:
-        enter_network(request["network"])
 
 
-def _spawn(control: socket.socket, request: dict[str, Any], channel: int) -> int | None:
+def _spawn(control: socket.socket, channel: int) -> int | None:
     """Fork; the child's channel in the child, None in the parent."""
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _become_worker(parent, control, request)
+        _become_worker(parent, control)
         return channel
     os.close(channel)
     control.send(json.dumps({"pid": child}).encode())
@@ -72,7 +58,7 @@ def serve(control: socket.socket) -> tuple[int, str] | None:
         if request["do"] == "status":
             control.send(json.dumps({"status": _status(request["pid"])}).encode())
             continue
-        channel = _spawn(control, request, descriptors[0])
+        channel = _spawn(control, descriptors[0])
         if channel is not None:
             return channel, request["name"]
 

@@ -32,7 +32,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -251,18 +251,12 @@ class WorkerPool:
         if not self._control.recv(16):
             raise VanishedError(f"the forkserver did not start: {log and log.read_text(errors='replace')[-2000:]}")
 
-    def worker(self, name: str = "", network: str = "", env: Mapping[str, str] | None = None) -> Worker:
-        """Start a worker that runs one function after the other in an event loop.
-
-        Args:
-            name: for messages.
-            network: network namespace that it lives in; empty for ours.
-            env: environment variables of its own.
-        """
+    def worker(self, name: str = "") -> Worker:
+        """Start a worker that runs one function after the other in an event loop."""
         ours, theirs = socket.socketpair()
         name = name or f"worker-{next(self._numbers)}"
         with theirs:
-            answer = self._ask({"do": "spawn", "name": name, "network": network, "env": dict(env or {})}, theirs)
+            answer = self._ask({"do": "spawn", "name": name}, theirs)
         worker = Worker(self, name, answer["pid"], ours)
         self.workers.append(worker)
         return worker

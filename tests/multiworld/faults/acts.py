@@ -19,6 +19,11 @@ from multiworld.rendezvous.store_client import Patience, StoreClient
 from tests.multiworld.faults.operations import OPERATIONS, Row
 
 
+def set_variables(context: Context, variables: dict[str, str]) -> None:
+    """Set environment variables."""
+    os.environ.update(variables)
+
+
 def watch_events(context: Context) -> None:
     """Keep all events from now on in ``context.kept``."""
     context.kept["events"] = []

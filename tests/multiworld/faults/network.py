@@ -5,6 +5,7 @@ Addresses are the same in every instance: namespaces do not see each other.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import shutil
@@ -23,6 +24,7 @@ from multiworld.lab.workers import Worker, WorkerPool
 
 LEFT: Final = "10.213.1.2"
 RIGHT: Final = "10.213.2.2"
+_CLONE_NEWNET: Final = 0x40000000
 _PROBE_PORT: Final = 9
 _PROBE_SECONDS: Final = 0.25
 _numbers = itertools.count(1)
@@ -45,6 +47,15 @@ def missing() -> str | None:
     except OSError as error:
         return f"network namespaces: not allowed here ({error})"
     return None
+
+
+def enter_network(context: Context, name: str) -> None:
+    """Move a worker, which has one thread as yet, into the network namespace ``name``, as made by ``ip netns add``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", name).open("rb") as handle:
+        if libc.setns(handle.fileno(), _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), name)
 
 
 def open_probe(context: Context, address: str) -> None:
@@ -154,7 +165,8 @@ class Namespaces:
         """With a prober on each side, and nothing cut."""
         hosts = []
         for name, address in ((self.left, LEFT), (self.right, RIGHT)):
-            probe = pool.worker(f"probe-{address}", network=name)
+            probe = pool.worker(f"probe-{address}")
+            probe.run(enter_network, name)
             probe.run(open_probe, address)
             hosts.append(Host(name, address, probe))
         made = Network(self.router, hosts[0], hosts[1], injector)

@@ -13,13 +13,14 @@ from multiworld.lab.messages import Outcome
 from multiworld.lab.workers import OverdueError, Running, VanishedError, Worker, WorkerPool
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import ANSWER_SECONDS, JOIN_SECONDS
+from tests.multiworld.faults.network import enter_network
 
 CALM = "calm"
 _numbers = itertools.count(1)
 
 
 class Scene:
-    """Actors of one test, the store they meet at, and the faults that hit them.
+    """Workers of one test, the store they meet at, and the faults that hit them.
 
     Attributes:
         pool: where workers come from.
@@ -59,9 +60,14 @@ class Scene:
         assert self._store is not None
         return self._store
 
-    def worker(self, name: str = "", **options: Any) -> Worker:
-        """A fresh worker process."""
-        return self.pool.worker(name or f"worker-{next(_numbers)}", **options)
+    def worker(self, name: str = "", network: str = "", env: dict[str, str] | None = None) -> Worker:
+        """A fresh worker process, in a network namespace and with variables of its own if they are given."""
+        made = self.pool.worker(name or f"worker-{next(_numbers)}")
+        if network:
+            made.run(enter_network, network)
+        if env:
+            made.run(acts.set_variables, env)
+        return made
 
     def workers(self, count: int) -> list[Worker]:
         """Fresh worker processes."""
