@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from build.paths import atomic_write
-
-_RESAMPLES = 2000
+from multiworld.lab.bench.load import Load
+from multiworld.lab.bench.stats import paired_ratio
 
 
 class Verdict(Enum):
@@ -24,9 +23,10 @@ class Verdict(Enum):
     KEPT = "kept"
     MISSED = "missed"
     OPEN = "not decided"
+    NOT_JUDGED = "not judged"
 
 
-_STYLES = {Verdict.KEPT: "green", Verdict.MISSED: "bold red", Verdict.OPEN: "yellow"}
+_STYLES = {Verdict.KEPT: "green", Verdict.MISSED: "bold red", Verdict.OPEN: "yellow", Verdict.NOT_JUDGED: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,10 @@ class Figure:
             return Verdict.OPEN
         return Verdict.KEPT if self.value <= self.limit else Verdict.MISSED
 
+    def verdict_under(self, load: Load) -> Verdict:
+        """Whether the promise is kept, where other programs took so much of the machine."""
+        return Verdict.NOT_JUDGED if load.busy and self.verdict is Verdict.MISSED else self.verdict
+
 
 def of_samples(name: str, samples: Sequence[float], limit: float, unit: str) -> Figure:
     """Return median, least and greatest of `samples`."""
@@ -76,25 +80,21 @@ def of_ratios(name: str, ours: Sequence[float], theirs: Sequence[float], limit: 
         theirs: what it is compared with, of the same rounds.
         limit: what the ratio may be at most.
     """
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    # Fixed seed: the same samples give the same interval. Percentile bootstrap, Efron & Tibshirani 1993, chapter 13.
-    draw = random.Random(1)  # noqa: S311 - no secret depends on it
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
-    low, high = medians[round(0.025 * _RESAMPLES)], medians[round(0.975 * _RESAMPLES) - 1]
-    how = f"{len(ratios)} interleaved rounds, 95 % interval"
-    return Figure(name, statistics.median(ratios), low, high, limit, "x", how, interval=True)
+    ratio = paired_ratio(ours, theirs)
+    how = f"{ratio.rounds} interleaved rounds, 95 % interval"
+    return Figure(name, ratio.value, ratio.low, ratio.high, limit, "x", how, interval=True)
 
 
-def table(figures: Sequence[Figure], title: str) -> Table:
+def table(figures: Sequence[Figure], title: str, load: Load) -> Table:
     """Return figures as people read them."""
     made = Table(title=title, title_justify="left")
     for column in ("figure", "limit", "measured", "spread", "how", "verdict"):
         made.add_column(column, justify="right" if column in ("limit", "measured", "spread") else "left")
     for item in figures:
         spread = "" if item.low == item.high else f"{_number(item.low)} to {_number(item.high)}"
-        verdict = f"[{_STYLES[item.verdict]}]{item.verdict.value}[/]"
+        verdict = item.verdict_under(load)
         limit, value = f"{_number(item.limit)} {item.unit}", f"{_number(item.value)} {item.unit}"
-        made.add_row(escape(item.name), limit, value, spread, item.how, verdict)
+        made.add_row(escape(item.name), limit, value, spread, item.how, f"[{_STYLES[verdict]}]{verdict.value}[/]")
     return made
 
 
@@ -103,8 +103,8 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def write(figures: Sequence[Figure], path: Path) -> None:
+def write(figures: Sequence[Figure], path: Path, load: Load) -> None:
     """Write figures as JSON."""
-    rows = [asdict(item) | {"verdict": item.verdict.value} for item in figures]
+    rows = [asdict(item) | {"verdict": item.verdict_under(load).value} for item in figures]
     with atomic_write(path) as part:
         part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")

@@ -76,14 +76,14 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure worlds against plain torch.distributed, interleaved, and judge by the figures that are promised."""
-    from multiworld.bench.run import BenchOptions, run
     from multiworld.cli.tables import bench_tables
+    from multiworld.lab.bench.run import BenchOptions, run
 
     options = BenchOptions(
         quick=quick, parts=tuple(filter(None, only.split(","))), rounds=rounds, pymultiworld=pymultiworld
     )
     if plot is not None:
-        from multiworld.bench.plot import check, draw
+        from multiworld.lab.bench.plot import check, draw
 
         _guarded(lambda: check(plot))
     report = _guarded(lambda: run(options, _progress))
@@ -107,9 +107,9 @@ def chaos(
     as_json: Json = False,
 ) -> None:
     """Break workers by a seeded plan and report what was noticed, when, by whom, and what it cost the others."""
-    from multiworld.chaos.plan import draw_plan
-    from multiworld.chaos.run import play
     from multiworld.cli.tables import chaos_tables, plan_table
+    from multiworld.lab.chaos.plan import draw_plan
+    from multiworld.lab.chaos.run import play
 
     plan = _guarded(lambda: draw_plan(seed, minutes * 60, workers, worlds))
     if show_plan:

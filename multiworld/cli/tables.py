@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from multiworld.bench.report import BenchReport
-    from multiworld.chaos.plan import Plan
-    from multiworld.chaos.report import ChaosReport
     from multiworld.cli.doctor import Check
     from multiworld.cli.status import ProcessStatus
+    from multiworld.lab.bench.report import BenchReport
+    from multiworld.lab.chaos.plan import Plan
+    from multiworld.lab.chaos.report import ChaosReport
 
 _STATES = {"active": "green", "broken": "bold red", "closed": "dim"}
 _COLOURS = {"ok": "green", "note": "yellow", "fail": "bold red", "missed": "bold red", "not measured": "dim"}

@@ -1,7 +1,8 @@
-"""What all multiworld tests share: a fresh store for each test, on a free port or in a file."""
+"""What all multiworld tests share: a fresh store for each test, and how they are dealt to processes (``-n auto``)."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is loaded: threads of OpenMP wait busily for each other, and there are more processes than cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))  # for `procs`, in this process and in the workers
 
 torch_distributed = pytest.importorskip("torch.distributed", reason="multiworld needs torch")
@@ -32,3 +35,23 @@ def tcp_store() -> Iterator[str]:
     )
     yield f"tcp://127.0.0.1:{port}"
     del hosted
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Twice as many processes as cores: most tests wait for real time to pass, and those waits overlap."""
+    config.option.dist = "worksteal"
+    return 2 * len(os.sched_getaffinity(0))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let every process begin with its share of the slow tests, so that none of them is the last one alone."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    rest = [item for item in items if not item.get_closest_marker("slow")]
+    share = -(-len(items) // count)
+    dealt: list[pytest.Item] = []
+    for number in range(count):
+        mine = slow[number::count]
+        dealt += [*mine, *(rest.pop(0) for _ in range(min(len(rest), share - len(mine))))]
+    items[:] = dealt + rest

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import resource
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,20 +16,25 @@ from build.bench.imports import figures
 from build.bench.overlay import Cost, cost
 from build.errors import ProbeError
 from build.wheeltest.environments import Form
+from multiworld.lab.bench.load import Load, LoadMeter
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
 
 
 def test_a_child_is_measured() -> None:
-    code = "import time; b = bytearray(200_000_000); time.sleep(0.3); print('done')"
+    code = """
+import resource, time
+held = bytearray(200_000_000)
+time.sleep(0.3)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_maxrss * 1024, used.ru_utime + used.ru_stime)
+"""
     taken = cost([sys.executable, "-c", code])
-    assert taken.output == "done\n"
+    peak, cpu = map(float, taken.output.split())  # as the child sees it, shortly before its end
     assert taken.seconds >= 0.3
-    # The kernel lets a process start with the peak of the one that started it, here of all tests before.
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    assert 200_000_000 < taken.peak <= max(300_000_000, own)
-    assert 0 < taken.cpu < taken.seconds + 1
+    assert 200_000_000 < peak <= taken.peak < 1.5 * peak
+    assert 0 < cpu <= taken.cpu
 
 
 def test_a_child_that_fails_is_no_sample() -> None:
@@ -43,6 +50,41 @@ def test_verdicts() -> None:
     assert of_samples("x", [1.0, 2.0, 9.0], 2.0, "s").verdict is Verdict.KEPT
     assert of_samples("x", [1.0, 2.1, 9.0], 2.0, "s").verdict is Verdict.MISSED
     assert of_ratios("x", [0.9, 1.2, 1.3, 0.8, 1.1] * 3, [1.0] * 15, 1.05).verdict is Verdict.OPEN
+
+
+def test_on_a_busy_machine_nothing_is_missed() -> None:
+    quiet, busy = Load(0.1, 2), Load(1.5, 2)
+    missed, kept = of_samples("x", [3.0], 2.0, "s"), of_samples("x", [1.0], 2.0, "s")
+    assert [missed.verdict_under(load) for load in (quiet, busy)] == [Verdict.MISSED, Verdict.NOT_JUDGED]
+    assert [kept.verdict_under(load) for load in (quiet, busy)] == [Verdict.KEPT] * 2
+    assert "not judged" in str(busy)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_what_others_take_is_counted_and_what_we_take_is_not() -> None:
+    def burn(process: subprocess.Popen[bytes] | None, seconds: float) -> None:
+        used = time.process_time if process is None else lambda: _cpu_seconds(process.pid)
+        until = used() + seconds
+        while used() < until:
+            pass
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            meter, start = LoadMeter(), time.monotonic()
+            burn(other, 0.5)
+            with_other = meter.read().others * (time.monotonic() - start)
+        finally:
+            other.kill()
+    assert with_other >= 0.4
+    meter, start = LoadMeter(), time.monotonic()
+    everything = meter._now()[1]
+    burn(None, 0.5)
+    others = meter.read().others * (time.monotonic() - start)
+    assert others <= meter._now()[1] - everything - 0.4
 
 
 def test_ratios_are_of_pairs_and_the_interval_holds_the_median() -> None:
@@ -69,9 +111,10 @@ def test_each_form_is_compared_with_stock() -> None:
 
 
 def test_figures_as_json(tmp_path: Path) -> None:
-    write([of_samples("x", [1.0], 2.0, "s")], tmp_path / "f.json")
-    (row,) = json.loads((tmp_path / "f.json").read_text())
-    assert (row["name"], row["value"], row["limit"], row["verdict"]) == ("x", 1.0, 2.0, "kept")
+    write([of_samples("x", [1.0], 2.0, "s"), of_samples("y", [3.0], 2.0, "s")], tmp_path / "f.json", Load(2.0, 2))
+    kept, missed = json.loads((tmp_path / "f.json").read_text())
+    assert (kept["name"], kept["value"], kept["limit"], kept["verdict"]) == ("x", 1.0, 2.0, "kept")
+    assert missed["verdict"] == "not judged"
 
 
 def test_the_making_of_wheels_is_measured(little: Little, tmp_path: Path) -> None:
@@ -83,11 +126,11 @@ def test_the_making_of_wheels_is_measured(little: Little, tmp_path: Path) -> Non
     arguments += ["--json", tmp_path / "figures.json"]
     with lr.started(place, "bench", "overlay", *arguments) as process:
         output = lr.finish(process)
-    assert process.returncode == 0, output
+    assert process.returncode in (0, ProbeError.exit_code), output  # whether a limit is kept is the machine's affair
     rows = {row["name"]: row for row in json.loads((tmp_path / "figures.json").read_text())}
     assert len(rows) == 6
-    assert 0 < rows[f"compile and link {lt.VERSION}, nothing cached"]["value"] < 75
-    assert 10 < rows["peak memory of that"]["value"] < 1000
+    assert rows[f"compile and link {lt.VERSION}, nothing cached"]["value"] > 0
+    assert rows["peak memory of that"]["value"] > 10
     assert rows["overlay wheel"]["value"] * 1e6 == next(place.results.glob("multiworld*")).stat().st_size
     assert place.leftovers() == []
     assert [path.name for path in place.results.iterdir() if path.name.startswith(".")] == []

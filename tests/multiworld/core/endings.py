@@ -1,8 +1,4 @@
-"""A program that ends at a given moment, many times over: its children are forked, and each ends as a program does.
-
-Run as ``python endings.py MOMENT COUNT FOLDER``; prints a line for each child that ended otherwise than
-with status 0 and in silence.
-"""
+"""Programs that end at a given moment: a worker forks them, and each ends as a program does."""
 
 from __future__ import annotations
 
@@ -21,12 +17,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from procs import Link
 
 from multiworld import MultiWorld
 from multiworld.drivers.gloo import GlooDriver
 
-#: children at a time, on two processors: each is late at times
-AT_ONCE = 6
+#: children at a time; most of them wait most of the time
+AT_ONCE = 10
 #: how long a child goes on after its moment has begun, in seconds
 DELAYS = (0.0, 0.003, 0.02, 0.06, 0.15)
 #: so that Gloo carries it
@@ -174,34 +171,31 @@ MOMENTS: dict[str, Callable[[str], None]] = {
 }  # fmt: skip
 
 
-def _wait(running: dict[int, Path]) -> None:
+def _wait(running: dict[int, Path]) -> list[str]:
     pid, status = os.wait()
     # What Gloo's own C++ code logs of a peer that is gone is not ours; an end by a signal shows in the status.
     lines = running.pop(pid).read_text().splitlines()
     said = "\n".join(line for line in lines if line and "/gloo/" not in line)
-    if status or said:
-        print(f"status {os.waitstatus_to_exitcode(status)}: {said[-500:]}", flush=True)  # noqa: T201
+    return [f"status {os.waitstatus_to_exitcode(status)}: {said[-500:]}"] if status or said else []
 
 
-def main(moment: str, count: int, folder: Path) -> None:
-    """Fork the children; each of them returns from here and ends as a program does."""
+def end_at(_: Link, moment: str, count: int, folder: Path) -> list[str]:
+    """Fork the programs; a line for each that ended otherwise than with status 0 and in silence."""
+    # A group that Gloo does not let go of is left alone, with a warning; see docs/figures.md. The status counts.
+    logging.getLogger("multiworld.drivers.gloo").setLevel(logging.ERROR)
     running: dict[int, Path] = {}
+    wrong: list[str] = []
     for number in range(count):
         if len(running) == AT_ONCE:
-            _wait(running)
+            wrong += _wait(running)
         errors = folder / f"{moment}-{number}"
         pid = os.fork()
         if not pid:
             os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
             MOMENTS[moment](f"file://{folder}/store-{number}")
             time.sleep(DELAYS[number % len(DELAYS)])
-            return
+            return []
         running[pid] = errors
     while running:
-        _wait(running)
-
-
-if __name__ == "__main__":
-    # A group that Gloo does not let go of is left alone, with a warning; see docs/figures.md. The status counts.
-    logging.getLogger("multiworld.drivers.gloo").setLevel(logging.ERROR)
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+        wrong += _wait(running)
+    return wrong

@@ -1,9 +1,4 @@
-"""A program that ends its interpreter in the middle of a join: forks itself for each moment, says each exit status.
-
-    python exits.py SCENARIO STORE PID FOLDER MOMENT...
-
-PID is the process that hosts STORE, to be frozen and thawed; FOLDER takes what the children write to stderr.
-"""
+"""Programs that end their interpreter in the middle of a join: a worker forks one for each moment."""
 
 from __future__ import annotations
 
@@ -19,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from procs import Link
 
 from multiworld import MultiWorld, RendezvousError
 
@@ -80,18 +76,25 @@ def _in_background(work: Any) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
-def _play(scenario: str, store: str, host: int, moment: float, log: Path) -> None:
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    globals()[scenario](MultiWorld(), store, host, moment)
+def statuses(_: Link, scenario: str, store: str, host: int, folder: Path, moments: tuple[float, ...]) -> list[int]:
+    """The exit status of a program for each moment.
 
-
-scenario, store, host, folder = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
-for moment in map(float, sys.argv[5:]):
-    child = os.fork()
-    if not child:
-        _play(scenario, store, host, moment, folder / f"{moment}.log")
-        sys.exit(STATUS)
-    _, status = os.waitpid(child, 0)
-    os.kill(host, signal.SIGCONT)
-    print(moment, os.waitstatus_to_exitcode(status), flush=True)  # noqa: T201 - read by the test
+    Args:
+        scenario: one of the functions above.
+        store: where the join meets its peers.
+        host: the process that hosts it, to be frozen and thawed.
+        folder: takes what the programs write to their standard error.
+        moments: seconds after which the program ends.
+    """
+    found = []
+    for moment in moments:
+        child = os.fork()
+        if not child:
+            with (folder / f"{moment}.log").open("ab") as file:
+                os.dup2(file.fileno(), 2)
+            globals()[scenario](MultiWorld(), store, host, moment)
+            sys.exit(STATUS)
+        _, status = os.waitpid(child, 0)
+        os.kill(host, signal.SIGCONT)
+        found.append(os.waitstatus_to_exitcode(status))
+    return found

@@ -37,7 +37,7 @@ def _waiting_leader(link: Link, store: str, operation: str) -> dict[str, Any]:
             await b.barrier()
             calls = {"recv": lambda: a.recv(t, 1), "all_reduce": lambda: a.all_reduce(t), "barrier": a.barrier}
             task = asyncio.create_task(calls[operation]())
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)  # its first step has begun the operation
             link.send("waiting")
             with pytest.raises(BrokenWorldException) as caught:
                 await task

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -21,29 +19,17 @@ from multiworld.drivers.gloo import GlooDriver
 from multiworld.drivers.values import LaneStore
 from multiworld.parking import park
 from multiworld.threads import start_or_run
+from tests.multiworld.core import endings
 
 SECONDS = 10.0
-PROGRAM = Path(__file__).with_name("endings.py")
 #: how often each; more with MULTIWORLD_ENDINGS, to look for what is rare
-COUNT = os.environ.get("MULTIWORLD_ENDINGS", "10")
-MOMENTS = (
-    "joining", "join_timed_out", "join_cancelled", "own_store", "opening", "half_open", "breaking", "rejoining",
-    "working", "closing", "dropped", "stuck_in_a_store",
-)  # fmt: skip
+COUNT = int(os.environ.get("MULTIWORLD_ENDINGS", "10"))
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", endings.MOMENTS)
 def test_a_program_ends_in_silence(tmp_path: Path, moment: str) -> None:
-    quiet = {
-        **os.environ,
-        "TORCH_CPP_LOG_LEVEL": "FATAL",  # what torch's own C++ code logs of peers that are gone is not ours
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), moment, COUNT, str(tmp_path)],
-        capture_output=True, text=True, timeout=240, check=False, env=quiet,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with cluster() as c:
+        assert c.start(endings.end_at, moment, COUNT, tmp_path).result(240) == []
 
 
 def _parks(link: Link) -> list[bool]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import procs
 import pytest
 
 from multiworld import MultiWorld
+from tests.multiworld.core import exits
 
-ROOT = Path(__file__).resolve().parents[3]
-MOMENTS = ("0", "0.005", "0.03", "0.15", "0.5")
+MOMENTS = (0.0, 0.005, 0.03, 0.15, 0.5)
 WORDS = ("terminate called", "Fatal Python error", "Aborted", "Traceback")
 
 
@@ -34,12 +31,8 @@ def test_the_exit_status_is_the_programs(scenario: str, kind: str, tmp_path: Pat
         hosting = c.start(host)
         store = hosting.recv()
         given = store if kind == "tcp" else f"file://{tmp_path}/store"
-        command = [sys.executable, str(Path(__file__).with_name("exits.py")), scenario, given, str(hosting.pid)]
-        said = subprocess.run(
-            [*command, str(tmp_path), *MOMENTS], capture_output=True, text=True, timeout=180, check=False, cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        statuses = c.start(exits.statuses, scenario, given, hosting.pid, tmp_path, MOMENTS).result(180)
         hosting.send("end")
     logs = "".join(log.read_text() for log in tmp_path.glob("*.log"))
-    assert said.stdout.splitlines() == [f"{float(moment)} 7" for moment in MOMENTS], said.stdout + said.stderr + logs
+    assert statuses == [exits.STATUS] * len(MOMENTS), logs
     assert not [word for word in WORDS if word in logs], logs

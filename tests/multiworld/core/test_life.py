@@ -7,8 +7,6 @@ import contextlib
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, wait_until
+from procs import Link, cluster, process_state, program, wait_until
 
 from multiworld import (
     BrokenWorldException,
@@ -80,7 +78,7 @@ def _cancels_for_another_length(link: Link, store: str, rank: int) -> Any:
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(w.recv(torch.zeros(3), 1), 0.05)
             task = asyncio.create_task(w.recv(got := torch.zeros(5), 1))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)  # its first step has begun the receive
             await w.barrier()
             await task
             return got.tolist()
@@ -241,7 +239,7 @@ def _pending_when_loop_closes(link: Link, store: str, rank: int) -> str:
     async def main() -> None:
         w = await mw.join("w", rank, 2, store=store)
         pending = asyncio.create_task(w.recv(torch.zeros(1), 1 - rank))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # its first step has begun the receive
         assert not pending.done()
 
     loop = asyncio.new_event_loop()
@@ -316,7 +314,7 @@ def test_a_killed_parent_is_noticed_although_its_child_lives(store: str) -> None
 
 def _interrupt_when_waiting(w: Any) -> None:
     wait_until(lambda: any(op._wake >= 0 for op in list(w._live.operations)), 10, "nobody waits")
-    time.sleep(0.05)
+    wait_until(lambda: process_state(os.getpid()) == "S", 10, "the main thread does not wait")
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -345,9 +343,9 @@ def test_an_interrupted_wait_means_a_cancelled_one(store: str) -> None:
 
 
 def run_script(text: str, *args: str) -> str:
-    """Run a Python program of its own, as a user would, to its very end; what it printed."""
-    done = subprocess.run([sys.executable, "-c", text, *args], capture_output=True, text=True, timeout=85, check=False)
-    assert done.returncode == 0, done.stderr
+    """Run a Python program to its very end; what it printed."""
+    done = program(text, *args)
+    assert done.status == 0, done.stderr
     return done.stdout.strip()
 
 

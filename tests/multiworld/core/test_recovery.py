@@ -164,14 +164,8 @@ def test_duplicate_rank_while_assembling(store: str) -> None:
 
 def _refused_while_assembling(link: Link, store: str) -> list[str]:
     with MultiWorld() as mw:
-        while True:  # until the first one has claimed: before that, this one would be the rightful rank 0
-            import torch.distributed as dist
-
-            from multiworld.rendezvous.ledger import Ledger
-
-            if Ledger(dist.FileStore(store[7:], -1), "w").claimed(1, 0):
-                break
-            time.sleep(0.01)
+        ledger = Ledger(dist.FileStore(store[7:], -1), "w")  # before the first claims, this one is the rightful rank 0
+        wait_until(lambda: bool(ledger.claimed(1, 0)), 10, "the first one does not claim")
         with pytest.raises(RendezvousError) as caught:
             mw.sync.join("w", 0, 2, store=store, join_timeout=5)
         return [str(caught.value)]
@@ -203,7 +197,8 @@ def test_a_claimant_that_dies_is_replaced(store: str) -> None:
         dead = c.start(_dies_while_joining, store)
         assert dead.recv() == "starting"
         first = c.start(_member, store, 0, 3, 2)
-        time.sleep(0.3)  # lets the claims be made; the outcome is the same without
+        ledger = Ledger(dist.FileStore(store[7:], -1), "w")
+        wait_until(lambda: bool(ledger.claimed(1, 0) and ledger.claimed(1, 1)), 10, "not both are claimed")
         dead.kill()
         others = [c.start(_member, store, rank, 3, 2) for rank in (1, 2)]
         results = [p.result() for p in (first, *others)]

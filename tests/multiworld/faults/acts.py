@@ -1,4 +1,4 @@
-"""Functions that actors run; ``stage`` is theirs, the arguments come from the test."""
+"""Functions that workers run; ``context`` is theirs, the arguments come from the test."""
 
 from __future__ import annotations
 
@@ -13,79 +13,79 @@ from typing import Any
 import torch
 
 from multiworld import BrokenWorldException, TcpStoreAddress, WorldBroken, WorldState
-from multiworld.chaos.actor import Stage
+from multiworld.lab.context import Context
 from multiworld.rendezvous.ledger import Ledger
 from multiworld.rendezvous.store_client import Deadline, StoreClient
 from tests.multiworld.faults.operations import OPERATIONS, Row
 
 
-def serve(stage: Stage, host: str = "127.0.0.1") -> TcpStoreAddress:
-    """Host a store."""
-    return stage.mw.serve_store(host)
+def set_variables(context: Context, variables: dict[str, str]) -> None:
+    """Set environment variables."""
+    os.environ.update(variables)
 
 
-def watch_events(stage: Stage) -> None:
-    """Keep all events from now on in ``stage.props``."""
-    stage.props["events"] = []
-    stage.mw.subscribe(stage.props["events"].append)
+def watch_events(context: Context) -> None:
+    """Keep all events from now on in ``context.kept``."""
+    context.kept["events"] = []
+    context.mw.subscribe(context.kept["events"].append)
 
 
-def events(stage: Stage) -> list[Any]:
+def events(context: Context) -> list[Any]:
     """The events since ``watch_events``."""
-    return list(stage.props["events"])
+    return list(context.kept["events"])
 
 
-async def events_of(stage: Stage, kind: type) -> list[Any]:
+async def events_of(context: Context, kind: type) -> list[Any]:
     """The events of a kind since ``watch_events``, once there is one: a waiter may wake before its event."""
     until = time.monotonic() + 5.0
-    while not (found := [event for event in stage.props["events"] if isinstance(event, kind)]):
+    while not (found := [event for event in context.kept["events"] if isinstance(event, kind)]):
         if time.monotonic() > until:
             break
         await asyncio.sleep(0.01)
     return found
 
 
-async def join(stage: Stage, name: str, rank: int, size: int, options: dict[str, Any]) -> tuple[int, int]:
+async def join(context: Context, name: str, rank: int, size: int, options: dict[str, Any]) -> tuple[int, int]:
     """Join; our rank and the generation."""
-    world = await stage.mw.join(name, rank, size, **options)
+    world = await context.mw.join(name, rank, size, **options)
     return world.rank, world.generation
 
 
-async def rejoin(stage: Stage, name: str, options: dict[str, Any] | None = None) -> int:
+async def rejoin(context: Context, name: str, options: dict[str, Any] | None = None) -> int:
     """Rejoin; the generation."""
-    return (await stage.mw[name].rejoin(**(options or {}))).generation
+    return (await context.mw[name].rejoin(**(options or {}))).generation
 
 
-async def leave(stage: Stage, name: str) -> None:
+async def leave(context: Context, name: str) -> None:
     """Leave in good order."""
-    await stage.mw[name].leave()
+    await context.mw[name].leave()
 
 
-def abort(stage: Stage, name: str) -> None:
+def abort(context: Context, name: str) -> None:
     """Break the world on purpose."""
-    stage.mw[name].abort("the test says so")
+    context.mw[name].abort("the test says so")
 
 
-async def close(stage: Stage) -> None:
+async def close(context: Context) -> None:
     """Close the ``MultiWorld``."""
-    await stage.close()
+    await context.close()
 
 
-def end(stage: Stage, code: int) -> None:
+def end(context: Context, code: int) -> None:
     """Exit without leaving anything in order."""
     raise SystemExit(code)
 
 
-def vanish(stage: Stage, code: int) -> None:
+def vanish(context: Context, code: int) -> None:
     """Exit at once, without the interpreter's clean-up."""
     os._exit(code)
 
 
-async def operate(stage: Stage, name: str, row: Row, peer: int) -> Any:
+async def operate(context: Context, name: str, row: Row, peer: int) -> Any:
     """Call one operation that needs ``peer``; say so as soon as it is under way."""
-    task = asyncio.ensure_future(OPERATIONS[row.operation].call(stage.mw[name], peer, row.count))
+    task = asyncio.ensure_future(OPERATIONS[row.operation].call(context.mw[name], peer, row.count))
     await asyncio.sleep(0)  # the task's first step has begun the operation, and waits now
-    stage.mark("operating")
+    context.mark("operating")
     return _plain(await task)
 
 
@@ -100,31 +100,31 @@ class Twin:
         return getattr(self._sync, name)
 
 
-async def operate_in_thread(stage: Stage, name: str, row: Row, peer: int) -> Any:
+async def operate_in_thread(context: Context, name: str, row: Row, peer: int) -> Any:
     """``operate`` with the synchronous twin, in a thread."""
-    twin, session = Twin(stage.mw[name]), stage.mw[name].enter_sync("test")
+    twin, session = Twin(context.mw[name]), context.mw[name].enter_sync("test")
     task = asyncio.ensure_future(asyncio.to_thread(OPERATIONS[row.operation].call, twin, peer, row.count))
     while not session.operations and not task.done():
         await asyncio.sleep(0.001)
-    stage.mark("operating")
+    context.mark("operating")
     return _plain(await task)
 
 
-async def operate_for_ever(stage: Stage, name: str, row: Row, peer: int) -> None:
+async def operate_for_ever(context: Context, name: str, row: Row, peer: int) -> None:
     """Call it again and again; say so after the third time."""
     for turn in range(1_000_000):
-        await OPERATIONS[row.operation].call(stage.mw[name], peer, row.count)
+        await OPERATIONS[row.operation].call(context.mw[name], peer, row.count)
         if turn == 2:
-            stage.mark("going round")
+            context.mark("going round")
 
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, torch.Tensor | list) else value
 
 
-async def ring(stage: Stage, name: str, rounds: int = 1) -> float:
+async def ring(context: Context, name: str, rounds: int = 1) -> float:
     """Exchange with the neighbours and reduce; the seconds per round. Raises if data is wrong."""
-    world = stage.mw[name]
+    world = context.mw[name]
     started = time.monotonic()
     for turn in range(rounds):
         right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
@@ -145,19 +145,19 @@ class Standing:
     failure: BrokenWorldException | None
 
 
-def standing(stage: Stage, name: str) -> Standing:
+def standing(context: Context, name: str) -> Standing:
     """The state of a world."""
-    world = stage.mw[name]
+    world = context.mw[name]
     return Standing(world.state, world.generation, world.failure)
 
 
-async def await_break(stage: Stage, name: str) -> WorldBroken:
+async def await_break(context: Context, name: str) -> WorldBroken:
     """Wait until the world is broken; its event."""
-    stream = stage.mw.events()
-    world = stage.mw[name]
+    stream = context.mw.events()
+    world = context.mw[name]
     if world.failure is not None:
         return WorldBroken(world=name, generation=world.generation, rank=world.world_rank, failure=world.failure)
-    stage.mark("watching")
+    context.mark("watching")
     async for event in stream:
         if isinstance(event, WorldBroken) and event.world == name:
             return event
@@ -173,14 +173,14 @@ class Held:
     sockets: int
 
 
-def held(stage: Stage) -> Held:
+def held(context: Context) -> Held:
     """Count threads and descriptors, as the kernel sees them."""
     links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]  # noqa: PTH115 - text
     sockets = sum(link.startswith("socket:") for link in links)
     return Held(len(list(Path("/proc/self/task").iterdir())), len(links), sockets)
 
 
-def thread_id(stage: Stage, name: str) -> int:
+def thread_id(context: Context, name: str) -> int:
     """Kernel id of the thread whose name begins so."""
     found = [t.native_id for t in threading.enumerate() if t.name.startswith(name)]
     assert found, f"no thread {name!r} among {[t.name for t in threading.enumerate()]}"
@@ -188,18 +188,18 @@ def thread_id(stage: Stage, name: str) -> int:
     return found[0]
 
 
-async def serve_all(stage: Stage, name: str, row: Row) -> None:
+async def serve_all(context: Context, name: str, row: Row) -> None:
     """Be the other side of everybody's point-to-point operation, again and again."""
-    world = stage.mw[name]
+    world = context.mw[name]
     peers = [rank for rank in range(world.size) if rank != world.rank]
     for turn in range(1_000_000):
         await asyncio.gather(*(OPERATIONS[row.operation].call(world, peer, row.count) for peer in peers))
         if turn == 2:
-            stage.mark("going round")
+            context.mark("going round")
 
 
 async def await_claims(
-    stage: Stage,
+    context: Context,
     store: TcpStoreAddress,
     world: str,
     ranks: tuple[int, ...],

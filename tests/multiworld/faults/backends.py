@@ -13,15 +13,13 @@ class Backend:
     Attributes:
         name: what ``join(backend=)`` gets.
         missing: why it cannot run here; None if it can.
-        label: for the test's name.
     """
 
     name: str
     missing: Callable[[], str | None]
-    label: str
 
     def __str__(self) -> str:
-        return self.label
+        return self.name
 
 
 def _no_gpu() -> str | None:
@@ -34,12 +32,7 @@ def _no_gpu() -> str | None:
     return None
 
 
-def _no_simulation() -> str | None:
-    return "nccl (simulated): the imitation of CUDA and NCCL in tests/gpuless is not joined to this suite yet"
-
-
 BACKENDS = (
-    Backend("gloo", lambda: None, "gloo"),
-    Backend("nccl", _no_gpu, "nccl"),
-    Backend("nccl", _no_simulation, "nccl-simulated"),
+    Backend("gloo", lambda: None),
+    Backend("nccl", _no_gpu),
 )

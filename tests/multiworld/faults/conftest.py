@@ -1,4 +1,4 @@
-"""Fixtures: one cast per test process, fresh actors per test, and faults that must have fired."""
+"""Fixtures: one pool per test process, fresh workers per test, and faults that must have fired."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from multiworld.chaos.cast import Cast
-from multiworld.chaos.injector import Injector
+from multiworld.lab.injector import Injector
+from multiworld.lab.workers import WorkerPool
 from tests.multiworld.faults.backends import BACKENDS, Backend
 from tests.multiworld.faults.scene import Scene
 
 ROOT = Path(__file__).resolve().parents[3]
+#: what the modules of the tests import, and each worker would import anew
+PRELOAD = ("pytest", "typer.testing", "tests.multiworld.faults.network", "tests.multiworld.faults.scene")
 
 
 @pytest.fixture(scope="session")
-def cast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cast]:
-    """Where actors come from; torch is loaded once."""
-    with Cast(tmp_path_factory.mktemp("cast") / "actors.log", (str(ROOT),)) as made:
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    """Where workers come from; torch is loaded once."""
+    with WorkerPool(tmp_path_factory.mktemp("workers") / "workers.log", (str(ROOT),), PRELOAD) as made:
         yield made
 
 
@@ -43,20 +45,20 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.fixture
-def scene(cast: Cast, injector: Injector, backend: Backend, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """A store, actors and worlds for one test; nothing of them is left behind."""
-    start = cast.log.stat().st_size
-    yield Scene(cast, injector, backend.name)
-    cast.dismiss_all()
+def scene(pool: WorkerPool, injector: Injector, backend: Backend, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A store, workers and worlds for one test; nothing of them is left behind."""
+    start = pool.log.stat().st_size
+    yield Scene(pool, injector, backend.name)
+    pool.dismiss_all()
     if getattr(request.node, "went_wrong", False):
-        with cast.log.open("rb") as log:
+        with pool.log.open("rb") as log:
             log.seek(start)
             sys.stderr.write(log.read().decode(errors="replace")[-20_000:])
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
-    """Tell fixtures whether their test failed, so that they show the actors' log."""
+    """Tell fixtures whether their test failed, so that they show the workers' log."""
     outcome = yield
     report = outcome.get_result()
     if report.failed:

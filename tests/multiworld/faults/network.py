@@ -5,6 +5,7 @@ Addresses are the same in every instance: namespaces do not see each other.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import shutil
@@ -17,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from multiworld.chaos.actor import Stage
-from multiworld.chaos.cast import Actor, Cast
-from multiworld.chaos.injector import Injector, NotFiredError
+from multiworld.lab.context import Context
+from multiworld.lab.injector import Injector, NotFiredError
+from multiworld.lab.workers import Worker, WorkerPool
 
 LEFT: Final = "10.213.1.2"
 RIGHT: Final = "10.213.2.2"
+_CLONE_NEWNET: Final = 0x40000000
 _PROBE_PORT: Final = 9
 _PROBE_SECONDS: Final = 0.25
 _numbers = itertools.count(1)
@@ -47,22 +49,31 @@ def missing() -> str | None:
     return None
 
 
-def open_probe(stage: Stage, address: str) -> None:
-    """Listen for datagrams in the actor's namespace."""
-    stage.props["probe"] = sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+def enter_network(context: Context, name: str) -> None:
+    """Move a worker, which has one thread as yet, into the network namespace ``name``, as made by ``ip netns add``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", name).open("rb") as handle:
+        if libc.setns(handle.fileno(), _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), name)
+
+
+def open_probe(context: Context, address: str) -> None:
+    """Listen for datagrams in the worker's namespace."""
+    context.kept["probe"] = sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind((address, _PROBE_PORT))
     sock.settimeout(_PROBE_SECONDS)
 
 
-def say(stage: Stage, address: str, token: bytes) -> None:
+def say(context: Context, address: str, token: bytes) -> None:
     """Send one datagram."""
-    stage.props["probe"].sendto(token, (address, _PROBE_PORT))
+    context.kept["probe"].sendto(token, (address, _PROBE_PORT))
 
 
-def hear(stage: Stage, token: bytes) -> bool:
+def hear(context: Context, token: bytes) -> bool:
     """Whether that datagram arrives."""
     try:
-        while stage.props["probe"].recv(64) != token:
+        while context.kept["probe"].recv(64) != token:
             pass
     except TimeoutError:
         return False
@@ -71,11 +82,11 @@ def hear(stage: Stage, token: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One side: its namespace, its address, and an actor that probes."""
+    """One side: its namespace, its address, and a worker that probes."""
 
     namespace: str
     address: str
-    probe: Actor
+    probe: Worker
 
 
 class Network:
@@ -134,10 +145,10 @@ class Network:
         self._injector.record("heal", "", at, "packets arrive both ways")
 
 
-def established(namespace_actor_pid: int, remote: str) -> int:
+def established(pid: int, remote: str) -> int:
     """How many TCP connections to ``remote`` the kernel thinks are alive, in the namespace of that process."""
     packed = socket.inet_aton(remote)[::-1].hex().upper()
-    lines = Path(f"/proc/{namespace_actor_pid}/net/tcp").read_text().splitlines()[1:]
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
     fields = [line.split() for line in lines]
     return sum(1 for field in fields if field[2].startswith(packed) and field[3] == "01")
 
@@ -150,11 +161,12 @@ class Namespaces:
     left: str
     right: str
 
-    def populated(self, cast: Cast, injector: Injector) -> Network:
+    def populated(self, pool: WorkerPool, injector: Injector) -> Network:
         """With a prober on each side, and nothing cut."""
         hosts = []
         for name, address in ((self.left, LEFT), (self.right, RIGHT)):
-            probe = cast.actor(f"probe-{address}", network=name)
+            probe = pool.worker(f"probe-{address}")
+            probe.run(enter_network, name)
             probe.run(open_probe, address)
             hosts.append(Host(name, address, probe))
         made = Network(self.router, hosts[0], hosts[1], injector)

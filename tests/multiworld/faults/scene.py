@@ -1,4 +1,4 @@
-"""A scene: a store, actors, worlds among them, and what they have to say when one of them is hit."""
+"""A scene: a store, workers, worlds among them, and what they have to say when one of them is hit."""
 
 from __future__ import annotations
 
@@ -7,49 +7,51 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from multiworld import BrokenWorldException, PeerLost, TcpStoreAddress, WorldState
-from multiworld.chaos.cast import Actor, Cast, OverdueError, Running, VanishedError
-from multiworld.chaos.injector import Fired, Injector
-from multiworld.chaos.messages import Outcome
+from multiworld.lab.context import serve_store
+from multiworld.lab.injector import Fired, Injector
+from multiworld.lab.messages import Outcome
+from multiworld.lab.workers import OverdueError, Running, VanishedError, Worker, WorkerPool
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import ANSWER_SECONDS, JOIN_SECONDS
+from tests.multiworld.faults.network import enter_network
 
 CALM = "calm"
 _numbers = itertools.count(1)
 
 
 class Scene:
-    """Actors of one test, the store they meet at, and the faults that hit them.
+    """Workers of one test, the store they meet at, and the faults that hit them.
 
     Attributes:
-        cast: where actors come from.
+        pool: where workers come from.
         injector: what makes the faults.
         backend: the row of the backend table that this run is about.
     """
 
-    def __init__(self, cast: Cast, injector: Injector, backend: str) -> None:
-        self.cast = cast
+    def __init__(self, pool: WorkerPool, injector: Injector, backend: str) -> None:
+        self.pool = pool
         self.injector = injector
         self.backend = backend
         self._store: TcpStoreAddress | None = None
-        self._host: Actor | None = None
+        self._host: Worker | None = None
 
     @property
-    def host(self) -> Actor:
-        """The actor that hosts the store and does nothing else."""
+    def host(self) -> Worker:
+        """The worker that hosts the store and does nothing else."""
         if self._host is None:
-            self._host = self.actor("store-host")
-            self._store = self._host.run(acts.serve)
+            self._host = self.worker("store-host")
+            self._store = self._host.run(serve_store)
         return self._host
 
     def host_at(self, network: str, address: str) -> None:
         """Host the store in a network namespace."""
-        self._host = self.actor("store-host", network=network)
-        self._store = self._host.run(acts.serve, address)
+        self._host = self.worker("store-host", network=network)
+        self._store = self._host.run(serve_store, address)
 
     def host_with(self, env: dict[str, str]) -> None:
-        """Host the store in an actor with this environment."""
-        self._host = self.actor("store-host", env=env)
-        self._store = self._host.run(acts.serve)
+        """Host the store in a worker with this environment."""
+        self._host = self.worker("store-host", env=env)
+        self._store = self._host.run(serve_store)
 
     @property
     def store(self) -> TcpStoreAddress:
@@ -58,44 +60,49 @@ class Scene:
         assert self._store is not None
         return self._store
 
-    def actor(self, name: str = "", **options: Any) -> Actor:
-        """A fresh worker process."""
-        return self.cast.actor(name or f"worker-{next(_numbers)}", **options)
+    def worker(self, name: str = "", network: str = "", env: dict[str, str] | None = None) -> Worker:
+        """A fresh worker process, in a network namespace and with variables of its own if they are given."""
+        made = self.pool.worker(name or f"worker-{next(_numbers)}")
+        if network:
+            made.run(enter_network, network)
+        if env:
+            made.run(acts.set_variables, env)
+        return made
 
-    def actors(self, count: int) -> list[Actor]:
+    def workers(self, count: int) -> list[Worker]:
         """Fresh worker processes."""
-        return [self.actor() for _ in range(count)]
+        return [self.worker() for _ in range(count)]
 
-    def start_join(self, name: str, actor: Actor, rank: int, size: int, **options: Any) -> Running:
-        """One actor begins to join."""
+    def start_join(self, name: str, worker: Worker, rank: int, size: int, **options: Any) -> Running:
+        """One worker begins to join."""
         options = {"store": self.store, "backend": self.backend, "join_timeout": JOIN_SECONDS, **options}
-        return actor.start(acts.join, name, rank, size, options)
+        return worker.start(acts.join, name, rank, size, options)
 
-    def join(self, name: str, actors: Sequence[Actor], **options: Any) -> int:
-        """All ``actors`` join ``name``, in the order of their ranks; the generation, which is the same for all."""
-        running = [self.start_join(name, actor, rank, len(actors), **options) for rank, actor in enumerate(actors)]
+    def join(self, name: str, workers: Sequence[Worker], **options: Any) -> int:
+        """All ``workers`` join ``name``, in the order of their ranks; the generation, which is the same for all."""
+        running = [self.start_join(name, worker, rank, len(workers), **options) for rank, worker in enumerate(workers)]
         results = [call.result(JOIN_SECONDS + 5) for call in running]
-        assert [rank for rank, _ in results] == list(range(len(actors)))
+        assert [rank for rank, _ in results] == list(range(len(workers)))
         generations = {generation for _, generation in results}
         assert len(generations) == 1, f"members of one assembly are in generations {generations}"
         return generations.pop()
 
-    def everywhere(self, actors: Sequence[Actor], function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Run a function in all ``actors`` at once; their results."""
-        running = [actor.start(function, *args) for actor in actors]
+    def everywhere(self, workers: Sequence[Worker], function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run a function in all ``workers`` at once; their results."""
+        running = [worker.start(function, *args) for worker in workers]
         try:
             return [call.result(ANSWER_SECONDS) for call in running]
         except OverdueError as overdue:
             raise OverdueError(f"{overdue}; of the others: {[_came_of(call) for call in running]}") from None
 
-    def works(self, name: str, actors: Sequence[Actor], rounds: int = 2) -> None:
+    def works(self, name: str, workers: Sequence[Worker], rounds: int = 2) -> None:
         """Assert that the world carries messages and collectives, with the right data."""
-        self.everywhere(actors, acts.ring, name, rounds)
+        self.everywhere(workers, acts.ring, name, rounds)
 
-    def broken(self, name: str, actors: Sequence[Actor]) -> list[BrokenWorldException]:
-        """Assert that the world is broken for all ``actors``; the failure of each."""
-        found = [actor.run(acts.standing, name) for actor in actors]
-        assert [s.state for s in found] == [WorldState.BROKEN] * len(actors)
+    def broken(self, name: str, workers: Sequence[Worker]) -> list[BrokenWorldException]:
+        """Assert that the world is broken for all ``workers``; the failure of each."""
+        found = [worker.run(acts.standing, name) for worker in workers]
+        assert [s.state for s in found] == [WorldState.BROKEN] * len(workers)
         return [s.failure for s in found]
 
 

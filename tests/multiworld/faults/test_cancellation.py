@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from multiworld import MultiWorld, PeerLost, WorldState, WrongContext
-from multiworld.chaos.actor import Stage
+from multiworld.lab.context import Context
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import ANSWER_SECONDS, AT_ONCE_SECONDS, GONE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import COLLECTIVES, OPERATIONS, POINT_TO_POINT, SMALL, Row, rows
 from tests.multiworld.faults.scene import CALM, Scene, lost
+from tests.multiworld.procs import process_state
 
 WORLD = "struck"
 MIRROR = {
@@ -39,7 +40,7 @@ def _cancel(scene: Scene, call: Any, target: str) -> None:
 @pytest.mark.parametrize("row", rows(tuple(operation.name for operation in POINT_TO_POINT)), ids=str)
 def test_point_to_point(scene: Scene, row: Row) -> None:
     """A cancelled one is withdrawn: the next one is matched, and gets its own data."""
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     scene.join(WORLD, members)
     call = a.start(acts.operate, WORLD, row, 1)
     a.wait_for("operating")
@@ -55,7 +56,7 @@ def test_point_to_point(scene: Scene, row: Row) -> None:
 
 def test_next_receive_may_be_of_another_length(scene: Scene) -> None:
     """What was withdrawn does not stand in the way of a message that is nothing like it."""
-    a, _ = members = scene.actors(2)
+    a, _ = members = scene.workers(2)
     scene.join(WORLD, members)
     call = a.start(acts.operate, WORLD, Row("recv", SMALL), 1)
     a.wait_for("operating")
@@ -66,19 +67,19 @@ def test_next_receive_may_be_of_another_length(scene: Scene) -> None:
 @pytest.mark.parametrize("row", rows(tuple(operation.name for operation in COLLECTIVES)), ids=str)
 def test_collective(scene: Scene, row: Row) -> None:
     """A cancelled one goes on without its caller, because the others count on it; the next ones pair as ever."""
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     scene.join(WORLD, members)
     call = a.start(acts.operate, WORLD, row, 1)
     a.wait_for("operating")
     _cancel(scene, call, a.name)
     b.start(acts.operate, WORLD, row, 1).result()
     scene.works(WORLD, members)
-    assert [actor.run(acts.standing, WORLD).state for actor in members] == [WorldState.ACTIVE] * 2
+    assert [worker.run(acts.standing, WORLD).state for worker in members] == [WorldState.ACTIVE] * 2
 
 
-async def cancel_in_the_middle(stage: Stage, name: str, row: Row, turns: int) -> int:
+async def cancel_in_the_middle(context: Context, name: str, row: Row, turns: int) -> int:
     """Start the operation and cancel it a little later each time, as its data flows; how often it was too late."""
-    world, late = stage.mw[name], 0
+    world, late = context.mw[name], 0
     for turn in range(turns):
         task = asyncio.ensure_future(OPERATIONS[row.operation].call(world, 0, row.count))
         await asyncio.sleep(turn * 0.0004)
@@ -86,19 +87,19 @@ async def cancel_in_the_middle(stage: Stage, name: str, row: Row, turns: int) ->
         with contextlib.suppress(asyncio.CancelledError):
             await task
             late += 1
-    stage.mark("cancelled")
+    context.mark("cancelled")
     return late
 
 
-async def collective_partner(stage: Stage, name: str, row: Row, turns: int) -> None:
+async def collective_partner(context: Context, name: str, row: Row, turns: int) -> None:
     """Call the same collective as often."""
     for _ in range(turns):
-        await OPERATIONS[row.operation].call(stage.mw[name], 0, row.count)
+        await OPERATIONS[row.operation].call(context.mw[name], 0, row.count)
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all_single"])
 def test_collective_cancelled_while_data_flows(scene: Scene, name: str) -> None:
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     scene.join(WORLD, members)
     row, turns = Row(name, 1 << 18), 25
     running = [a.start(cancel_in_the_middle, WORLD, row, turns), b.start(collective_partner, WORLD, row, turns)]
@@ -109,15 +110,15 @@ def test_collective_cancelled_while_data_flows(scene: Scene, name: str) -> None:
     scene.works(WORLD, members)
 
 
-async def count_up(stage: Stage, name: str, count: int, length: int) -> None:
+async def count_up(context: Context, name: str, count: int, length: int) -> None:
     """Send numbered tensors."""
     for number in range(count):
-        await stage.mw[name].send(torch.full((length,), float(number)), 0)
+        await context.mw[name].send(torch.full((length,), float(number)), 0)
 
 
-async def receive_with_cancellations(stage: Stage, name: str, count: int, length: int) -> list[float]:
+async def receive_with_cancellations(context: Context, name: str, count: int, length: int) -> list[float]:
     """Receive numbered tensors, cancelling again and again; the numbers."""
-    world, got = stage.mw[name], []
+    world, got = context.mw[name], []
     delay = 0.0
     while len(got) < count:
         tensor = torch.zeros(length)
@@ -134,7 +135,7 @@ async def receive_with_cancellations(stage: Stage, name: str, count: int, length
 @pytest.mark.parametrize(("count", "length"), [(100, 1 << 10), (100, 1 << 16), (20, 1 << 22)])
 def test_no_message_is_lost_by_cancelling(scene: Scene, count: int, length: int) -> None:
     """Nor torn, nor out of order: cancelled before it comes, and in the middle of it."""
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     scene.join(WORLD, members)
     receiving = a.start(receive_with_cancellations, WORLD, count, length)
     sending = b.start(count_up, WORLD, count, length)
@@ -146,7 +147,7 @@ def test_no_message_is_lost_by_cancelling(scene: Scene, count: int, length: int)
 
 def test_cancelled_join(scene: Scene) -> None:
     """The rank is free again: the same process, or another, can take it."""
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     scene.join(CALM, members)
     call = scene.start_join(WORLD, a, 0, 2)
     scene.host.run(acts.await_claims, scene.store, WORLD, (0,))
@@ -162,33 +163,33 @@ def test_cancelled_join(scene: Scene) -> None:
 
 
 def test_cancelled_rejoin(scene: Scene) -> None:
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     scene.join(WORLD, members)
     a.run(acts.abort, WORLD)
     b.run(acts.await_break, WORLD)
     call = a.start(acts.rejoin, WORLD)
     scene.host.run(acts.await_claims, scene.store, WORLD, (0,), 2)
     _cancel(scene, call, a.name)
-    running = [actor.start(acts.rejoin, WORLD) for actor in members]
+    running = [worker.start(acts.rejoin, WORLD) for worker in members]
     assert running[0].result(40) == running[1].result(40)
     scene.works(WORLD, members)
 
 
-async def cancelled_leave(stage: Stage, name: str) -> None:
+async def cancelled_leave(context: Context, name: str) -> None:
     """Leave, and stop waiting for it at once; then leave again."""
-    world = stage.mw[name]
+    world = context.mw[name]
     task = asyncio.ensure_future(world.leave())
     await asyncio.sleep(0)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    stage.mark("cancelled")
+    context.mark("cancelled")
     await world.leave()
 
 
 def test_cancelled_leave(scene: Scene) -> None:
     """The world is left all the same, in good order."""
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     scene.join(CALM, members)
     scene.join(WORLD, members)
     waiting = b.start(acts.operate, WORLD, Row("recv", SMALL), 0)
@@ -202,7 +203,7 @@ def test_cancelled_leave(scene: Scene) -> None:
     scene.works(CALM, members)
 
 
-async def loop_closed(stage: Stage, options: dict[str, Any]) -> str:
+async def loop_closed(context: Context, options: dict[str, Any]) -> str:
     """In a thread: an event loop that is closed with a receive pending; then the ``MultiWorld`` is closed."""
     mine = MultiWorld()
 
@@ -214,7 +215,7 @@ async def loop_closed(stage: Stage, options: dict[str, Any]) -> str:
         loop.run_forever()
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.close()
-        stage.mark("loop closed")
+        context.mark("loop closed")
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -226,7 +227,7 @@ async def loop_closed(stage: Stage, options: dict[str, Any]) -> str:
 
 def test_loop_closed_with_operations_pending(scene: Scene) -> None:
     """The process lives, its other worlds too, and what is left can be closed; the peer sees an orderly end."""
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     scene.join(CALM, members)
     options = {"store": scene.store, "backend": scene.backend}
     call = a.start(loop_closed, options)
@@ -239,12 +240,12 @@ def test_loop_closed_with_operations_pending(scene: Scene) -> None:
     scene.works(CALM, members)
 
 
-def exit_with_pending(stage: Stage, name: str, kind: str) -> None:
+def exit_with_pending(context: Context, name: str, kind: str) -> None:
     """End the interpreter with an operation pending in a task or in a thread."""
-    world = stage.mw[name]
+    world = context.mw[name]
     if kind == "task":
-        stage.props["task"] = asyncio.ensure_future(world.recv(torch.zeros(1), 1))
-        stage.props["other"] = asyncio.ensure_future(world.all_reduce(torch.zeros(1 << 20)))
+        context.kept["task"] = asyncio.ensure_future(world.recv(torch.zeros(1), 1))
+        context.kept["other"] = asyncio.ensure_future(world.all_reduce(torch.zeros(1 << 20)))
         asyncio.get_running_loop().call_later(0.05, _leave_interpreter)
     else:
         threading.Thread(target=world.sync.recv, args=(torch.zeros(1), 1), daemon=True).start()
@@ -258,7 +259,7 @@ def _leave_interpreter() -> None:
 @pytest.mark.parametrize("kind", ["task", "thread"])
 def test_exit_with_operations_pending(scene: Scene, kind: str) -> None:
     """The process ends by itself, with its own exit code; the peer is told."""
-    b, a = scene.actors(2)
+    b, a = scene.workers(2)
     scene.join(WORLD, [a, b])
     waiting = b.start(acts.operate, WORLD, Row("recv", SMALL), 0)
     b.wait_for("operating")
@@ -268,11 +269,18 @@ def test_exit_with_operations_pending(scene: Scene, kind: str) -> None:
     assert isinstance(waiting.outcome().error, PeerLost)
 
 
-def interrupted_receive(stage: Stage, name: str) -> str:
+def interrupted_receive(context: Context, name: str) -> str:
     """A synchronous receive in the main thread, which Ctrl-C interrupts."""
-    stage.mark("receiving")
+    session = context.mw[name]._live
+
+    def tell() -> None:
+        while not session.operations or process_state(os.getpid()) != "S":
+            time.sleep(0.001)
+        context.mark("receiving")
+
+    threading.Thread(target=tell, daemon=True).start()
     try:
-        stage.mw[name].sync.recv(torch.zeros(SMALL), 1)
+        context.mw[name].sync.recv(torch.zeros(SMALL), 1)
     except KeyboardInterrupt:
         return "interrupted"
     return "received"
@@ -280,12 +288,11 @@ def interrupted_receive(stage: Stage, name: str) -> str:
 
 def test_keyboard_interrupt_in_synchronous_receive(scene: Scene) -> None:
     """It comes through at once, and the world is as it was."""
-    a, _ = members = scene.actors(2)
+    a, _ = members = scene.workers(2)
     scene.join(WORLD, members)
     assert a.run(default_interrupt)
     call = a.start(interrupted_receive, WORLD)
     a.wait_for("receiving")
-    time.sleep(0.1)  # it is in the receive, or just before it
     at = time.monotonic()
     os.kill(a.pid, signal.SIGINT)
     outcome = call.outcome()
@@ -295,7 +302,7 @@ def test_keyboard_interrupt_in_synchronous_receive(scene: Scene) -> None:
     scene.works(WORLD, members)
 
 
-def default_interrupt(stage: Stage) -> bool:
+def default_interrupt(context: Context) -> bool:
     """Let Ctrl-C raise ``KeyboardInterrupt`` where the main thread is, instead of cancelling asyncio's main task."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return True
@@ -303,7 +310,7 @@ def default_interrupt(stage: Stage) -> bool:
 
 def test_keyboard_interrupt_with_awaits_pending(scene: Scene) -> None:
     """asyncio ends its main task and the process; nothing holds it up, and the peer is told."""
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     scene.join(WORLD, members)
     waiting = b.start(acts.operate, WORLD, Row("recv", SMALL), 0)
     b.wait_for("operating")
@@ -313,13 +320,13 @@ def test_keyboard_interrupt_with_awaits_pending(scene: Scene) -> None:
     assert isinstance(waiting.outcome(ANSWER_SECONDS).error, PeerLost)
 
 
-def fork_child(stage: Stage, name: str, seconds: float) -> tuple[int, str]:
+def fork_child(context: Context, name: str, seconds: float) -> tuple[int, str]:
     """Fork; what the child's attempt to use the world came to."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            stage.mw[name].sync.send(torch.zeros(1), 1)
+            context.mw[name].sync.send(torch.zeros(1), 1)
             said = "sent"
         except WrongContext:
             said = "WrongContext"
@@ -335,7 +342,7 @@ def fork_child(stage: Stage, name: str, seconds: float) -> tuple[int, str]:
 
 def test_fork_after_init(scene: Scene) -> None:
     """The child is refused; the parent and its worlds go on; and the child's life does not hide the parent's death."""
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     scene.join(WORLD, members)
     child, said = a.run(fork_child, WORLD, 20.0)
     try:

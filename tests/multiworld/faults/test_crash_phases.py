@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from multiworld import PeerLost, RendezvousError
-from multiworld.chaos.actor import Stage
-from multiworld.chaos.injector import Fired
+from multiworld.lab.context import Context
+from multiworld.lab.injector import Fired
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GONE_SECONDS
 from tests.multiworld.faults.operations import SMALL, Row
@@ -25,7 +25,7 @@ SHORT = 2.0
 REPLACED_SECONDS = 8.0
 
 
-def crash_at(stage: Stage, event: str, turn: int) -> None:
+def crash_at(context: Context, event: str, turn: int) -> None:
     """Kill ourselves at the ``turn``-th audit event of that name, having said so."""
     seen = 0
 
@@ -34,7 +34,7 @@ def crash_at(stage: Stage, event: str, turn: int) -> None:
         if name == event:
             seen += 1
             if seen == turn:
-                stage.mark("crashing", name)
+                context.mark("crashing", name)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
@@ -57,7 +57,7 @@ def _others_are_told(running: list[Any], budget: float) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_before_the_store(scene: Scene, rank: int) -> None:
     """A member that never comes: the others are told who is missing, at their deadline, and other worlds go on."""
-    a, b, victim = scene.actors(3)
+    a, b, victim = scene.workers(3)
     scene.join(CALM, [a, b])
     scene.injector.kill(victim)
     ranks = [r for r in range(3) if r != rank]
@@ -69,7 +69,7 @@ def test_before_the_store(scene: Scene, rank: int) -> None:
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_in_store_wait_then_replaced(scene: Scene, rank: int) -> None:
     """A member dies while it waits for the others: its rank is free for its replacement, and the world is assembled."""
-    a, b, victim, spare = scene.actors(4)
+    a, b, victim, spare = scene.workers(4)
     others = [r for r in range(3) if r != rank]
     scene.start_join(WORLD, victim, rank, 3)
     first = scene.start_join(WORLD, a, others[0], 3)
@@ -87,7 +87,7 @@ def test_in_store_wait_then_replaced(scene: Scene, rank: int) -> None:
 @pytest.mark.parametrize("turn", [1, 2, 3, 4])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_in_connect(scene: Scene, rank: int, turn: int) -> None:
-    a, b, victim, spare = scene.actors(4)
+    a, b, victim, spare = scene.workers(4)
     others = [r for r in range(3) if r != rank]
     victim.run(crash_at, "socket.connect", turn)
     scene.start_join(WORLD, victim, rank, 3)
@@ -101,12 +101,12 @@ def test_in_connect(scene: Scene, rank: int, turn: int) -> None:
 
 def test_before_the_first_operation(scene: Scene) -> None:
     """Nobody waits in anything: the break is noticed all the same, and the next operation raises it."""
-    a, b, victim = members = scene.actors(3)
+    a, b, victim = members = scene.workers(3)
     scene.join(CALM, [a, b])
     scene.join(WORLD, members)
-    watching = [actor.start(acts.await_break, WORLD) for actor in (a, b)]
-    for actor in (a, b):
-        actor.wait_for("watching")
+    watching = [worker.start(acts.await_break, WORLD) for worker in (a, b)]
+    for worker in (a, b):
+        worker.wait_for("watching")
     fired = scene.injector.kill(victim)
     for call in watching:
         event = call.result()
@@ -126,31 +126,31 @@ TEARDOWN = {
 @pytest.mark.parametrize("where", TEARDOWN)
 def test_in_teardown(scene: Scene, where: str) -> None:
     """A member dies while it leaves: the others see that it left or that it is gone, and nothing hangs."""
-    a, b, victim = members = scene.actors(3)
+    a, b, victim = members = scene.workers(3)
     scene.join(CALM, [a, b])
     scene.join(WORLD, members)
     scene.works(WORLD, members)
     victim.run(crash_calling, TEARDOWN[where])
     victim.start(acts.leave, WORLD)
     _crashed(scene, victim, TEARDOWN[where])
-    waiting = [actor.start(acts.operate, WORLD, Row("recv", SMALL), 2) for actor in (a, b)]
+    waiting = [worker.start(acts.operate, WORLD, Row("recv", SMALL), 2) for worker in (a, b)]
     for call in waiting:
         outcome = call.outcome()
         assert isinstance(outcome.error, PeerLost), repr(outcome.error)
         assert outcome.error.how in {"left", "eof", "reported"}
     scene.works(CALM, [a, b])
-    for actor in (a, b):
-        actor.run(acts.leave, WORLD)
+    for worker in (a, b):
+        worker.run(acts.leave, WORLD)
 
 
-def crash_calling(stage: Stage, path: str) -> None:
+def crash_calling(context: Context, path: str) -> None:
     """Kill ourselves instead of calling the function or method ``module.name`` the next time."""
     owner_path, _, name = path.rpartition(".")
     owner = pkgutil.resolve_name(owner_path)
     assert callable(getattr(owner, name)), f"there is no {path} any more"
 
     def instead(*_: Any, **__: Any) -> None:
-        stage.mark("crashing", path)
+        context.mark("crashing", path)
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(owner, name, instead)

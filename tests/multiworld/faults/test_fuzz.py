@@ -1,6 +1,6 @@
 """A member gone mad: whatever frames it writes, only the world it shares with us breaks, with a typed error.
 
-Some tens of seconds of what ``nox -s fuzz`` does for as long as it is told to.
+A part of what ``nox -s fuzz`` does for as long as it is told to: so many frames, whatever the machine.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from multiworld.ops.mailbox import Mailbox
 from tests.multiworld.fuzz import greetings
 from tests.multiworld.fuzz.target import run
 
-SECONDS = 20.0
+#: the most that a run may take, on a machine that is busy with other things
+SECONDS = 120.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "wildness"), [(1, 0.0005), (2, 0.003), (3, 0.05)])
-def test_frames(store: str, seed: int, wildness: float) -> None:
-    report = run(store, seed=seed, frames=10_000_000, seconds=SECONDS, wildness=wildness)
-    assert report.frames > 5_000, report
+@pytest.mark.parametrize(("seed", "wildness", "frames"), [(1, 0.0005, 300_000), (2, 0.003, 250_000), (3, 0.05, 70_000)])
+def test_frames(tcp_store: str, seed: int, wildness: float, frames: int) -> None:
+    report = run(tcp_store, seed=seed, frames=frames, seconds=SECONDS, wildness=wildness)
+    assert report.frames >= frames, report
     assert report.breaks["protocol"] > 0, report
     assert sum(report.completed.values()) > 100, report
 
 
 def test_greetings() -> None:
-    report = greetings.run(seed=1, greetings=1_000_000, seconds=10.0)
-    assert report.greetings > 5_000, report
+    report = greetings.run(seed=1, greetings=40_000, seconds=SECONDS)
+    assert report.greetings == 40_000, report
     assert {"let in", "waiting", "garbage", "secret"} <= set(report.ends), report
 
 

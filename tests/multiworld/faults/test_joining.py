@@ -26,7 +26,7 @@ def _refused(scene: Scene, call: Any, kind: type[Exception], words: str, within:
 
 
 def test_duplicate_rank(scene: Scene) -> None:
-    a, b, intruder = scene.actors(3)
+    a, b, intruder = scene.workers(3)
     scene.join(CALM, [a, b])
     scene.join(WORLD, [a, b])
     _refused(scene, scene.start_join(WORLD, intruder, 1, 2), RendezvousError, "rank 1 is taken")
@@ -35,7 +35,7 @@ def test_duplicate_rank(scene: Scene) -> None:
 
 
 def test_duplicate_rank_while_joining(scene: Scene) -> None:
-    a, b, intruder = scene.actors(3)
+    a, b, intruder = scene.workers(3)
     first = scene.start_join(WORLD, a, 0, 2)
     scene.host.run(acts.await_claims, scene.store, WORLD, (0,))
     _refused(scene, scene.start_join(WORLD, intruder, 0, 2), RendezvousError, "rank 0 is taken")
@@ -46,7 +46,7 @@ def test_duplicate_rank_while_joining(scene: Scene) -> None:
 
 @pytest.mark.parametrize("complete", [True, False], ids=["complete", "joining"])
 def test_wrong_size(scene: Scene, complete: bool) -> None:
-    a, b, intruder = scene.actors(3)
+    a, b, intruder = scene.workers(3)
     first = scene.start_join(WORLD, a, 0, 2)
     scene.host.run(acts.await_claims, scene.store, WORLD, (0,))
     running = [first] + ([scene.start_join(WORLD, b, 1, 2)] if complete else [])
@@ -62,7 +62,7 @@ def test_wrong_size(scene: Scene, complete: bool) -> None:
 
 def test_wrong_name(scene: Scene) -> None:
     """Two members under two names: each is told whom it waited for."""
-    members = scene.actors(2)
+    members = scene.workers(2)
     scene.join(CALM, members)
     running = [scene.start_join(f"name-{r}", x, r, 2, join_timeout=SHORT) for r, x in enumerate(members)]
     for rank, call in enumerate(running):
@@ -72,7 +72,7 @@ def test_wrong_name(scene: Scene) -> None:
 
 def test_late_joiner(scene: Scene) -> None:
     """Too late for the others' deadline; all meet when they try again."""
-    a, b = members = scene.actors(2)
+    a, b = members = scene.workers(2)
     early = scene.start_join(WORLD, a, 0, 2, join_timeout=SHORT)
     _refused(scene, early, RendezvousError, "rank 1 has not come", SHORT + 1.5)
     late = scene.start_join(WORLD, b, 1, 2)
@@ -83,7 +83,7 @@ def test_late_joiner(scene: Scene) -> None:
 
 def test_port_in_use(scene: Scene) -> None:
     """A port that another program has, which is no store: an error that says so, and no dead process."""
-    a, _ = members = scene.actors(2)
+    a, _ = members = scene.workers(2)
     scene.join(CALM, members)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         store = TcpStoreAddress("127.0.0.1", taken.getsockname()[1], hosted=True)
@@ -92,7 +92,7 @@ def test_port_in_use(scene: Scene) -> None:
 
 
 def test_nobody_hosts_the_store(scene: Scene) -> None:
-    a, _ = members = scene.actors(2)
+    a, _ = members = scene.workers(2)
     scene.join(CALM, members)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -104,7 +104,7 @@ def test_nobody_hosts_the_store(scene: Scene) -> None:
 
 def test_stale_generation(scene: Scene) -> None:
     """A member that was frozen while the others replaced it does not get back in."""
-    a, b, spare = scene.actors(3)
+    a, b, spare = scene.workers(3)
     scene.join(WORLD, [a, b])
     scene.injector.freeze(b)
     a.run(acts.await_break, WORLD)
@@ -131,7 +131,7 @@ def test_stale_generation(scene: Scene) -> None:
     ids=["rank too high", "rank negative", "size 0", "backend", "store", "device"],
 )
 def test_impossible_arguments(scene: Scene, rank: int, size: int, options: dict[str, Any]) -> None:
-    a, _ = members = scene.actors(2)
+    a, _ = members = scene.workers(2)
     scene.join(CALM, members)
     outcome = scene.start_join(WORLD, a, rank, size, **options).outcome()
     assert type(outcome.error).__name__ in {"InvalidArgument", "BackendUnavailable"}, repr(outcome.error)
@@ -141,7 +141,7 @@ def test_impossible_arguments(scene: Scene, rank: int, size: int, options: dict[
 
 
 def test_joined_twice(scene: Scene) -> None:
-    a, _ = members = scene.actors(2)
+    a, _ = members = scene.workers(2)
     scene.join(WORLD, members)
     _refused(scene, scene.start_join(WORLD, a, 0, 2), InvalidArgument, "joined here already")
     scene.works(WORLD, members)

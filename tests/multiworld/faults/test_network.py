@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from multiworld import Heartbeat, PeerLost, RendezvousError, WorldState
-from multiworld.chaos.cast import Actor
-from multiworld.chaos.injector import proven
+from multiworld.lab.injector import proven
+from multiworld.lab.workers import Worker
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GRACE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.network import RIGHT, Namespaces, Network, established, missing, namespaces
@@ -32,11 +32,11 @@ class TwoHosts:
 
     scene: Scene
     net: Network
-    left: tuple[Actor, Actor]
-    right: Actor
+    left: tuple[Worker, Worker]
+    right: Worker
 
     @property
-    def members(self) -> list[Actor]:
+    def members(self) -> list[Worker]:
         """In the order of their ranks."""
         return [*self.left, self.right]
 
@@ -49,10 +49,10 @@ def sides() -> Iterator[Namespaces]:
 
 @pytest.fixture
 def hosts(scene: Scene, sides: Namespaces) -> TwoHosts:
-    net = sides.populated(scene.cast, scene.injector)
+    net = sides.populated(scene.pool, scene.injector)
     scene.host_at(net.left.namespace, net.left.address)
-    a, b = (scene.actor(network=net.left.namespace) for _ in range(2))
-    right = scene.actor(network=net.right.namespace)
+    a, b = (scene.worker(network=net.left.namespace) for _ in range(2))
+    right = scene.worker(network=net.right.namespace)
     scene.join(CALM, [a, b])
     return TwoHosts(scene, net, (a, b), right)
 
@@ -66,9 +66,9 @@ def test_cut(hosts: TwoHosts, cut: str, row: Row) -> None:
     """Both sides notice, whichever way is cut; the world among those on one host goes on; all come back when healed."""
     scene, (a, b), right = hosts.scene, hosts.left, hosts.right
     scene.join(WORLD, hosts.members)
-    waiting = [actor.start(acts.operate, WORLD, row, 2) for actor in (a, b)]
-    for actor in (a, b):
-        actor.wait_for("operating")
+    waiting = [worker.start(acts.operate, WORLD, row, 2) for worker in (a, b)]
+    for worker in (a, b):
+        worker.wait_for("operating")
     watching = right.start(acts.await_break, WORLD)
     right.wait_for("watching")
     to_left, to_right = CUTS[cut]
@@ -91,13 +91,13 @@ def test_cut_and_healed_in_time(hosts: TwoHosts) -> None:
     """Shorter than the world's patience: nothing breaks and nothing is lost."""
     scene, (a, _), right = hosts.scene, hosts.left, hosts.right
     scene.join(WORLD, hosts.members, heartbeat=PATIENT)
-    going = [actor.start(acts.ring, WORLD, 200) for actor in hosts.members]
+    going = [worker.start(acts.ring, WORLD, 200) for worker in hosts.members]
     hosts.net.cut(to_left=True, to_right=True)
     time.sleep(0.5)  # the cut is meant to last
     hosts.net.heal()
     for call in going:
         call.result(30)
-    assert [actor.run(acts.standing, WORLD).state for actor in (a, right)] == [WorldState.ACTIVE] * 2
+    assert [worker.run(acts.standing, WORLD).state for worker in (a, right)] == [WorldState.ACTIVE] * 2
 
 
 def test_halves_never_share_a_generation(hosts: TwoHosts) -> None:
@@ -105,8 +105,8 @@ def test_halves_never_share_a_generation(hosts: TwoHosts) -> None:
     scene, (a, b), right = hosts.scene, hosts.left, hosts.right
     scene.join(WORLD, hosts.members)
     hosts.net.cut(to_left=True, to_right=True)
-    for actor in hosts.members:
-        actor.run(acts.await_break, WORLD)
+    for worker in hosts.members:
+        worker.run(acts.await_break, WORLD)
     alone = right.start(acts.rejoin, WORLD, {"timeout": SHORT})
     assert set(scene.everywhere([a, b], acts.rejoin, WORLD, {"size": 2})) == {2}
     scene.works(WORLD, [a, b])
@@ -126,9 +126,9 @@ def test_half_open(hosts: TwoHosts, healed: bool) -> None:
     scene, (a, b), right = hosts.scene, hosts.left, hosts.right
     heartbeat = replace(Heartbeat(), lost_after=1.5)
     scene.join(WORLD, hosts.members, heartbeat=heartbeat)
-    waiting = [actor.start(acts.operate, WORLD, Row("recv", SMALL), 2) for actor in (a, b)]
-    for actor in (a, b):
-        actor.wait_for("operating")
+    waiting = [worker.start(acts.operate, WORLD, Row("recv", SMALL), 2) for worker in (a, b)]
+    for worker in (a, b):
+        worker.wait_for("operating")
     hosts.net.cut(to_left=True, to_right=True)
     fired = scene.injector.fired[-1]
     scene.injector.kill(right)
@@ -148,7 +148,7 @@ def test_cut_while_joining(hosts: TwoHosts, healed: bool) -> None:
     timeout = 15.0 if healed else SHORT
     hosts.net.cut(to_left=True, to_right=True)
     members = enumerate(hosts.members)
-    running = [scene.start_join(WORLD, actor, rank, 3, join_timeout=timeout) for rank, actor in members]
+    running = [scene.start_join(WORLD, worker, rank, 3, join_timeout=timeout) for rank, worker in members]
     scene.works(CALM, [a, b], 20)
     if healed:
         hosts.net.heal()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from multiworld import PeerLost, WorldBroken
-from multiworld.chaos.cast import Actor
-from multiworld.chaos.injector import Fired
+from multiworld.lab.injector import Fired
+from multiworld.lab.workers import Worker
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GONE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import COLLECTIVES, LARGE, OPERATIONS, Row, rows
@@ -20,33 +20,33 @@ from tests.multiworld.faults.scene import CALM, Scene, lost
 WORLD, VICTIM = "struck", 2
 
 
-def _killed(scene: Scene, victim: Actor) -> Fired:
+def _killed(scene: Scene, victim: Worker) -> Fired:
     return scene.injector.kill(victim)
 
 
-def _frozen(scene: Scene, victim: Actor) -> Fired:
+def _frozen(scene: Scene, victim: Worker) -> Fired:
     return scene.injector.freeze(victim)
 
 
-def _exits(scene: Scene, victim: Actor) -> Fired:
+def _exits(scene: Scene, victim: Worker) -> Fired:
     at = time.monotonic()
     victim.start(acts.end, 7)
     return scene.injector.died(victim, "exit without leaving", at, 7)
 
 
-def _vanishes(scene: Scene, victim: Actor) -> Fired:
+def _vanishes(scene: Scene, victim: Worker) -> Fired:
     at = time.monotonic()
     victim.start(acts.vanish, 9)
     return scene.injector.died(victim, "os._exit", at, 9)
 
 
-def _leaves(scene: Scene, victim: Actor) -> Fired:
+def _leaves(scene: Scene, victim: Worker) -> Fired:
     at = time.monotonic()
     victim.run(acts.leave, WORLD)
     return scene.injector.record("leave", victim.name, at, "leave() returned")
 
 
-def _aborts(scene: Scene, victim: Actor) -> Fired:
+def _aborts(scene: Scene, victim: Worker) -> Fired:
     at = time.monotonic()
     victim.run(acts.abort, WORLD)
     return scene.injector.record("abort", victim.name, at, "abort() returned")
@@ -57,7 +57,7 @@ class Fault:
     """One kind of fault, how it may be noticed, and in what time."""
 
     name: str
-    strike: Callable[[Scene, Actor], Fired]
+    strike: Callable[[Scene, Worker], Fired]
     how: frozenset[str]
     within: float
 
@@ -93,19 +93,19 @@ def test_member_is_hit_while_others_wait_in_threads(scene: Scene, row: Row, faul
 
 
 def _hit(scene: Scene, row: Row, fault: Fault, operate: Callable[..., Any]) -> None:
-    a, b, victim = members = scene.actors(3)
+    a, b, victim = members = scene.workers(3)
     scene.join(CALM, [a, b])
     scene.join(WORLD, members)
     scene.everywhere(members, acts.watch_events)
-    waiting = [actor.start(operate, WORLD, row, VICTIM) for actor in (a, b)]
-    for actor in (a, b):
-        actor.wait_for("operating")
+    waiting = [worker.start(operate, WORLD, row, VICTIM) for worker in (a, b)]
+    for worker in (a, b):
+        worker.wait_for("operating")
     fired = fault.strike(scene, victim)
     failures = _all_lost([call.outcome() for call in waiting], row, fault, fired)
     assert [str(f.with_context(operation=None)) for f in failures] == [str(f) for f in scene.broken(WORLD, [a, b])]
     scene.works(CALM, [a, b])
-    for actor in (a, b):
-        broken = actor.run(acts.events_of, WorldBroken)
+    for worker in (a, b):
+        broken = worker.run(acts.events_of, WorldBroken)
         assert [e.world for e in broken] == [WORLD]
     again = a.start(operate, WORLD, row, VICTIM).outcome()
     assert isinstance(again.error, PeerLost), "an operation on a broken world raises its first cause at once"
@@ -127,11 +127,11 @@ def _all_lost(outcomes: list, row: Row, fault: Fault, fired: Fired) -> list[Peer
 )
 def test_member_is_hit_in_the_middle(scene: Scene, name: str, fault: Fault) -> None:
     """The payload is on its way: collectives go round with 16 MB each, then one member is hit."""
-    a, b, victim = members = scene.actors(3)
+    a, b, victim = members = scene.workers(3)
     scene.join(CALM, [a, b])
     scene.join(WORLD, members)
     row = Row(name, LARGE)
-    running = [actor.start(*_endless(row, rank)) for rank, actor in enumerate(members)]
+    running = [worker.start(*_endless(row, rank)) for rank, worker in enumerate(members)]
     victim.wait_for("going round")
     fired = fault.strike(scene, victim)
     for call in running[:2]:

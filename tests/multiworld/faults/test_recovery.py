@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from multiworld import PeerLost, TcpStoreAddress
-from multiworld.chaos.actor import Stage
-from multiworld.chaos.cast import Actor
+from multiworld.lab.context import Context
+from multiworld.lab.workers import Worker
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GONE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import SMALL, Row
@@ -22,18 +22,18 @@ WORLD = "struck"
 RECV = Row("recv", SMALL)
 
 
-def store_keys(stage: Stage, store: TcpStoreAddress) -> int:
+def store_keys(context: Context, store: TcpStoreAddress) -> int:
     """How many keys the store holds."""
     client = dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=10))
     return int(client.num_keys())
 
 
-async def break_and_rejoin(stage: Stage, name: str, turns: int) -> list[float]:
+async def break_and_rejoin(context: Context, name: str, turns: int) -> list[float]:
     """Use the world, break it, come back, again and again; the seconds that coming back took."""
-    world = stage.mw[name]
+    world = context.mw[name]
     seconds = []
     for _ in range(turns):
-        await acts.ring(stage, name)
+        await acts.ring(context, name)
         await world.all_reduce(torch.ones(100_000))
         if world.rank == 0:
             await world.recv(torch.zeros(1), 1)  # the other one is through
@@ -50,13 +50,13 @@ async def break_and_rejoin(stage: Stage, name: str, turns: int) -> list[float]:
 
 def test_rejoin_a_hundred_times(scene: Scene) -> None:
     """No thread, descriptor or key of the store is left behind."""
-    members = scene.actors(2)
+    members = scene.workers(2)
     scene.join(WORLD, members)
     scene.everywhere(members, break_and_rejoin, WORLD, 3)
     scene.works(WORLD, members)  # with its backend, as it will stand afterwards
-    before = [actor.run(acts.held) for actor in members]
+    before = [worker.run(acts.held) for worker in members]
     keys = scene.host.run(store_keys, scene.store)
-    running = [actor.start(break_and_rejoin, WORLD, 100) for actor in members]
+    running = [worker.start(break_and_rejoin, WORLD, 100) for worker in members]
     seconds = [value for call in running for value in call.result(90)]
     assert len(seconds) == 200
     scene.injector.record("abort", "rank 0", time.monotonic(), "a hundred generations more")
@@ -65,11 +65,11 @@ def test_rejoin_a_hundred_times(scene: Scene) -> None:
     _settles(scene, members, before, keys)
 
 
-def _settles(scene: Scene, members: list[Actor], before: list[acts.Held], keys: int) -> None:
+def _settles(scene: Scene, members: list[Worker], before: list[acts.Held], keys: int) -> None:
     """What is freed is freed in the background: soon, not at once."""
     deadline = time.monotonic() + 5
     while True:
-        now = [actor.run(acts.held) for actor in members]
+        now = [worker.run(acts.held) for worker in members]
         left = scene.host.run(store_keys, scene.store)
         fewer = all(n.threads <= b.threads and n.descriptors <= b.descriptors for n, b in zip(now, before, strict=True))
         if fewer and left <= keys:
@@ -80,13 +80,13 @@ def _settles(scene: Scene, members: list[Actor], before: list[acts.Held], keys: 
 
 def test_replacement_rank(scene: Scene) -> None:
     """Another process takes the dead one's rank."""
-    a, b, victim = members = scene.actors(3)
+    a, b, victim = members = scene.workers(3)
     scene.join(CALM, [a, b])
     scene.join(WORLD, members)
     fired = scene.injector.kill(victim)
-    for actor in (a, b):
-        lost(actor.start(acts.operate, WORLD, RECV, 2).outcome(), WORLD, 2, GONE_SECONDS, fired, {"eof", "reported"})
-    spare = scene.actor()
+    for worker in (a, b):
+        lost(worker.start(acts.operate, WORLD, RECV, 2).outcome(), WORLD, 2, GONE_SECONDS, fired, {"eof", "reported"})
+    spare = scene.worker()
     running = [a.start(acts.rejoin, WORLD), b.start(acts.rejoin, WORLD)]
     assert scene.start_join(WORLD, spare, 2, 3).result() == (2, 2)
     assert [call.result() for call in running] == [2, 2]
@@ -96,7 +96,7 @@ def test_replacement_rank(scene: Scene) -> None:
 
 def test_scale_out_in_out(scene: Scene) -> None:
     """Two members, three, two, four; each size works."""
-    a, b, c, d = scene.actors(4)
+    a, b, c, d = scene.workers(4)
     assert scene.join(WORLD, [a, b]) == 1
     new = scene.start_join(WORLD, c, 2, 3, resize=True)
     assert scene.everywhere([a, b], acts.rejoin, WORLD, {"size": 3}) == [2, 2]
@@ -107,7 +107,7 @@ def test_scale_out_in_out(scene: Scene) -> None:
     scene.injector.record("leave", c.name, at, "leave() returned")
     assert scene.everywhere([a, b], acts.rejoin, WORLD, {"size": 2}) == [3, 3]
     scene.works(WORLD, [a, b])
-    joining = [scene.start_join(WORLD, actor, rank, 4, resize=True) for rank, actor in ((2, c), (3, d))]
+    joining = [scene.start_join(WORLD, worker, rank, 4, resize=True) for rank, worker in ((2, c), (3, d))]
     assert scene.everywhere([a, b], acts.rejoin, WORLD, {"size": 4}) == [4, 4]
     assert [call.result() for call in joining] == [(2, 4), (3, 4)]
     scene.works(WORLD, [a, b, c, d])
@@ -115,12 +115,12 @@ def test_scale_out_in_out(scene: Scene) -> None:
 
 def test_two_failures_at_once(scene: Scene) -> None:
     """One is killed and one is frozen; the survivors are told once, with the first cause, and replace both."""
-    a, b, frozen, killed = members = scene.actors(4)
+    a, b, frozen, killed = members = scene.workers(4)
     scene.join(CALM, [a, b])
     scene.join(WORLD, members)
-    waiting = [actor.start(acts.operate, WORLD, RECV, 2) for actor in (a, b)]
-    for actor in (a, b):
-        actor.wait_for("operating")
+    waiting = [worker.start(acts.operate, WORLD, RECV, 2) for worker in (a, b)]
+    for worker in (a, b):
+        worker.wait_for("operating")
     scene.injector.freeze(frozen)
     fired = scene.injector.kill(killed)
     for call in waiting:
@@ -128,9 +128,9 @@ def test_two_failures_at_once(scene: Scene) -> None:
         assert isinstance(error, PeerLost), repr(error)
         assert set(error.ranks) <= {2, 3}
     assert time.monotonic() - fired.at < SILENT_SECONDS
-    spares = scene.actors(2)
-    running = [actor.start(acts.rejoin, WORLD) for actor in (a, b)]
-    running += [scene.start_join(WORLD, actor, rank, 4) for rank, actor in enumerate(spares, 2)]
+    spares = scene.workers(2)
+    running = [worker.start(acts.rejoin, WORLD) for worker in (a, b)]
+    running += [scene.start_join(WORLD, worker, rank, 4) for rank, worker in enumerate(spares, 2)]
     for call in running:
         call.result()
     scene.works(WORLD, [a, b, *spares])
@@ -139,12 +139,12 @@ def test_two_failures_at_once(scene: Scene) -> None:
 
 def test_replacement_dies_during_recovery(scene: Scene) -> None:
     """The replacement crashes while it connects; the next one is taken in."""
-    a, b, victim = members = scene.actors(3)
+    a, b, victim = members = scene.workers(3)
     scene.join(WORLD, members)
     scene.injector.kill(victim)
-    first, second = scene.actors(2)
+    first, second = scene.workers(2)
     first.run(crash_at, "socket.connect", 3)
-    running = [actor.start(acts.rejoin, WORLD) for actor in (a, b)]
+    running = [worker.start(acts.rejoin, WORLD) for worker in (a, b)]
     scene.start_join(WORLD, first, 2, 3)
     mark = first.wait_for("crashing")
     scene.injector.died(first, "crash while recovering", mark.at, -9)
@@ -156,13 +156,13 @@ def test_replacement_dies_during_recovery(scene: Scene) -> None:
 
 def test_survivor_dies_during_recovery(scene: Scene) -> None:
     """A second member dies while the first is replaced: both are replaced."""
-    a, b, victim = members = scene.actors(3)
+    a, b, victim = members = scene.workers(3)
     scene.join(WORLD, members)
     scene.injector.kill(victim)
     b.run(crash_at, "socket.connect", 2)
     running = [a.start(acts.rejoin, WORLD)]
     b.start(acts.rejoin, WORLD)
-    first, second = scene.actors(2)
+    first, second = scene.workers(2)
     running.append(scene.start_join(WORLD, first, 2, 3))
     mark = b.wait_for("crashing")
     scene.injector.died(b, "crash while recovering", mark.at, -9)
@@ -174,13 +174,13 @@ def test_survivor_dies_during_recovery(scene: Scene) -> None:
 
 def test_failure_while_another_world_initialises(scene: Scene) -> None:
     """The break of one world does not disturb another one on its way, at whose store and sockets it is."""
-    a, b, victim, late = scene.actors(4)
+    a, b, victim, late = scene.workers(4)
     scene.join(WORLD, [a, b, victim])
-    joining = [scene.start_join("new", actor, rank, 3) for rank, actor in enumerate((a, b))]
+    joining = [scene.start_join("new", worker, rank, 3) for rank, worker in enumerate((a, b))]
     scene.host.run(acts.await_claims, scene.store, "new", (0, 1))
     fired = scene.injector.kill(victim)
-    for actor in (a, b):
-        lost(actor.start(acts.operate, WORLD, RECV, 2).outcome(), WORLD, 2, GONE_SECONDS, fired, {"eof", "reported"})
+    for worker in (a, b):
+        lost(worker.start(acts.operate, WORLD, RECV, 2).outcome(), WORLD, 2, GONE_SECONDS, fired, {"eof", "reported"})
     joining.append(scene.start_join("new", late, 2, 3))
     assert [call.result() for call in joining] == [(0, 1), (1, 1), (2, 1)]
     scene.works("new", [a, b, late])

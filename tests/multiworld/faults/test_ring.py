@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from multiworld import OwnStall, PeerLost, WorldState
-from multiworld.chaos.actor import Stage
-from multiworld.chaos.cast import Actor
-from multiworld.chaos.injector import Fired
+from multiworld.lab.context import Context
+from multiworld.lab.injector import Fired
+from multiworld.lab.workers import Worker
 from multiworld.liveness.ring import SUCCESSORS, watched_by
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import JOIN_SECONDS, SILENT_SECONDS
-from tests.multiworld.faults.groups import root_of
+from tests.multiworld.faults.groups import group_frozen, root_of
 from tests.multiworld.faults.network import Namespaces, missing, namespaces
 from tests.multiworld.faults.operations import SMALL, Row
 from tests.multiworld.faults.scene import Scene, lost
@@ -30,11 +30,11 @@ SIZE = 8
 RECV = Row("recv", SMALL)
 
 
-def all_notice(members: list[Actor], victims: dict[int, Fired], hit_at: float) -> None:
+def all_notice(members: list[Worker], victims: dict[int, Fired], hit_at: float) -> None:
     """Everybody's world breaks in time, for one of the victims."""
-    for rank, actor in enumerate(members):
+    for rank, worker in enumerate(members):
         if rank not in victims:
-            event = actor.run(acts.await_break, WORLD)
+            event = worker.run(acts.await_break, WORLD)
             assert isinstance(event.failure, PeerLost)
             assert set(event.failure.ranks) <= set(victims), str(event.failure)
             assert event.monotonic - hit_at <= SILENT_SECONDS
@@ -42,7 +42,7 @@ def all_notice(members: list[Actor], victims: dict[int, Fired], hit_at: float) -
 
 @pytest.mark.parametrize("fault", ["killed", "stopped", "cgroup v1", "cgroup v2"])
 def test_everybody_notices_though_few_watch(scene: Scene, fault: str) -> None:
-    members = scene.actors(SIZE)
+    members = scene.workers(SIZE)
     scene.join(WORLD, members)
     assert sum(5 in watched_by(rank, SIZE, (), ()) for rank in range(SIZE)) == SUCCESSORS
     with ExitStack() as stack:
@@ -51,7 +51,7 @@ def test_everybody_notices_though_few_watch(scene: Scene, fault: str) -> None:
             if isinstance(root, str):
                 pytest.skip(root)
             group = root / f"mw-ring-{os.getpid()}"
-            fired = stack.enter_context(scene.injector.group_frozen(members[5], group, int(fault[-1])))
+            fired = stack.enter_context(group_frozen(scene.injector, members[5], group, int(fault[-1])))
         else:
             fired = (scene.injector.kill if fault == "killed" else scene.injector.freeze)(members[5])
         all_notice(members, {5: fired}, fired.at)
@@ -60,7 +60,7 @@ def test_everybody_notices_though_few_watch(scene: Scene, fault: str) -> None:
 @pytest.mark.parametrize("ranks", [(4, 5), (2, 3, 4, 5), (6, 7, 0, 1)], ids=str)
 def test_neighbours_in_the_ring_are_lost_at_once(scene: Scene, ranks: tuple[int, ...]) -> None:
     """Also more of them than anybody watches."""
-    members = scene.actors(SIZE)
+    members = scene.workers(SIZE)
     scene.join(WORLD, members)
     fired = {rank: scene.injector.freeze(members[rank]) for rank in ranks}
     all_notice(members, fired, max(one.at for one in fired.values()))
@@ -68,29 +68,29 @@ def test_neighbours_in_the_ring_are_lost_at_once(scene: Scene, ranks: tuple[int,
 
 def test_who_has_left_is_skipped(scene: Scene) -> None:
     """Three neighbours leave in good order; the member behind them is watched by those before them."""
-    members = scene.actors(SIZE)
+    members = scene.workers(SIZE)
     scene.join(WORLD, members)
     for rank in (2, 3, 4):
         members[rank].run(acts.leave, WORLD)
     rest = {rank: members[rank] for rank in (0, 1, 5, 6, 7)}
-    for actor in rest.values():
-        actor.run(_await_departures, WORLD, {2, 3, 4})
+    for worker in rest.values():
+        worker.run(_await_departures, WORLD, {2, 3, 4})
     fired = {rank: scene.injector.freeze(members[rank]) for rank in (5, 6, 7, 0)}
     event = rest[1].run(acts.await_break, WORLD)
     assert set(event.failure.ranks) <= set(fired)
     assert event.monotonic - fired[0].at <= SILENT_SECONDS
 
 
-def _await_departures(stage: Stage, name: str, ranks: set[int]) -> None:
+def _await_departures(context: Context, name: str, ranks: set[int]) -> None:
     deadline = time.monotonic() + 10
-    while stage.mw[name].departed != ranks:
-        assert time.monotonic() < deadline, f"left are {stage.mw[name].departed}"
+    while context.mw[name].departed != ranks:
+        assert time.monotonic() < deadline, f"left are {context.mw[name].departed}"
         time.sleep(0.01)
 
 
-def join_and_hold(stage: Stage, name: str, rank: int, size: int, options: dict[str, Any], seconds: int) -> float:
+def join_and_hold(context: Context, name: str, rank: int, size: int, options: dict[str, Any], seconds: int) -> float:
     """Join, and in the same breath hold the GIL in native code."""
-    stage.mw.sync.join(name, rank, size, **options)
+    context.mw.sync.join(name, rank, size, **options)
     started = time.monotonic()
     ctypes.PyDLL(None).sleep(seconds)
     return time.monotonic() - started
@@ -99,28 +99,28 @@ def join_and_hold(stage: Stage, name: str, rank: int, size: int, options: dict[s
 @pytest.mark.slow
 def test_who_holds_the_gil_right_after_the_join_is_not_silent(scene: Scene) -> None:
     """Its heartbeat connections are made and answered before the world counts as joined."""
-    members = scene.actors(SIZE)
-    for actor in members:
-        actor.run(acts.watch_events)
+    members = scene.workers(SIZE)
+    for worker in members:
+        worker.run(acts.watch_events)
     options = {"store": scene.store, "backend": scene.backend, "join_timeout": JOIN_SECONDS}
     held = {3, 4}
     running = [
-        actor.start(join_and_hold, WORLD, rank, SIZE, options, 10)
+        worker.start(join_and_hold, WORLD, rank, SIZE, options, 10)
         if rank in held
-        else actor.start(acts.join, WORLD, rank, SIZE, options)
-        for rank, actor in enumerate(members)
+        else worker.start(acts.join, WORLD, rank, SIZE, options)
+        for rank, worker in enumerate(members)
     ]
     for rank, call in enumerate(running):
         value = call.result(40)
         if rank in held:
             assert value > 9
             scene.injector.record("busy", members[rank].name, time.monotonic() - value, f"held for {value:.1f} s")
-    for actor in members:
-        assert [e for e in actor.run(acts.events) if "Suspected" in type(e).__name__ or "Broken" in str(type(e))] == []
+    for worker in members:
+        assert [e for e in worker.run(acts.events) if "Suspected" in type(e).__name__ or "Broken" in str(type(e))] == []
     scene.works(WORLD, members)
 
 
-def listening(stage: Stage) -> list[tuple[str, int]]:
+def listening(context: Context) -> list[tuple[str, int]]:
     """Where this process listens."""
     inodes = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}  # noqa: PTH115
     found = []
@@ -135,11 +135,11 @@ def listening(stage: Stage) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("said", [b"x", b"p", b"\x00", b"\x07" * 100], ids=["x", "a ping", "zero", "sevens"])
 def test_a_strangers_bytes_stop_no_heartbeat(scene: Scene, said: bytes) -> None:
     """On every port of the members, for as long as the stranger likes."""
-    members = scene.actors(3)
+    members = scene.workers(3)
     scene.join(WORLD, members)
-    for actor in members:
-        actor.run(acts.watch_events)
-    ports = [place for actor in members for place in actor.run(listening)]
+    for worker in members:
+        worker.run(acts.watch_events)
+    ports = [place for worker in members for place in worker.run(listening)]
     assert len(ports) >= len(members)
     with ExitStack() as stack:
         at = time.monotonic()
@@ -148,23 +148,23 @@ def test_a_strangers_bytes_stop_no_heartbeat(scene: Scene, said: bytes) -> None:
             sock.sendall(said)
         scene.injector.record("strangers", WORLD, at, f"{len(ports)} connections said {said!r}")
         time.sleep(2.0)  # longer than anybody may be silent
-        for actor in members:
-            assert actor.run(acts.standing, WORLD).state is WorldState.ACTIVE
-            assert [event for event in actor.run(acts.events) if not isinstance(event, OwnStall)] == []
+        for worker in members:
+            assert worker.run(acts.standing, WORLD).state is WorldState.ACTIVE
+            assert [event for event in worker.run(acts.events) if not isinstance(event, OwnStall)] == []
         scene.works(WORLD, members)
 
 
 @pytest.mark.slow
 def test_many_members_suspect_nobody(scene: Scene) -> None:
     size = 64
-    members = scene.actors(size)
+    members = scene.workers(size)
     running = [scene.start_join(WORLD, a, rank, size, join_timeout=90.0) for rank, a in enumerate(members)]
     for call in running:
         call.result(100)
-    for actor in members:
-        actor.run(acts.watch_events)
+    for worker in members:
+        worker.run(acts.watch_events)
     time.sleep(5.0)  # the time that is judged
-    told = [event for actor in members for event in actor.run(acts.events) if not isinstance(event, OwnStall)]
+    told = [event for worker in members for event in worker.run(acts.events) if not isinstance(event, OwnStall)]
     assert told == []
     fired = scene.injector.kill(members[40])
     event = members[0].run(acts.await_break, WORLD)
@@ -183,19 +183,19 @@ def sides() -> Iterator[Namespaces]:
 @pytest.mark.parametrize("row", [RECV, Row("all_reduce", SMALL)], ids=str)
 def test_a_cut_between_two_that_are_no_neighbours(scene: Scene, sides: Namespaces, row: Row) -> None:
     """Nobody pings across it. It is noticed as soon as one waits for the other, and not before."""
-    net = sides.populated(scene.cast, scene.injector)
+    net = sides.populated(scene.pool, scene.injector)
     scene.host_at(sides.router, "10.213.1.1")
     far = {0: net.left.namespace, 4: net.right.namespace}  # of eight, only these two do not watch each other
-    members = [scene.actor(network=far.get(rank, sides.router)) for rank in range(SIZE)]
+    members = [scene.worker(network=far.get(rank, sides.router)) for rank in range(SIZE)]
     scene.join(WORLD, members)
     net.part()
     fired = scene.injector.fired[-1]
     time.sleep(2.0)  # longer than anybody may be silent
-    assert {actor.run(acts.standing, WORLD).state for actor in members} == {WorldState.ACTIVE}
+    assert {worker.run(acts.standing, WORLD).state for worker in members} == {WorldState.ACTIVE}
     if row is RECV:
         waits = {0: members[0].start(acts.operate, WORLD, row, 4)}
     else:
-        waits = {rank: actor.start(acts.operate, WORLD, row, 4) for rank, actor in enumerate(members)}
+        waits = {rank: worker.start(acts.operate, WORLD, row, 4) for rank, worker in enumerate(members)}
     for rank in waits.keys() & far.keys():  # to the others all have come
         call = waits[rank]
         error = lost(call.outcome(), WORLD, None, SILENT_SECONDS + 2.0, fired, {"silence", "reported"})

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from multiworld import RendezvousError
-from multiworld.chaos.actor import Stage
-from multiworld.chaos.cast import Actor, Running
+from multiworld.lab.context import Context
+from multiworld.lab.workers import Running, Worker
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.store_client import Deadline, GreetingMode, StoreClient
 from tests.multiworld.faults import acts
@@ -61,19 +61,19 @@ class Member:
         return socket.create_connection((self.claim.address, self.claim.port), timeout=5)
 
 
-def claim_of(stage: Stage, world: str, generation: int, rank: int) -> Claim:
-    """Read a claim as soon as it is there, by the actor that hosts the store."""
+def claim_of(context: Context, world: str, generation: int, rank: int) -> Claim:
+    """Read a claim as soon as it is there, by the worker that hosts the store."""
     until = time.monotonic() + 10
-    approach = GreetingMode(stage.mw.defaults.network.secret)
-    ledger = Ledger(StoreClient.connect(stage.props["store"], Deadline(until), approach), world)
+    approach = GreetingMode(context.mw.defaults.network.secret)
+    ledger = Ledger(StoreClient.connect(context.kept["store"], Deadline(until), approach), world)
     while (claim := ledger.claimed(generation, rank)) is None:
         assert time.monotonic() < until, f"rank {rank} of {world} is not claimed"
         time.sleep(0.005)
     return claim
 
 
-def remember_store(stage: Stage, store: Any) -> None:
-    stage.props["store"] = store
+def remember_store(context: Context, store: Any) -> None:
+    context.kept["store"] = store
 
 
 def member(scene: Scene, world: str, generation: int, rank: int = 0) -> Member:
@@ -162,7 +162,7 @@ def closed(sock: socket.socket) -> bool:
 
 
 @contextlib.contextmanager
-def strangers(scene: Scene, attack: str, at: Member, target: Actor, kept: int = 0) -> Iterator[None]:
+def strangers(scene: Scene, attack: str, at: Member, target: Worker, kept: int = 0) -> Iterator[None]:
     """Attack, let the block run meanwhile, and see that all of it is shaken off; ``kept`` connections of it may be
     taken for a member's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -180,7 +180,7 @@ def strangers(scene: Scene, attack: str, at: Member, target: Actor, kept: int = 
         wait_until(lambda: sum(map(closed, socks)) >= len(socks) - kept, SHAKEN_SECONDS, "they are not shaken off")
         next(attacking, None)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    log = scene.cast.log.read_text(errors="replace")
+    log = scene.pool.log.read_text(errors="replace")
     assert "Traceback" not in log, log[-3000:]
     assert "goes on after an error" not in log, log[-3000:]
 
@@ -188,19 +188,19 @@ def strangers(scene: Scene, attack: str, at: Member, target: Actor, kept: int = 
 @pytest.fixture(autouse=True)
 def _fresh_log(request: pytest.FixtureRequest) -> None:
     if "scene" in request.fixturenames:
-        request.getfixturevalue("cast").log.write_bytes(b"")
+        request.getfixturevalue("pool").log.write_bytes(b"")
 
 
 @pytest.fixture(params=[None, SECRET], ids=["open", "secret"])
-def pair(request: pytest.FixtureRequest, scene: Scene) -> list[Actor]:
-    """Two actors, with a secret or without."""
+def pair(request: pytest.FixtureRequest, scene: Scene) -> list[Worker]:
+    """Two workers, with a secret or without."""
     env = {"MULTIWORLD_SECRET": request.param} if request.param else {}
     scene.host_with(env)
-    return [scene.actor(env=env) for _ in range(2)]
+    return [scene.worker(env=env) for _ in range(2)]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_before_a_join(scene: Scene, pair: list[Actor], attack: str) -> None:
+def test_before_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.join(CALM, pair)
     with strangers(scene, attack, member(scene, CALM, 1), pair[0]):
         scene.join(WORLD, pair)
@@ -209,7 +209,7 @@ def test_before_a_join(scene: Scene, pair: list[Actor], attack: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_during_a_join(scene: Scene, pair: list[Actor], attack: str) -> None:
+def test_during_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     """One member waits for the other. Who replays may take the other's place where there is no secret, but not keep
     the world from being joined."""
     scene.join(CALM, pair)
@@ -223,12 +223,12 @@ def test_during_a_join(scene: Scene, pair: list[Actor], attack: str) -> None:
     scene.works(WORLD, pair)
 
 
-def _environment(stage: Stage) -> dict[str, str]:
+def _environment(context: Context) -> dict[str, str]:
     return dict(os.environ)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_after_a_join(scene: Scene, pair: list[Actor], attack: str) -> None:
+def test_after_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.join(WORLD, pair)
     with strangers(scene, attack, member(scene, WORLD, 1), pair[0]):
         scene.works(WORLD, pair)
@@ -236,7 +236,7 @@ def test_after_a_join(scene: Scene, pair: list[Actor], attack: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_at_a_broken_world_and_a_rejoined_one(scene: Scene, pair: list[Actor], attack: str) -> None:
+def test_at_a_broken_world_and_a_rejoined_one(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.join(WORLD, pair)
     at = member(scene, WORLD, 1)
     pair[1].run(acts.abort, WORLD)
@@ -249,7 +249,7 @@ def test_at_a_broken_world_and_a_rejoined_one(scene: Scene, pair: list[Actor], a
     scene.works(WORLD, pair)
 
 
-def test_a_flood_keeps_no_member_out(scene: Scene, pair: list[Actor]) -> None:
+def test_a_flood_keeps_no_member_out(scene: Scene, pair: list[Worker]) -> None:
     """Connections come as fast as they can while members join, break and rejoin."""
     scene.join(CALM, pair)
     at, over, made = member(scene, CALM, 1), threading.Event(), [0]
@@ -290,9 +290,9 @@ def ask(at: Member, **changed: Any) -> dict[str, Any]:
 
 def test_each_peer_is_let_in_once_and_only_who_is_to_dial(scene: Scene) -> None:
     """No secret: who knows a claim can still not be what no member can be."""
-    actors = scene.actors(2)
+    workers = scene.workers(2)
     started = time.monotonic()
-    first = scene.start_join(WORLD, actors[0], 0, 3, join_timeout=4.0)
+    first = scene.start_join(WORLD, workers[0], 0, 3, join_timeout=4.0)
     at = member(scene, WORLD, 1)
     for changed in ({"from": 0}, {"from": -1}, {"from": 3}, {"from": 2**40}, {"to": 1}, {"generation": 2},
                     {"world": "other"}, {"incarnation": "0" * 16}):  # fmt: skip
@@ -302,7 +302,7 @@ def test_each_peer_is_let_in_once_and_only_who_is_to_dial(scene: Scene) -> None:
     assert again["ok"] is False
     assert "already" in again["why"]
     assert ask(at, **{"role": "probe", "from": -1})["ok"] is True
-    scene.injector.record("impostors", actors[0].name, started, "10 hellos")
+    scene.injector.record("impostors", workers[0].name, started, "10 hellos")
     assert isinstance(first.outcome().error, RendezvousError)
 
 
@@ -328,33 +328,33 @@ def test_secrets_that_differ_are_named_by_both_sides(
     scene: Scene, tmp_path: Path, lower: str, higher: str, of_dialler: str, of_acceptor: str
 ) -> None:
     """They meet at a store that knows no secret; one that we host would refuse one of them before."""
-    actors = [scene.actor(env={"MULTIWORLD_SECRET": s} if s else {}) for s in (lower, higher)]
+    workers = [scene.worker(env={"MULTIWORLD_SECRET": s} if s else {}) for s in (lower, higher)]
     started = time.monotonic()
     options = {"store": f"file://{tmp_path}/store", "join_timeout": 8.0}
-    calls = [scene.start_join(WORLD, actor, rank, 2, **options) for rank, actor in enumerate(actors)]
+    calls = [scene.start_join(WORLD, worker, rank, 2, **options) for rank, worker in enumerate(workers)]
     _named(calls[1], of_dialler, 6.0)  # at once, not at its deadline
     _named(calls[0], of_acceptor, 8.0 + GRACE_SECONDS)
     scene.injector.record("secrets differ", "", started, "both named it")
-    log = scene.cast.log.read_text(errors="replace")
+    log = scene.pool.log.read_text(errors="replace")
     assert of_acceptor in log
     assert SECRET not in log
     assert "Traceback" not in log
 
 
-def _fill_descriptors(stage: Stage) -> tuple[int, int]:
+def _fill_descriptors(context: Context) -> tuple[int, int]:
     """Leave no free descriptor; the limit as it was."""
     was = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, was[1]))
-    stage.props["fill"] = []
+    context.kept["fill"] = []
     with contextlib.suppress(OSError):
         while True:
-            stage.props["fill"].append(os.open("/dev/null", os.O_RDONLY))
+            context.kept["fill"].append(os.open("/dev/null", os.O_RDONLY))
     return was
 
 
-def _unlimited(stage: Stage, was: tuple[int, int]) -> None:
-    for descriptor in stage.props.pop("fill"):
+def _unlimited(context: Context, was: tuple[int, int]) -> None:
+    for descriptor in context.kept.pop("fill"):
         os.close(descriptor)
     resource.setrlimit(resource.RLIMIT_NOFILE, was)
 
@@ -366,18 +366,18 @@ def _cpu_seconds(pid: int, thread: int) -> float:
 
 
 def test_without_a_free_descriptor_the_hub_does_not_spin(scene: Scene) -> None:
-    actors = scene.actors(2)
-    scene.join(WORLD, actors)
+    workers = scene.workers(2)
+    scene.join(WORLD, workers)
     at = member(scene, WORLD, 1)
     started = time.monotonic()
-    hub = actors[0].pid, actors[0].run(acts.thread_id, "mw-hub")
-    was = actors[0].run(_fill_descriptors)
+    hub = workers[0].pid, workers[0].run(acts.thread_id, "mw-hub")
+    was = workers[0].run(_fill_descriptors)
     with at.connect():
         before = _cpu_seconds(*hub)
         time.sleep(1.0)  # what is measured is how busy it is for that long
         spent = _cpu_seconds(*hub) - before
-        actors[0].run(_unlimited, was)
-    scene.injector.record("no descriptors", actors[0].name, started, "limit lowered to what is open")
+        workers[0].run(_unlimited, was)
+    scene.injector.record("no descriptors", workers[0].name, started, "limit lowered to what is open")
     assert spent < 0.2, f"the hub took {spent:.2f} s of CPU in a second"
     assert ask(at)["ok"] is False  # it accepts again
-    scene.works(WORLD, actors)
+    scene.works(WORLD, workers)

@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from multiworld.bench.plot import draw
-from multiworld.bench.report import BenchReport
-from multiworld.bench.stats import Spread, paired_ratio, percentile
-from multiworld.chaos.actor import Stage
-from multiworld.chaos.cast import Cast
-from multiworld.chaos.injector import Fired, Injector, NotFiredError, proven
-from multiworld.chaos.labour import Notice, Tally
-from multiworld.chaos.plan import FaultKind, Plan, draw_plan
-from multiworld.chaos.promises import judge
-from multiworld.chaos.report import Story
 from multiworld.cli.app import app
 from multiworld.cli.status import StatusFile, read_all
 from multiworld.errors import InvalidArgument
+from multiworld.lab.bench.load import Load
+from multiworld.lab.bench.plot import draw
+from multiworld.lab.bench.report import BenchReport, Verdict, judged
+from multiworld.lab.bench.stats import Spread, paired_ratio, percentile
+from multiworld.lab.chaos.plan import Fault, FaultKind, Plan, draw_plan
+from multiworld.lab.chaos.report import Story, judge
+from multiworld.lab.chaos.run import play
+from multiworld.lab.chaos.workload import Notice, Tally
+from multiworld.lab.context import Context
+from multiworld.lab.injector import Fired, Injector, NotFiredError, proven
+from multiworld.lab.workers import WorkerPool
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.scene import Scene
 
@@ -100,14 +101,14 @@ def test_a_broken_promise_is_seen(promise: str, story: Story, extra: dict) -> No
     assert promise in broken(story, **extra)
 
 
-def test_injector_refuses_what_did_not_happen(cast: Cast) -> None:
-    """An actor that ends in another way than the fault is no proof of the fault."""
-    actor = cast.actor("short-lived")
-    actor.close()  # it ends by itself, with code 0
-    assert actor.exit_code() == 0
+def test_injector_refuses_what_did_not_happen(pool: WorkerPool) -> None:
+    """A worker that ends in another way than the fault is no proof of the fault."""
+    worker = pool.worker("short-lived")
+    worker.close()  # it ends by itself, with code 0
+    assert worker.exit_code() == 0
     with pytest.raises(NotFiredError):
-        Injector().died(actor, "exit", 0.0, 3)
-    cast.dismiss(actor)
+        Injector().died(worker, "exit", 0.0, 3)
+    pool.dismiss(worker)
 
 
 def test_statistics() -> None:
@@ -154,6 +155,30 @@ def test_chaos_with_real_workers() -> None:
     assert all(story["fired"] for story in report["stories"])
 
 
+def test_chaos_ends_when_its_time_is_over() -> None:
+    """However many faults the plan has: what was done until then is judged."""
+    drawn = draw_plan(3, 3, 3, 2)
+    world, members = next(iter(drawn.worlds.items()))
+    fault = Fault(0.0, FaultKind.ABORT, members[0], world=world)
+    told: list[str] = []
+    report = play(replace(drawn, faults=(fault,) * 1000), told.append)
+    assert 0 < len(report.stories) < 1000
+    assert sum("abort worker" in line and "of 3" in line for line in told) == len(report.stories)
+    assert report.facts["faults"] == f"{len(report.stories)} of the plan's 1000 in 3 s"
+
+
+def test_on_a_busy_machine_no_time_is_missed() -> None:
+    """A leak is one on any machine."""
+    quiet, busy = Load(0.1, 2), Load(1.5, 2)
+    slow = judged("slow", "<= 1 s", "2 s", False)
+    leak = judged("leak", "nothing", "1 thread", False, timed=False)
+    good = judged("good", "<= 1 s", "0.5 s", True)
+    figures = (slow, leak, good)
+    assert [f.under(quiet).verdict for f in figures] == [Verdict.MISSED, Verdict.MISSED, Verdict.OK]
+    assert [f.under(busy).verdict for f in figures] == [Verdict.NOT_JUDGED, Verdict.MISSED, Verdict.OK]
+    assert BenchReport((), (slow.under(busy), good), {}).good
+
+
 @pytest.mark.slow
 def test_bench_with_real_workers() -> None:
     """The part runs and judges; whether its time is reached is not this test's to say, on a machine with others."""
@@ -168,23 +193,23 @@ def test_nothing_to_plot(tmp_path: Path) -> None:
         draw(BenchReport((), (), {"torch": "", "rounds": ""}), tmp_path / "plot.png")
 
 
-async def show_status(stage: Stage, folder: str) -> None:
+async def show_status(context: Context, folder: str) -> None:
     """Opt in to ``multiworld top``."""
-    stage.props["status"] = StatusFile(stage.mw, folder, interval=0.2)
+    context.kept["status"] = StatusFile(context.mw, folder, interval=0.2)
 
 
-def hide_status(stage: Stage) -> None:
+def hide_status(context: Context) -> None:
     """Opt out."""
-    stage.props["status"].close()
+    context.kept["status"].close()
 
 
 def test_top(scene: Scene, tmp_path: Path) -> None:
     """A broken world and a dead process are seen from outside; the file goes with its owner."""
-    a, b, victim = scene.actors(3)
+    a, b, victim = scene.workers(3)
     scene.join("calm", [a, b])
     scene.join("struck", [a, victim])
-    for actor in (a, b, victim):
-        actor.run(show_status, str(tmp_path))
+    for worker in (a, b, victim):
+        worker.run(show_status, str(tmp_path))
     scene.injector.kill(victim)
     a.run(acts.await_break, "struck")
     proven(lambda: "seen" if "PeerLost" in _top(tmp_path) and "(silent)" in _top(tmp_path) else None, "the view")

@@ -13,7 +13,6 @@ import time
 
 
 async def main(rank: int, port: int, nbytes: int, turns: int) -> None:
-    """Go back and forth."""
     import torch
 
     from multiworld.manager import WorldManager

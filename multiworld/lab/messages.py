@@ -1,20 +1,34 @@
-"""What a conductor and its actors say to each other, as frozen data over one socket per actor."""
+"""What a pool and its workers tell each other, as frozen data over one socket per worker."""
 
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+#: precedes each message
+LENGTH = struct.Struct("<I")
+#: the mark of ``Context.send``
+SAID = "said"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Run ``function(stage, *args)``; a coroutine function as a task, any other blocking the event loop."""
+    """Run ``function(context, *args)``.
+
+    Attributes:
+        number: of the call.
+        function: a coroutine function runs as a task; any other one blocks the event loop.
+        args: what it gets besides.
+        main: the worker has no event loop, runs this function alone, and ends with it.
+    """
 
     number: int
     function: Callable[..., Any]
     args: tuple[Any, ...]
+    main: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +39,15 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """A value for ``Context.recv``."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
-    """A sign that the actor has come to a certain place.
+    """A worker has come to a certain place.
 
     Attributes:
         name: which place.
@@ -49,6 +70,7 @@ class Outcome:
         ended: monotonic time of its end.
         value: what it returned.
         error: what it raised.
+        trace: the traceback of the error.
     """
 
     number: int
@@ -56,21 +78,22 @@ class Outcome:
     ended: float
     value: Any = None
     error: BaseException | None = None
+    trace: str = ""
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
         return self.ended - self.started
 
 
 def packed(message: Any) -> bytes:
-    """Pickle ``message``; what cannot be pickled in an outcome is replaced by its description."""
+    """Length and pickle of ``message``; what cannot be pickled in an outcome is replaced by its description."""
     try:
         data = pickle.dumps(message)
-        pickle.loads(data)  # noqa: S301 - our own: an error class that pickles but cannot be restored shows here
+        if isinstance(message, Outcome):
+            pickle.loads(data)  # noqa: S301 - our own: an error class that pickles but cannot be restored shows here
     except Exception as failure:
         if not isinstance(message, Outcome):
             raise
         text = f"not picklable ({failure!r}): value {message.value!r}, error {message.error!r}"
-        return pickle.dumps(Outcome(message.number, message.started, message.ended, error=RuntimeError(text)))
-    return data
+        data = pickle.dumps(replace(message, value=None, error=RuntimeError(text)))
+    return LENGTH.pack(len(data)) + data

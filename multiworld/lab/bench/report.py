@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from multiworld.bench.stats import Ratio, Spread
+from multiworld.lab.bench.load import Load
+from multiworld.lab.bench.stats import Ratio, Spread
 
 
 class Verdict(enum.Enum):
@@ -15,6 +16,7 @@ class Verdict(enum.Enum):
 
     OK = "ok"
     MISSED = "missed"
+    NOT_JUDGED = "not judged"
     NOT_MEASURED = "not measured"
 
 
@@ -29,7 +31,6 @@ class Comparison:
     ratio: Ratio
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
         return {
             "operation": self.operation,
             "bytes": self.nbytes,
@@ -49,6 +50,7 @@ class Figure:
         measured: in words.
         verdict: of the comparison.
         values: the numbers behind it.
+        timed: whether a busy machine can spoil it; a leak or a false alarm is one on any machine.
     """
 
     name: str
@@ -56,9 +58,14 @@ class Figure:
     measured: str
     verdict: Verdict
     values: Mapping[str, Any] = field(default_factory=dict)
+    timed: bool = True
+
+    def under(self, load: Load) -> Figure:
+        """The figure, not judged where it was missed while other programs kept the machine busy."""
+        spoilt = self.verdict is Verdict.MISSED and self.timed and load.busy
+        return replace(self, verdict=Verdict.NOT_JUDGED) if spoilt else self
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
         return {
             "name": self.name,
             "wanted": self.wanted,
@@ -68,9 +75,8 @@ class Figure:
         }
 
 
-def judged(name: str, wanted: str, measured: str, good: bool, **values: Any) -> Figure:
-    """A figure with its verdict."""
-    return Figure(name, wanted, measured, Verdict.OK if good else Verdict.MISSED, values)
+def judged(name: str, wanted: str, measured: str, good: bool, *, timed: bool = True, **values: Any) -> Figure:
+    return Figure(name, wanted, measured, Verdict.OK if good else Verdict.MISSED, values, timed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +95,9 @@ class BenchReport:
 
     @property
     def good(self) -> bool:
-        """Whether no figure was missed."""
         return all(figure.verdict is not Verdict.MISSED for figure in self.figures)
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
         return {
             "facts": self.facts,
             "comparisons": [comparison.as_json() for comparison in self.comparisons],

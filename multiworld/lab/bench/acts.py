@@ -1,4 +1,4 @@
-"""What actors do for the parts of the bench that are not about ratios."""
+"""What workers do for the parts of the bench that are not about ratios."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from multiworld.errors import BrokenWorldException, PeerLost
 from multiworld.events import PeerSuspected, WorldBroken
 
 if TYPE_CHECKING:
-    from multiworld.chaos.actor import Stage
     from multiworld.config import TcpStoreAddress
     from multiworld.events import Event
+    from multiworld.lab.context import Context
+
+
+#: floats of a round trip while another world breaks
+PAYLOAD = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +34,19 @@ class Held:
     descriptors: int
 
 
-def held(stage: Stage) -> Held:  # noqa: ARG001
-    """Count."""
+def held(context: Context) -> Held:  # noqa: ARG001
     return Held(*(len(list(Path(f"/proc/self/{what}").iterdir())) for what in ("task", "fd")))
 
 
-def serve(stage: Stage) -> TcpStoreAddress:
-    """Host a store for all worlds of the run."""
-    return stage.mw.serve_store()
-
-
-def store_keys(stage: Stage, store: TcpStoreAddress) -> int:  # noqa: ARG001
-    """How many keys the store holds."""
+def store_keys(context: Context, store: TcpStoreAddress) -> int:  # noqa: ARG001
     return int(dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=10)).num_keys())
 
 
-async def receive(stage: Stage, name: str, src: int) -> float:
+async def receive(context: Context, name: str, src: int) -> float:
     """Wait for a message that never comes; the monotonic time at which the loss was raised."""
-    task = asyncio.ensure_future(stage.mw[name].recv(torch.zeros(1), src))
+    task = asyncio.ensure_future(context.mw[name].recv(torch.zeros(1), src))
     await asyncio.sleep(0)
-    stage.mark("receiving")
+    context.mark("receiving")
     try:
         await task
     except PeerLost:
@@ -57,71 +54,68 @@ async def receive(stage: Stage, name: str, src: int) -> float:
     raise AssertionError("a message came that nobody sent")
 
 
-async def cpu_of_receiving(stage: Stage, name: str, src: int, seconds: float) -> float:
+async def cpu_of_receiving(context: Context, name: str, src: int, seconds: float) -> float:
     """Share of a core that this process takes while one receive is pending."""
-    task = asyncio.ensure_future(stage.mw[name].recv(torch.zeros(1), src))
+    task = asyncio.ensure_future(context.mw[name].recv(torch.zeros(1), src))
     await asyncio.sleep(0.2)
-    share = await cpu_of_idling(stage, seconds)
+    share = await cpu_of_idling(context, seconds)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
     return share
 
 
-async def cpu_of_idling(stage: Stage, seconds: float) -> float:  # noqa: ARG001
+async def cpu_of_idling(context: Context, seconds: float) -> float:  # noqa: ARG001
     """Share of a core that this process takes while it does nothing."""
     started, used = time.monotonic(), time.process_time()
     await asyncio.sleep(seconds)
     return (time.process_time() - used) / (time.monotonic() - started)
 
 
-def watch_suspicions(stage: Stage) -> None:
+def watch_suspicions(context: Context) -> None:
     """Keep, from now on, what accuses a peer."""
     kept: list[Event] = []
-    stage.props["suspicions"] = kept
-    stage.mw.subscribe(lambda event: kept.append(event) if isinstance(event, PeerSuspected | WorldBroken) else None)
+    context.kept["suspicions"] = kept
+    context.mw.subscribe(lambda event: kept.append(event) if isinstance(event, PeerSuspected | WorldBroken) else None)
 
 
-def suspicions(stage: Stage) -> int:
-    """How many there were since ``watch_suspicions``."""
-    return len(stage.props["suspicions"])
+def suspicions(context: Context) -> int:
+    return len(context.kept["suspicions"])
 
 
-async def cpu_of_waiting(stage: Stage, name: str, src: int, seconds: float) -> float:
+async def cpu_of_waiting(context: Context, name: str, src: int, seconds: float) -> float:
     """The same while a thread waits in a synchronous receive, until its deadline breaks the world."""
     started, used = time.monotonic(), time.process_time()
     with contextlib.suppress(BrokenWorldException):
-        stage.mw[name].sync.recv(torch.zeros(1), src, timeout=seconds)
+        context.mw[name].sync.recv(torch.zeros(1), src, timeout=seconds)
     return (time.process_time() - used) / (time.monotonic() - started)
 
 
-async def join_many(stage: Stage, names: list[str], rank: int, size: int, store: TcpStoreAddress) -> float:
+async def join_many(context: Context, names: list[str], rank: int, size: int, store: TcpStoreAddress) -> float:
     """Join many worlds, one after the other; the seconds of each on average."""
     started = time.monotonic()
     for name in names:
-        await stage.mw.join(name, rank, size, store=store)
+        await context.mw.join(name, rank, size, store=store)
     return (time.monotonic() - started) / len(names)
 
 
-def burn(stage: Stage, seconds: float) -> int:  # noqa: ARG001
-    """Keep a core busy."""
+def burn(context: Context, seconds: float) -> int:  # noqa: ARG001
     end, turns = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         turns += 1
     return turns
 
 
-async def still_there(stage: Stage, names: list[str]) -> list[str]:
-    """Names of the worlds that are broken."""
-    return [name for name in names if stage.mw[name].failure is not None]
+async def still_there(context: Context, names: list[str]) -> list[str]:
+    return [name for name in names if context.mw[name].failure is not None]
 
 
-async def call(stage: Stage, names: list[str], seconds: float) -> list[float]:
-    """Round trips of 4 kB with rank 1 of all ``names`` at once; their times."""
+async def call(context: Context, names: list[str], seconds: float, length: int) -> list[float]:
+    """Round trips with rank 1 of all ``names`` at once, of ``length`` floats; their times."""
     end, trips = time.monotonic() + seconds, []
 
     async def one(name: str) -> None:
-        world, tensor, on = stage.mw[name], torch.ones(1000), True
+        world, tensor, on = context.mw[name], torch.ones(length), True
         while on:
             started = time.perf_counter()
             on = time.monotonic() < end
@@ -130,16 +124,16 @@ async def call(stage: Stage, names: list[str], seconds: float) -> list[float]:
             await world.recv(tensor, 1)
             trips.append(time.perf_counter() - started)
 
-    stage.mark("calling")
+    context.mark("calling")
     await asyncio.gather(*(one(name) for name in names))
     return trips
 
 
-async def echo(stage: Stage, names: list[str]) -> None:
+async def echo(context: Context, names: list[str], length: int) -> None:
     """Send back what rank 0 sends in each world until it sends zero."""
 
     async def one(name: str) -> None:
-        world, tensor = stage.mw[name], torch.ones(1000)
+        world, tensor = context.mw[name], torch.ones(length)
         while float(tensor[0]):
             await world.recv(tensor, 0)
             await world.send(tensor, 0)
@@ -147,9 +141,9 @@ async def echo(stage: Stage, names: list[str]) -> None:
     await asyncio.gather(*(one(name) for name in names))
 
 
-async def break_and_rejoin(stage: Stage, name: str, turns: int) -> list[float]:
+async def break_and_rejoin(context: Context, name: str, turns: int) -> list[float]:
     """Use a world of two with its backend, break it and rejoin; the seconds of each rejoin."""
-    world, seconds = stage.mw[name], []
+    world, seconds = context.mw[name], []
     for _ in range(turns):
         await world.all_reduce(torch.ones(100_000))
         if world.rank == 0:

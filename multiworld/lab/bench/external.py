@@ -8,17 +8,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from multiworld.bench.report import Figure, Verdict, judged
-from multiworld.bench.stats import Spread, paired_ratio
 from multiworld.errors import InvalidArgument
+from multiworld.lab.bench.report import Figure, Verdict, judged
+from multiworld.lab.bench.setup import Progress
+from multiworld.lab.bench.stats import Spread, paired_ratio
 
 _SIZES = {4: 200, 400_000: 60}
 _ROUNDS = 3
 _SECONDS = 120
-Progress = Callable[[str], None]
 
 
 def check(python: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""What two processes do in one timed turn, with plain ``torch.distributed`` and with a world; run by actors."""
+"""What two processes do in one timed turn, with plain ``torch.distributed`` and with a world; run by workers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from multiworld.chaos.actor import Stage
     from multiworld.config import TcpStoreAddress
+    from multiworld.lab.context import Context
 
 WORLD = "bench"
 #: messages of one throughput measurement that are under way before the sender waits for a sign
@@ -22,36 +22,13 @@ BURST = 8
 
 
 class PlainGroup:
-    """``torch.distributed`` of the process's default group, by the names that worlds use."""
-
-    rank: int
+    """``torch.distributed`` of the process's default group; worlds use the same names."""
 
     def __init__(self) -> None:
-        self.rank = dist.get_rank()
+        self.rank: int = dist.get_rank()
 
-    def send(self, tensor: torch.Tensor, dst: int) -> None:
-        """Send."""
-        dist.send(tensor, dst)
-
-    def recv(self, tensor: torch.Tensor, src: int) -> None:
-        """Receive."""
-        dist.recv(tensor, src)
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """All-reduce."""
-        dist.all_reduce(tensor)
-
-    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """Broadcast."""
-        dist.broadcast(tensor, src)
-
-    def all_gather(self, tensors: list[torch.Tensor], tensor: torch.Tensor) -> None:
-        """All-gather."""
-        dist.all_gather(tensors, tensor)
-
-    def barrier(self) -> None:
-        """Barrier."""
-        dist.barrier()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
 
 
 def _round_trip(group: Any, tensors: list[torch.Tensor]) -> None:
@@ -131,25 +108,25 @@ def _tensors(nbytes: int) -> list[torch.Tensor]:
     return [*payload, torch.zeros(4, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)]
 
 
-def set_up(stage: Stage, rank: int, store: TcpStoreAddress) -> None:
+def set_up(context: Context, rank: int, store: TcpStoreAddress) -> None:
     """Make the plain group of the two processes; the loopback is what worlds use as well."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     client = dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=30))
     plain = dist.PrefixStore("plain", client)
     dist.init_process_group("gloo", store=plain, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    stage.props["plain"] = PlainGroup()
+    context.kept["plain"] = PlainGroup()
 
 
-async def join(stage: Stage, rank: int, size: int, store: TcpStoreAddress, name: str = WORLD) -> float:
+async def join(context: Context, rank: int, size: int, store: TcpStoreAddress, name: str = WORLD) -> float:
     """Join a world; the seconds that it took."""
     started = time.monotonic()
-    await stage.mw.join(name, rank, size, store=store)
+    await context.mw.join(name, rank, size, store=store)
     return time.monotonic() - started
 
 
-def turns_plain(stage: Stage, name: str, nbytes: int, count: int) -> list[float]:
+def turns_plain(context: Context, name: str, nbytes: int, count: int) -> list[float]:
     """Seconds of each of ``count`` turns with the plain group."""
-    return _timed(WORKLOADS[name], stage.props["plain"], nbytes, count)
+    return _timed(WORKLOADS[name], context.kept["plain"], nbytes, count)
 
 
 class _Synchronous:
@@ -163,14 +140,14 @@ class _Synchronous:
         return getattr(self._sync, name)
 
 
-def turns_waiting(stage: Stage, name: str, nbytes: int, count: int) -> list[float]:
+def turns_waiting(context: Context, name: str, nbytes: int, count: int) -> list[float]:
     """The same with the synchronous twin of a world."""
-    return _timed(WORKLOADS[name], _Synchronous(stage.mw[WORLD]), nbytes, count)
+    return _timed(WORKLOADS[name], _Synchronous(context.mw[WORLD]), nbytes, count)
 
 
-async def turns_awaited(stage: Stage, name: str, nbytes: int, count: int) -> list[float]:
+async def turns_awaited(context: Context, name: str, nbytes: int, count: int) -> list[float]:
     """The same with a world, awaited."""
-    work, group, tensors = WORKLOADS[name].awaited, stage.mw[WORLD], _tensors(nbytes)
+    work, group, tensors = WORKLOADS[name].awaited, context.mw[WORLD], _tensors(nbytes)
     seconds = []
     await work(group, tensors)
     for _ in range(count):

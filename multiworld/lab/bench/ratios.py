@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from multiworld.bench import workloads
-from multiworld.bench.report import Comparison, Figure, judged
-from multiworld.bench.stats import Spread, paired_ratio
-from multiworld.chaos.cast import Actor, Cast
-from multiworld.config import TcpStoreAddress
+from multiworld.lab.bench import workloads
+from multiworld.lab.bench.report import Comparison, Figure, judged
+from multiworld.lab.bench.setup import Setup, everywhere
+from multiworld.lab.bench.stats import Spread, paired_ratio
+from multiworld.lab.workers import Worker
 
 #: bytes to the turns of one round, so that a round takes some ten milliseconds
 SIZES = {4: 100, 4_000: 100, 400_000: 40, 4_000_000: 8, 64_000_000: 2}
 QUICK_SIZES = {4: 100, 400_000: 40, 4_000_000: 8}
-_TURN_SECONDS = 120.0
 
-Progress = Callable[[str], None]
 Turns = Callable[..., Any]
 VARIANTS: dict[str, Turns] = {
     "plain": workloads.turns_plain,
@@ -26,46 +23,26 @@ VARIANTS: dict[str, Turns] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two processes with a plain group and a world between them."""
-
-    left: Actor
-    right: Actor
-
-    def both(self, function: Turns, *args: Any) -> list[Any]:
-        """Run ``function`` in both; their results."""
-        calls = [actor.start(function, *args) for actor in (self.left, self.right)]
-        return [call.result(_TURN_SECONDS) for call in calls]
-
-
-def make_pair(cast: Cast, store: TcpStoreAddress) -> Pair:
-    """Two actors, set up."""
-    pair = Pair(cast.actor("bench-0"), cast.actor("bench-1"))
-    for function, extra in ((workloads.set_up, (store,)), (workloads.join, (2, store))):
-        calls = [actor.start(function, rank, *extra) for rank, actor in enumerate((pair.left, pair.right))]
-        for call in calls:
-            call.result(60)
-    return pair
-
-
-def measure(pair: Pair, rounds: int, quick: bool, progress: Progress) -> tuple[Comparison, ...]:
-    """All operations and sizes."""
-    sizes = QUICK_SIZES if quick else SIZES
+def ratios(setup: Setup) -> tuple[Comparison, ...]:
+    sizes = QUICK_SIZES if setup.quick else SIZES
     found: list[Comparison] = []
-    for name, workload in workloads.WORKLOADS.items():
-        for nbytes, turns in sizes.items() if workload.sized else ((0, 100),):
-            progress(f"{name}, {nbytes:,} bytes")
-            found += _compare(pair, name, nbytes, max(1, turns // workload.payloads * 2), rounds)
+    with setup.workers("bench-0", "bench-1") as pair:
+        for call in [worker.start(workloads.set_up, rank, setup.store) for rank, worker in enumerate(pair)]:
+            call.result(60)
+        setup.join(workloads.WORLD, pair)
+        for name, workload in workloads.WORKLOADS.items():
+            for nbytes, turns in sizes.items() if workload.sized else ((0, 100),):
+                setup.progress(f"{name}, {nbytes:,} bytes")
+                found += _compare(pair, name, nbytes, max(1, turns // workload.payloads * 2), setup.rounds)
     return tuple(found)
 
 
-def _compare(pair: Pair, name: str, nbytes: int, turns: int, rounds: int) -> list[Comparison]:
+def _compare(pair: list[Worker], name: str, nbytes: int, turns: int, rounds: int) -> list[Comparison]:
     seconds: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
     for number in range(rounds):
         names = list(VARIANTS)
         for variant in names[number % 3 :] + names[: number % 3]:  # each is first, second and last as often
-            seconds[variant].append(pair.both(VARIANTS[variant], name, nbytes, turns)[0])
+            seconds[variant].append(everywhere(pair, VARIANTS[variant], name, nbytes, turns)[0])
     medians = {variant: [Spread.of(values).p50 for values in each] for variant, each in seconds.items()}
     spreads = {variant: Spread.of([v for values in each for v in values]) for variant, each in seconds.items()}
     return [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from multiworld.bench.report import BenchReport, Comparison
 from multiworld.errors import InvalidArgument
+from multiworld.lab.bench.report import BenchReport, Comparison
 
 
 def check(path: Path) -> None:

@@ -64,7 +64,6 @@ class Fault:
 
     @property
     def detail(self) -> str:
-        """For tables."""
         parts = [
             f"for {self.seconds} s" if self.seconds else "",
             f"and kill {self.second}" if self.second is not None else "",
@@ -91,11 +90,9 @@ class Plan:
     faults: tuple[Fault, ...]
 
     def worlds_of(self, worker: int) -> list[str]:
-        """Names of the worlds that a worker is in."""
         return [name for name, members in self.worlds.items() if worker in members]
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
         faults = [{**asdict(fault), "kind": fault.kind.value} for fault in self.faults]
         return {**asdict(self), "faults": faults}
 

@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 _RESAMPLES = 2000
 _CONFIDENCE = 0.95
@@ -32,12 +33,10 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
         p50, p90, p99 = (percentile(values, share) for share in (0.5, 0.9, 0.99))
         return cls(len(values), p50, p90, p99, max(values))
 
-    def as_json(self) -> dict[str, float]:
-        """For ``--json``."""
+    def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -52,11 +51,9 @@ class Ratio:
 
     @property
     def text(self) -> str:
-        """For tables."""
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
-    def as_json(self) -> dict[str, float]:
-        """For ``--json``."""
+    def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 

@@ -1,13 +1,14 @@
-"""A process that has loaded torch and forks actors on request, so that a fresh worker costs milliseconds, not seconds.
+"""A process that has loaded torch and forks workers on request, so that a fresh worker costs milliseconds, not seconds.
 
-Started by ``Cast`` as ``python -m multiworld.chaos.zygote FD``. It has one thread and no state but its children. It
-ends when its conductor does, and its children end with it.
+``WorkerPool`` starts it as ``python -m multiworld.lab.forkserver FD MODULE...``. It has one thread and no state but its
+children. It ends when its pool does, and its children end with it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import signal
@@ -15,37 +16,23 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-_CLONE_NEWNET = 0x40000000
 
 
-def enter_network(name: str) -> None:
-    """Move this thread into the network namespace ``name``, as made by ``ip netns add``."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Path("/run/netns", name).open("rb") as handle:
-        if libc.setns(handle.fileno(), _CLONE_NEWNET):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), name)
-
-
-def _become_actor(parent: int, control: socket.socket, request: dict[str, Any]) -> None:
+def _become_worker(parent: int, control: socket.socket) -> None:
     control.close()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    os.environ.update(request["env"])
-    if request["network"]:
-        enter_network(request["network"])
 
 
-def _spawn(control: socket.socket, request: dict[str, Any], channel: int) -> int | None:
+def _spawn(control: socket.socket, channel: int) -> int | None:
     """Fork; the child's channel in the child, None in the parent."""
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _become_actor(parent, control, request)
+        _become_worker(parent, control)
         return channel
     os.close(channel)
     control.send(json.dumps({"pid": child}).encode())
@@ -62,7 +49,7 @@ def _status(pid: int) -> int | None:
 
 
 def serve(control: socket.socket) -> tuple[int, str] | None:
-    """Answer requests until the conductor is gone (None), or until we are a new actor (its channel and name)."""
+    """Answer requests until the pool is gone (None), or until we are a new worker (its channel and name)."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, 65536, 1)
         if not data:
@@ -71,26 +58,28 @@ def serve(control: socket.socket) -> tuple[int, str] | None:
         if request["do"] == "status":
             control.send(json.dumps({"status": _status(request["pid"])}).encode())
             continue
-        channel = _spawn(control, request, descriptors[0])
+        channel = _spawn(control, descriptors[0])
         if channel is not None:
             return channel, request["name"]
 
 
 def main() -> None:
-    """Load everything, then serve."""
     import torch.distributed  # noqa: F401 - loaded for the children
 
     import multiworld.multi  # noqa: F401
-    from multiworld.chaos import actor
+    from multiworld.lab import context
 
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
     if threading.active_count() > 1 or len(list(Path("/proc/self/task").iterdir())) > 1:
-        sys.exit("a zygote must have one thread: something that was imported has started another")
+        sys.exit("the forkserver must have one thread: something that was imported has started another")
     gc.freeze()
     control = socket.socket(fileno=int(sys.argv[1]))
     control.send(b"{}")
     role = serve(control)
-    if role is not None:
-        actor.main(*role)
+    if role is None:
+        os._exit(0)  # nothing here needs an orderly end
+    context.main(*role)
 
 
 if __name__ == "__main__":

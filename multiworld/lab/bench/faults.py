@@ -1,0 +1,105 @@
+"""Parts ``detection``, ``isolation`` and ``rejoin``: what a fault costs, and how soon it is known."""
+
+from __future__ import annotations
+
+import time
+
+from multiworld.lab.bench import acts
+from multiworld.lab.bench.report import Figure, judged
+from multiworld.lab.bench.setup import Setup, everywhere
+from multiworld.lab.bench.stats import Spread, paired_ratio, percentile
+from multiworld.lab.injector import Fired, Injector
+from multiworld.lab.workers import Worker
+
+_OTHERS = 4
+_WINDOW_SECONDS = 1.0
+
+
+def detection(setup: Setup) -> list[Figure]:
+    """How long a receive goes on after its peer is killed or frozen."""
+    found = []
+    for fault, limit, turns in (("kill", 0.05, 5 if setup.quick else 20), ("freeze", 1.0, 3 if setup.quick else 10)):
+        name = f"peer {'killed' if fault == 'kill' else 'frozen'} while we wait in recv"
+        setup.progress(name)
+        seconds = [_noticed_after(setup, fault, turn) for turn in range(turns)]
+        spread = Spread.of(seconds)
+        text = f"p50 {spread.p50 * 1e3:,.1f} ms, most {spread.most * 1e3:,.1f} ms, {turns} times"
+        found.append(judged(name, f"<= {limit * 1e3:,.0f} ms", text, spread.p50 <= limit, seconds=seconds))
+    return found
+
+
+def _noticed_after(setup: Setup, fault: str, turn: int) -> float:
+    with setup.workers("survivor", "victim") as (survivor, victim):
+        name = f"detect-{fault}-{turn}"
+        setup.join(name, [survivor, victim])
+        waiting = survivor.start(acts.receive, name, 1)
+        survivor.wait_for("receiving")
+        time.sleep(0.3 + 0.037 * turn)  # not in step with the heartbeat
+        fired: Fired = getattr(Injector(), fault)(victim)
+        noticed: float = waiting.result(30)
+        return noticed - fired.at
+
+
+def isolation(setup: Setup) -> list[Figure]:
+    """Latency and rate of other worlds in windows with and without a break, in turns."""
+    setup.progress("a break in one world against the others")
+    names = [f"other-{number}" for number in range(_OTHERS)]
+    windows: dict[bool, list[list[float]]] = {True: [], False: []}
+    with setup.workers("leader", "partner") as pair:
+        for name in names:
+            setup.join(name, pair)
+        for turn in range(5 if setup.quick else 15):
+            for strike in (False, True) if turn % 2 else (True, False):
+                windows[strike].append(_window(setup, pair, names, turn, strike))
+    struck, calm = windows[True], windows[False]
+    p99 = paired_ratio([percentile(w, 0.99) for w in struck], [percentile(w, 0.99) for w in calm])
+    rate = paired_ratio([len(w) for w in struck], [len(w) for w in calm])
+    name = "break in one world: {} of the others"
+    return [
+        judged(name.format("p99"), "unchanged", f"{p99.text} x", p99.low <= 1.05, ratio=p99.as_json()),
+        judged(name.format("rate"), "unchanged", f"{rate.text} x", rate.high >= 0.97, ratio=rate.as_json()),
+    ]
+
+
+def _window(setup: Setup, pair: list[Worker], names: list[str], turn: int, strike: bool) -> list[float]:
+    """Round trips in the other worlds, with a member of one more world there, killed in the middle if ``strike``."""
+    leader, partner = pair
+    name = f"struck-{turn}-{strike}"
+    with setup.workers("victim") as (victim,):
+        setup.join(name, [leader, victim])
+        waiting = leader.start(acts.receive, name, 1)
+        leader.wait_for("receiving")
+        echoing = partner.start(acts.echo, names, acts.PAYLOAD)
+        calling = leader.start(acts.call, names, _WINDOW_SECONDS, acts.PAYLOAD)
+        leader.wait_for("calling")
+        time.sleep(_WINDOW_SECONDS / 3)
+        if strike:
+            victim.kill()
+        trips: list[float] = calling.result(30)
+        echoing.result(30)
+        if not strike:
+            victim.kill()
+        waiting.result(30)
+    return trips
+
+
+def rejoin(setup: Setup) -> list[Figure]:
+    """A world of two that is used, broken and joined again, a hundred times."""
+    setup.progress("rejoin, a hundred times")
+    with setup.workers("rejoin-0", "rejoin-1") as members:
+        setup.join("rejoin", members)
+        everywhere(members, acts.break_and_rejoin, "rejoin", 3)
+        time.sleep(0.5)  # what is freed is freed in the background
+        before, keys = everywhere(members, acts.held), setup.host.run(acts.store_keys, setup.store)
+        seconds = [value for each in everywhere(members, acts.break_and_rejoin, "rejoin", 100) for value in each]
+        time.sleep(0.5)
+        after, left = everywhere(members, acts.held), setup.host.run(acts.store_keys, setup.store)
+    spread = Spread.of(seconds)
+    grown = [sum(a.threads - b.threads for a, b in zip(after, before, strict=True)),
+             sum(a.descriptors - b.descriptors for a, b in zip(after, before, strict=True)), left - keys]  # fmt: skip
+    text = f"p50 {spread.p50 * 1e3:,.1f} ms, p99 {spread.p99 * 1e3:,.1f} ms, most {spread.most * 1e3:,.1f} ms"
+    leaks = f"{grown[0]} threads, {grown[1]} descriptors, {grown[2]} keys more"
+    return [
+        judged("rejoin under the same name", "<= 1 s", text, spread.p99 <= 1.0, **spread.as_json()),
+        judged("rejoin 100 times: left behind", "nothing", leaks, all(n <= 0 for n in grown), timed=False, grown=grown),
+    ]

@@ -1,0 +1,95 @@
+"""The whole bench: a pool of workers, the parts that were asked for, one report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from multiworld.errors import InvalidArgument
+from multiworld.lab.bench import external, faults
+from multiworld.lab.bench.idle import idle
+from multiworld.lab.bench.load import LoadMeter
+from multiworld.lab.bench.ratios import figures, ratios
+from multiworld.lab.bench.report import BenchReport, Comparison, Figure
+from multiworld.lab.bench.setup import Progress, Setup
+from multiworld.lab.bench.strangers import strangers
+from multiworld.lab.context import serve_store
+from multiworld.lab.workers import WorkerPool
+from multiworld.version import VERSION
+
+_FIGURES = {
+    "detection": faults.detection, "idle": idle, "isolation": faults.isolation, "strangers": strangers,
+    "rejoin": faults.rejoin,
+}  # fmt: skip
+PARTS = ("ratios", *_FIGURES)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What to measure.
+
+    Args:
+        quick: fewer sizes and repetitions.
+        parts: some of ``PARTS``; empty for all.
+        rounds: interleaved rounds per size and operation.
+        pymultiworld: interpreter that has pymultiworld, to compare with; None for none.
+    """
+
+    quick: bool = False
+    parts: tuple[str, ...] = ()
+    rounds: int = 15
+    pymultiworld: Path | None = None
+
+
+def run(options: BenchOptions, progress: Progress) -> BenchReport:
+    """Measure; ``progress`` is called with one line at each step.
+
+    Raises:
+        InvalidArgument: a part that does not exist.
+    """
+    wanted = options.parts or PARTS
+    if unknown := set(wanted) - set(PARTS):
+        raise InvalidArgument(
+            what=f"there is no part {', '.join(sorted(unknown))}",
+            cause="it is misspelt, most likely",
+            remedy=f"choose some of {', '.join(PARTS)}",
+        )
+    external.check(options.pymultiworld)
+    before, meter = os.getloadavg(), LoadMeter()
+    comparisons, found = _measure(options, wanted, progress)
+    found += external.compare(options.pymultiworld, progress)
+    load = meter.read()
+    facts = {
+        "multiworld": VERSION,
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "load before": " ".join(f"{value:.2f}" for value in before),
+        "load after": " ".join(f"{value:.2f}" for value in os.getloadavg()),
+        "others": str(load),
+        "rounds": str(5 if options.quick else options.rounds),
+        "note": "plain and worlds were measured in turns in the same two processes; trust ratios more than times",
+    }
+    return BenchReport(comparisons, tuple(figure.under(load) for figure in found), facts)
+
+
+def _measure(
+    options: BenchOptions, wanted: tuple[str, ...], progress: Progress
+) -> tuple[tuple[Comparison, ...], list[Figure]]:
+    comparisons: tuple[Comparison, ...] = ()
+    with tempfile.TemporaryDirectory(prefix="multiworld-bench-") as folder, WorkerPool(Path(folder, "log")) as pool:
+        host = pool.worker("store")
+        rounds = 5 if options.quick else options.rounds
+        setup = Setup(pool, host, host.run(serve_store), rounds, options.quick, progress)
+        if "ratios" in wanted:
+            comparisons = ratios(setup)
+        found = figures(comparisons)
+        for name, part in _FIGURES.items():
+            if name in wanted:
+                found += part(setup)
+    return comparisons, found

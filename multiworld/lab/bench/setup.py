@@ -1,0 +1,59 @@
+"""What every part of the bench is given: where its workers come from, and how much to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from multiworld.config import TcpStoreAddress
+from multiworld.lab.bench import workloads
+from multiworld.lab.workers import Worker, WorkerPool
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a part is given.
+
+    Attributes:
+        pool: where workers come from.
+        host: the worker that hosts the store.
+        store: where all worlds are assembled.
+        rounds: interleaved rounds per size and operation.
+        quick: fewer sizes and repetitions.
+        progress: called with one line at each step.
+    """
+
+    pool: WorkerPool
+    host: Worker
+    store: TcpStoreAddress
+    rounds: int
+    quick: bool
+    progress: Progress
+
+    @contextmanager
+    def workers(self, *names: str) -> Iterator[list[Worker]]:
+        """Workers for the block."""
+        made = [self.pool.worker(name) for name in names]
+        try:
+            yield made
+        finally:
+            self.pool.dismiss(*made)
+
+    def join(self, world: str, members: Sequence[Worker]) -> None:
+        """Let all join a world, by their order."""
+        each = [
+            member.start(workloads.join, rank, len(members), self.store, world) for rank, member in enumerate(members)
+        ]
+        for call in each:
+            call.result(180)
+
+
+def everywhere(
+    workers: Sequence[Worker], function: Callable[..., Any], *args: Any, timeout: float = 180.0
+) -> list[Any]:
+    """Run ``function`` in all workers at once; their results."""
+    return [call.result(timeout) for call in [worker.start(function, *args) for worker in workers]]

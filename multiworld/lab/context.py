@@ -1,0 +1,173 @@
+"""The inside of a worker process: it runs the functions that its pool sends, and reports how each ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import inspect
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from multiworld.lab.messages import LENGTH, SAID, Call, Cancel, Mark, Outcome, Tell, packed
+
+if TYPE_CHECKING:
+    from multiworld.config import TcpStoreAddress
+    from multiworld.multi import MultiWorld
+
+
+class Context:
+    """The first argument of every function that a worker runs.
+
+    Attributes:
+        name: of the worker.
+        kept: what one function leaves for later ones.
+    """
+
+    def __init__(self, name: str, channel: socket.socket) -> None:
+        self.name = name
+        self.kept: dict[str, Any] = {}
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._awaits = False  # an event loop reads the channel, which does not block then
+        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._mw: MultiWorld | None = None
+
+    @property
+    def mw(self) -> MultiWorld:
+        """The worker's ``MultiWorld``, made at the first use."""
+        if self._mw is None:
+            from multiworld.multi import MultiWorld
+
+            self._mw = MultiWorld()
+        return self._mw
+
+    async def close(self) -> None:
+        """Close the worker's ``MultiWorld``; the next use makes another."""
+        if self._mw is not None:
+            closing, self._mw = self._mw, None
+            await closing.close()
+
+    def mark(self, name: str, value: Any = None) -> None:
+        """Tell the pool that the worker has come here; it is in the socket when this returns."""
+        self._post(Mark(name, time.monotonic(), value))
+
+    def send(self, value: Any) -> None:
+        """Give ``Worker.recv`` a value."""
+        self.mark(SAID, value)
+
+    def recv(self, timeout: float = 30.0) -> Any:
+        """Return the next value of ``Worker.send``; only for the function of a worker that runs one alone.
+
+        Raises:
+            TimeoutError: none came within ``timeout`` seconds.
+        """
+        if not select.select([self._channel], [], [], timeout)[0]:
+            raise TimeoutError(f"the pool sent nothing within {timeout} s")
+        message: Tell = self._read()
+        return message.value
+
+    def live(self) -> None:
+        """Run what the pool asks for, until it closes the channel."""
+        with contextlib.suppress(EOFError):
+            first = self._read()
+            if first.main:
+                self._run_alone(first)
+            else:
+                asyncio.run(self._serve(first))
+
+    def _run_alone(self, call: Call) -> None:
+        started, pid = time.monotonic(), os.getpid()
+        value, error, trace = None, None, ""
+        try:
+            value = call.function(self, *call.args)
+        except BaseException as failure:
+            if os.getpid() != pid:
+                raise
+            error, trace = failure, traceback.format_exc()
+        if os.getpid() != pid:  # a child that the function has forked ends as every program does
+            return
+        with contextlib.suppress(OSError):  # the pool may have closed the channel
+            self._post(Outcome(call.number, started, time.monotonic(), value, error, trace))
+        threading._shutdown()  # type: ignore[attr-defined]  # wait for threads, as every program does at its end
+        sys.stdout.flush()
+        os._exit(0)  # taking apart what was loaded before the fork takes longer than most tests
+
+    async def _serve(self, first: Call | Cancel) -> None:
+        self._awaits = True
+        self._channel.setblocking(False)
+        self._handle(first)
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: asyncio.StreamReaderProtocol(reader), self._channel.dup()
+        )
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                self._handle(pickle.loads(await reader.readexactly(length)))  # noqa: S301 - from our pool
+        except asyncio.IncompleteReadError:
+            transport.close()
+
+    def _handle(self, message: Call | Cancel) -> None:
+        if isinstance(message, Cancel):
+            if message.number in self._tasks:
+                self._tasks[message.number].cancel()
+            return
+        task = asyncio.get_running_loop().create_task(self._run(message))
+        self._tasks[message.number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(message.number, None))
+
+    async def _run(self, call: Call) -> None:
+        started = time.monotonic()
+        value, error, trace = None, None, ""
+        try:
+            value = call.function(self, *call.args)
+            if inspect.isawaitable(value):
+                value = await value
+        except SystemExit:
+            raise
+        except BaseException as failure:  # noqa: BLE001 - reported to the caller
+            value, error, trace = None, failure, traceback.format_exc()
+        self._post(Outcome(call.number, started, time.monotonic(), value, error, trace))
+
+    def _read(self) -> Any:
+        """Read one message and block meanwhile; ``EOFError`` when the pool has closed the channel."""
+        (length,) = LENGTH.unpack(self._read_bytes(LENGTH.size))
+        return pickle.loads(self._read_bytes(length))  # noqa: S301 - from our pool
+
+    def _read_bytes(self, count: int) -> bytes:
+        data = self._channel.recv(count, socket.MSG_WAITALL)
+        if len(data) < count:
+            raise EOFError
+        return data
+
+    def _post(self, message: Mark | Outcome) -> None:
+        data = packed(message)
+        with self._sending:
+            self._channel.setblocking(True)
+            try:
+                self._channel.sendall(data)
+            finally:
+                self._channel.setblocking(not self._awaits)
+
+
+def serve_store(context: Context, host: str = "127.0.0.1") -> TcpStoreAddress:
+    return context.mw.serve_store(host)
+
+
+def main(channel: int, name: str) -> None:
+    """Be a worker until the pool closes the channel or a function exits."""
+    import torch
+
+    torch.set_num_threads(1)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the pool asks for the stacks when a call is overdue
+    Context(name, socket.socket(fileno=channel)).live()

@@ -1,0 +1,314 @@
+"""The outside of worker processes: a pool starts them, calls functions in them and waits for what they report.
+
+    def work(context, store, rank):
+        with MultiWorld() as mw:
+            world = mw.sync.join("w", rank, 2, store=store)
+            context.send("joined")
+            ...
+
+    with WorkerPool() as pool:
+        one = pool.run(work, store, 0)             # a process for this function alone
+        assert one.recv() == "joined"
+        other = pool.worker("other")               # a process with an event loop that runs one function after the other
+        call = other.start(acts.join, "w", 1, 2)
+        ...
+        one.freeze()
+        assert one.result() == ...
+
+Every wait has a deadline. What a worker raises is raised, with its traceback, where its result is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from multiworld.lab.messages import LENGTH, SAID, Call, Cancel, Mark, Outcome, Tell, packed
+
+DEADLINE = 30.0
+_START_SECONDS = 120.0
+# One thread each: workers are many, cores are few, and a forkserver must have no other thread when it forks.
+_ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+# torch prints the stack of every refused connection, and workers are here to provoke that.
+_ENVIRONMENT["TORCH_CPP_LOG_LEVEL"] = "FATAL"
+
+
+class OverdueError(AssertionError, TimeoutError):
+    """A worker did not answer in time; its stacks are in the pool's log."""
+
+
+class VanishedError(AssertionError):
+    """A worker ended while an answer was waited for."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an error in a worker, as the cause of the error."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Running:
+    """A call under way in a worker."""
+
+    def __init__(self, worker: Worker, number: int) -> None:
+        self._worker = worker
+        self.number = number
+
+    def outcome(self, timeout: float = 20.0) -> Outcome:
+        """How it ended; ``OverdueError`` after ``timeout`` seconds."""
+        return self._worker.outcome_of(self.number, timeout)
+
+    def result(self, timeout: float = 20.0) -> Any:
+        """What it returned; raises what it raised."""
+        outcome = self.outcome(timeout)
+        if outcome.error is not None:
+            raise outcome.error from RemoteTraceback(outcome.trace)
+        return outcome.value
+
+    def cancel(self) -> None:
+        self._worker.post(Cancel(self.number))
+
+
+class Worker:
+    """A worker process.
+
+    Attributes:
+        name: for messages.
+        pid: of the process; the kernel may give it to another one once this one is reaped.
+        code: its exit code once it is reaped.
+        gone: whether its channel was found closed.
+    """
+
+    def __init__(self, pool: WorkerPool, name: str, pid: int, channel: socket.socket) -> None:
+        self.pool = pool
+        self.name = name
+        self.pid = pid
+        self.code: int | None = None
+        self._channel = channel
+        self._numbers = itertools.count(1)
+        self._latest = 0
+        self._outcomes: dict[int, Outcome] = {}
+        self._marks: list[Mark] = []
+        self._input = bytearray()
+        self.gone = False
+
+    def start(self, function: Callable[..., Any], *args: Any, main: bool = False) -> Running:
+        number = self._latest = next(self._numbers)
+        self.post(Call(number, function, args, main))
+        return Running(self, number)
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 20.0) -> Any:
+        return self.start(function, *args).result(timeout)
+
+    def post(self, message: Call | Cancel | Tell) -> None:
+        data = packed(message)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who waits for its answer is told
+            self._channel.sendall(data)
+
+    def send(self, value: Any) -> None:
+        """Give ``Context.recv`` a value."""
+        self.post(Tell(value))
+
+    def recv(self, timeout: float = DEADLINE) -> Any:
+        """Return the next value of ``Context.send``; raises what the latest call raised instead of sending."""
+        return self.wait_for(SAID, timeout).value
+
+    def result(self, timeout: float = DEADLINE) -> Any:
+        """Return the result of the latest call; raises what it raised."""
+        return Running(self, self._latest).result(timeout)
+
+    def wait_for(self, mark: str, timeout: float = 20.0) -> Mark:
+        """The first mark of that name not asked for yet; raises what the latest call raised instead of coming there."""
+        found: Mark = self._wait(lambda: self._marked(mark), f"mark {mark!r}", timeout)
+        self._marks.remove(found)
+        return found
+
+    def marks(self, name: str) -> list[Mark]:
+        """All marks of that name that are here now; they are not given again."""
+        while not self.gone and select.select([self._channel], [], [], 0)[0]:
+            self._read(0)
+        found = [mark for mark in self._marks if mark.name == name]
+        self._marks = [mark for mark in self._marks if mark.name != name]
+        return found
+
+    def outcome_of(self, number: int, timeout: float) -> Outcome:
+        found: Outcome = self._wait(lambda: self._outcomes.pop(number, None), f"call {number}", timeout)
+        return found
+
+    def exit_code(self, timeout: float = DEADLINE) -> int:
+        """Wait until the process has ended and is reaped: its exit code, negative for a signal."""
+        return self.pool.exit_code(self, timeout)
+
+    def signal(self, number: int) -> None:
+        """Send a signal. After SIGSTOP, this returns when the process is stopped."""
+        os.kill(self.pid, number)
+        if number == signal.SIGSTOP:
+            stat, deadline = Path(f"/proc/{self.pid}/stat"), time.monotonic() + 5
+            while stat.read_text().rpartition(")")[2].split()[0] not in "Tt":  # nothing tells a process without parent
+                if time.monotonic() > deadline:
+                    raise OverdueError(f"worker {self.name} (pid {self.pid}) did not stop")
+                time.sleep(0.001)
+
+    def kill(self) -> None:
+        """Send SIGKILL, and wait until the process is gone."""
+        os.kill(self.pid, signal.SIGKILL)
+        if (code := self.exit_code(10.0)) != -signal.SIGKILL:
+            raise VanishedError(f"worker {self.name} (pid {self.pid}) had ended with {code}")
+
+    def close(self) -> None:
+        """Let the worker end by itself."""
+        self._channel.close()
+
+    def _marked(self, name: str) -> Mark | None:
+        mark = next((mark for mark in self._marks if mark.name == name), None)
+        latest = self._outcomes.get(self._latest)
+        if mark is None and latest is not None and latest.error is not None:
+            raise latest.error from RemoteTraceback(latest.trace)
+        return mark
+
+    def _wait(self, look: Callable[[], Any], what: str, timeout: float) -> Any:
+        deadline = time.monotonic() + timeout
+        while (found := look()) is None:
+            left = deadline - time.monotonic()
+            if self.gone:
+                raise VanishedError(f"worker {self.name} (pid {self.pid}) ended with {self.exit_code()} before {what}")
+            if left <= 0:
+                self._complain(what, timeout)
+            self._read(left)
+        return found
+
+    def _complain(self, what: str, timeout: float) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+            time.sleep(0.2)  # it has no way to say that its stacks are written
+        raise OverdueError(f"worker {self.name} (pid {self.pid}): no {what} within {timeout} s; log: {self.pool.log}")
+
+    def _read(self, timeout: float) -> None:
+        ready, _, _ = select.select([self._channel], [], [], max(0.0, timeout))
+        if not ready:
+            return
+        try:
+            data = self._channel.recv(1 << 20)
+        except ConnectionResetError:
+            data = b""
+        self.gone = not data
+        self._input += data
+        while len(self._input) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._input)
+            end = LENGTH.size + length
+            if len(self._input) < end:
+                break
+            self._take(pickle.loads(bytes(self._input[LENGTH.size : end])))  # noqa: S301 - from our own worker
+            del self._input[:end]
+
+    def _take(self, message: Mark | Outcome) -> None:
+        if isinstance(message, Mark):
+            self._marks.append(message)
+        else:
+            self._outcomes[message.number] = message
+
+
+class WorkerPool:
+    """A forkserver and its workers.
+
+    Args:
+        log: file for the standard error of all workers; None for that of this process.
+        python_path: folders with the modules that the functions come from.
+        preload: modules that the forkserver imports, so that no worker needs to.
+    """
+
+    def __init__(self, log: Path | None = None, python_path: tuple[str, ...] = (), preload: Iterable[str] = ()) -> None:
+        self.log = log
+        self.workers: list[Worker] = []
+        self._numbers = itertools.count(1)
+        self._asking = threading.Lock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = os.pathsep.join([*python_path, *filter(None, sys.path)])
+        with contextlib.ExitStack() as stack:
+            stderr = stack.enter_context(log.open("ab")) if log is not None else None
+            self._forkserver = subprocess.Popen(
+                [sys.executable, "-m", "multiworld.lab.forkserver", str(theirs.fileno()), *preload],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path}, start_new_session=True,
+            )  # fmt: skip
+        theirs.close()
+        self._control.settimeout(_START_SECONDS)
+        if not self._control.recv(16):
+            raise VanishedError(f"the forkserver did not start: {log and log.read_text(errors='replace')[-2000:]}")
+
+    def worker(self, name: str = "") -> Worker:
+        """Start a worker that runs one function after the other in an event loop."""
+        ours, theirs = socket.socketpair()
+        name = name or f"worker-{next(self._numbers)}"
+        with theirs:
+            answer = self._ask({"do": "spawn", "name": name}, theirs)
+        worker = Worker(self, name, answer["pid"], ours)
+        self.workers.append(worker)
+        return worker
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Worker:
+        """Start a worker for ``function(context, *args)`` alone: in its main thread, without an event loop."""
+        worker = self.worker()
+        worker.start(function, *args, main=True)
+        return worker
+
+    def exit_code(self, worker: Worker, timeout: float) -> int:
+        """Wait until ``worker`` has ended, reap it, and return its exit code."""
+        if worker.code is None:
+            descriptor = os.pidfd_open(worker.pid)
+            try:
+                if not select.select([descriptor], [], [], timeout)[0]:
+                    raise OverdueError(f"worker {worker.name} (pid {worker.pid}) is alive after {timeout} s")
+            finally:
+                os.close(descriptor)
+            worker.code = int(self._ask({"do": "status", "pid": worker.pid})["status"])
+        return worker.code
+
+    def dismiss(self, *workers: Worker) -> None:
+        """End those of ``workers`` that live, and reap them."""
+        for worker in workers:
+            if worker.code is None:
+                os.kill(worker.pid, signal.SIGKILL)
+        for worker in workers:
+            self.exit_code(worker, 10.0)
+            worker.close()
+            if worker in self.workers:
+                self.workers.remove(worker)
+
+    def dismiss_all(self) -> None:
+        self.dismiss(*self.workers)
+
+    def close(self) -> None:
+        self.dismiss_all()
+        self._control.close()
+        self._forkserver.wait(timeout=10)
+
+    def __enter__(self) -> WorkerPool:  # noqa: PYI034 - typing.Self is not in 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, request: dict[str, Any], channel: socket.socket | None = None) -> dict[str, Any]:
+        descriptors = [] if channel is None else [channel.fileno()]
+        with self._asking:
+            socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
+            answer: dict[str, Any] = json.loads(self._control.recv(1024))
+        return answer
