@@ -29,8 +29,8 @@ from multiworld.errors import DescriptorsExhausted, InvalidArgument, WrongContex
 from multiworld.events import Event, EventBus
 from multiworld.loops import running_loop
 from multiworld.net.descriptors import descriptor_shortage, limit
-from multiworld.net.hub import Hub
 from multiworld.net.interfaces import chosen_address
+from multiworld.net.reactor import Hub
 from multiworld.net.settings import network_settings
 from multiworld.process import register
 from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains

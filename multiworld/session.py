@@ -30,21 +30,21 @@ from multiworld.events import (
     WorldBroken,
     WorldLeft,
 )
+from multiworld.matching.any_source import AnyReceive
+from multiworld.matching.collectives import Agreement, CollectiveOperation
+from multiworld.matching.mailbox import Mailbox, SendOperation
+from multiworld.matching.operation import Operation, wait_async, wait_sync
+from multiworld.modes import disturbed, undisturbed
 from multiworld.net.bridge import LoopBridge, SyncPoller
 from multiworld.net.frames import Kind
 from multiworld.net.lane import Done, Lane
-from multiworld.ops.agreement import Agreement, CollectiveOperation
-from multiworld.ops.any_source import AnyReceive
 from multiworld.ops.base import begin, outcome
-from multiworld.ops.mailbox import Mailbox, SendOperation
-from multiworld.ops.modes import disturbed, undisturbed
-from multiworld.ops.operation import Operation, wait_async, wait_sync
 from multiworld.ops.quarantine import watching
 from multiworld.profiling import span
 from multiworld.tally import Tally
 
 if TYPE_CHECKING:
-    from multiworld.net.hub import Hub
+    from multiworld.net.reactor import Hub
     from multiworld.ops.base import GroupBase, Starter
     from multiworld.rendezvous.ledger import Claim
     from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires

@@ -19,8 +19,8 @@ from multiworld.threads import start_or_run
 
 if TYPE_CHECKING:
     from multiworld.drivers.base import Driver
+    from multiworld.matching.collectives import CollectiveOperation
     from multiworld.net.lane import Done
-    from multiworld.ops.agreement import CollectiveOperation
     from multiworld.session import Session
 
 logger = logging.getLogger(__name__)

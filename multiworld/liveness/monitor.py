@@ -27,7 +27,7 @@ from multiworld.liveness.reach import Reach
 from multiworld.liveness.ring import watched_by
 
 if TYPE_CHECKING:
-    from multiworld.net.hub import Hub
+    from multiworld.net.reactor import Hub
     from multiworld.rendezvous.ledger import Claim
     from multiworld.rendezvous.wiring import DialPulse
     from multiworld.session import Session

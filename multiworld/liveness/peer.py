@@ -17,7 +17,7 @@ from multiworld.liveness.pulse import MAX_AT_ONCE, PING
 from multiworld.liveness.tcpinfo import tcp_info
 
 if TYPE_CHECKING:
-    from multiworld.net.hub import Hub
+    from multiworld.net.reactor import Hub
     from multiworld.session import Session
 
 #: how long one attempt to connect again may take, in seconds

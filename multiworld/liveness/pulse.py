@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from multiworld.net.hub import Hub
+    from multiworld.net.reactor import Hub
 
 logger = logging.getLogger(__name__)
 

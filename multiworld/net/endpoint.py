@@ -21,7 +21,7 @@ from multiworld.net.greeting import MAX_GREETING_BYTES, Acceptor, GreetingError,
 from multiworld.net.settings import listen
 
 if TYPE_CHECKING:
-    from multiworld.net.hub import Hub
+    from multiworld.net.reactor import Hub
 
 logger = logging.getLogger(__name__)
 

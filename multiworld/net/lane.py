@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from multiworld.net.frames import HEADER_BYTES, WITH_PAYLOAD, pack, unpack_from
 
 if TYPE_CHECKING:
-    from multiworld.ops.operation import Operation
+    from multiworld.matching.operation import Operation
 
 STAGING_BYTES = 16 * 1024
 # Many small reads in one go are fine; a large payload gives way to others in the event loop after this much.

@@ -9,13 +9,13 @@ import torch
 
 from multiworld.config import is_duration
 from multiworld.errors import InvalidArgument
+from multiworld.matching.operation import wait_async, wait_sync
+from multiworld.modes import disturbed, transform, undisturbed
 from multiworld.ops import quarantine
-from multiworld.ops.modes import disturbed, transform, undisturbed
-from multiworld.ops.operation import wait_async, wait_sync
 from multiworld.profiling import profiled
 
 if TYPE_CHECKING:
-    from multiworld.ops.operation import Operation
+    from multiworld.matching.operation import Operation
     from multiworld.session import Session
     from multiworld.world import World
 

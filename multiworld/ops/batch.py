@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from multiworld.errors import MultiWorldError
-from multiworld.ops.operation import Operation
+from multiworld.matching.operation import Operation
 
 if TYPE_CHECKING:
     from multiworld.session import Session

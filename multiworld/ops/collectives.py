@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.matching.collectives import CollectiveOperation
+from multiworld.matching.plan import INLINE_BYTES, Bytes, Collective, Parts, Plan, signature
 from multiworld.net.frames import CODES
-from multiworld.ops.agreement import CollectiveOperation
 from multiworld.ops.memory import bytes_of, check_list, check_rank, check_source, check_tensor, invalid
-from multiworld.ops.plan import INLINE_BYTES, Bytes, Collective, Parts, Plan, signature
 from multiworld.ops.reduction import Reduction
 from multiworld.ops.staging import readable
 from multiworld.ops.staging_buffers import StagingBuffers
 
 if TYPE_CHECKING:
+    from multiworld.matching.operation import Operation
     from multiworld.ops.base import GroupBase
-    from multiworld.ops.operation import Operation
     from multiworld.session import Session
 
 Tensors = Sequence[torch.Tensor]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.matching.plan import Collective, Parts, Plan, signature
 from multiworld.net.frames import CODES
 from multiworld.ops.collectives import Check, Tensors, as_list, part, pieces, small, start, tensors_of
 from multiworld.ops.memory import bytes_of, check_list, check_number, check_source, check_tensor, invalid
-from multiworld.ops.plan import Collective, Parts, Plan, signature
 from multiworld.ops.reduction import Reduction
 from multiworld.ops.staging_buffers import StagingBuffers
 
 if TYPE_CHECKING:
+    from multiworld.matching.operation import Operation
     from multiworld.ops.base import GroupBase
-    from multiworld.ops.operation import Operation
     from multiworld.session import Session
 
 

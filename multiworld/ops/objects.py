@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from multiworld.matching.plan import Bytes, Collective, Parts, Plan, signature
 from multiworld.ops.collectives import part, start
 from multiworld.ops.memory import check_list, check_rank
 from multiworld.ops.pickling import allowed, dumps, loads
-from multiworld.ops.plan import Bytes, Collective, Parts, Plan, signature
 
 if TYPE_CHECKING:
+    from multiworld.matching.operation import Operation
     from multiworld.ops.base import GroupBase
-    from multiworld.ops.operation import Operation
     from multiworld.session import Session
 
 Allow = Sequence[type | str]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
+from multiworld.matching.any_source import AnyReceive
+from multiworld.matching.mailbox import ReceiveOperation, SendOperation
+from multiworld.matching.operation import Operation
 from multiworld.net.frames import Mode, message_key
-from multiworld.ops.any_source import AnyReceive
 from multiworld.ops.batch import BatchOperation
-from multiworld.ops.mailbox import ReceiveOperation, SendOperation
 from multiworld.ops.memory import (
     bytes_of,
     check_device,
@@ -22,7 +23,6 @@ from multiworld.ops.memory import (
     check_tensor,
     invalid,
 )
-from multiworld.ops.operation import Operation
 from multiworld.ops.pickling import allowed, dumps, loads
 from multiworld.ops.shapes import shape_bytes, with_shape
 from multiworld.ops.staging import on_cpu, receive_buffer, writable

@@ -29,7 +29,7 @@ from multiworld.session import Session
 
 if TYPE_CHECKING:
     from multiworld.net.endpoint import Endpoint
-    from multiworld.net.hub import Hub
+    from multiworld.net.reactor import Hub
     from multiworld.rendezvous.stores import StoreSource
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05

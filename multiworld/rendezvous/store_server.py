@@ -21,7 +21,7 @@ from multiworld.rendezvous.store_talk import Talk
 
 if TYPE_CHECKING:
     from multiworld.net.greeting import GreetingError
-    from multiworld.net.hub import Hub
+    from multiworld.net.reactor import Hub
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from multiworld.rendezvous.torch_store import Gate, TorchStore
 
 if TYPE_CHECKING:
     from multiworld.net.greeting import GreetingError
-    from multiworld.net.hub import Hub
+    from multiworld.net.reactor import Hub
 
 #: connections to a hosted store that may wait for being accepted: all members of a large world come at once
 BACKLOG = 4096

@@ -19,8 +19,8 @@ from procs import wait_until
 from table import members
 
 from multiworld import World, WorldClosed
+from multiworld.matching.operation import Operation
 from multiworld.ops import collectives, p2p
-from multiworld.ops.operation import Operation
 from multiworld.ops.p2p import P2P
 
 COUNT = 60_000  # float32: many times what the sockets below hold

@@ -178,7 +178,7 @@ def _joins_slowly(link: Link, store: str) -> Any:
     """What the peer says has come, and the hub's thread has had time for it, before any step that makes a session."""
     from multiworld.control import Control
     from multiworld.liveness.monitor import Monitor
-    from multiworld.net.hub import Hub
+    from multiworld.net.reactor import Hub
 
     def waits(owner: Any, name: str, hub: Callable[[Any], Hub]) -> None:
         real = getattr(owner, name)

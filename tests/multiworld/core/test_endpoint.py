@@ -16,7 +16,7 @@ import pytest
 from multiworld.config import NetworkSettings
 from multiworld.net.endpoint import MAX_VISITORS, VISITOR_SECONDS, Endpoint
 from multiworld.net.greeting import MAX_GREETING_BYTES, Dialler, Hello, Role
-from multiworld.net.hub import Hub
+from multiworld.net.reactor import Hub
 
 HELLO = Hello(Role.PROBE, "w", 1, to=0, incarnation="c0ffee")
 SECRET = b"nobody-may-read-this"

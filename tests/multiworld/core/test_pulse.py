@@ -28,7 +28,7 @@ from multiworld.liveness.pulse import MAX_AT_ONCE, PING, PONG, THREAD_NAME, Resp
 from multiworld.liveness.ring import SUCCESSORS, watched_by
 from multiworld.liveness.tcpinfo import tcp_info
 from multiworld.net.greeting import GreetingError, Hello, Role
-from multiworld.net.hub import Hub
+from multiworld.net.reactor import Hub
 from multiworld.rendezvous.wiring import dial as dial_endpoint
 
 SECONDS = 10.0

@@ -18,7 +18,7 @@ from multiworld import MultiWorld, RendezvousError
 from multiworld.config import NetworkSettings
 from multiworld.liveness.pulse import first_ping
 from multiworld.net.greeting import PROTOCOL, Acceptor, GreetingError, Hello, Reason, Role
-from multiworld.net.hub import Hub
+from multiworld.net.reactor import Hub
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, alive, dial
 

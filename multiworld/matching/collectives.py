@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multiworld.errors import InvalidArgument, TensorMismatch
+from multiworld.matching.operation import Operation
+from multiworld.matching.plan import Bytes, Plan, describe, disagreement, may_be_signature
 from multiworld.net.frames import Kind
 from multiworld.ops.memory import room_for
-from multiworld.ops.operation import Operation
-from multiworld.ops.plan import Bytes, Plan, describe, disagreement, may_be_signature
 
 if TYPE_CHECKING:
     from multiworld.net.lane import Done

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import MultiWorldError
+from multiworld.matching.mailbox import Mailbox, ReceiveOperation, Signature
+from multiworld.matching.operation import Operation
 from multiworld.net.frames import Kind
-from multiworld.ops.mailbox import Mailbox, ReceiveOperation, Signature
-from multiworld.ops.operation import Operation
 
 if TYPE_CHECKING:
     from multiworld.session import Session

@@ -16,10 +16,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import TensorMismatch
+from multiworld.matching.operation import Operation
+from multiworld.matching.queues import Queues
 from multiworld.net.frames import Kind, Mode, dtype_name
 from multiworld.ops.memory import bytes_of
-from multiworld.ops.operation import Operation
-from multiworld.ops.queues import Queues
 
 if TYPE_CHECKING:
     from multiworld.net.lane import Done, Lane
