@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from multiworld.ops.async_collectives import AsyncCollectives
 from multiworld.ops.async_p2p import AsyncPointToPoint
+from multiworld.ops.base import GroupWorld
 from multiworld.ops.sync_collectives import SyncCollectives
 from multiworld.ops.sync_p2p import SyncPointToPoint
-
-if TYPE_CHECKING:
-    from multiworld.world import World
 
 
 class SyncGroup(SyncPointToPoint, SyncCollectives):
@@ -24,10 +20,11 @@ class Group(AsyncPointToPoint, AsyncCollectives):
     It lives and breaks with its world, and works again after the world's ``rejoin()``.
     """
 
-    def __init__(self, world: World, ranks: tuple[int, ...], gid: int) -> None:
+    def __init__(self, world: GroupWorld, ranks: tuple[int, ...], gid: int, digest: int = 0) -> None:
         self._world = world
         self.ranks = ranks
         self.gid = gid
+        self.digest = digest
         self._sync_group = SyncGroup(self)
 
     @property

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from multiworld.breaking import LINGER_SECONDS, drop_in_child
 from multiworld.callbacks import Callbacks
 from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
@@ -27,16 +26,17 @@ from multiworld.config import (
 )
 from multiworld.errors import DescriptorsExhausted, InvalidArgument, WrongContext
 from multiworld.events import Event, EventBus
+from multiworld.hub import Hub
 from multiworld.loops import running_loop
 from multiworld.net.descriptors import descriptor_shortage, limit
 from multiworld.net.interfaces import chosen_address
-from multiworld.net.reactor import Hub
 from multiworld.net.settings import network_settings
 from multiworld.process import register
 from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, assemble, store_silent
 from multiworld.rendezvous.settings import check_resize, checked_config
 from multiworld.rendezvous.stores import StoreBook, StoreLike, StoreSource
+from multiworld.session import LINGER_SECONDS
 from multiworld.threads import run_in_thread, within
 from multiworld.world import World
 
@@ -464,7 +464,7 @@ class MultiWorld:
     def drop_in_child(self) -> None:
         """Close our copies of everything in a forked child; for the package's own use."""
         for world in self._worlds.values():
-            drop_in_child(world.enter_any())
+            world.enter_any().drop_in_child()
         self._stores.drop_in_child()
         self._hub.drop_in_child()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from multiworld.callbacks import Callbacks
-    from multiworld.net.reactor import Hub
+    from multiworld.hub import Hub
     from multiworld.rendezvous.stores import StoreBook
     from multiworld.session import Session
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from multiworld.breaking import LINGER_SECONDS
 from multiworld.config import WorldConfig, WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WorldClosed, WrongContext
 from multiworld.group import Group, SyncGroup
 from multiworld.loops import no_loop, running_loop
-from multiworld.ops.memory import check_list, check_number, invalid
+from multiworld.ops.checks import check_list, check_number, invalid
 from multiworld.rendezvous.settings import checked_config
+from multiworld.session import LINGER_SECONDS
 from multiworld.tally import Tally
 from multiworld.threads import run_in_thread
 
@@ -94,7 +94,7 @@ class World(Group):
     @property
     def generation(self) -> int:
         """How often this world was assembled, from 1; all members of one assembly have the same."""
-        return self._live.generation
+        return self._live.membership.generation
 
     @property
     def state(self) -> WorldState:
@@ -182,9 +182,9 @@ class World(Group):
             raise
         return self
 
-    def enter_async(self, operation: str) -> Session:
+    def _enter_async(self, operation: str) -> Session:
         """The live session for an operation of the running loop, or a typed error; for the package's own use."""
-        session = self.enter_sync(operation)
+        session = self._enter_sync(operation)
         try:  # in line: this is the hot path
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -193,13 +193,14 @@ class World(Group):
             self._bind(loop, session, operation)
         return session
 
-    def enter_sync(self, operation: str) -> Session:
+    def _enter_sync(self, operation: str) -> Session:
         """The live session for an operation of the calling thread, or a typed error; for the package's own use."""
         if os.getpid() != self._pid:
             raise WrongContext(self.name, "used in a forked child of the process that joined", rank=self.world_rank)
         session = self._live
-        if session.failure is not None:
-            raise session.failure.with_context(operation=operation)
+        failure = session.engine.failure
+        if failure is not None:
+            raise failure.with_context(operation=operation)
         return session
 
     def _bind(self, loop: asyncio.AbstractEventLoop, session: Session, operation: str) -> None:
@@ -251,7 +252,7 @@ class World(Group):
             session.leave(0.0)
             raise WorldClosed(
                 self.name, "the world was left, or its MultiWorld closed, while it rejoined",
-                rank=config.rank, generation=session.generation, operation="rejoin",
+                rank=config.rank, generation=session.membership.generation, operation="rejoin",
             )  # fmt: skip
 
     def _go_on_as(self, config: WorldConfig, session: Session, loop: asyncio.AbstractEventLoop | None) -> None:

@@ -17,30 +17,45 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
 
 from multiworld.config import Heartbeat
+from multiworld.events import OwnStall
 from multiworld.liveness.neighbour import ProcessId
-from multiworld.liveness.peer import PeerProcess, Watch
+from multiworld.liveness.peer import PeerProcess, Watch, Watched
 from multiworld.liveness.reach import Reach
 from multiworld.liveness.ring import watched_by
-
-if TYPE_CHECKING:
-    from multiworld.net.reactor import Hub
-    from multiworld.rendezvous.ledger import Claim
-    from multiworld.rendezvous.wiring import DialPulse
-    from multiworld.session import Session
+from multiworld.net.reactor import Reactor
 
 #: when to go on after an error of ours
 AGAIN_SECONDS = 0.2
 Key = tuple[ProcessId, str]
 
 
+#: makes a heartbeat connection to a rank, within some seconds
+Dial = Callable[[int, float], socket.socket]
+
+
+class Claimed(Protocol):
+    """Where a peer lives."""
+
+    @property
+    def process(self) -> ProcessId:
+        """Its process."""
+
+    @property
+    def address(self) -> str:
+        """Where that is reached."""
+
+
+C = TypeVar("C", bound=Claimed)
+
+
 class _Member:
     """One session: whom it watches now."""
 
-    def __init__(self, session: Session, claims: dict[int, Claim], heartbeat: Heartbeat, dial: DialPulse) -> None:
+    def __init__(self, session: Watched, claims: Mapping[int, Claimed], heartbeat: Heartbeat, dial: Dial) -> None:
         self.session = session
         self.claims = claims
         self.heartbeat = heartbeat
@@ -51,12 +66,12 @@ class _Member:
 
     def ring(self) -> tuple[int, ...] | None:
         """Whom to watch; None if that has not changed since it was asked."""
-        session = self.session
+        session, us = self.session, self.session.membership
         left = len(session.departed), len(session.leaving)
         if left == self._left:
             return None
         self._left = left
-        return watched_by(session.rank, session.size, session.departed, frozenset(session.leaving))
+        return watched_by(us.rank, us.size, session.departed, frozenset(session.leaving))
 
     def dial(self, peer: int, process: PeerProcess) -> None:
         """Make the connection to ``peer`` again, if it does not leave."""
@@ -67,23 +82,23 @@ class _Member:
 class Monitor:
     """All peer processes. Everything runs in the hub's thread."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Reactor) -> None:
         self._hub = hub
         self._processes: dict[Key, PeerProcess] = {}
-        self._members: dict[Session, _Member] = {}
+        self._members: dict[Watched, _Member] = {}
         #: connections that the hub has not taken over yet: a forked child must not keep them
-        self._arriving: dict[Session, dict[int, socket.socket]] = {}
+        self._arriving: dict[Watched, dict[int, socket.socket]] = {}
         self._closed = False
         hub.on_stall(self._stall)
         hub.on_close(self._close)
 
     def add(
         self,
-        session: Session,
-        claims: dict[int, Claim],
+        session: Watched,
+        claims: Mapping[int, Claimed],
         heartbeat: Heartbeat,
         pulses: dict[int, socket.socket],
-        dial: DialPulse,
+        dial: Dial,
     ) -> None:
         """Watch peers for ``session``. From any thread.
 
@@ -106,11 +121,11 @@ class Monitor:
         self._arriving[session] = pulses
         self._hub.call(work)
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: Watched) -> None:
         """Stop watching for ``session``. From any thread."""
         self._hub.call(lambda: self._remove(session))
 
-    def unconnected(self, claims: Iterable[Claim]) -> list[Claim]:
+    def unconnected(self, claims: Iterable[C]) -> list[C]:
         """Those whose process no connection leads to yet. From any thread but the hub's."""
         found = list(claims)
 
@@ -128,7 +143,7 @@ class Monitor:
             for sock in pulses.values():
                 sock.close()
 
-    def _connected(self, claim: Claim) -> bool:
+    def _connected(self, claim: Claimed) -> bool:
         process = self._processes.get((claim.process, claim.address))
         return process is not None and process.connected
 
@@ -157,7 +172,7 @@ class Monitor:
         process.watch(watch)
         member.watches[peer] = process, watch
 
-    def _remove(self, session: Session) -> None:
+    def _remove(self, session: Watched) -> None:
         member = self._members.pop(session, None)
         if member is None:
             return
@@ -196,8 +211,8 @@ class Monitor:
             process.forgive(gap)
         for member in self._members.values():
             member.reach.forgive(gap)
-        for bus, session in {session.bus: session for session in self._members}.items():
-            session.report_stall(bus, gap)
+        for bus in {session.bus for session in self._members}:
+            bus.publish(OwnStall(gap=gap))
 
     def _close(self) -> None:
         self._closed = True

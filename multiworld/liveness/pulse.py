@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from multiworld.net.reactor import Hub
+    from multiworld.net.reactor import Reactor
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Responder:
         native: whether compiled code answers; if not, a held GIL looks like silence.
     """
 
-    def __init__(self, hub: Hub, loop: Loop | None) -> None:
+    def __init__(self, hub: Reactor, loop: Loop | None) -> None:
         self.native = loop is not None
         if loop is None:
             logger.warning(

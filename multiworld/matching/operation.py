@@ -1,33 +1,152 @@
-"""One operation in flight, and the two ways to wait for it."""
+"""Operations under way: each from its start to its outcome, and the registry of all of one world generation.
+
+Nothing here does I/O or reads a clock of its own. All methods are called with the registry's lock held, unless they say
+otherwise.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import time
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 
-from multiworld.errors import MultiWorldError
+from multiworld.errors import BrokenWorldException, MultiWorldError
+from multiworld.membership import Membership
+from multiworld.net.frames import Sent
 
-if TYPE_CHECKING:
-    from multiworld.net.bridge import SyncPoller
-    from multiworld.ops.batch import BatchOperation
-    from multiworld.session import Session
+
+class Sink(Protocol):
+    """Takes the frames for one peer, and fills the memory that frames of that peer were given."""
+
+    @property
+    def peer(self) -> int:
+        """World rank of the peer."""
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a payload is under way to us."""
+
+    def put(
+        self,
+        kind: int,
+        dtype: int = 0,
+        flags: int = 0,
+        seq: int = 0,
+        key: int = 0,
+        payload: tuple[Any, ...] = (),
+        nbytes: int = 0,
+        operation: Sent | None = None,
+    ) -> None:
+        """Send a frame; ``operation`` is told when all of it is written."""
+
+    def disown(self, operation: Sent) -> None:
+        """Copy what is not written yet of ``operation``: its memory is the caller's again."""
+
+    def redirect(self, whole: memoryview, own: memoryview) -> None:
+        """Let the payload under way go to ``own`` instead of ``whole``, what has come of it included."""
+
+
+class Host(Protocol):
+    """What the registry asks of whoever runs it."""
+
+    def lost(self, peer: int, how: str, what: str) -> None:
+        """End the generation because of ``peer``; when it returns, ``failure`` is set. Under the lock."""
+
+    def set_alarm(self) -> None:
+        """Call ``overdue`` when ``next_look`` is reached. From any thread."""
+
+
+class Registry:
+    """The operations of one generation.
+
+    Attributes:
+        membership: for errors and limits.
+        lock: guards all of it; held for short, never while waiting.
+        clock: monotonic seconds.
+        operations: what is under way.
+        counts: operations started, by name.
+        departed: ranks that left in good order, all their data read.
+        failure: the first cause, once the generation is broken or closed; nothing begins after it.
+        next_look: when the deadlines are looked at next; infinite if they need not be.
+    """
+
+    def __init__(
+        self, membership: Membership, host: Host, lock: AbstractContextManager[Any], clock: Callable[[], float]
+    ) -> None:
+        self.membership, self.lock, self.clock = membership, lock, clock
+        self.op_timeout = membership.limits.op_timeout
+        self.operations: set[Operation] = set()
+        self.counts: Counter[str] = Counter()
+        self.departed: frozenset[int] = frozenset()
+        self.failure: BrokenWorldException | None = None
+        self.next_look = math.inf
+        self._host = host
+
+    def register(self, operation: Operation, peers: tuple[int, ...]) -> bool:
+        """Take ``operation`` in, unless the generation has ended or one of ``peers`` has left."""
+        gone = self.departed.intersection(peers) if self.departed else ()
+        if gone:
+            self._host.lost(min(gone), "left", f"rank {min(gone)} left the world")
+        if self.failure is not None:
+            operation.fail(self.failure)
+            return False
+        self.operations.add(operation)
+        self.counts[operation.name] += 1
+        return True
+
+    def fail_all(self, error: BrokenWorldException, *, running: bool) -> None:
+        """Fail every operation; those that the backend works on only with ``running``."""
+        for operation in tuple(self.operations):
+            if running or not operation.running:
+                operation.fail(error)
+
+    def protocol_error(self, peer: int, what: str) -> None:
+        """A peer sent what no peer of ours can send."""
+        self._host.lost(peer, "protocol", f"rank {peer} sent what cannot be right: {what}")
+
+    def look_at(self, deadline: float) -> None:
+        """Look at the deadlines when it is ``deadline``, or sooner. From any thread, without the lock."""
+        with self.lock:
+            if deadline >= self.next_look or self.failure is not None:
+                return
+            self.next_look = deadline
+        self._host.set_alarm()
+
+    def overdue(self, now: float) -> Operation | None:
+        """The operation whose deadline has passed; None if there is none, and ``next_look`` says when to ask again."""
+        # Before the deadlines are read: who sets one from now on finds that nobody is going to look.
+        self.next_look = math.inf
+        first = min(self.operations, key=lambda operation: operation.deadline, default=None)
+        if first is None or self.failure is not None:
+            return None
+        if first.deadline <= now:
+            return first
+        self.next_look = min(self.next_look, first.deadline)
+        return None
+
+    def awaited(self, before: float) -> set[int]:
+        """World ranks that an operation has waited for since ``before``, or longer. Without the lock."""
+        pending = tuple(self.operations)
+        return {peer for op in pending if not op.withdrawn and op.waited_since() <= before for peer in op.awaits()}
+
+    def needed(self, peer: int) -> bool:
+        """Whether an operation cannot be done without ``peer``. Without the lock."""
+        return any(operation.needs(peer) for operation in tuple(self.operations))
 
 
 class Operation:
-    """An operation from its start to its outcome. Completed at most once, under the session's lock.
+    """An operation from its start to its outcome. Completed at most once.
 
     Attributes:
         name: of the operation, for messages.
-        session: what it runs in.
+        registry: that it is in.
         done: whether the outcome is there.
-        since: monotonic time since which somebody waits for it; infinite until then.
-        deadline: monotonic time after which the session breaks; infinite until somebody waits.
+        since: time since which somebody waits for it; infinite until then.
+        deadline: time after which the world breaks; infinite until somebody waits.
         withdrawn: nobody waits for it any more.
         running: the backend works on the caller's memory, and cannot be told to use another.
         keep: what must stay alive until it is done, such as tensors.
@@ -36,38 +155,24 @@ class Operation:
     """
 
     __slots__ = (
-        "_error",
-        "_future",
-        "_value",
-        "_wake",
-        "deadline",
-        "done",
-        "finish",
-        "keep",
-        "name",
-        "parent",
-        "running",
-        "session",
-        "since",
-        "timeout",
-        "withdrawn",
-    )
+        "_error", "_value", "_wake", "deadline", "done", "finish", "keep", "name", "parent", "registry", "running",
+        "since", "timeout", "withdrawn",
+    )  # fmt: skip
 
-    def __init__(self, session: Session, name: str, keep: Any = None) -> None:
-        self.session = session
+    def __init__(self, registry: Registry, name: str, keep: Any = None) -> None:
+        self.registry = registry
         self.name = name
         self.done = False
         self.withdrawn = False
         self.running = False
-        self.since = self.deadline = float("inf")
+        self.since = self.deadline = math.inf
         self.timeout = 0.0
         self.keep = keep
         self.finish: Callable[[Any], Any] | None = None
         self.parent: BatchOperation | None = None
         self._value: Any = None
         self._error: MultiWorldError | None = None
-        self._future: asyncio.Future[None] | None = None
-        self._wake = -1
+        self._wake: Callable[[], None] | None = None
 
     def complete(self, value: Any = None) -> None:
         """Record success and wake whoever waits."""
@@ -88,7 +193,7 @@ class Operation:
         return self.done and self._error is None
 
     def result(self) -> Any:
-        """The value of a done operation; raises its error, with this operation's name in it."""
+        """The value of a done operation; raises its error, with this operation's name in it. Without the lock."""
         if self._error is not None:
             raise self._error.with_context(operation=self.name)
         return self._value if self.finish is None else self.finish(self._value)
@@ -126,116 +231,84 @@ class Operation:
 
     def _settle(self) -> None:
         self.done = True
-        self.session.operations.discard(self)
-        if self._future is not None:
-            self.session.resolve(self._future)
-        elif self._wake >= 0 and self._wake != self.session.mover:  # who moves the data looks when it has moved it
-            os.eventfd_write(self._wake, 1)
+        self.registry.operations.discard(self)
+        if self._wake is not None:
+            self._wake()
         if self.parent is not None:
             self.parent.part_done()
 
     def set_deadline(self, timeout: float | None) -> None:
-        """Start the clock: ``timeout`` seconds from now, None for the world's."""
-        session = self.session
-        self.timeout = session.op_timeout if timeout is None else timeout
-        self.since = now = time.monotonic()
+        """Start the clock: ``timeout`` seconds from now, None for the world's. Without the lock."""
+        registry = self.registry
+        self.timeout = registry.op_timeout if timeout is None else timeout
+        self.since = now = registry.clock()
         self.deadline = deadline = now + self.timeout
-        if deadline < session.next_look:  # seldom: deadlines mostly come in the order of their operations
-            session.look_at(deadline)
+        if deadline < registry.next_look:  # seldom: deadlines mostly come in the order of their operations
+            registry.look_at(deadline)
 
-    def attach(self, future: asyncio.Future[None] | None, wake: int) -> bool:
-        """Register who is to be woken; False if it is done already. Under the session's lock."""
+    def attach(self, wake: Callable[[], None] | None) -> bool:
+        """Call ``wake`` when it is done; False if it is done already."""
         if self.done:
             return False
-        self._future, self._wake = future, wake
+        self._wake = wake
         return True
 
 
-async def wait_async(operation: Operation, timeout: float | None) -> None:
-    """Await the outcome in the session's event loop; a cancelled await withdraws the operation.
+class BatchOperation(Operation):
+    """Done when all its parts are; fails with the first failure among them, when all are done."""
 
-    It is not left before the caller's memory is the caller's again.
-    """
-    session = operation.session
-    operation.set_deadline(timeout)
-    future = asyncio.get_running_loop().create_future()
-    with session.lock:
-        if not operation.attach(future, -1):
-            return
+    __slots__ = ("_missing", "parts")
+
+    def __init__(self, registry: Registry, count: int) -> None:
+        super().__init__(registry, "batch_p2p")
+        self.parts: list[Operation] = []
+        self._missing = count
+
+    def take(self, parts: list[Operation]) -> None:
+        """Wait for these, which may be done already."""
+        self.parts = parts
+        for part in parts:
+            if part.done:
+                self._missing -= 1
+            else:
+                part.parent = self
+        self._check()
+
+    def part_done(self) -> None:
+        """One of the parts is done."""
+        self._missing -= 1
+        self._check()
+
+    def withdraw(self) -> None:
+        """See ``Operation.withdraw``."""
+        self.withdrawn = True
+        self.registry.operations.discard(self)
+        for part in self.parts:
+            part.withdraw()
+
+    def give_back(self) -> None:
+        """See ``Operation.give_back``; its waiter may be woken before it is the turn of the parts to fail."""
+        for part in self.parts:
+            if not part.done:
+                part.give_back()
+
+    def loans(self) -> list[torch.Tensor]:
+        """See ``Operation.loans``."""
+        return [memory for part in self.parts for memory in part.loans()]
+
+    def waiting_for(self) -> str:
+        """See ``Operation.waiting_for``."""
+        return ", ".join(part.waiting_for() for part in self.parts if not part.done)
+
+    def _check(self) -> None:
+        if self._missing == 0:
+            self.finish = lambda _: [_result(part) for part in self.parts]
+            self.complete()
+
+
+def _result(part: Operation) -> int | None:
     try:
-        await future
-    except asyncio.CancelledError:
-        if _withdrawn(operation):
-            await _until_done(operation)
-        raise
-    except BaseException:  # the coroutine is thrown away with its event loop: there is nobody left to wait
-        _withdrawn(operation)
-        raise
-
-
-def _withdrawn(operation: Operation) -> bool:
-    """Withdraw an operation that nobody waits for; whether the backend still works on the caller's memory."""
-    with operation.session.lock:
-        operation.attach(None, -1)
-        operation.withdraw()
-        return operation.running and not operation.done
-
-
-async def _until_done(operation: Operation) -> None:
-    """Wait for the end of an operation that cannot be withdrawn, however often we are cancelled meanwhile.
-
-    It ends: all members take part in it, so that it is done soon, or the world breaks.
-    """
-    future = asyncio.get_running_loop().create_future()
-    with operation.session.lock:
-        if not operation.attach(future, -1):
-            return
-    while not future.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({future})
-
-
-def wait_sync(operation: Operation, timeout: float | None) -> None:
-    """Wait in this thread, moving the session's data meanwhile; an interrupt withdraws the operation.
-
-    It is not left before the caller's memory is the caller's again.
-    """
-    try:
-        _wait_polling(operation, timeout)
-    except BaseException:
-        if not operation.withdrawn and _withdrawn(operation):  # interrupted before there was a wait, or after it
-            operation.session.interrupted(f"{operation.name} began")
-        raise
-
-
-def _wait_polling(operation: Operation, timeout: float | None) -> None:
-    session = operation.session
-    operation.set_deadline(timeout)
-    with session.sync_poller() as poller:
-        with session.lock:
-            if not operation.attach(None, poller.wake):
-                return
-        try:
-            _turn_until_done(operation, poller)
-        except BaseException:
-            if _withdrawn(operation):
-                _end_now(operation, poller)
-            raise
-
-
-def _turn_until_done(operation: Operation, poller: SyncPoller) -> None:
-    while not operation.done:
-        poller.turn()
-
-
-def _end_now(operation: Operation, poller: SyncPoller) -> None:
-    """Wait for the end of an operation that cannot be withdrawn; a second interrupt breaks the world for it."""
-    with operation.session.lock:
-        if not operation.attach(None, poller.wake):
-            return
-    try:
-        _turn_until_done(operation, poller)
-    except BaseException:
-        operation.session.abort(f"{operation.name} was interrupted twice")
-        _turn_until_done(operation, poller)
-        raise
+        value = part.result()
+    except MultiWorldError as error:
+        raise error.with_context(operation=f"batch_p2p ({part.name})") from None
+    return value if part.name == "recv" else None

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
 from multiworld.net.descriptors import NO_RESOURCES, reserve
@@ -21,7 +21,7 @@ from multiworld.net.greeting import MAX_GREETING_BYTES, Acceptor, GreetingError,
 from multiworld.net.settings import listen
 
 if TYPE_CHECKING:
-    from multiworld.net.reactor import Hub
+    from multiworld.net.reactor import Reactor
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,13 @@ class _Visitor:
     until: float
 
 
+class Adopter(Protocol):
+    """Takes connections over."""
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Take ``sock`` over. In the hub's thread."""
+
+
 class Endpoint:
     """The listener at one address. Connections greet, see ``greeting``, and are handed to whom they want.
 
@@ -68,13 +75,14 @@ class Endpoint:
         hub: in whose thread everything happens.
         address: local address.
         network: secret and ports.
+        pulse: takes over heartbeat connections.
 
     Raises:
         OSError: the address is not of this machine.
         MultiWorldError: see ``listen``.
     """
 
-    def __init__(self, hub: Hub, address: str, network: NetworkSettings) -> None:
+    def __init__(self, hub: Reactor, address: str, network: NetworkSettings, pulse: Adopter) -> None:
         self._hub = hub
         self._network = network
         self._listener = listen(address, 0, network)
@@ -82,7 +90,7 @@ class Endpoint:
         self.address = address
         self.port: int = self._listener.getsockname()[1]
         #: takes over heartbeat connections, once they have introduced themselves
-        self.pulse = hub.responder
+        self.pulse = pulse
         self._answerers: dict[Member, Answerer] = {}
         self._complaints: dict[Member, GreetingError] = {}
         self._visitors: dict[socket.socket, _Visitor] = {}  # oldest first

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from multiworld.config import NetworkSettings
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 #: of one line, its end included
 MAX_GREETING_BYTES: Final = 4096
 #: what a ``why`` from the other side is cut to

@@ -28,8 +28,8 @@ from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, Wires,
 from multiworld.session import Session
 
 if TYPE_CHECKING:
+    from multiworld.hub import Hub
     from multiworld.net.endpoint import Endpoint
-    from multiworld.net.reactor import Hub
     from multiworld.rendezvous.stores import StoreSource
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05

@@ -21,7 +21,7 @@ from multiworld.rendezvous.store_talk import Talk
 
 if TYPE_CHECKING:
     from multiworld.net.greeting import GreetingError
-    from multiworld.net.reactor import Hub
+    from multiworld.net.reactor import Reactor
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class StoreServer:
     """
 
     def __init__(
-        self, hub: Hub, listener: socket.socket, secret: bytes | None = None, limits: Limits | None = None
+        self, hub: Reactor, listener: socket.socket, secret: bytes | None = None, limits: Limits | None = None
     ) -> None:
         self._hub = hub
         self._listener = listener
@@ -179,7 +179,7 @@ class StoreServer:
 class _Connection:
     """One client, or a stranger. In the hub's thread only."""
 
-    def __init__(self, server: StoreServer, hub: Hub, sock: socket.socket) -> None:
+    def __init__(self, server: StoreServer, hub: Reactor, sock: socket.socket) -> None:
         self.sock = sock
         self._server = server
         self._hub = hub

@@ -28,7 +28,7 @@ from multiworld.rendezvous.torch_store import Gate, TorchStore
 
 if TYPE_CHECKING:
     from multiworld.net.greeting import GreetingError
-    from multiworld.net.reactor import Hub
+    from multiworld.net.reactor import Reactor
 
 #: connections to a hosted store that may wait for being accepted: all members of a large world come at once
 BACKLOG = 4096
@@ -150,7 +150,7 @@ class StoreBook:
         network: the secret that connections to them have to prove, and the ports that they may have.
     """
 
-    def __init__(self, hub: Hub, network: NetworkSettings) -> None:
+    def __init__(self, hub: Reactor, network: NetworkSettings) -> None:
         self._hub = hub
         self._network = network
         self._guard = threading.Lock()

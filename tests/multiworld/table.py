@@ -46,15 +46,15 @@ class Table:
     def recv(self, rank: int, src: int | None) -> tuple[Any, torch.Tensor]:
         """Start a receive at ``rank``."""
         got = torch.zeros(1)
-        return p2p.recv(self.worlds[rank]._live, self.worlds[rank], got, src, 0), got
+        return p2p.recv(self.worlds[rank]._live.engine, self.worlds[rank], got, src, 0), got
 
     def send(self, rank: int, value: float, dst: int = 0) -> Any:
         """Start a send at ``rank``."""
-        return p2p.send(self.worlds[rank]._live, self.worlds[rank], torch.tensor([value]), dst, 0)
+        return p2p.send(self.worlds[rank]._live.engine, self.worlds[rank], torch.tensor([value]), dst, 0)
 
     def withdraw(self, operation: Any) -> None:
         """Cancel it, as its waiter does."""
-        with operation.session.lock:
+        with operation.registry.lock:
             operation.withdraw()
 
     def move(self, to: int, of: int) -> None:
@@ -79,12 +79,12 @@ class Table:
 
     def kept(self) -> list[int]:
         """Of whom messages lie ready at rank 0, one entry for each."""
-        boxes = self.worlds[0]._live.boxes
+        boxes = self.worlds[0]._live.engine.boxes
         return [peer for peer, box in boxes.items() for kept in box.kept.values() for _ in kept]
 
     def asked(self, rank: int) -> bool:
         """Whether a receive from any source of rank 0 is known at ``rank``."""
-        return any(self.worlds[rank]._live.boxes[0].any_posts.values())
+        return any(self.worlds[rank]._live.engine.boxes[0].any_posts.values())
 
 
 class Traffic:

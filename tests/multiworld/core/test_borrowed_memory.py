@@ -38,7 +38,7 @@ class Call:
     def withdraw(self) -> None:
         """Stop waiting, as a cancelled await does, and use the memory for something else at once."""
         if not self.withdrawn and not self.operation.done:
-            with self.operation.session.lock:
+            with self.operation.registry.lock:
                 self.operation.withdraw()
             self.withdrawn = True
             self.memory.fill_(CANARY)
@@ -58,7 +58,7 @@ class Pair:
     def start(self, rank: int, starter: Callable[..., Operation], memory: torch.Tensor, *args: Any) -> Call:
         """Start an operation on ``memory``."""
         world: Any = self.worlds[rank]
-        call = Call(starter(world._live, world, memory, *args), memory)
+        call = Call(starter(world._live.engine, world, memory, *args), memory)
         self.calls.append(call)
         return call
 
@@ -259,7 +259,7 @@ def test_a_batch_that_fails_gives_its_parts_memory_back_before_its_waiter_is_wok
     receive = pair.start(1, p2p.recv, received, 0, 0)
     pair.pump(0)
     batch = SENDERS["batch"](pair, original())
-    session = batch.operation.session
+    session = pair.worlds[0]._live
     assert session.lanes[1].backlog
     with session.lock:  # as ``leave`` does, before it is the turn of the send; another thread runs the waiter
         batch.operation.fail(WorldClosed("w", "left"))
@@ -274,7 +274,7 @@ def test_a_cancelled_send_is_no_reason_to_break_when_its_peer_leaves(store: str)
     with members(store, 3) as (worlds, _):
         pair = Pair(worlds)
         sending = pair.start(0, p2p.send, torch.ones(8 << 20), 1, 0)
-        p2p.recv(worlds[1]._live, worlds[1], torch.zeros(8 << 20), 0, 0)
+        p2p.recv(worlds[1]._live.engine, worlds[1], torch.zeros(8 << 20), 0, 0)
         worlds[0]._live.bridge.drain(1)
         assert sending.operation.matched  # type: ignore[attr-defined]
         sending.withdraw()

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from multiworld.config import NetworkSettings
+from multiworld.hub import Hub
 from multiworld.net.endpoint import MAX_VISITORS, VISITOR_SECONDS, Endpoint
 from multiworld.net.greeting import MAX_GREETING_BYTES, Dialler, Hello, Role
-from multiworld.net.reactor import Hub
 
 HELLO = Hello(Role.PROBE, "w", 1, to=0, incarnation="c0ffee")
 SECRET = b"nobody-may-read-this"

@@ -242,7 +242,7 @@ def test_a_leaving_peer_that_falls_silent_is_lost_to_who_waits_for_it(pair: Pair
     session.peer_silent(1, 9.0)
     assert a.state is WorldState.ACTIVE  # nobody needs it
     receive.start()
-    wait_until(lambda: bool(session.operations), SECONDS, "the receive has not begun")
+    wait_until(lambda: bool(session.engine.operations), SECONDS, "the receive has not begun")
     session.peer_silent(1, 9.0)
     receive.join(SECONDS)
     assert not receive.is_alive()
@@ -277,7 +277,7 @@ def test_a_session_broken_at_its_first_tick_leaves_no_ticker(pair: Pair, monkeyp
 
     def add(self: Any, session: Any, *rest: Any) -> None:
         real(self, session, *rest)
-        assert hub.call_and_wait(lambda: session.peer_silent(1 - session.rank, 9.0))
+        assert hub.call_and_wait(lambda: session.peer_silent(1 - session.membership.rank, 9.0))
 
     monkeypatch.setattr(type(hub.monitor), "add", add)
     a, b = pair.join("w")

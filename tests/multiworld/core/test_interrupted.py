@@ -52,8 +52,8 @@ def interrupted_at(step: int, file: str, call: Callable[[], Any]) -> bool:
 def a_message(first: World, second: World, value: float) -> tuple[Any, torch.Tensor]:
     """A receive of ``first`` whose message lies in its socket."""
     got = torch.zeros(COUNT)
-    receive = p2p.recv(first._live, first, got, 1, 0)
-    send = p2p.send(second._live, second, torch.full((COUNT,), value), 0, 0)
+    receive = p2p.recv(first._live.engine, first, got, 1, 0)
+    send = p2p.send(second._live.engine, second, torch.full((COUNT,), value), 0, 0)
 
     def sent() -> bool:
         second._live.bridge.drain(0)
@@ -102,7 +102,7 @@ def test_a_start_that_is_interrupted_leaves_nothing_behind(store: str) -> None:
     with members(store, 2) as ((first, _), _):
         got = torch.zeros(COUNT)
         assert interrupted_at(0, "lane.py", lambda: first.sync.recv(got, 1))  # in the middle of its start
-        assert not first._live.operations
+        assert not first._live.engine.operations
         assert isinstance(first.failure, WorldClosed)
 
 
@@ -110,5 +110,5 @@ def test_a_wait_that_is_interrupted_before_it_waits_is_withdrawn(store: str) -> 
     with members(store, 2) as ((first, _), _):
         got = torch.zeros(COUNT)
         assert interrupted_at(0, "bridge.py", lambda: first.sync.recv(got, 1))
-        assert not first._live.operations
+        assert not first._live.engine.operations
         assert first.failure is None

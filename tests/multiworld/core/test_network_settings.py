@@ -14,8 +14,8 @@ import torch
 
 from multiworld import InvalidArgument, MultiWorld, RendezvousError
 from multiworld.config import NetworkSettings, TcpStoreAddress, printed
+from multiworld.hub import Hub
 from multiworld.net.interfaces import LocalAddress, chosen_address, local_addresses
-from multiworld.net.reactor import Hub
 from multiworld.net.settings import listen, network_settings
 
 SECRET = "nobody-may-read-this"  # noqa: S105 - of the tests

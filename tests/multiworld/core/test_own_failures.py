@@ -52,7 +52,7 @@ def test_a_reduction_that_torch_does_not_have_is_a_typed_error_at_once(store: st
             assert "torch has no" in error.what
             assert error.remedy
         assert time.monotonic() - started < SOON
-        assert not any(world._live.operations for world in worlds)
+        assert not any(world._live.engine.operations for world in worlds)
         assert at_all(worlds, pool, lambda w: w.sync.all_reduce(torch.ones(1))) == [None, None]
 
 

@@ -21,6 +21,7 @@ from table import members
 
 from multiworld import MultiWorld, OwnStall
 from multiworld.config import NetworkSettings
+from multiworld.hub import Hub
 from multiworld.liveness import neighbour
 from multiworld.liveness.freezer import frozen
 from multiworld.liveness.neighbour import Starvation, this_process
@@ -28,7 +29,6 @@ from multiworld.liveness.pulse import MAX_AT_ONCE, PING, PONG, THREAD_NAME, Resp
 from multiworld.liveness.ring import SUCCESSORS, watched_by
 from multiworld.liveness.tcpinfo import tcp_info
 from multiworld.net.greeting import GreetingError, Hello, Role
-from multiworld.net.reactor import Hub
 from multiworld.rendezvous.wiring import dial as dial_endpoint
 
 SECONDS = 10.0

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiworld.config import TcpStoreAddress
-from multiworld.net.reactor import Hub
+from multiworld.hub import Hub
 from multiworld.rendezvous.store_client import Approach, Patience, StoreClient, StoreFailed, Unwanted
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
 from multiworld.rendezvous.store_server import MAX_STRANGERS, STRANGER_SECONDS, StoreServer

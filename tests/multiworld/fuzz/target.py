@@ -139,19 +139,20 @@ class Fuzzed:
     def _start_something(self) -> None:
         """An operation of the target, whose memory lies between two margins."""
         session: Any = self._target._live
-        if len(session.operations) > 16 or session.failure is not None:
+        engine = session.engine
+        if len(engine.operations) > 16 or session.failure is not None:
             return
         whole = torch.full((64 + 2 * MARGIN,), CANARY)
         lent = whole[MARGIN:-MARGIN]
         starters = {
-            "recv": lambda: p2p.recv(session, self._target, lent, 1, 0),
-            "recv_any": lambda: p2p.recv(session, self._target, lent, None, 1),
-            "recv_tensor": lambda: p2p.recv_tensor(session, self._target, 1, 2, None),
-            "recv_object": lambda: p2p.recv_object(session, self._target, 1, 3, ()),
-            "send": lambda: p2p.send(session, self._target, lent, 1, 0),
-            "send_tensor": lambda: p2p.send_tensor(session, self._target, lent, 1, 1),
-            "all_reduce": lambda: collectives.all_reduce(session, self._target, lent, torch.distributed.ReduceOp.SUM),
-            "all_gather": lambda: collectives.all_gather(session, self._target, [lent, torch.zeros(64)], lent.clone()),
+            "recv": lambda: p2p.recv(engine, self._target, lent, 1, 0),
+            "recv_any": lambda: p2p.recv(engine, self._target, lent, None, 1),
+            "recv_tensor": lambda: p2p.recv_tensor(engine, self._target, 1, 2, None),
+            "recv_object": lambda: p2p.recv_object(engine, self._target, 1, 3, ()),
+            "send": lambda: p2p.send(engine, self._target, lent, 1, 0),
+            "send_tensor": lambda: p2p.send_tensor(engine, self._target, lent, 1, 1),
+            "all_reduce": lambda: collectives.all_reduce(engine, self._target, lent, torch.distributed.ReduceOp.SUM),
+            "all_gather": lambda: collectives.all_gather(engine, self._target, [lent, torch.zeros(64)], lent.clone()),
         }
         name = self.draw.choice(tuple(starters))
         operation = starters[name]()
