@@ -82,6 +82,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    session.run("python", "tools/generate_sync.py", "--check")
     session.run("python", "-m", "build", "lint-patches", env={"PYTHONPATH": str(HERE)})
 
 

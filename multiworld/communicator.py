@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.distributed import ReduceOp
 
 from multiworld.config import WorldState
-from multiworld.errors import BrokenWorldException, InvalidArgument
+from multiworld.errors import BrokenWorldException, InvalidArgument, TensorMismatch
 
 if TYPE_CHECKING:
-    from multiworld.manager import WorldManager
     from multiworld.world import World
 
-__all__ = ["DEFAULT_WORLD_NAME", "BrokenWorldException", "WorldCommunicator"]
+__all__ = ["DEFAULT_WORLD_NAME", "BrokenWorldException", "MismatchInWorld", "WorldCommunicator"]
 
 #: the name that stood for "no name given"
 DEFAULT_WORLD_NAME = ""
 
 
+class MismatchInWorld(TensorMismatch, BrokenWorldException):
+    """A ``TensorMismatch`` that programs for pymultiworld catch as they always did; the world stays usable."""
+
+
+class Worlds(Protocol):
+    """What finds a world by its name: ``WorldManager``."""
+
+    def find(self, world_name: str) -> World | None:
+        """The world of that name; None if there is none."""
+
+
+async def _as_before(operation: Awaitable[Any]) -> None:
+    try:
+        await operation
+    except TensorMismatch as error:
+        raise MismatchInWorld(**vars(error)) from None
+
+
 class WorldCommunicator:
     """Operations in a world that is named by the last argument. Made by ``WorldManager``.
 
-    Every coroutine raises ``BrokenWorldException``, which names the world, once the world is broken or gone.
+    Every coroutine raises ``BrokenWorldException``, which names the world, once the world is broken or gone, and its
+    subclass ``MismatchInWorld`` where the members disagree.
     """
 
-    def __init__(self, world_manager: WorldManager) -> None:
+    def __init__(self, world_manager: Worlds) -> None:
         self._manager = world_manager
 
     def add_world(self, world_name: str, backend: str) -> None:
@@ -43,33 +61,33 @@ class WorldCommunicator:
 
     async def send(self, tensor: torch.Tensor, dst: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
         """Send ``tensor`` to rank ``dst``."""
-        await self._world(world_name).send(tensor, dst)
+        await _as_before(self._world(world_name).send(tensor, dst))
 
     async def recv(self, tensor: torch.Tensor, src: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
         """Receive into ``tensor`` from rank ``src``."""
-        await self._world(world_name).recv(tensor, src)
+        await _as_before(self._world(world_name).recv(tensor, src))
 
     async def broadcast(self, tensor: torch.Tensor, src: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
         """``tensor`` of rank ``src`` to everybody."""
-        await self._world(world_name).broadcast(tensor, src)
+        await _as_before(self._world(world_name).broadcast(tensor, src))
 
     async def all_reduce(
         self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, world_name: str = DEFAULT_WORLD_NAME
     ) -> None:
         """Reduce ``tensor`` over all ranks, in place."""
-        await self._world(world_name).all_reduce(tensor, op)
+        await _as_before(self._world(world_name).all_reduce(tensor, op))
 
     async def reduce(
         self, tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, world_name: str = DEFAULT_WORLD_NAME
     ) -> None:
         """Reduce ``tensor`` over all ranks, the result at rank ``dst``."""
-        await self._world(world_name).reduce(tensor, dst, op)
+        await _as_before(self._world(world_name).reduce(tensor, dst, op))
 
     async def all_gather(
         self, tensors: Sequence[torch.Tensor], tensor: torch.Tensor, world_name: str = DEFAULT_WORLD_NAME
     ) -> None:
         """Every rank's ``tensor`` into ``tensors``."""
-        await self._world(world_name).all_gather(tensors, tensor)
+        await _as_before(self._world(world_name).all_gather(tensors, tensor))
 
     async def gather(
         self,
@@ -79,7 +97,7 @@ class WorldCommunicator:
         world_name: str = DEFAULT_WORLD_NAME,
     ) -> None:
         """Every rank's ``tensor`` into ``gather_list`` of rank ``dst``."""
-        await self._world(world_name).gather(tensor, gather_list, dst)
+        await _as_before(self._world(world_name).gather(tensor, gather_list, dst))
 
     async def scatter(
         self,
@@ -89,7 +107,7 @@ class WorldCommunicator:
         world_name: str = DEFAULT_WORLD_NAME,
     ) -> None:
         """Rank ``src``'s ``scatter_list`` into everybody's ``tensor``."""
-        await self._world(world_name).scatter(tensor, scatter_list, src)
+        await _as_before(self._world(world_name).scatter(tensor, scatter_list, src))
 
     def _world(self, world_name: str) -> World:
         if not isinstance(world_name, str):

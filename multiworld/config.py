@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from multiworld.errors import InvalidArgument
 
-DEFAULT_OP_TIMEOUT = 300.0
+#: A healthy operation takes milliseconds to seconds, and gateways give up a request after about a minute: a call that
+#: takes longer serves nobody. Training steps with slow members may need more, a server that waits for work math.inf.
+DEFAULT_OP_TIMEOUT = 60.0
 DEFAULT_JOIN_TIMEOUT = 30.0
 
 
@@ -128,7 +130,7 @@ class WorldConfig:
         backend: ``"gloo"`` or ``"nccl"``.
         device: torch device in text, such as ``"cpu"`` or ``"cuda:0"``.
         address: local address to bind to and to be reached at; None: derived from the store's.
-        op_timeout: seconds an operation may take unless it says otherwise.
+        op_timeout: seconds an operation may take unless it is given ``timeout=``; ``math.inf`` sets no deadline.
         join_timeout: seconds that joining may take.
         heartbeat: how silence is noticed.
         max_message_bytes: largest message of unknown size (``recv_tensor``, objects) that is accepted, in bytes.

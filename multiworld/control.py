@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from multiworld.errors import BrokenWorldException, PeerLost
+from multiworld.errors import BrokenWorldException, LossReason, PeerLost
 from multiworld.membership import Membership
 from multiworld.net.reactor import Reactor
 
@@ -37,7 +37,7 @@ class ControlOwner(Protocol):
     def failure(self) -> BrokenWorldException | None:
         """The first cause, once it has ended."""
 
-    def lost(self, peer: int, how: str, what: str) -> None:
+    def lost(self, peer: int, how: LossReason, what: str) -> None:
         """End it because of ``peer``."""
 
     def break_(self, error: BrokenWorldException) -> None:
@@ -88,7 +88,9 @@ class Control:
             if peer in self._session.leaving:
                 self._session.on_bye(peer, gives_up=True)
             else:
-                self._session.lost(peer, "eof", f"rank {peer} closed its connection" + (f": {error}" if error else ""))
+                self._session.lost(
+                    peer, LossReason.EOF, f"rank {peer} closed its connection" + (f": {error}" if error else "")
+                )
 
         self._session.hub.call(look)
 
@@ -150,7 +152,9 @@ class Control:
             self._take(peer, line)
         if len(self._said[peer]) > MAX_BYTES:
             self._said[peer] = b""
-            self._session.lost(peer, "protocol", f"rank {peer} sent a line without end on its control connection")
+            self._session.lost(
+                peer, LossReason.PROTOCOL, f"rank {peer} sent a line without end on its control connection"
+            )
         elif not data:
             self._ended(peer, sock)
 
@@ -159,14 +163,14 @@ class Control:
             self._handle(peer, json.loads(line))
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             what = f"rank {peer} sent on its control connection what cannot be right: {error}"
-            self._session.lost(peer, "protocol", what)
+            self._session.lost(peer, LossReason.PROTOCOL, what)
 
     def _ended(self, peer: int, sock: socket.socket) -> None:
         self._session.hub.unwatch(sock)
         if self._socks.pop(peer, None) is not None:
             sock.close()
         if peer not in self._session.leaving and self._session.failure is None:
-            self._session.lost(peer, "eof", f"rank {peer} closed its connections without a word")
+            self._session.lost(peer, LossReason.EOF, f"rank {peer} closed its connections without a word")
 
     def _handle(self, peer: int, message: dict[str, Any]) -> None:
         if message.get("say") == "bye":
@@ -182,4 +186,6 @@ class Control:
             if us.rank in ranks:
                 cause = "this process was silent for the others: stopped, starved or cut off"
             # Told on: who hears of us first must not take our closing for the cause.
-            self._session.break_(PeerLost(us.name, what, cause=cause, ranks=ranks, how="reported", **us.where()))
+            self._session.break_(
+                PeerLost(us.name, what, cause=cause, ranks=ranks, how=LossReason.REPORTED, **us.where())
+            )

@@ -1,7 +1,7 @@
 """Every exception of the package: what happened, the likely cause, what to do.
 
-``MultiWorldError`` is the base. ``BrokenWorldException`` and its subclasses are about a world and its peers;
-``InvalidArgument`` and ``WrongContext`` are about the call itself and leave every world as it was.
+``MultiWorldError`` is the base. ``BrokenWorldException`` and its subclasses say that a world cannot be used.
+``TensorMismatch``, ``ObjectRefused``, ``InvalidArgument`` and ``WrongContext`` are about one call: the world goes on.
 
 All of them are picklable and carry ``world``, ``generation``, ``rank`` and ``operation``, so that a handler (or another
 process) can decide without parsing text.
@@ -9,6 +9,7 @@ process) can decide without parsing text.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -123,25 +124,41 @@ class BrokenWorldException(MultiWorldError):
     what_to_do = "go on with the other worlds; call rejoin() to bring this one back under a new generation"
 
 
+class LossReason(str, enum.Enum):
+    """How the loss of a peer was noticed. A member equals its text: ``error.how == "eof"``. Metrics use the same texts.
+
+    ``EOF``: its connections ended. ``SILENCE``: it gave no sign of life within ``Heartbeat.lost_after``. ``LEFT``: it
+    left the world in good order, and an operation needs it. ``REPORTED``: another member said so, or aborted the world.
+    ``PROTOCOL``: it sent what no member can send. ``BACKEND``: Gloo or NCCL failed and no member said why;
+    ``PeerLost.ranks`` is empty then.
+    """
+
+    EOF = "eof"
+    SILENCE = "silence"
+    LEFT = "left"
+    REPORTED = "reported"
+    PROTOCOL = "protocol"
+    BACKEND = "backend"
+
+    __str__ = str.__str__
+
+
 class PeerLost(BrokenWorldException):
     """A peer died, hung or was cut off.
 
     Attributes:
         ranks: the ranks that were lost, ascending.
-        how: how it was noticed: ``"eof"`` (its connections ended), ``"silence"`` (no sign of life within
-            ``Heartbeat.lost_after``), ``"left"`` (it left the world), ``"reported"`` (another member told us),
-            ``"protocol"`` (it sent what no member can send), ``"backend"`` (Gloo or NCCL failed, and nobody said why;
-            ``ranks`` is empty then).
+        how: how the loss was noticed.
     """
 
     likely_cause = "the process died, was stopped, or the network between the hosts is cut"
 
     def __init__(
-        self, world: str | None = None, what: str = "", *, ranks: tuple[int, ...] = (), how: str = "", **fields: Any
+        self, world: str | None = None, what: str = "", *, how: str, ranks: tuple[int, ...] = (), **fields: Any
     ) -> None:
         super().__init__(world, what, **fields)
         self.ranks = ranks
-        self.how = how
+        self.how = LossReason(how)
 
 
 class OpTimeout(BrokenWorldException, TimeoutError):
@@ -153,7 +170,8 @@ class OpTimeout(BrokenWorldException, TimeoutError):
 
     likely_cause = "a peer is alive but does not take part: it is slow, deadlocked, or calls another operation"
     what_to_do = (
-        "raise timeout= or op_timeout=, or look at what the peer does; to wait for a while only, cancel the await"
+        "raise timeout= or op_timeout=, or look at what the peer does; a receive that may wait for work takes "
+        "timeout=math.inf; to stop waiting without breaking the world, cancel the await"
     )
 
     def __init__(self, world: str | None = None, what: str = "", *, timeout: float = 0.0, **fields: Any) -> None:
@@ -161,10 +179,11 @@ class OpTimeout(BrokenWorldException, TimeoutError):
         self.timeout = timeout
 
 
-class TensorMismatch(BrokenWorldException):
+class TensorMismatch(MultiWorldError):
     """The members disagree about an operation: its kind, length, dtype, root or reduction.
 
-    Noticed before any payload moved and raised on every member concerned; the world stays usable.
+    It is noticed before any payload moves, and every member concerned raises it. The world stays usable, so this is no
+    ``BrokenWorldException``: do not rejoin. Only operations of ``multiworld.communicator`` raise a subclass that is.
 
     Attributes:
         ours: what this rank asked for, in words.

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from multiworld.ops.async_collectives import AsyncCollectives
-from multiworld.ops.async_p2p import AsyncPointToPoint
+from multiworld.api.collectives import AsyncCollectives
+from multiworld.api.point_to_point import AsyncPointToPoint
+from multiworld.api.sync import SyncGroup
 from multiworld.ops.base import GroupWorld
-from multiworld.ops.sync_collectives import SyncCollectives
-from multiworld.ops.sync_p2p import SyncPointToPoint
-
-
-class SyncGroup(SyncPointToPoint, SyncCollectives):
-    """Every operation of a group, waiting in the calling thread: ``w.sync.all_reduce(t)`` for ``await
-    w.all_reduce(t)``."""
 
 
 class Group(AsyncPointToPoint, AsyncCollectives):

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from multiworld.config import WorldState
-from multiworld.errors import BackendUnavailable, InvalidArgument
+from multiworld.errors import BackendUnavailable, InvalidArgument, PeerLost
 from multiworld.events import Event, OwnStall, PeerSuspected, WorldBroken, WorldJoined
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Metrics:
         self._worlds = worlds
         self._guard = threading.Lock()
         self._joins: Counter[str] = Counter()
-        self._breaks: Counter[tuple[str, str]] = Counter()
+        self._breaks: Counter[tuple[str, str, str]] = Counter()
         self._suspicions: Counter[tuple[str, int]] = Counter()
         self._stalls = 0
         self._registry = client.REGISTRY if registry is None else registry
@@ -114,7 +114,8 @@ class Metrics:
             if isinstance(event, WorldJoined):
                 self._joins[event.world] += 1
             elif isinstance(event, WorldBroken):
-                self._breaks[event.world, type(event.failure).__name__] += 1
+                how = event.failure.how.value if isinstance(event.failure, PeerLost) else ""
+                self._breaks[event.world, type(event.failure).__name__, how] += 1
             elif isinstance(event, PeerSuspected):
                 self._suspicions[event.world, event.peer] += 1
             elif isinstance(event, OwnStall):
@@ -145,14 +146,14 @@ class Metrics:
 
     def _happenings(self) -> Iterator[Any]:
         joins = self._counter("multiworld_joins", "Generations joined", ["world"])
-        breaks = self._counter("multiworld_breaks", "Breaks of the world, by cause", ["world", "cause"])
+        breaks = self._counter("multiworld_breaks", "Breaks, by error and LossReason", ["world", "cause", "how"])
         suspicions = self._counter("multiworld_suspicions", "Times a peer was silent for long", ["world", "peer"])
         stalls = self._counter("multiworld_own_stalls", "Times our own liveness thread did not run", [])
         with self._guard:
             for world, count in self._joins.items():
                 joins.add_metric([world], count)
-            for (world, cause), count in self._breaks.items():
-                breaks.add_metric([world, cause], count)
+            for (world, cause, how), count in self._breaks.items():
+                breaks.add_metric([world, cause, how], count)
             for (world, peer), count in self._suspicions.items():
                 suspicions.add_metric([world, str(peer)], count)
             stalls.add_metric([], self._stalls)

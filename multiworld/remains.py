@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from multiworld.callbacks import Callbacks
+    from multiworld.events import Callbacks
     from multiworld.hub import Hub
     from multiworld.rendezvous.stores import StoreBook
     from multiworld.session import Session

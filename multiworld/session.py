@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from multiworld.config import WorldConfig, WorldState
 from multiworld.control import Control
 from multiworld.drivers.slot import DriverSlot
-from multiworld.errors import BrokenWorldException, OpTimeout, PeerLost, WorldClosed
+from multiworld.errors import BrokenWorldException, LossReason, OpTimeout, PeerLost, WorldClosed
 from multiworld.events import Event, EventBus, PeerLeft, PeerRecovered, PeerSuspected, WorldBroken, WorldLeft
 from multiworld.hub import Hub
 from multiworld.liveness.monitor import Claimed
@@ -212,7 +212,7 @@ class Session:
             goes_on = self.engine.depart(peer, gives_up=gives_up)
             self.publish(PeerLeft(**self._event(), peer=peer))
             if not goes_on:
-                self.lost(peer, "left", f"rank {peer} left the world")
+                self.lost(peer, LossReason.LEFT, f"rank {peer} left the world")
 
     def on_lane_end(self, lane: Lane, error: OSError | None) -> None:
         """A data connection ended: the control connections say why."""
@@ -249,7 +249,7 @@ class Session:
     def peer_silent(self, peer: int, silence: float) -> None:
         """``peer`` gave no sign of life for too long."""
         if not self._may_be_silent(peer):
-            self.lost(peer, "silence", f"rank {peer} gave no sign of life for {silence:.2f} s")
+            self.lost(peer, LossReason.SILENCE, f"rank {peer} gave no sign of life for {silence:.2f} s")
 
     def _may_be_silent(self, peer: int) -> bool:
         """Who has said that it leaves may end any time; but not while its last messages are waited for."""
@@ -268,9 +268,9 @@ class Session:
 
     # the end
 
-    def lost(self, peer: int, how: str, what: str, cause: str | None = None) -> None:
+    def lost(self, peer: int, how: LossReason, what: str, cause: str | None = None) -> None:
         """Break the world because of ``peer``."""
-        if cause is None and how == "left":
+        if cause is None and how is LossReason.LEFT:
             cause = "leave() or close() was called there"
         self.break_(PeerLost(self.name, what, cause=cause, ranks=(peer,), how=how, **self.membership.where()))
 

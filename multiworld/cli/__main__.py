@@ -1,4 +1,4 @@
-"""``python -m multiworld.cli``: the same as ``multiworld``."""
+"""``python -m multiworld.cli``: the same as ``python -m multiworld``."""
 
 from multiworld.cli import main
 

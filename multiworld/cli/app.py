@@ -130,22 +130,26 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """Show the worlds of running processes, live; they opt in with multiworld.cli.status.StatusFile."""
+    """Show the worlds of running processes, live.
+
+    Each process has to write its status into FOLDER. Add to its program:
+    from multiworld.cli.status import StatusFile; with StatusFile(mw, FOLDER): ...
+    """
     from rich.live import Live
 
     from multiworld.cli.status import read_all
-    from multiworld.cli.tables import top_view
+    from multiworld.cli.tables import how_to_write, top_view
 
     if not folder.is_dir():
-        errors.print(f"[bold red]multiworld:[/] {folder} is no folder; processes make it with StatusFile(mw, folder)")
+        errors.print(f"[bold red]multiworld:[/] {escape(str(folder))} is no folder\n{how_to_write(folder)}")
         raise typer.Exit(2)
     if once:
-        console.print(top_view(read_all(folder)))
+        console.print(top_view(folder, read_all(folder)))
         return
     try:
-        with Live(top_view(read_all(folder)), console=console, screen=True) as live:
+        with Live(top_view(folder, read_all(folder)), console=console, screen=True) as live:
             while True:
                 time.sleep(interval)
-                live.update(top_view(read_all(folder)))
+                live.update(top_view(folder, read_all(folder)))
     except KeyboardInterrupt:
         raise typer.Exit(0) from None

@@ -1,11 +1,15 @@
-"""What ``multiworld top`` shows of a process: a file that the process itself writes, because it was asked to.
+"""What ``multiworld top`` shows: each process writes its status into a file of a common folder.
+
+A process does so only if its program asks for it. Add this to the program:
 
     from multiworld.cli.status import StatusFile
 
-    with StatusFile(mw, "/run/user/1000/my-service"):
-        ...
+    async with MultiWorld() as mw:
+        with StatusFile(mw, "/run/user/1000/my-service"):
+            ...
 
-Nothing listens and nobody can write into the process; whoever may read the folder may look.
+Then run ``multiworld top /run/user/1000/my-service``. The processes may belong to many jobs. The program opens no port:
+whoever may read the folder sees the status. This module needs neither typer nor rich.
 """
 
 from __future__ import annotations
@@ -70,12 +74,16 @@ class ProcessStatus:
 
 
 class StatusFile:
-    """Writes the status of a ``MultiWorld`` into a folder, from a thread of its own, until it is closed.
+    """Writes the worlds and latest events of a ``MultiWorld`` into a folder for ``multiworld top``.
+
+    It writes from a thread of its own and removes its file when it is closed. Use it as ``with StatusFile(mw, folder)``
+    inside the block of the ``MultiWorld``, or call ``close``. A process that dies leaves its file; ``top`` shows it as
+    silent.
 
     Args:
-        mw: whose worlds.
-        folder: that ``multiworld top`` is pointed at; it is made, readable by its owner only.
-        interval: seconds between two writes; an event is written at once.
+        mw: the ``MultiWorld`` to show.
+        folder: the argument of ``multiworld top``. It is made, for its owner only, if it does not exist.
+        interval: seconds between two writes. An event is written at once.
     """
 
     def __init__(self, mw: MultiWorld, folder: str | os.PathLike[str], interval: float = 1.0) -> None:

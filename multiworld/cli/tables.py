@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from multiworld.cli.doctor import Check
     from multiworld.cli.status import ProcessStatus
 
-_STATES = {"active": "green", "joining": "yellow", "broken": "bold red", "closed": "dim"}
+_STATES = {"active": "green", "broken": "bold red", "closed": "dim"}
 _COLOURS = {"ok": "green", "note": "yellow", "fail": "bold red", "missed": "bold red", "not measured": "dim"}
 
 
@@ -101,8 +102,20 @@ def chaos_tables(report: ChaosReport) -> Iterator[Table]:
     yield table
 
 
-def top_view(processes: Sequence[ProcessStatus]) -> Group:
-    """The worlds of all processes, and their latest events."""
+def how_to_write(folder: Path) -> Text:
+    """What a program has to do for its worlds to be shown."""
+    return Text(
+        "  likely cause: no program has been asked to write its status there\n"
+        "  what to do: add to the program\n"
+        "      from multiworld.cli.status import StatusFile\n"
+        f'      with StatusFile(mw, "{folder}"): ...'
+    )
+
+
+def top_view(folder: Path, processes: Sequence[ProcessStatus]) -> Group:
+    """The worlds of all processes, and their latest events; what is missing if there is no process."""
+    if not processes:
+        return Group(Text(f"no process writes its status into {folder}"), how_to_write(folder))
     table = _table("worlds", "pid", "program", "world", "rank", "size", "generation", "state", "first cause")
     for process in processes:
         pid = Text(f"{process.pid}{' (silent)' if process.stale else ''}", style="dim" if process.stale else "")

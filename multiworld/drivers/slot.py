@@ -15,7 +15,7 @@ from multiworld.config import WorldConfig
 from multiworld.drivers.gloo import GlooDriver
 from multiworld.drivers.nccl import NcclDriver
 from multiworld.drivers.values import LaneStore
-from multiworld.errors import BrokenWorldException, DescriptorsExhausted, InvalidArgument, PeerLost
+from multiworld.errors import BrokenWorldException, DescriptorsExhausted, InvalidArgument, LossReason, PeerLost
 from multiworld.matching.collectives import CollectiveOperation
 from multiworld.matching.driver import Driver
 from multiworld.matching.memory import room_for
@@ -209,7 +209,7 @@ class DriverSlot:
         if isinstance(error, DescriptorsExhausted):  # ours, and the others wait for us
             session.break_(own_failure(session, error))
             return
-        lost = PeerLost(us.name, f"the {us.backend} backend failed: {error}", how="backend", **us.where())
+        lost = PeerLost(us.name, f"the {us.backend} backend failed: {error}", how=LossReason.BACKEND, **us.where())
         session.hub.call_later(VERDICT_SECONDS, lambda: session.break_(lost))
 
     def _refused(self, operation: CollectiveOperation, error: Exception) -> InvalidArgument:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from multiworld.errors import BrokenWorldException, MultiWorldError
+from multiworld.errors import BrokenWorldException, LossReason, MultiWorldError
 from multiworld.membership import Membership
 from multiworld.net.frames import Sent
 
@@ -53,7 +53,7 @@ class Sink(Protocol):
 class Host(Protocol):
     """What the registry asks of whoever runs it."""
 
-    def lost(self, peer: int, how: str, what: str) -> None:
+    def lost(self, peer: int, how: LossReason, what: str) -> None:
         """End the generation because of ``peer``; when it returns, ``failure`` is set. Under the lock."""
 
     def set_alarm(self) -> None:
@@ -90,7 +90,7 @@ class Registry:
         """Take ``operation`` in, unless the generation has ended or one of ``peers`` has left."""
         gone = self.departed.intersection(peers) if self.departed else ()
         if gone:
-            self._host.lost(min(gone), "left", f"rank {min(gone)} left the world")
+            self._host.lost(min(gone), LossReason.LEFT, f"rank {min(gone)} left the world")
         if self.failure is not None:
             operation.fail(self.failure)
             return False
@@ -106,7 +106,7 @@ class Registry:
 
     def protocol_error(self, peer: int, what: str) -> None:
         """A peer sent what no peer of ours can send."""
-        self._host.lost(peer, "protocol", f"rank {peer} sent what cannot be right: {what}")
+        self._host.lost(peer, LossReason.PROTOCOL, f"rank {peer} sent what cannot be right: {what}")
 
     def look_at(self, deadline: float) -> None:
         """Look at the deadlines when it is ``deadline``, or sooner. From any thread, without the lock."""

@@ -90,11 +90,7 @@ def assemble(
     attempt = Assembly(hub, config, source, resize, after, cancelled)
     generation, wires, acceptor, claims = attempt.run()
     joined = WorldJoined(
-        world=config.name,
-        generation=generation,
-        rank=config.rank,
-        size=config.size,
-        seconds=time.monotonic() - started,
+        world=config.name, generation=generation, rank=config.rank, size=config.size, seconds=time.monotonic() - started
     )
     # In the hub's thread, as all events are: after the break of the last generation, and before that of this one,
     # which a peer may bring about at once.
@@ -375,10 +371,7 @@ class Assembly:
             if complaint is not None:
                 what = f"{late}: {self._why}; this process refused a peer that {complaint.what}"
                 self._fail(what, complaint.cause, remedy=complaint.remedy)
-            self._fail(
-                f"{late}: {self._why}",
-                "a member did not start, or joined under another name, size or store",
-            )
+            self._fail(f"{late}: {self._why}", "a member did not start, or joined under another name, size or store")
 
     def _fail_cancelled(self) -> NoReturn:
         self._fail(

@@ -11,8 +11,7 @@ import torch
 from procs import Link, cluster, wait_until
 
 from multiworld import MultiWorld, PeerLost, WorldBroken, WorldJoined, WorldLeft, WrongContext
-from multiworld.callbacks import Callbacks
-from multiworld.events import Event
+from multiworld.events import Callbacks, Event
 
 SECONDS = 10.0
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from multiworld.ops import p2p
 from multiworld.ops.base import GroupBase
-
-if TYPE_CHECKING:
-    from multiworld.ops.p2p import P2P
+from multiworld.ops.p2p import P2P
 
 
 class AsyncPointToPoint(GroupBase):
@@ -28,6 +26,10 @@ class AsyncPointToPoint(GroupBase):
 
     async def send(self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send ``tensor`` to rank ``dst``.
+
+        When it returns, the receiver has posted a receive that fits, and the data is in this process's socket. It may
+        not have arrived: if the receiver is lost now, the message is lost, and the world breaks afterwards. A program
+        that only sends needs an answer of the receiver to know what has arrived.
 
         Args:
             tensor: contiguous tensor on the world's device or the CPU; it must not change before this returns. A
@@ -68,16 +70,14 @@ class AsyncPointToPoint(GroupBase):
         return source
 
     async def send_tensor(self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
-        """Send ``tensor`` with its shape and dtype, for ``recv_tensor`` on the other side. Arguments as in ``send``."""
+        """Send ``tensor`` with its shape and dtype, for ``recv_tensor`` on the other side.
+
+        Arguments as in ``send``; as there, it returns when the data is in the socket.
+        """
         await self._run(timeout, p2p.send_tensor, tensor, dst, tag)
 
     async def recv_tensor(
-        self,
-        src: int,
-        *,
-        tag: int = 0,
-        timeout: float | None = None,
-        device: torch.device | str | None = None,
+        self, src: int, *, tag: int = 0, timeout: float | None = None, device: torch.device | str | None = None
     ) -> torch.Tensor:
         """Receive a tensor whose shape and dtype the sender says.
 
@@ -94,8 +94,9 @@ class AsyncPointToPoint(GroupBase):
         return tensor
 
     async def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
-        """Send any picklable object, for ``recv_object`` on the other side. Arguments as in ``send``.
+        """Send any picklable object, for ``recv_object`` on the other side.
 
+        Arguments as in ``send``; as there, it returns when the data is in the socket.
         Tensors in it, quantized ones too, and NumPy arrays and scalars of plain dtypes travel as their values; a
         parameter arrives as a tensor. Other kinds of tensors and arrays are refused by name.
         """

@@ -55,45 +55,25 @@ class AsyncCollectives(GroupBase):
         await self._run(timeout, collectives.all_gather_into_tensor, output, tensor)
 
     async def gather(
-        self,
-        tensor: torch.Tensor,
-        gather_list: Tensors | None = None,
-        dst: int = 0,
-        *,
-        timeout: float | None = None,
+        self, tensor: torch.Tensor, gather_list: Tensors | None = None, dst: int = 0, *, timeout: float | None = None
     ) -> None:
         """Every rank's ``tensor`` into ``gather_list`` of rank ``dst``; None on the others."""
         await self._run(timeout, collectives.gather, tensor, gather_list, dst)
 
     async def scatter(
-        self,
-        tensor: torch.Tensor,
-        scatter_list: Tensors | None = None,
-        src: int = 0,
-        *,
-        timeout: float | None = None,
+        self, tensor: torch.Tensor, scatter_list: Tensors | None = None, src: int = 0, *, timeout: float | None = None
     ) -> None:
         """Each tensor of rank ``src``'s ``scatter_list`` into the ``tensor`` of its rank; None on the others."""
         await self._run(timeout, collectives.scatter, tensor, scatter_list, src)
 
     async def reduce_scatter(
-        self,
-        output: torch.Tensor,
-        input_list: Tensors,
-        op: ReduceOp = ReduceOp.SUM,
-        *,
-        timeout: float | None = None,
+        self, output: torch.Tensor, input_list: Tensors, op: ReduceOp = ReduceOp.SUM, *, timeout: float | None = None
     ) -> None:
         """Reduce each of the ``size`` tensors of ``input_list`` over all ranks; ours is in ``output``."""
         await self._run(timeout, exchanges.reduce_scatter, output, input_list, op)
 
     async def reduce_scatter_tensor(
-        self,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        op: ReduceOp = ReduceOp.SUM,
-        *,
-        timeout: float | None = None,
+        self, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, *, timeout: float | None = None
     ) -> None:
         """As ``reduce_scatter``, the inputs one after the other in ``tensor``."""
         await self._run(timeout, exchanges.reduce_scatter_tensor, output, tensor, op)
