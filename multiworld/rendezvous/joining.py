@@ -59,7 +59,7 @@ class _Moved(Exception):
     """This generation will not be completed; look at the newest one."""
 
 
-def assemble(
+def rendezvous(
     hub: Hub,
     bus: EventBus,
     config: WorldConfig,

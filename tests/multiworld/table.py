@@ -46,11 +46,11 @@ class Table:
     def recv(self, rank: int, src: int | None) -> tuple[Any, torch.Tensor]:
         """Start a receive at ``rank``."""
         got = torch.zeros(1)
-        return p2p.recv(self.worlds[rank]._live.engine, self.worlds[rank], got, src, 0), got
+        return p2p.recv(self.worlds[rank]._current.engine, self.worlds[rank], got, src, 0), got
 
     def send(self, rank: int, value: float, dst: int = 0) -> Any:
         """Start a send at ``rank``."""
-        return p2p.send(self.worlds[rank]._live.engine, self.worlds[rank], torch.tensor([value]), dst, 0)
+        return p2p.send(self.worlds[rank]._current.engine, self.worlds[rank], torch.tensor([value]), dst, 0)
 
     def withdraw(self, operation: Any) -> None:
         """Cancel it, as its waiter does."""
@@ -59,7 +59,7 @@ class Table:
 
     def move(self, to: int, of: int) -> None:
         """Let ``to`` read what has come from ``of``."""
-        self.worlds[to]._live.bridge.drain(of)
+        self.worlds[to]._current.bridge.drain(of)
 
     def move_until(self, condition: Callable[[], bool], *lanes: tuple[int, int]) -> None:
         """Move these lanes, or all, until the condition holds."""
@@ -73,18 +73,18 @@ class Table:
 
     def settle(self) -> None:
         """Move all lanes until nothing is on its way any more."""
-        lanes = [world._live.lanes for world in self.worlds]
+        lanes = [world._current.lanes for world in self.worlds]
         pairs = [(to, of) for to in range(len(lanes)) for of in lanes[to]]
         self.move_until(lambda: all(lanes[to][of].received == lanes[of][to].sent for to, of in pairs))
 
     def kept(self) -> list[int]:
         """Of whom messages lie ready at rank 0, one entry for each."""
-        boxes = self.worlds[0]._live.engine.boxes
+        boxes = self.worlds[0]._current.engine.boxes
         return [peer for peer, box in boxes.items() for kept in box.kept.values() for _ in kept]
 
     def asked(self, rank: int) -> bool:
         """Whether a receive from any source of rank 0 is known at ``rank``."""
-        return any(self.worlds[rank]._live.engine.boxes[0].any_posts.values())
+        return any(self.worlds[rank]._current.engine.boxes[0].any_posts.values())
 
 
 class Traffic:

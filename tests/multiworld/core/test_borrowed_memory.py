@@ -58,19 +58,19 @@ class Pair:
     def start(self, rank: int, starter: Callable[..., Operation], memory: torch.Tensor, *args: Any) -> Call:
         """Start an operation on ``memory``."""
         world: Any = self.worlds[rank]
-        call = Call(starter(world._live.engine, world, memory, *args), memory)
+        call = Call(starter(world._current.engine, world, memory, *args), memory)
         self.calls.append(call)
         return call
 
     def flush(self, rank: int) -> None:
         """Let ``rank`` write what its socket takes."""
-        session = self.worlds[rank]._live
+        session = self.worlds[rank]._current
         with session.lock:
             session.lanes[1 - rank].flush()
 
     def pump(self, rank: int) -> None:
         """Let ``rank`` read what has come."""
-        self.worlds[rank]._live.bridge.drain(1 - rank)
+        self.worlds[rank]._current.bridge.drain(1 - rank)
 
     def step(self, number: int) -> None:
         """One of the four things that can happen next."""
@@ -78,7 +78,7 @@ class Pair:
 
     def finish(self) -> None:
         """Move everything that is on its way."""
-        lanes = [world._live.lanes[1 - world.rank] for world in self.worlds]
+        lanes = [world._current.lanes[1 - world.rank] for world in self.worlds]
         for number in range(2_000):
             self.step(number)
             moved = lanes[0].received == lanes[1].sent and lanes[1].received == lanes[0].sent
@@ -91,10 +91,10 @@ class Pair:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     store = tmp_path_factory.mktemp("borrowed") / "store"
     with members(f"file://{store}", 2) as (worlds, _):
-        tcp = [lanes[1 - rank].sock for rank, lanes in enumerate(world._live.lanes for world in worlds)]
+        tcp = [lanes[1 - rank].sock for rank, lanes in enumerate(world._current.lanes for world in worlds)]
         # TCP waits for timers when its buffers are this small.
         for world, sock in zip(worlds, socket.socketpair(), strict=True):
-            lane = world._live.lanes[1 - world.rank]
+            lane = world._current.lanes[1 - world.rank]
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
             lane.sock, lane.fd = sock, sock.fileno()
@@ -259,7 +259,7 @@ def test_a_batch_that_fails_gives_its_parts_memory_back_before_its_waiter_is_wok
     receive = pair.start(1, p2p.recv, received, 0, 0)
     pair.pump(0)
     batch = SENDERS["batch"](pair, original())
-    session = pair.worlds[0]._live
+    session = pair.worlds[0]._current
     assert session.lanes[1].backlog
     with session.lock:  # as ``leave`` does, before it is the turn of the send; another thread runs the waiter
         batch.operation.fail(WorldClosed("w", "left"))
@@ -274,12 +274,12 @@ def test_a_cancelled_send_is_no_reason_to_break_when_its_peer_leaves(store: str)
     with members(store, 3) as (worlds, _):
         pair = Pair(worlds)
         sending = pair.start(0, p2p.send, torch.ones(8 << 20), 1, 0)
-        p2p.recv(worlds[1]._live.engine, worlds[1], torch.zeros(8 << 20), 0, 0)
-        worlds[0]._live.bridge.drain(1)
+        p2p.recv(worlds[1]._current.engine, worlds[1], torch.zeros(8 << 20), 0, 0)
+        worlds[0]._current.bridge.drain(1)
         assert sending.operation.matched  # type: ignore[attr-defined]
         sending.withdraw()
-        worlds[1].leave_within(0.0)
-        wait_until(lambda: 1 in worlds[0]._live.leaving, 10.0, "the peer has not said that it leaves")
-        worlds[0]._live.bridge.drain(1)
+        worlds[1]._leave_sync(0.0)
+        wait_until(lambda: 1 in worlds[0]._current.leaving, 10.0, "the peer has not said that it leaves")
+        worlds[0]._current.bridge.drain(1)
         wait_until(lambda: 1 in worlds[0].departed, 10.0, "the peer has not left")
         assert worlds[0].failure is None

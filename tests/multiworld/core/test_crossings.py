@@ -74,7 +74,7 @@ def test_an_offer_is_made_to_one_of_several_receives_only(table: Table) -> None:
 def test_a_withdrawn_receive_frees_what_was_offered_to_it(table: Table) -> None:
     waiting, _ = offered(table)
     specific, got = table.recv(0, 1)
-    table.move_until(lambda: bool(table.worlds[1]._live.engine.boxes[0].posts), (1, 0))
+    table.move_until(lambda: bool(table.worlds[1]._current.engine.boxes[0].posts), (1, 0))
     table.withdraw(waiting)
     table.move_until(lambda: specific.done)
     assert got.item() == 1.0
@@ -139,7 +139,7 @@ def test_a_send_that_is_withdrawn_while_it_is_offered_is_not_sent_later(table: T
     sent = table.send(1, 1.0)
     table.withdraw(sent)
     table.withdraw(receive)
-    session = table.worlds[1]._live
+    session = table.worlds[1]._current
     table.move_until(lambda: not table.asked(1), (1, 0))
     assert sent not in session.engine.operations
     table.send(1, 2.0)
@@ -152,7 +152,7 @@ def test_an_offered_message_that_does_not_fit_is_an_error_on_both_sides(table: T
     receive, _ = table.recv(0, None)
     table.move_until(lambda: table.asked(1), (1, 0))
     world = table.worlds[1]
-    sent = p2p.send(world._live.engine, world, torch.ones(5), 0, 0)
+    sent = p2p.send(world._current.engine, world, torch.ones(5), 0, 0)
     specific, got = table.recv(0, 1)
     table.send(1, 2.0)
     table.move_until(lambda: receive.done and sent.done and specific.done)

@@ -315,7 +315,7 @@ def test_a_killed_parent_is_noticed_although_its_child_lives(store: str) -> None
 
 
 def _interrupt_when_waiting(w: Any) -> None:
-    wait_until(lambda: any(op._wake is not None for op in list(w._live.engine.operations)), 10, "nobody waits")
+    wait_until(lambda: any(op._wake is not None for op in list(w._current.engine.operations)), 10, "nobody waits")
     time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGINT)
 
