@@ -7,16 +7,47 @@ import json
 import selectors
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from multiworld.errors import BrokenWorldException, PeerLost
-
-if TYPE_CHECKING:
-    from multiworld.session import Session
+from multiworld.errors import BrokenWorldException, LossReason, PeerLost
+from multiworld.membership import Membership
+from multiworld.net.reactor import Reactor
 
 MAX_BYTES = 1 << 16
 #: how long the reason for the end of a data connection may take to arrive on the control connections
 EXPLANATION_SECONDS = 0.05
+
+
+class ControlOwner(Protocol):
+    """The session that the connections belong to."""
+
+    @property
+    def membership(self) -> Membership:
+        """Who we are."""
+
+    @property
+    def hub(self) -> Reactor:
+        """In whose thread all happens."""
+
+    @property
+    def leaving(self) -> set[int]:
+        """Ranks that have said that they leave."""
+
+    @property
+    def failure(self) -> BrokenWorldException | None:
+        """The first cause, once it has ended."""
+
+    def lost(self, peer: int, how: LossReason, what: str) -> None:
+        """End it because of ``peer``."""
+
+    def break_(self, error: BrokenWorldException) -> None:
+        """End it for ``error``."""
+
+    def on_bye(self, peer: int, *, gives_up: bool) -> None:
+        """``peer`` has left in good order."""
+
+    def drain(self, peer: int) -> None:
+        """Read what ``peer`` sent before it left."""
 
 
 class Control:
@@ -27,7 +58,7 @@ class Control:
         socks: the connections, by world rank.
     """
 
-    def __init__(self, session: Session, socks: dict[int, socket.socket]) -> None:
+    def __init__(self, session: ControlOwner, socks: dict[int, socket.socket]) -> None:
         self._session = session
         self._socks = socks
         self._said = dict.fromkeys(socks, b"")
@@ -57,7 +88,9 @@ class Control:
             if peer in self._session.leaving:
                 self._session.on_bye(peer, gives_up=True)
             else:
-                self._session.lost(peer, "eof", f"rank {peer} closed its connection" + (f": {error}" if error else ""))
+                self._session.lost(
+                    peer, LossReason.EOF, f"rank {peer} closed its connection" + (f": {error}" if error else "")
+                )
 
         self._session.hub.call(look)
 
@@ -75,7 +108,7 @@ class Control:
 
     def tell_break(self, error: BrokenWorldException) -> None:
         """Tell everybody why the world broke here."""
-        ranks = list(error.ranks) if isinstance(error, PeerLost) else [self._session.rank]
+        ranks = list(error.ranks) if isinstance(error, PeerLost) else [self._session.membership.rank]
         self._tell({"say": "break", "ranks": ranks, "what": error.what, "kind": type(error).__name__})
 
     def tell_bye(self) -> None:
@@ -119,7 +152,9 @@ class Control:
             self._take(peer, line)
         if len(self._said[peer]) > MAX_BYTES:
             self._said[peer] = b""
-            self._session.lost(peer, "protocol", f"rank {peer} sent a line without end on its control connection")
+            self._session.lost(
+                peer, LossReason.PROTOCOL, f"rank {peer} sent a line without end on its control connection"
+            )
         elif not data:
             self._ended(peer, sock)
 
@@ -128,32 +163,29 @@ class Control:
             self._handle(peer, json.loads(line))
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             what = f"rank {peer} sent on its control connection what cannot be right: {error}"
-            self._session.lost(peer, "protocol", what)
+            self._session.lost(peer, LossReason.PROTOCOL, what)
 
     def _ended(self, peer: int, sock: socket.socket) -> None:
         self._session.hub.unwatch(sock)
         if self._socks.pop(peer, None) is not None:
             sock.close()
         if peer not in self._session.leaving and self._session.failure is None:
-            self._session.lost(peer, "eof", f"rank {peer} closed its connections without a word")
+            self._session.lost(peer, LossReason.EOF, f"rank {peer} closed its connections without a word")
 
     def _handle(self, peer: int, message: dict[str, Any]) -> None:
         if message.get("say") == "bye":
             # Its data connection says so too, after the last of its data; that one counts.
             self._session.leaving.add(peer)
-            self._session.bridge.drain(peer)
+            self._session.drain(peer)
         elif message.get("say") == "break":
             ranks = tuple(int(rank) for rank in message.get("ranks", (peer,)))
-            session = self._session
+            us = self._session.membership
             said = str(message.get("what"))
             what = said if " reports: " in said else f"rank {peer} reports: {said}"
             cause = f"see what rank {peer} reports" if message.get("kind") != "PeerLost" else None
-            if session.rank in ranks:
+            if us.rank in ranks:
                 cause = "this process was silent for the others: stopped, starved or cut off"
             # Told on: who hears of us first must not take our closing for the cause.
-            session.break_(
-                PeerLost(
-                    session.name, what, cause=cause, ranks=ranks, how="reported",
-                    generation=session.generation, rank=session.rank,
-                )
-            )  # fmt: skip
+            self._session.break_(
+                PeerLost(us.name, what, cause=cause, ranks=ranks, how=LossReason.REPORTED, **us.where())
+            )

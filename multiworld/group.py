@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from multiworld.api.collectives import AsyncCollectives
 from multiworld.api.point_to_point import AsyncPointToPoint
 from multiworld.api.sync import SyncGroup
-
-if TYPE_CHECKING:
-    from multiworld.world import World
+from multiworld.ops.base import GroupWorld
 
 
 class Group(AsyncPointToPoint, AsyncCollectives):
@@ -18,10 +14,11 @@ class Group(AsyncPointToPoint, AsyncCollectives):
     It lives and breaks with its world, and works again after the world's ``rejoin()``.
     """
 
-    def __init__(self, world: World, ranks: tuple[int, ...], gid: int) -> None:
+    def __init__(self, world: GroupWorld, ranks: tuple[int, ...], gid: int, digest: int = 0) -> None:
         self._world = world
         self.ranks = ranks
         self.gid = gid
+        self.digest = digest
         self._sync_group = SyncGroup(self)
 
     @property

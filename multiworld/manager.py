@@ -92,7 +92,7 @@ class WorldManager:
         """
         world = self._worlds.worlds.get(world_name)
         if world is not None and world.state is not WorldState.ACTIVE:
-            world.leave_within(0.0)
+            world._leave_sync(0.0)
         elif world is not None or world_name in self._announced:
             raise ValueError(f"World {world_name} already exists.")
         self._broken.discard(world_name)

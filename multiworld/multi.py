@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from multiworld.breaking import LINGER_SECONDS, drop_in_child
 from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_OP_TIMEOUT,
@@ -22,11 +21,11 @@ from multiworld.config import (
     WorldConfig,
     is_duration,
 )
-from multiworld.errors import DescriptorsExhausted, InvalidArgument, WrongContext
+from multiworld.errors import DescriptorsExhausted, InvalidArgument, WorldClosed, WrongContext
 from multiworld.events import Callbacks, Event, EventBus
+from multiworld.hub import Hub
 from multiworld.loops import running_loop
 from multiworld.net.descriptors import descriptor_shortage, limit
-from multiworld.net.hub import Hub
 from multiworld.net.interfaces import chosen_address
 from multiworld.net.settings import network_settings
 from multiworld.process import register
@@ -34,6 +33,7 @@ from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Rendezvous, store_silent
 from multiworld.rendezvous.stores import HostedStores, StoreLike, StoreSource
+from multiworld.session import LINGER_SECONDS
 from multiworld.session_factory import open_session
 from multiworld.threads import run_in_thread, within
 from multiworld.world import World
@@ -94,7 +94,7 @@ class SyncMultiWorld:
         return self._owner._join_sync(config, store, resize, None, Attempt())
 
     def _close(self) -> None:
-        self._owner.shut()
+        self._owner._close_sync()
 
 
 class MultiWorld:
@@ -144,10 +144,10 @@ class MultiWorld:
         self._callbacks = Callbacks()
         self._bus = EventBus(self._callbacks)
         #: what worlds there are, and which generation of each is the live one
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
         #: attempts to join or rejoin that are under way; changes are told
         self._attempts = 0
-        self._attempted = threading.Condition(self.lock)
+        self._attempted = threading.Condition(self._lock)
         self._worlds: dict[str, World] = {}
         self._joining: set[str] = set()
         self._pid = os.getpid()
@@ -286,11 +286,11 @@ class MultiWorld:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shut()
+        self._close_sync()
 
     async def _close(self) -> None:
         running_loop("close")
-        await run_in_thread("mw-close", self.shut)
+        await run_in_thread("mw-close", self._close_sync)
 
     async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
         attempt = Attempt()
@@ -298,10 +298,10 @@ class MultiWorld:
         try:
             return await run_in_thread(f"mw-join-{config.name}", self._join_sync, config, store, resize, loop, attempt)
         except asyncio.CancelledError:
-            with self.lock:
+            with self._lock:
                 attempt.cancelled.set()
             if attempt.world is not None:  # it was in already, and the caller never got it; nothing in it blocks yet
-                attempt.world.leave_within(0.0)
+                attempt.world._leave_sync(0.0)
             raise
 
     def _join_sync(
@@ -319,41 +319,61 @@ class MultiWorld:
             source = self._stores.source(store, config, lambda: unwanted.is_set() or self._end.is_set())
             session = self._meet(config, source, loop, resize, 0, attempt.cancelled)
             world = World(self, config, session, source, loop)
-            with self.lock:
+            with self._lock:
                 if not self._end.is_set() and not attempt.cancelled.is_set():
                     self._worlds[config.name] = attempt.world = world
             if attempt.world is None:
-                world.leave_within(0.0)
+                world._leave_sync(0.0)
                 self._check_usable(config.name)
             return world
         finally:
-            with self.lock:
+            with self._lock:
                 self._joining.discard(config.name)
 
-    def _rejoin(
-        self,
-        config: WorldConfig,
-        world: World,
-        loop: asyncio.AbstractEventLoop | None,
-        cancelled: threading.Event,
+    def _rejoin_world(
+        self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None, cancelled: threading.Event
+    ) -> None:
+        before = world._departures
+        if world._current.failure is None:
+            world._current.leave()
+        session = self._meet_again(world, config, loop, cancelled)
+        with self._lock:
+            wanted = world._departures == before and not cancelled.is_set() and self._owns(world)
+            if wanted:
+                world._go_on_as(config, session, loop)
+        if not wanted:
+            session.leave(0.0)
+            raise WorldClosed(
+                world.name, "the world was left, or its MultiWorld closed, while it rejoined",
+                rank=config.rank, generation=session.membership.generation, operation="rejoin",
+            )  # fmt: skip
+
+    def _meet_again(
+        self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None, cancelled: threading.Event
     ) -> Session:
-        """Assemble ``world`` again after its last generation; for the package's own use."""
         new = self._list(world)
         try:
-            return self._meet(config, world.source, loop, True, world.generation, cancelled)
+            return self._meet(config, world._source, loop, True, world.generation, cancelled)
         except BaseException:
             if new:
-                self.forget(world)
+                self._forget(world)
             raise
 
-    def lists(self, world: World) -> bool:
-        """Whether ``world`` is one of ours, and not left; under the lock; for the package's own use."""
+    def _leave_world(self, world: World, linger: float) -> None:
+        with self._lock:
+            world._departures += 1
+            current = world._current
+        current.leave(linger)
+        self._forget(world)
+
+    def _owns(self, world: World) -> bool:
+        """Whether ``world`` is one of ours, and not left; under the lock."""
         return not self._end.is_set() and self._worlds.get(world.name) is world
 
     def _list(self, world: World) -> bool:
         """Take a world that comes back into the list; whether it had been left."""
         self._check_usable(world.name)
-        with self.lock:
+        with self._lock:
             if self._worlds.get(world.name, world) is not world or world.name in self._joining:
                 raise InvalidArgument(
                     world.name,
@@ -368,13 +388,13 @@ class MultiWorld:
     @contextlib.contextmanager
     def _attempting(self, name: str) -> Iterator[None]:
         """An attempt is under way, which ``close`` waits for; none begins once we are closed."""
-        with self.lock:
+        with self._lock:
             self._attempts += 1
         try:
             self._check_usable(name)
             yield
         finally:
-            with self.lock:
+            with self._lock:
                 self._attempts -= 1
                 self._attempted.notify_all()
 
@@ -411,15 +431,15 @@ class MultiWorld:
         self._callbacks.flush(TELLING_SECONDS)
         return session
 
-    def forget(self, world: World) -> None:
-        """Drop a world that was left; for the package's own use."""
-        with self.lock:
+    def _forget(self, world: World) -> None:
+        """Drop a world that was left."""
+        with self._lock:
             if self._worlds.get(world.name) is world:
                 del self._worlds[world.name]
 
-    def shut(self, linger: float = LINGER_SECONDS) -> None:
-        """Close in this thread, waiting ``linger`` seconds per world for what was sent; for the package's own use."""
-        with self.lock:
+    def _close_sync(self, linger: float = LINGER_SECONDS) -> None:
+        """Close in this thread, waiting ``linger`` seconds per world for what was sent."""
+        with self._lock:
             if self._end.is_set() or os.getpid() != self._pid:
                 return
             self._end.set()
@@ -427,8 +447,8 @@ class MultiWorld:
             self._attempted.wait_for(lambda: not self._attempts, min(FREEING_SECONDS, linger + GIVING_UP_SECONDS))
             worlds = list(self._worlds.values())
         for world in worlds:
-            world.leave_within(linger)
-        self._remains([world.enter_any() for world in worlds]).free(min(linger, FREEING_SECONDS))
+            world._leave_sync(linger)
+        self._remains([world._current for world in worlds]).free(min(linger, FREEING_SECONDS))
 
     def __del__(self) -> None:
         """Leave what was not closed, so that peers see it end.
@@ -440,7 +460,7 @@ class MultiWorld:
         if end is None or end.is_set() or os.getpid() != self._pid:
             return
         end.set()
-        sessions = [world.enter_any() for world in self._worlds.values()]
+        sessions = [world._current for world in self._worlds.values()]
         self._hub.call(self._remains(sessions).start)
         names = ", ".join(session.name for session in sessions) or "none"
         warnings.warn(
@@ -451,20 +471,20 @@ class MultiWorld:
     def _remains(self, sessions: list[Session]) -> Remains:
         return Remains(sessions, self._hub, self._callbacks, self._stores)
 
-    def waiting_threads(self) -> set[int]:
-        """Idents of the threads that wait for an operation; for the package's own use."""
-        return {ident for world in tuple(self._worlds.values()) for ident in world.enter_any().bridge.waiting_threads()}
+    def _waiting_threads(self) -> set[int]:
+        """Idents of the threads that wait for an operation."""
+        return {ident for world in tuple(self._worlds.values()) for ident in world._current.bridge.waiting_threads()}
 
-    def drop_in_child(self) -> None:
-        """Close our copies of everything in a forked child; for the package's own use."""
+    def _drop_in_child(self) -> None:
+        """Close our copies of everything in a forked child."""
         for world in self._worlds.values():
-            drop_in_child(world.enter_any())
+            world._current.drop_in_child()
         self._stores.drop_in_child()
         self._hub.drop_in_child()
 
     def _reserve(self, config: WorldConfig) -> None:
         self._check_usable(config.name)
-        with self.lock:
+        with self._lock:
             if config.name in self._worlds or config.name in self._joining:
                 raise InvalidArgument(
                     config.name,

@@ -9,29 +9,40 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from multiworld.net.descriptors import reserve
 from multiworld.parking import immortal as immortal
 from multiworld.parking import park
 from multiworld.threads import waiting_in_join
 
-if TYPE_CHECKING:
-    from multiworld.multi import MultiWorld
-
 #: how long the exit waits in all: for worlds to be left, and for threads whose waits it has ended
 ENDING_SECONDS = 3.0
 #: what each world gets of that at least
 LEAST_SECONDS = 0.05
 
+
+class Owner(Protocol):
+    """What is looked after: a ``MultiWorld``."""
+
+    def _drop_in_child(self) -> None:
+        """Close our copies of everything in a forked child."""
+
+    def _waiting_threads(self) -> set[int]:
+        """Idents of the threads that wait for an operation."""
+
+    def _close_sync(self, linger: float) -> None:
+        """Close in this thread, waiting ``linger`` seconds per world for what was sent."""
+
+
 #: monotonic time by which everything of ours has ended when the process exits; None while it does not
 _exit_by: float | None = None
 _guard = threading.Lock()
-_alive: weakref.WeakSet[MultiWorld] = weakref.WeakSet()
+_alive: weakref.WeakSet[Owner] = weakref.WeakSet()
 _hooked = False
 
 
-def register(owner: MultiWorld) -> None:
+def register(owner: Owner) -> None:
     """Look after ``owner`` when the process forks or exits."""
     global _hooked
     with _guard:
@@ -46,7 +57,7 @@ def _after_fork() -> None:
     """Close our copies of connections, so that peers see the end of the parent; the parent's own stay as they are."""
     for owner in list(_alive):
         with contextlib.suppress(Exception):
-            owner.drop_in_child()
+            owner._drop_in_child()
     reserve.after_fork()
 
 
@@ -62,8 +73,8 @@ def _at_exit() -> None:
     waiting = waiting_in_join()
     for owner in list(_alive):
         with contextlib.suppress(Exception):
-            waiting |= owner.waiting_threads()
-            owner.shut(linger=0.2)
+            waiting |= owner._waiting_threads()
+            owner._close_sync(linger=0.2)
     for thread in _of_ours(waiting):
         thread.join(max(0.0, until - time.monotonic()))
     left = _of_ours(set())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from multiworld.events import Callbacks
-    from multiworld.net.hub import Hub
+    from multiworld.hub import Hub
     from multiworld.rendezvous.stores import HostedStores
     from multiworld.session import Session
 

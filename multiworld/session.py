@@ -1,70 +1,101 @@
-"""A session: one generation of one world in this process, with everything that lives and dies with it."""
+"""A session: the life of one generation of one world in this process, from its connections to its end.
+
+It ends in this order: waiters first, then sockets, then threads and memory. ``_release`` and ``_cut`` run under the
+lock and block on nothing: who waits has its exception when they return, except for those whose memory the backend
+still works on. They have it when the backend lets go, which is as soon as its connections are closed. What may take
+time is done in a thread of its own, with a deadline.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import math
-import os
+import socket
+import struct
+import termios
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
-import torch
-
-from multiworld.breaking import LINGER_SECONDS, cut, free, release
 from multiworld.config import WorldConfig, WorldState
 from multiworld.control import Control
 from multiworld.drivers.slot import DriverSlot
-from multiworld.errors import BrokenWorldException, OpTimeout, PeerLost, WorldClosed
-from multiworld.events import (
-    Event,
-    EventBus,
-    OwnStall,
-    PeerLeft,
-    PeerRecovered,
-    PeerSuspected,
-    WorldBroken,
-    WorldLeft,
-)
+from multiworld.errors import BrokenWorldException, LossReason, OpTimeout, PeerLost, WorldClosed
+from multiworld.events import Event, EventBus, PeerLeft, PeerRecovered, PeerSuspected, WorldBroken, WorldLeft
+from multiworld.hub import Hub
+from multiworld.liveness.monitor import PeerPlace
+from multiworld.matching.collectives import CollectiveOperation
+from multiworld.matching.engine import MAX_GROUPS, Engine
+from multiworld.matching.operation import Operation
+from multiworld.membership import Limits, Membership
+from multiworld.modes import disturbed, undisturbed
 from multiworld.net.bridge import LoopBridge, SyncPoller
-from multiworld.net.frames import Kind
-from multiworld.net.lane import Done, Lane
-from multiworld.ops.agreement import Agreement, CollectiveOperation
-from multiworld.ops.any_source import AnyReceive
-from multiworld.ops.base import begin, outcome
-from multiworld.ops.mailbox import Mailbox, SendOperation
-from multiworld.ops.modes import disturbed, undisturbed
-from multiworld.ops.operation import Operation, wait_async, wait_sync
-from multiworld.ops.quarantine import watching
-from multiworld.profiling import span
+from multiworld.net.frames import Kind, Placement
+from multiworld.net.lane import Lane
+from multiworld.process import patience
 from multiworld.tally import Tally
-
-if TYPE_CHECKING:
-    from multiworld.net.hub import Hub
-    from multiworld.ops.base import GroupBase, Starter
-    from multiworld.rendezvous.ledger import Claim
-    from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
+from multiworld.threads import start_or_run
 
 logger = logging.getLogger(__name__)
 
-#: how many groups of a world may have collectives; a peer that names more makes them up
-MAX_GROUPS = 1 << 16
+DRIVER_SECONDS = 10.0
+#: a backend that has not let go of a caller's memory after this long never will: its connections are closed
+HELD_SECONDS = 0.5
+#: how long a leaving member waits for what it sent to be taken
+LINGER_SECONDS = 2.0
+
+
+class Connections(Protocol):
+    """The connections to the peers, by world rank; see ``rendezvous.wiring.Wires``."""
+
+    @property
+    def lanes(self) -> dict[int, socket.socket]:
+        """For data."""
+
+    @property
+    def controls(self) -> dict[int, socket.socket]:
+        """For control."""
+
+    @property
+    def pulses(self) -> dict[int, socket.socket]:
+        """For heartbeats."""
+
+    @property
+    def dial_pulse(self) -> Callable[[int, float], socket.socket]:
+        """Makes another of these to a rank, within some seconds."""
+
+
+class Closable(Protocol):
+    """Something that is closed with the session."""
+
+    def close(self) -> None:
+        """Close it."""
 
 
 class Session:
     """One generation of one world.
 
+    Args:
+        hub: of the process.
+        bus: where events go.
+        config: what the world was joined with.
+        generation: from 1.
+        wires: the connections to the peers.
+        acceptor: answers those who dial this member.
+        claims: of all members, by rank.
+        address: local address that backends bind to.
+
     Attributes:
         lock: guards all of it; held for short, never while waiting.
-        operations: what is under way.
-        failure: the first cause, once it is broken or closed.
-        departed: ranks that left in good order, all their data read.
+        engine: its operations.
+        state: where it is in its life.
         leaving: ranks that have said that they leave.
-        next_look: when the hub looks at the deadlines next; infinite if it need not.
+        freed: set when nothing is left of it.
     """
 
     def __init__(
@@ -73,92 +104,42 @@ class Session:
         bus: EventBus,
         config: WorldConfig,
         generation: int,
-        wires: Wires,
-        acceptor: HandshakeAcceptor,
-        claims: dict[int, Claim],
+        wires: Connections,
+        acceptor: Closable,
+        claims: Mapping[int, PeerPlace],
         address: str,
     ) -> None:
-        self.hub, self.bus, self.config, self.generation = hub, bus, config, generation
-        self.name, self.rank, self.size = config.name, config.rank, config.size
-        self.op_timeout, self.max_message_bytes = config.op_timeout, config.max_message_bytes
-        self.address = address
-        self.pid = os.getpid()
+        self.hub, self.bus, self.config, self.address = hub, bus, config, address
+        limits = Limits(config.op_timeout, config.max_message_bytes)
+        self.membership = Membership(config.name, config.rank, config.size, generation, config.backend, limits)
+        self.name = config.name
         self.lock = threading.RLock()
-        self.mover = -1  # eventfd of the waiting thread that moves data now: it need not be woken
-        self.operations: set[Operation] = set()
-        self.any_receives: list[AnyReceive] = []
-        self.failure: BrokenWorldException | None = None
         self.state = WorldState.ACTIVE
-        self.departed: frozenset[int] = frozenset()
         self.leaving: set[int] = set()
-        self.next_look = math.inf
-        self.operation_counts: Counter[str] = Counter()
         self.lanes = {peer: Lane(sock, peer, self) for peer, sock in wires.lanes.items()}
-        self.boxes = {peer: Mailbox(self, lane) for peer, lane in self.lanes.items()}
+        self.engine = Engine(self.membership, self, self.lanes, self.lock, time.monotonic)
+        self.on_frame = self.engine.on_frame
         self.slots: dict[int, DriverSlot] = {}
         self.bridge = LoopBridge(self)
         self.acceptor = acceptor
         self.freed = threading.Event()
-        self._agreements: dict[int, Agreement] = {}
-        self._any_seq = 0
         self.control = Control(self, wires.controls)
-        peers = {peer: claim for peer, claim in claims.items() if peer != self.rank}
+        peers = {peer: claim for peer, claim in claims.items() if peer != config.rank}
         hub.monitor.add(self, peers, config.heartbeat, wires.pulses, wires.dial_pulse)
         # Last: a peer may have broken the world already, and that is handled in the hub's thread.
         self.control.start()
 
-    # operations
+    @property
+    def failure(self) -> BrokenWorldException | None:
+        """The first cause, once it is broken or closed."""
+        return self.engine.failure
 
-    def admit(self, operation: Operation, peers: tuple[int, ...]) -> bool:
-        """Register ``operation`` unless the world is broken or one of ``peers`` has left; under the lock."""
-        gone = self.departed.intersection(peers) if self.departed else ()
-        if gone:
-            self.lost(min(gone), "left", f"rank {min(gone)} left the world")
-        if self.failure is not None:
-            operation.fail(self.failure)
-            return False
-        self.operations.add(operation)
-        self.operation_counts[operation.name] += 1
-        return True
+    @property
+    def departed(self) -> frozenset[int]:
+        """Ranks that left in good order, all their data read."""
+        return self.engine.departed
 
-    def mailbox(self, peer: int) -> Mailbox:
-        """The messages with ``peer``."""
-        return self.boxes[peer]
-
-    def next_any(self) -> int:
-        """A number for a receive from any source."""
-        self._any_seq = (self._any_seq + 1) & 0xFFFFFFFF
-        return self._any_seq
-
-    def offer_kept(self, box: Mailbox, key: int) -> None:
-        """A message lies ready that a receive from any source may take."""
-        for waiting in tuple(self.any_receives):
-            if waiting.key == key and box.lane.peer in waiting.peers and waiting.take_kept(box):
-                return
-
-    def new_buffer(self, nbytes: int) -> torch.Tensor:
-        """Memory for a message whose length the sender said. It is taken as it is filled, whatever was said.
-
-        Raises:
-            MemoryError: so much cannot be had.
-        """
-        try:
-            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-        except RuntimeError as error:  # torch's word for it
-            raise MemoryError(f"{nbytes} bytes") from error
-
-    def agreement(self, gid: int) -> Agreement:
-        """The collectives of a group, which a peer may have begun before us."""
-        found = self._agreements.get(gid)
-        if found is None:
-            found = self._agreements[gid] = Agreement(self, gid)
-        return found
-
-    def start_collective(self, operation: CollectiveOperation) -> None:
-        """Register a collective and tell the others."""
-        with self.lock:
-            if self.admit(operation, tuple(r for r in operation.ranks if r in self.departed)):
-                self.agreement(operation.gid).start(operation)
+    # the backends
 
     def slot(self, gid: int, ranks: tuple[int, ...] | None = None) -> DriverSlot:
         """The backend of a group; a peer may have begun to set it up before us."""
@@ -173,45 +154,43 @@ class Session:
         """Run an agreed collective on the backend."""
         self.slot(operation.gid, operation.ranks).launch(operation)
 
-    def look_at(self, deadline: float) -> None:
-        """Let the hub look at the deadlines when it is ``deadline``, or sooner. From any thread."""
-        with self.lock:
-            if deadline >= self.next_look or self.failure is not None:
-                return
-            self.next_look = deadline
+    def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
+        """See ``EngineHost``."""
+        known = gid in self.slots or len(self.slots) < MAX_GROUPS
+        place = self.slot(gid).expect(split, nbytes) if known else None
+        if place is None:
+            self.engine.protocol_error(peer, f"a value of {nbytes} bytes for the set-up of group {gid}")
+            return None, None
+        return place
+
+    # deadlines
+
+    def set_alarm(self) -> None:
+        """See ``Host``."""
         self.hub.call(self.arm)
 
     def arm(self) -> None:
         """Set the alarm for the next deadline; a session that has ended has none. In the hub's thread."""
-        self.hub.alarm(self.check_deadlines, self.next_look if self.failure is None else math.inf)
+        self.hub.alarm(self.check_deadlines, self.engine.next_look if self.failure is None else math.inf)
 
     def check_deadlines(self, now: float) -> None:
         """Break the world if an operation is overdue. In the hub's thread."""
         with self.lock:
-            # Before the deadlines are read: who sets one from now on finds that nobody is going to look.
-            self.next_look = math.inf
-            first = min(self.operations, key=lambda op: op.deadline, default=None)
-            if first is None or self.failure is not None:
+            late = self.engine.overdue(now)
+            if late is not None:
+                self._time_out(late)
                 return
-            if first.deadline <= now:
-                self._time_out(first)
-                return
-            self.next_look = min(self.next_look, first.deadline)
         self.arm()
-
-    def awaited(self, before: float) -> set[int]:
-        """World ranks that an operation has waited for since ``before``, or longer."""
-        pending = tuple(self.operations)
-        return {peer for op in pending if not op.withdrawn and op.waited_since() <= before for peer in op.awaits()}
 
     def _time_out(self, operation: Operation) -> None:
         what = f"{operation.name} was not done within {operation.timeout} s, waiting for {operation.waiting_for()}"
-        self.break_(OpTimeout(self.name, what, timeout=operation.timeout, **self._where(operation.name)))
+        where = self.membership.where(operation.name)
+        self.break_(OpTimeout(self.name, what, timeout=operation.timeout, **where))
 
-    # frames
+    # lanes
 
     def pump(self, lane: Lane) -> None:
-        """Read and handle what came on ``lane``; an error in that ends this world, and nobody waits for ever."""
+        """Read and handle what came on ``lane``; an error in that ends this world, so that nobody goes on waiting."""
         try:
             if disturbed():  # the caller's modes, or those of another coroutine of this loop
                 with undisturbed():
@@ -219,83 +198,21 @@ class Session:
             else:
                 lane.pump()
         except MemoryError as error:
-            self.protocol_error(lane, f"a message for which there is no memory: {error}")
+            self.engine.protocol_error(lane.peer, f"a message for which there is no memory: {error}")
         except Exception as error:
             logger.exception("world %r: handling what rank %d sent failed", self.name, lane.peer)
-            self.protocol_error(lane, f"{type(error).__name__}: {error}")
-
-    def on_frame(
-        self, lane: Lane, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int
-    ) -> tuple[memoryview | None, Done | None]:
-        """Handle a frame's header; see ``LaneOwner``."""
-        box = self.boxes[lane.peer]
-        if kind == Kind.DATA:
-            return box.on_data(dtype, seq, nbytes)
-        if kind == Kind.POST:
-            box.on_post(dtype, flags, seq, key, nbytes)
-        elif kind == Kind.SIGNATURE:
-            if key not in self._agreements and len(self._agreements) >= MAX_GROUPS:
-                self.protocol_error(lane, f"a collective of one group more than {MAX_GROUPS}")
-                return None, None
-            return self.agreement(key).expect(lane.peer, seq, flags, nbytes)
-        elif kind == Kind.VALUE:
-            return self._on_value(lane, key, flags, nbytes)
-        else:
-            self._on_rare_frame(box, kind, dtype, flags, seq, key, nbytes)
-        return None, None
-
-    def _on_value(self, lane: Lane, gid: int, split: int, nbytes: int) -> tuple[memoryview | None, Done | None]:
-        known = gid in self.slots or len(self.slots) < MAX_GROUPS
-        place = self.slot(gid).expect(split, nbytes) if known else None
-        if place is None:
-            self.protocol_error(lane, f"a value of {nbytes} bytes for the set-up of group {gid}")
-            return None, None
-        return place
-
-    def _on_rare_frame(self, box: Mailbox, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int) -> None:
-        if kind == Kind.REJECT:
-            box.on_reject(dtype, flags, seq, nbytes)
-        elif kind == Kind.CANCEL:
-            box.on_cancel(seq, key)
-        elif kind == Kind.CANCELLED:
-            box.on_cancelled(seq)
-        elif kind == Kind.ANY:
-            box.on_any(seq, key)
-        elif kind == Kind.ANY_DONE:
-            box.on_any_done(seq, key)
-        elif kind == Kind.OFFER:
-            box.on_offer(seq)
-        elif kind == Kind.TAKE:
-            box.on_take(seq, key)
-        elif kind == Kind.BYE:
-            self.on_bye(box.lane.peer, gives_up=bool(flags))
-        else:
-            self.protocol_error(box.lane, f"frame of unknown kind {kind}")
-
-    def protocol_error(self, lane: Lane, what: str) -> None:
-        """A peer sent what no peer of ours can send."""
-        self.lost(lane.peer, "protocol", f"rank {lane.peer} sent what cannot be right: {what}")
+            self.engine.protocol_error(lane.peer, f"{type(error).__name__}: {error}")
 
     def on_bye(self, peer: int, *, gives_up: bool) -> None:
-        """``peer`` left in good order: what needs it fails, the rest goes on.
-
-        A collective in which it took part goes on, too, unless it ``gives_up`` its own: the backend may never say so.
-        """
+        """``peer`` left in good order: what needs it fails, the rest goes on. See ``Engine.depart``."""
         with self.lock:
             if self.failure is not None or peer in self.departed:
                 return
-            self.departed |= {peer}
             self.leaving.add(peer)
+            goes_on = self.engine.depart(peer, gives_up=gives_up)
             self.publish(PeerLeft(**self._event(), peer=peer))
-            for operation in tuple(self.operations):
-                if operation.withdrawn and isinstance(operation, SendOperation) and operation.needs(peer):
-                    self.operations.discard(operation)  # it went on for the peer's sake only
-            if any(self._cannot_end(operation, peer, gives_up) for operation in tuple(self.operations)):
-                self.lost(peer, "left", f"rank {peer} left the world")
-
-    def _cannot_end(self, operation: Operation, gone: int, gives_up: bool) -> bool:
-        unfinished = gives_up and isinstance(operation, CollectiveOperation) and gone in operation.ranks
-        return unfinished or operation.needs(gone)
+            if not goes_on:
+                self.lost(peer, LossReason.LEFT, f"rank {peer} left the world")
 
     def on_lane_end(self, lane: Lane, error: OSError | None) -> None:
         """A data connection ended: the control connections say why."""
@@ -311,7 +228,7 @@ class Session:
         """A signal handler raised, as that of Ctrl-C does, where nothing can be resumed: the world ends."""
         error = WorldClosed(
             self.name, f"this process was interrupted while {what}", cause="Ctrl-C, or a signal handler that raises",
-            remedy="call rejoin(); under asyncio.run, Ctrl-C cancels instead", **self._where(None),
+            remedy="call rejoin(); under asyncio.run, Ctrl-C cancels instead", **self.membership.where(),
         )  # fmt: skip
         self.break_(error)
 
@@ -319,18 +236,26 @@ class Session:
         """Somebody must write the rest later."""
         self.bridge.want_write(lane)
 
+    def drain(self, peer: int) -> None:
+        """Read what ``peer`` sent before it left."""
+        self.bridge.drain(peer)
+
     # liveness, in the hub's thread
+
+    def awaited(self, before: float) -> set[int]:
+        """World ranks that an operation has waited for since ``before``, or longer."""
+        return self.engine.awaited(before)
 
     def peer_silent(self, peer: int, silence: float) -> None:
         """``peer`` gave no sign of life for too long."""
         if not self._may_be_silent(peer):
-            self.lost(peer, "silence", f"rank {peer} gave no sign of life for {silence:.2f} s")
+            self.lost(peer, LossReason.SILENCE, f"rank {peer} gave no sign of life for {silence:.2f} s")
 
     def _may_be_silent(self, peer: int) -> bool:
         """Who has said that it leaves may end any time; but not while its last messages are waited for."""
         if peer in self.departed:
             return True
-        return peer in self.leaving and not any(operation.needs(peer) for operation in tuple(self.operations))
+        return peer in self.leaving and not self.engine.needed(peer)
 
     def peer_suspected(self, peer: int, silence: float) -> None:
         """``peer`` may be lost soon."""
@@ -341,40 +266,35 @@ class Session:
         """A suspected ``peer`` was heard."""
         self.publish(PeerRecovered(**self._event(), peer=peer, silence=silence))
 
-    def report_stall(self, bus: EventBus, gap: float) -> None:
-        """Our own liveness thread did not run."""
-        bus.publish(OwnStall(gap=gap))
-
     # the end
 
-    def lost(self, peer: int, how: str, what: str, cause: str | None = None) -> None:
+    def lost(self, peer: int, how: LossReason, what: str, cause: str | None = None) -> None:
         """Break the world because of ``peer``."""
-        if cause is None and how == "left":
+        if cause is None and how is LossReason.LEFT:
             cause = "leave() or close() was called there"
-        self.break_(PeerLost(self.name, what, cause=cause, ranks=(peer,), how=how, **self._where(None)))
+        self.break_(PeerLost(self.name, what, cause=cause, ranks=(peer,), how=how, **self.membership.where()))
 
     def break_(self, error: BrokenWorldException, *, tell: bool = True) -> None:
         """End the session for ``error``, unless it has ended: the first cause wins. From any thread, at once."""
         with self.lock:
             if self.failure is not None:
                 return
-            self.failure = error
+            self.engine.failure = error
             self.state = WorldState.BROKEN
             # Before anybody is released: whoever rejoins at once has its WorldJoined told after this.
             self.publish(WorldBroken(**self._event(), failure=error))
-            release(self, error)
+            self._release(error)
         if tell:  # before the data connections end, so that the others know why
             self.control.tell_break(error)
         with self.lock:
-            cut(self)
-        free(self)
+            self._cut()
+        start_or_run(f"mw-free-{self.name}", self._free)
 
     def abort(self, reason: str) -> None:
         """Break the world here and for everybody."""
-        where, again = self._where("abort"), "call rejoin() to bring the world back, or leave()"
-        self.break_(
-            WorldClosed(self.name, f"aborted: {reason}", cause="abort() was called here", remedy=again, **where)
-        )
+        where, again = self.membership.where("abort"), "call rejoin() to bring the world back, or leave()"
+        cause = "abort() was called here"
+        self.break_(WorldClosed(self.name, f"aborted: {reason}", cause=cause, remedy=again, **where))
 
     def leave(self, linger: float = LINGER_SECONDS) -> None:
         """Leave in good order; blocks for at most ``linger`` seconds, so that what was sent can arrive."""
@@ -384,33 +304,92 @@ class Session:
             was_broken = self.failure is not None
             self.state = WorldState.CLOSED
             if not was_broken:
-                error = WorldClosed(self.name, "the world was left", **self._where(None))
-                self.failure = error
-                gives_up = any(isinstance(operation, CollectiveOperation) for operation in self.operations)
+                error = WorldClosed(self.name, "the world was left", **self.membership.where())
+                self.engine.failure = error
+                gives_up = self.engine.in_collective()
                 for lane in self.lanes.values():
                     lane.put(Kind.BYE, flags=int(gives_up))
-                release(self, error, orderly=True)
+                self._release(error, orderly=True)
         if not was_broken:
             self.control.tell_bye()
             self.publish(WorldLeft(**self._event()))
-            free(self, orderly=True, linger=linger)
+            self._linger(linger)
+            self._free()
+
+    def _release(self, error: BrokenWorldException, *, orderly: bool = False) -> None:
+        """Fail every operation with ``error``, and let nothing begin any more; under the lock."""
+        cut = not orderly or any(operation.running for operation in self.engine.operations)
+        for lane in self.lanes.values():  # first: from here on nothing is written to anybody's memory
+            lane.stop_reading() if orderly else lane.cut()
+        self.engine.end(error)
+        self.hub.call_later(HELD_SECONDS, lambda: self._fail_rest(error))
+        for slot in self.slots.values():
+            slot.stop(cut=cut)
+        self.hub.monitor.remove(self)
+        self.set_alarm()  # takes the alarm back
+        self.acceptor.close()
+
+    def _fail_rest(self, error: BrokenWorldException) -> None:
+        with self.lock:
+            self.engine.fail_all(error, running=True)
+
+    def _cut(self) -> None:
+        """End the data connections; under the lock."""
+        for lane in self.lanes.values():
+            with contextlib.suppress(OSError):
+                lane.sock.shutdown(socket.SHUT_RDWR)
+
+    def _free(self) -> None:
+        """Give back sockets, threads and backends."""
+        self.bridge.close()
+        self.control.close()
+        for slot in tuple(self.slots.values()):
+            try:
+                slot.free(patience(DRIVER_SECONDS))
+            except Exception:  # noqa: PERF203 - one slot's failure must not keep the others
+                logger.exception("world %r: its backend could not be freed", self.name)
+        if self.failure is not None:
+            self._fail_rest(self.failure)
+        self.freed.set()
+
+    def _linger(self, seconds: float) -> None:
+        """Write what is left, say that nothing follows, and wait until the peers have taken it, or for some time."""
+        until = time.monotonic() + seconds
+        pending = list(self.lanes.values())
+        while pending and time.monotonic() < until:
+            pending = [lane for lane in pending if not self._finished(lane)]
+            if pending:
+                time.sleep(0.001)
+
+    def _finished(self, lane: Lane) -> bool:
+        with self.lock:
+            if lane.backlog and not lane.ended:
+                lane.flush()
+            if lane.backlog and not lane.ended:
+                return False
+            lane.ended = True  # nobody else reads from it any more
+            with contextlib.suppress(OSError):
+                lane.sock.shutdown(socket.SHUT_WR)
+            return _taken(lane.sock)
+
+    def drop_in_child(self) -> None:
+        """Close our copies in a forked child; nothing is shut down, so the parent's connections stay as they are."""
+        for lane in self.lanes.values():
+            lane.sock.close()
+        self.control.drop()
+        for slot in self.slots.values():
+            slot.drop_in_child()
 
     # waiting
 
     def tally(self) -> Tally:
         """What this generation did so far."""
         sent = Counter({peer: lane.sent for peer, lane in self.lanes.items()})
-        return Tally(
-            Counter(self.operation_counts), sent, Counter({p: lane.received for p, lane in self.lanes.items()})
-        )
+        return Tally(Counter(self.engine.counts), sent, Counter({p: lane.received for p, lane in self.lanes.items()}))
 
     def attach_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve operations that are awaited in ``loop``."""
         self.bridge.attach(loop)
-
-    def resolve(self, future: asyncio.Future[None]) -> None:
-        """Wake the coroutine that awaits ``future``."""
-        self.bridge.resolve(future)
 
     @contextlib.contextmanager
     def sync_poller(self) -> Iterator[SyncPoller]:
@@ -421,28 +400,27 @@ class Session:
             with self.lock:
                 self.bridge.end_wait()
 
-    async def watched_async(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
-        """Run an operation inside a profiler's span, its memory watched."""
-        with span(self.name, self.generation, starter.__name__), watching() as watch:
-            operation = watch(begin(self, group, starter, *args))
-            if not operation.done:
-                await wait_async(operation, timeout)
-            return outcome(operation)
-
-    def watched_sync(self, group: GroupBase, timeout: float | None, starter: Starter, *args: Any) -> Any:
-        """Run an operation inside a profiler's span, its memory watched, waiting in this thread."""
-        with span(self.name, self.generation, starter.__name__), watching() as watch:
-            operation = watch(begin(self, group, starter, *args))
-            if not operation.done:
-                wait_sync(operation, timeout)
-            return outcome(operation)
-
     def publish(self, event: Event) -> None:
-        """Hand an event to whoever listens; from the hub's thread, never under a caller's feet."""
+        """Hand an event to those who listen; in the hub's thread, never in the caller's."""
         self.hub.call(lambda: self.bus.publish(event))
 
-    def _where(self, operation: str | None) -> dict[str, Any]:
-        return {"generation": self.generation, "rank": self.rank, "operation": operation}
-
     def _event(self) -> dict[str, Any]:
-        return {"world": self.name, "generation": self.generation, "rank": self.rank, "monotonic": time.monotonic()}
+        us = self.membership
+        return {"world": us.name, "generation": us.generation, "rank": us.rank, "monotonic": time.monotonic()}
+
+
+def _taken(sock: socket.socket) -> bool:
+    """Whether the peer's machine has all that was written.
+
+    What the peer sent is read and dropped: to close a socket with something unread resets the connection, and what is
+    on its way is lost.
+    """
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        unacknowledged = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0" * 4))[0]
+        return bool(unacknowledged <= 1)  # the end itself counts as one
+    except OSError:
+        pass
+    return True  # the peer has ended the connection

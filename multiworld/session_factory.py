@@ -6,7 +6,7 @@ import asyncio
 
 from multiworld.config import WorldConfig
 from multiworld.events import EventBus, WorldJoined
-from multiworld.net.hub import Hub
+from multiworld.hub import Hub
 from multiworld.rendezvous.joining import Meeting
 from multiworld.session import Session
 

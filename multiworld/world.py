@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from multiworld.api.sync import SyncGroup
-from multiworld.breaking import LINGER_SECONDS
 from multiworld.config import WorldConfig, WorldState
-from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WorldClosed, WrongContext
+from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WrongContext
 from multiworld.group import Group
 from multiworld.loops import no_loop, running_loop
-from multiworld.ops.memory import check_list, check_number, invalid
+from multiworld.ops.checks import check_list, check_number, invalid
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
+from multiworld.session import LINGER_SECONDS
 from multiworld.tally import Tally
 from multiworld.threads import run_in_thread
 
 if TYPE_CHECKING:
-    from multiworld.multi import MultiWorld
     from multiworld.rendezvous.stores import StoreSource
     from multiworld.session import Session
+
+
+class Owner(Protocol):
+    """The ``MultiWorld`` of a world, as the world sees it. Both block."""
+
+    def _leave_world(self, world: World, linger: float) -> None:
+        """Leave ``world``, waiting at most ``linger`` seconds for what was sent."""
+
+    def _rejoin_world(
+        self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None, cancelled: threading.Event
+    ) -> None:
+        """Let ``world`` go on under a new generation, as ``config`` says."""
 
 
 class SyncWorld(SyncGroup):
@@ -46,7 +58,7 @@ class SyncWorld(SyncGroup):
     # End of the generated methods.
 
     def _leave(self) -> None:
-        self._group.leave_within(LINGER_SECONDS)
+        self._group._leave_sync()
 
     def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
         return self._group._rejoin_sync(rank, size, timeout, None, threading.Event())
@@ -61,7 +73,7 @@ class World(Group):
 
     def __init__(
         self,
-        owner: MultiWorld,
+        owner: Owner,
         config: WorldConfig,
         session: Session,
         source: StoreSource,
@@ -69,15 +81,17 @@ class World(Group):
     ) -> None:
         self._owner = owner
         self._config = config
-        self._live = session
+        self._current = session
         self._loop = loop
-        self.source = source
+        self._source = source
         self._pid = os.getpid()
         self.torch_device = torch.device(config.device)
         super().__init__(self, tuple(range(config.size)), 0)
         self._sync_world = SyncWorld(self)
         #: how often it was left; who rejoins meanwhile is not taken back in
         self._departures = 0
+        #: what the groups made here are, by number
+        self._numbers: dict[int, tuple[tuple[int, ...], str]] = {}
         self._earlier = Tally()
 
     @property
@@ -103,27 +117,27 @@ class World(Group):
     @property
     def generation(self) -> int:
         """How often this world was assembled, from 1; all members of one assembly have the same."""
-        return self._live.generation
+        return self._current.membership.generation
 
     @property
     def state(self) -> WorldState:
         """Where it is in its life."""
-        return self._live.state
+        return self._current.state
 
     @property
     def failure(self) -> BrokenWorldException | None:
         """The first cause, if the world is broken or closed."""
-        return self._live.failure
+        return self._current.failure
 
     @property
     def departed(self) -> frozenset[int]:
         """Ranks that left in good order."""
-        return self._live.departed
+        return self._current.departed
 
     @property
     def tally(self) -> Tally:
         """What this membership did, over all its generations."""
-        total = self._live.tally()
+        total = self._current.tally()
         total.add(self._earlier)
         return total
 
@@ -135,7 +149,8 @@ class World(Group):
             label: tells groups of the same ranks apart.
 
         Raises:
-            InvalidArgument: no list of whole numbers; a rank out of range, twice, or ours missing.
+            InvalidArgument: no list of whole numbers; a rank out of range, twice, or ours missing; another group that
+                was made here has the same number by chance.
         """
         check_list(self, "group", "ranks", ranks)
         members = tuple(check_number(self, "group", f"ranks[{place}]", rank) for place, rank in enumerate(ranks))
@@ -150,8 +165,22 @@ class World(Group):
             )
         if not isinstance(label, str):
             raise invalid(self, "group", f"label is {label!r}, not text", "pass the same text on every member")
-        gid = zlib.crc32(repr((members, label)).encode()) or 1
-        return Group(self, members, gid)
+        identity = repr((members, label)).encode()
+        gid = zlib.crc32(identity) or 1
+        self._check_number(gid, members, label)
+        return Group(self, members, gid, int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little"))
+
+    def _check_number(self, gid: int, members: tuple[int, ...], label: str) -> None:
+        """Refuse a group whose number another one has: their messages would cross."""
+        ranks, other = self._numbers.setdefault(gid, (members, label))
+        if (ranks, other) != (members, label):
+            raise InvalidArgument(
+                self.name,
+                f"the groups of ranks {list(ranks)} (label {other!r}) and {list(members)} (label {label!r}) have the "
+                "same number",
+                cause="the number is a checksum of ranks and label, and these have the same by chance",
+                remedy="pass another label, the same on every member", rank=self.world_rank, operation="group",
+            )  # fmt: skip
 
     async def leave(self) -> None:
         """Leave in good order: what was sent arrives, then the peers see ``PeerLeft``. Pending operations raise
@@ -164,7 +193,7 @@ class World(Group):
         Args:
             reason: one sentence; the members' ``PeerLost`` carries it.
         """
-        self._live.abort(reason)
+        self._current.abort(reason)
 
     async def rejoin(self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None) -> World:
         """Assemble the world again under a new generation.
@@ -185,9 +214,9 @@ class World(Group):
         """
         return await self._rejoin(rank, size, timeout)
 
-    def enter_async(self, operation: str) -> Session:
-        """The live session for an operation of the running loop, or a typed error; for the package's own use."""
-        session = self.enter_sync(operation)
+    def _enter_async(self, operation: str) -> Session:
+        """The live session for an operation of the running loop, or a typed error."""
+        session = self._enter_sync(operation)
         try:  # in line: this is the hot path
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -196,13 +225,14 @@ class World(Group):
             self._bind(loop, session, operation)
         return session
 
-    def enter_sync(self, operation: str) -> Session:
-        """The live session for an operation of the calling thread, or a typed error; for the package's own use."""
+    def _enter_sync(self, operation: str) -> Session:
+        """The live session for an operation of the calling thread, or a typed error."""
         if os.getpid() != self._pid:
             raise WrongContext(self.name, "used in a forked child of the process that joined", rank=self.world_rank)
-        session = self._live
-        if session.failure is not None:
-            raise session.failure.with_context(operation=operation)
+        session = self._current
+        failure = session.engine.failure
+        if failure is not None:
+            raise failure.with_context(operation=operation)
         return session
 
     def _bind(self, loop: asyncio.AbstractEventLoop, session: Session, operation: str) -> None:
@@ -217,21 +247,12 @@ class World(Group):
         self._loop = loop
         session.attach_loop(loop)
 
-    def enter_any(self) -> Session:
-        """The last session, whatever its state; for the package's own use."""
-        return self._live
-
-    def leave_within(self, linger: float) -> None:
-        """Leave, waiting at most ``linger`` seconds for what was sent; for the package's own use."""
-        with self._owner.lock:
-            self._departures += 1
-            live = self._live
-        live.leave(linger)
-        self._owner.forget(self)
+    def _leave_sync(self, linger: float = LINGER_SECONDS) -> None:
+        self._owner._leave_world(self, linger)
 
     async def _leave(self) -> None:
         running_loop("leave", self.name, self.world_rank)
-        await run_in_thread(f"mw-leave-{self.name}", self.leave_within, LINGER_SECONDS)
+        await run_in_thread(f"mw-leave-{self.name}", self._leave_sync)
 
     async def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
         loop = running_loop("rejoin", self.name, self.world_rank)
@@ -253,32 +274,18 @@ class World(Group):
         cancelled: threading.Event,
     ) -> World:
         config = self._config_of_rejoin(rank, size, timeout)
-        before = self._departures
-        if self._live.failure is None:
-            self._live.leave()
-        loop = loop if loop is not None else self._loop
-        session = self._owner._rejoin(config, self, loop, cancelled)
-        with self._owner.lock:
-            wanted = self._departures == before and not cancelled.is_set() and self._owner.lists(self)
-            if wanted:
-                self._go_on_as(config, session, loop)
-        if not wanted:
-            session.leave(0.0)
-            raise WorldClosed(
-                self.name, "the world was left, or its MultiWorld closed, while it rejoined",
-                rank=config.rank, generation=session.generation, operation="rejoin",
-            )  # fmt: skip
+        self._owner._rejoin_world(self, config, self._loop if loop is None else loop, cancelled)
         return self
 
     def _go_on_as(self, config: WorldConfig, session: Session, loop: asyncio.AbstractEventLoop | None) -> None:
         """Take up the next generation."""
         self._loop = loop
-        self._earlier.add(self._live.tally())
-        self._config, self._live = config, session
+        self._earlier.add(self._current.tally())
+        self._config, self._current = config, session
         self.ranks = tuple(range(config.size))
 
     def _config_of_rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> WorldConfig:
-        """What to rejoin with, checked before the world that stands is left."""
+        """What to rejoin with, checked before the world is left."""
         was = self._config
         try:
             checked = checked_config(

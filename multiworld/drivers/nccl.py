@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from multiworld.drivers.base import Finished
 from multiworld.drivers.calls import ProcessGroupCalls
 from multiworld.drivers.values import LaneStore
+from multiworld.matching.driver import Finished
 
 logger = logging.getLogger(__name__)
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
+
+from multiworld.config import WorldConfig
 
 # Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
 from multiworld.drivers.gloo import GlooDriver
 from multiworld.drivers.nccl import NcclDriver
 from multiworld.drivers.values import LaneStore
-from multiworld.errors import BrokenWorldException, DescriptorsExhausted, InvalidArgument, PeerLost
-from multiworld.net.frames import Kind
-from multiworld.ops.memory import room_for
+from multiworld.errors import BrokenWorldException, DescriptorsExhausted, InvalidArgument, LossReason, PeerLost
+from multiworld.matching.collectives import CollectiveOperation
+from multiworld.matching.driver import Driver
+from multiworld.matching.memory import room_for
+from multiworld.matching.operation import Sink
+from multiworld.membership import Membership
+from multiworld.net.frames import Done, Kind
+from multiworld.net.reactor import Reactor
 from multiworld.process import immortal
 from multiworld.threads import start_or_run
-
-if TYPE_CHECKING:
-    from multiworld.drivers.base import Driver
-    from multiworld.net.lane import Done
-    from multiworld.ops.agreement import CollectiveOperation
-    from multiworld.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -31,24 +34,59 @@ MAX_SET_UP_BYTES = 16 << 20
 VERDICT_SECONDS = 0.25
 
 
-def make_driver(session: Session, ranks: tuple[int, ...], store: LaneStore) -> Driver:
+class SlotOwner(Protocol):
+    """The session that the backend works for."""
+
+    @property
+    def membership(self) -> Membership:
+        """Who we are."""
+
+    @property
+    def config(self) -> WorldConfig:
+        """What the world was joined with."""
+
+    @property
+    def address(self) -> str:
+        """Local address to bind to."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Guards the session."""
+
+    @property
+    def lanes(self) -> Mapping[int, Sink]:
+        """The ways to the peers."""
+
+    @property
+    def hub(self) -> Reactor:
+        """Calls back later."""
+
+    @property
+    def failure(self) -> BrokenWorldException | None:
+        """The first cause, once it has ended."""
+
+    def break_(self, error: BrokenWorldException) -> None:
+        """End it for ``error``."""
+
+
+def make_driver(session: SlotOwner, ranks: tuple[int, ...], store: LaneStore) -> Driver:
     """The backend that the world was joined with, for a group of ``ranks``."""
-    place = ranks.index(session.rank)
+    place = ranks.index(session.membership.rank)
     if session.config.backend == "nccl":
         return NcclDriver(store, place, len(ranks), session.config.device)
     return GlooDriver(store, place, len(ranks), session.address)
 
 
-def own_failure(session: Session, error: DescriptorsExhausted) -> BrokenWorldException:
+def own_failure(session: SlotOwner, error: DescriptorsExhausted) -> BrokenWorldException:
     """``error`` with the world it breaks in it."""
-    where = {"world": session.name, "generation": session.generation, "rank": session.rank}
-    return cast("BrokenWorldException", error.with_context(**where))
+    us = session.membership
+    return cast("BrokenWorldException", error.with_context(world=us.name, generation=us.generation, rank=us.rank))
 
 
 class DriverSlot:
     """The backend of one group of one session. All methods but ``free`` are called under the session's lock."""
 
-    def __init__(self, session: Session, gid: int) -> None:
+    def __init__(self, session: SlotOwner, gid: int) -> None:
         self.ranks: tuple[int, ...] = ()
         self._session = session
         self._gid = gid
@@ -68,7 +106,7 @@ class DriverSlot:
         self._waiting.append(operation)
         if self._opener is None:
             self._driver = make_driver(self._session, self.ranks, self._store)
-            name = f"mw-open-{self._session.name}"
+            name = f"mw-open-{self._session.membership.name}"
             self._opener = threading.Thread(target=self._open, args=(self._driver,), name=name, daemon=True)
             self._opener.start()
 
@@ -90,7 +128,7 @@ class DriverSlot:
         self._cut = cut
         self._store.stop()
         if self._driver is not None and cut:
-            start_or_run(f"mw-abort-{self._session.name}", self._driver.abort)
+            start_or_run(f"mw-abort-{self._session.membership.name}", self._driver.abort)
 
     def free(self, deadline: float) -> None:
         """Free the backend; blocks for at most about ``deadline`` seconds."""
@@ -113,7 +151,7 @@ class DriverSlot:
         name = key.encode()
         with self._session.lock:
             for rank in self.ranks:
-                if rank != self._session.rank:
+                if rank != self._session.membership.rank:
                     self._session.lanes[rank].put(
                         Kind.VALUE, flags=len(name), key=self._gid, payload=(name, value), nbytes=len(name) + len(value)
                     )
@@ -165,22 +203,16 @@ class DriverSlot:
 
     def _failed(self, error: BaseException) -> None:
         """The backend failed: a peer is gone, most likely, and the control connections will say which in a moment."""
-        session = self._session
+        session, us = self._session, self._session.membership
         if session.failure is not None:
             return
         if isinstance(error, DescriptorsExhausted):  # ours, and the others wait for us
             session.break_(own_failure(session, error))
             return
-        what = f"the {session.config.backend} backend failed: {error}"
-        lost = PeerLost(session.name, what, how="backend", generation=session.generation, rank=session.rank)
+        lost = PeerLost(us.name, f"the {us.backend} backend failed: {error}", how=LossReason.BACKEND, **us.where())
         session.hub.call_later(VERDICT_SECONDS, lambda: session.break_(lost))
 
     def _refused(self, operation: CollectiveOperation, error: Exception) -> InvalidArgument:
-        session = self._session
-        where: dict[str, Any] = {"generation": session.generation, "rank": session.rank, "operation": operation.name}
-        return InvalidArgument(
-            session.name,
-            f"the backend refuses: {error}",
-            cause="it cannot do this for this dtype or reduction",
-            **where,
-        )
+        us = self._session.membership
+        cause = "it cannot do this for this dtype or reduction"
+        return InvalidArgument(us.name, f"the backend refuses: {error}", cause=cause, **us.where(operation.name))

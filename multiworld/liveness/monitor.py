@@ -18,17 +18,15 @@ import math
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from multiworld.config import Heartbeat
+from multiworld.events import OwnStall
 from multiworld.liveness.neighbour import ProcessId
-from multiworld.liveness.peer import PeerProcess, Watch
+from multiworld.liveness.peer import PeerProcess, Watch, Watched
 from multiworld.liveness.reach import Reach
 from multiworld.liveness.ring import watched_by
-
-if TYPE_CHECKING:
-    from multiworld.net.hub import Hub
-    from multiworld.session import Session
+from multiworld.net.reactor import Reactor
 
 #: when to go on after an error of ours
 AGAIN_SECONDS = 0.2
@@ -55,7 +53,7 @@ Place = TypeVar("Place", bound=PeerPlace)
 class _Member:
     """One session: whom it watches now."""
 
-    def __init__(self, session: Session, claims: Mapping[int, PeerPlace], heartbeat: Heartbeat, dial: DialPeer) -> None:
+    def __init__(self, session: Watched, claims: Mapping[int, PeerPlace], heartbeat: Heartbeat, dial: DialPeer) -> None:
         self.session = session
         self.claims = claims
         self.heartbeat = heartbeat
@@ -66,12 +64,12 @@ class _Member:
 
     def ring(self) -> tuple[int, ...] | None:
         """Whom to watch; None if that has not changed since it was asked."""
-        session = self.session
+        session, us = self.session, self.session.membership
         left = len(session.departed), len(session.leaving)
         if left == self._left:
             return None
         self._left = left
-        return watched_by(session.rank, session.size, session.departed, frozenset(session.leaving))
+        return watched_by(us.rank, us.size, session.departed, frozenset(session.leaving))
 
     def dial(self, peer: int, process: PeerProcess) -> None:
         """Make the connection to ``peer`` again, if it does not leave."""
@@ -82,19 +80,19 @@ class _Member:
 class Monitor:
     """All peer processes. Everything runs in the hub's thread."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Reactor) -> None:
         self._hub = hub
         self._processes: dict[Key, PeerProcess] = {}
-        self._members: dict[Session, _Member] = {}
+        self._members: dict[Watched, _Member] = {}
         #: connections that the hub has not taken over yet: a forked child must not keep them
-        self._arriving: dict[Session, dict[int, socket.socket]] = {}
+        self._arriving: dict[Watched, dict[int, socket.socket]] = {}
         self._closed = False
         hub.on_stall(self._stall)
         hub.on_close(self._close)
 
     def add(
         self,
-        session: Session,
+        session: Watched,
         claims: Mapping[int, PeerPlace],
         heartbeat: Heartbeat,
         pulses: dict[int, socket.socket],
@@ -121,7 +119,7 @@ class Monitor:
         self._arriving[session] = pulses
         self._hub.call(work)
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: Watched) -> None:
         """Stop watching for ``session``. From any thread."""
         self._hub.call(lambda: self._remove(session))
 
@@ -172,7 +170,7 @@ class Monitor:
         process.watch(watch)
         member.watches[peer] = process, watch
 
-    def _remove(self, session: Session) -> None:
+    def _remove(self, session: Watched) -> None:
         member = self._members.pop(session, None)
         if member is None:
             return
@@ -211,8 +209,8 @@ class Monitor:
             process.forgive(gap)
         for member in self._members.values():
             member.reach.forgive(gap)
-        for bus, session in {session.bus: session for session in self._members}.items():
-            session.report_stall(bus, gap)
+        for bus in {session.bus for session in self._members}:
+            bus.publish(OwnStall(gap=gap))
 
     def _close(self) -> None:
         self._closed = True

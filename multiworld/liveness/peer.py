@@ -9,16 +9,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from multiworld.config import Heartbeat
+from multiworld.events import EventBus
 from multiworld.liveness.neighbour import PATIENCE, ProcessId, Starvation
 from multiworld.liveness.pulse import MAX_AT_ONCE, PING
 from multiworld.liveness.tcpinfo import tcp_info
+from multiworld.membership import Membership
 
 if TYPE_CHECKING:
-    from multiworld.net.hub import Hub
-    from multiworld.session import Session
+    from multiworld.net.reactor import Reactor
 
 #: how long one attempt to connect again may take, in seconds
 DIAL_SECONDS = 2.0
@@ -26,6 +27,52 @@ DIAL_SECONDS = 2.0
 SLACK = 0.25
 
 Dial = Callable[[float], socket.socket]
+
+
+class ControlSockets(Protocol):
+    """The control connections of a session, as far as they tell whether a host can be reached."""
+
+    def sock(self, peer: int) -> socket.socket | None:
+        """The connection to ``peer``, if it is open."""
+
+    def poke(self, peer: int) -> bool:
+        """Send what means nothing to ``peer``, for its kernel to acknowledge; whether it was sent."""
+
+
+class Watched(Protocol):
+    """A session whose peers are watched; all in the hub's thread."""
+
+    @property
+    def membership(self) -> Membership:
+        """Who we are."""
+
+    @property
+    def bus(self) -> EventBus:
+        """Where events go."""
+
+    @property
+    def departed(self) -> frozenset[int]:
+        """Ranks that have left."""
+
+    @property
+    def leaving(self) -> set[int]:
+        """Ranks that have said that they leave."""
+
+    @property
+    def control(self) -> ControlSockets:
+        """Its control connections."""
+
+    def awaited(self, before: float) -> set[int]:
+        """Ranks that an operation has waited for since ``before``, or longer."""
+
+    def peer_silent(self, peer: int, silence: float) -> None:
+        """``peer`` gave no sign of life for too long."""
+
+    def peer_suspected(self, peer: int, silence: float) -> None:
+        """``peer`` may be lost soon."""
+
+    def peer_recovered(self, peer: int, silence: float) -> None:
+        """A suspected ``peer`` was heard."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +87,7 @@ class Watch:
         suspected: whether ``PeerSuspected`` was told.
     """
 
-    session: Session
+    session: Watched
     peer: int
     heartbeat: Heartbeat
     since: float
@@ -75,7 +122,7 @@ class PeerProcess:
         last_heard: monotonic time when it was alive; it may have been heard later, which the kernel knows.
     """
 
-    def __init__(self, hub: Hub, process: ProcessId) -> None:
+    def __init__(self, hub: Reactor, process: ProcessId) -> None:
         self.watches: list[Watch] = []
         self.last_heard = time.monotonic()
         self._hub = hub

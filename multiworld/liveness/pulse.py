@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from multiworld.net.protocols import Reactor
+from multiworld.net.reactor import Reactor
 
 logger = logging.getLogger(__name__)
 

@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from multiworld.config import Heartbeat
-from multiworld.liveness.peer import SLACK, Watch
+from multiworld.liveness.peer import SLACK, Watch, Watched
 from multiworld.liveness.tcpinfo import tcp_info
-
-if TYPE_CHECKING:
-    from multiworld.session import Session
 
 #: so many peers are asked at a time, each until it answers; then it is the turn of others
 AT_ONCE = 4
@@ -34,11 +30,11 @@ class Reach:
         heartbeat: of its world.
     """
 
-    def __init__(self, session: Session, heartbeat: Heartbeat) -> None:
+    def __init__(self, session: Watched, heartbeat: Heartbeat) -> None:
         self._session = session
         self._heartbeat = heartbeat
         self._asked: dict[int, Watch] = {}
-        self._last = session.rank
+        self._last = session.membership.rank
         self._next_look = 0.0
 
     def tick(self, now: float, watched: Collection[int], unreached: Collection[int]) -> None:
@@ -79,7 +75,7 @@ class Reach:
 
     def _ask(self, wanted: set[int]) -> None:
         """Take up those whose turn it is: the ranks behind the last that was asked, all round."""
-        size = self._session.size
+        size = self._session.membership.size
         for peer in sorted(wanted - self._asked.keys(), key=lambda rank: (rank - self._last - 1) % size):
             if len(self._asked) >= AT_ONCE:
                 return

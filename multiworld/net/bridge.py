@@ -9,13 +9,13 @@ import select
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
 
 from multiworld.net.descriptors import reserve
 from multiworld.net.lane import Lane
-
-if TYPE_CHECKING:
-    from multiworld.session import Session
+from multiworld.net.reactor import Reactor
 
 _local = threading.local()
 #: a wait looks around this often, in milliseconds, should a wake-up get lost in a signal handler
@@ -48,18 +48,37 @@ def _thread_wake() -> _Wake:
     return cast("_Wake", wake)
 
 
+class BridgeOwner(Protocol):
+    """Whose lanes are moved."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Guards the lanes."""
+
+    @property
+    def lanes(self) -> Mapping[int, Lane]:
+        """By world rank of the peer."""
+
+    @property
+    def hub(self) -> Reactor:
+        """Moves what nobody else does."""
+
+    def pump(self, lane: Lane) -> None:
+        """Read and handle what came on ``lane``; under the lock."""
+
+
 class SyncPoller:
-    """A thread that waits: it polls the lanes of the session and moves what is ready.
+    """A thread that waits: it polls the lanes of a bridge and moves what is ready.
 
     Attributes:
         wake: eventfd that wakes it; the thread's own, open only as long as that lives. -1: it looks by itself.
     """
 
-    def __init__(self, session: Session, wake: _Wake) -> None:
+    def __init__(self, bridge: LoopBridge, wake: _Wake) -> None:
         self.wake = wake.fd
-        self._owner = weakref.ref(wake)
-        self._session = session
-        self._lanes = {lane.fd: lane for lane in session.lanes.values()}
+        self._wake_of = weakref.ref(wake)
+        self._bridge, self._owner = bridge, bridge.owner
+        self._lanes = {lane.fd: lane for lane in self._owner.lanes.values()}
         self._poll = select.poll()
         self._patience_ms = LOOK_AROUND_MS if self.wake >= 0 else LOOK_AROUND_UNWOKEN_MS
         if self.wake >= 0:
@@ -70,7 +89,12 @@ class SyncPoller:
 
     def belongs_to(self, wake: _Wake) -> bool:
         """Whether this is the poller of that thread, and not of a dead one of the same number."""
-        return self._owner() is wake
+        return self._wake_of() is wake
+
+    def wake_up(self) -> None:
+        """Let the thread look whether it is done; who moves the data looks when it has moved it. Under the lock."""
+        if self._bridge.mover is not self and self.wake >= 0:
+            os.eventfd_write(self.wake, 1)
 
     def turn(self) -> None:
         """Wait until something is ready, and move it."""
@@ -84,18 +108,18 @@ class SyncPoller:
                 self._move(lane, events)
 
     def _move(self, lane: Lane, events: int) -> None:
-        with self._session.lock:
+        with self._owner.lock:
             if lane.ended:
                 self._forget(lane)
                 return
-            self._session.mover = self.wake
+            self._bridge.mover = self
             try:
                 if events & select.POLLOUT:
                     lane.flush()
                 if events & ~select.POLLOUT:
-                    self._session.pump(lane)
+                    self._owner.pump(lane)
             finally:
-                self._session.mover = -1
+                self._bridge.mover = None
 
     def _update(self) -> None:
         """Watch for writability where something is left to write."""
@@ -113,10 +137,16 @@ class SyncPoller:
 
 
 class LoopBridge:
-    """The session's ties to an event loop and to waiting threads."""
+    """The ties of a world's lanes to an event loop and to waiting threads.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    Attributes:
+        owner: of the lanes.
+        mover: the thread that moves data now: it need not be woken.
+    """
+
+    def __init__(self, owner: BridgeOwner) -> None:
+        self.owner = owner
+        self.mover: SyncPoller | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pollers: dict[int, SyncPoller] = {}
         #: those of threads that wait now; to any other's eventfd nothing may be written, its number may be another's
@@ -153,14 +183,14 @@ class LoopBridge:
         wake = _thread_wake()
         poller = self._pollers.get(ident)
         if poller is None or not poller.belongs_to(wake):
-            poller = self._pollers[ident] = SyncPoller(self._session, wake)
+            poller = self._pollers[ident] = SyncPoller(self, wake)
         self._taken[ident] = poller
         return poller
 
     def end_wait(self) -> None:
-        """The calling thread waits no more. Under the session's lock, as is whoever wakes the waiting."""
+        """The calling thread waits no more. Under the lock, as is who wakes the waiting."""
         self._taken.pop(threading.get_ident(), None)
-        if self._rest_watched and not self._served() and any(lane.backlog for lane in self._session.lanes.values()):
+        if self._rest_watched and not self._served() and any(lane.backlog for lane in self.owner.lanes.values()):
             self._watch_rest(0.0)
 
     def waiting_threads(self) -> set[int]:
@@ -182,7 +212,7 @@ class LoopBridge:
             self._watch_rest(REST_SECONDS)
 
     def _watch_rest(self, seconds: float) -> None:
-        hub, due = self._session.hub, time.monotonic() + seconds
+        hub, due = self.owner.hub, time.monotonic() + seconds
         hub.call(lambda: hub.alarm(self._write_rest, due))
 
     def _served(self) -> bool:
@@ -195,21 +225,21 @@ class LoopBridge:
         A collective is over for a member that has heard all others, and a cancelled send for its caller; the peers wait
         for the rest of them, whatever that member does next.
         """
-        with self._session.lock:
-            lanes = [lane for lane in self._session.lanes.values() if lane.backlog and not lane.ended]
+        with self.owner.lock:
+            lanes = [lane for lane in self.owner.lanes.values() if lane.backlog and not lane.ended]
             if not self._served():
                 for lane in lanes:
                     lane.flush()
             self._rest_watched = bool(lanes)
         if lanes:
-            self._session.hub.alarm(self._write_rest, now + REST_SECONDS)
+            self.owner.hub.alarm(self._write_rest, now + REST_SECONDS)
 
     def drain(self, peer: int) -> None:
         """Read what ``peer`` sent before it left."""
-        with self._session.lock:
-            lane = self._session.lanes[peer]
+        with self.owner.lock:
+            lane = self.owner.lanes[peer]
             if not lane.ended:
-                self._session.pump(lane)
+                self.owner.pump(lane)
 
     def lane_closed(self, lane: Lane) -> None:
         """``lane`` has ended: nobody needs to watch it."""
@@ -220,26 +250,26 @@ class LoopBridge:
         self._pollers.clear()
 
         def let_go() -> None:
-            for lane in self._session.lanes.values():
+            for lane in self.owner.lanes.values():
                 self._unregister(lane)
                 lane.sock.close()
 
         if not self._in_loop(let_go):
-            for lane in self._session.lanes.values():
+            for lane in self.owner.lanes.values():
                 lane.sock.close()
 
-    def _in_loop(self, function: object) -> bool:
+    def _in_loop(self, function: Callable[[], None]) -> bool:
         if self._loop is None or self._loop.is_closed():
             return False
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function)  # type: ignore[arg-type]
+            self._loop.call_soon_threadsafe(function)
             return True
         return False
 
     def _register(self) -> None:
         assert self._loop is not None  # noqa: S101 - for the type checker; attach has set it
-        with self._session.lock:
-            for lane in self._session.lanes.values():
+        with self.owner.lock:
+            for lane in self.owner.lanes.values():
                 if not lane.ended and lane.sock.fileno() >= 0:
                     self._loop.add_reader(lane.fd, self._readable, lane)
                     self._watch_writable(lane)
@@ -254,14 +284,14 @@ class LoopBridge:
             self._loop.add_writer(lane.fd, self._writable, lane)
 
     def _readable(self, lane: Lane) -> None:
-        with self._session.lock:
+        with self.owner.lock:
             if lane.ended:
                 self._unregister(lane)
             else:
-                self._session.pump(lane)
+                self.owner.pump(lane)
 
     def _writable(self, lane: Lane) -> None:
-        with self._session.lock:
+        with self.owner.lock:
             lane.flush()
             if not lane.backlog and self._loop is not None and lane.sock.fileno() >= 0:
                 self._loop.remove_writer(lane.fd)

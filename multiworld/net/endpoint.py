@@ -19,7 +19,7 @@ from multiworld.config import NetworkSettings, printed
 from multiworld.net.descriptors import NO_RESOURCES, reserve
 from multiworld.net.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, refusal
 from multiworld.net.handshake import Acceptor
-from multiworld.net.protocols import Reactor
+from multiworld.net.reactor import Reactor
 from multiworld.net.settings import listen
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 import torch
 
@@ -13,6 +14,18 @@ HEADER: Final = struct.Struct("<BBHIQQ")
 pack: Final = HEADER.pack
 unpack_from: Final = HEADER.unpack_from
 HEADER_BYTES: Final = HEADER.size
+
+
+Done = Callable[[], None]
+#: where a payload belongs and what to do when it is there; None: the payload is dropped
+Placement = tuple[memoryview | None, Done | None]
+
+
+class Sent(Protocol):
+    """Whose frame it is: told when the last byte of it is written."""
+
+    def on_sent(self) -> None:
+        """All of the frame is written."""
 
 
 class Kind(enum.IntEnum):
@@ -26,14 +39,14 @@ class Kind(enum.IntEnum):
     ANY = 6  # a receive from any source is posted: seq names it
     OFFER = 7  # there is a send for the any-source receive of that seq
     ANY_DONE = 8  # the any-source receive of that seq needs no offers any more
-    SIGNATURE = 9  # what the sender calls as its collective number seq of the group; flags = bytes of signature
+    FINGERPRINT = 9  # what the sender calls as its collective number seq of the group; flags = bytes of fingerprint
     VALUE = 10  # a key and its value for the set-up of a backend; flags = bytes of key
     BYE = 11  # the sender leaves in good order; nothing follows; flags = 1: collectives that it began are given up
     TAKE = 12  # the next post of that key answers the offer for the any-source receive of that seq
 
 
 #: kinds whose ``nbytes`` follow the header; in others it is only said
-WITH_PAYLOAD: Final = frozenset({Kind.DATA, Kind.SIGNATURE, Kind.VALUE})
+WITH_PAYLOAD: Final = frozenset({Kind.DATA, Kind.FINGERPRINT, Kind.VALUE})
 
 
 class Mode(enum.IntEnum):

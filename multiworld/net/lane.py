@@ -1,7 +1,7 @@
 """A lane: the one data connection to one peer of one world, read and written without blocking.
 
 Whoever has time moves it: the world's event loop when the socket is ready, or a thread that waits for an operation. All
-methods are called under the session's lock. Payloads go from and to the tensors' own memory, without a copy, for as
+methods are called under the owner's lock. Payloads go from and to the tensors' own memory, without a copy, for as
 long as their callers wait; ``disown`` and ``redirect`` end that.
 """
 
@@ -10,26 +10,20 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from multiworld.net.frames import HEADER_BYTES, WITH_PAYLOAD, pack, unpack_from
-
-if TYPE_CHECKING:
-    from multiworld.ops.operation import Operation
+from multiworld.net.frames import HEADER_BYTES, WITH_PAYLOAD, Done, Placement, Sent, pack, unpack_from
 
 STAGING_BYTES = 16 * 1024
 # Many small reads in one go are fine; a large payload gives way to others in the event loop after this much.
 TURN_BYTES = 8 << 20
-Done = Callable[[], None]
 
 
 class LaneOwner(Protocol):
-    """What a lane needs of its session."""
+    """What a lane needs of its owner."""
 
-    def on_frame(
-        self, lane: Lane, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int
-    ) -> tuple[memoryview | None, Done | None]:
-        """Handle a header; where its payload belongs and what to do when it is there. None: the payload is dropped."""
+    def on_frame(self, lane: Lane, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int, /) -> Placement:
+        """Handle a header; where its payload belongs and what to do when it is there."""
 
     def on_lane_end(self, lane: Lane, error: OSError | None) -> None:
         """The peer closed the connection, or it failed."""
@@ -79,7 +73,7 @@ class Lane:
         self.peer = peer
         self.ended = False
         self.sent = self.received = 0
-        self.backlog: deque[tuple[memoryview, Operation | None, bool]] = deque()
+        self.backlog: deque[tuple[memoryview, Sent | None, bool]] = deque()
         self._owner = owner
         self._staging = bytearray(STAGING_BYTES)
         self._view = memoryview(self._staging)
@@ -102,9 +96,9 @@ class Lane:
         key: int = 0,
         payload: tuple[Any, ...] = (),
         nbytes: int = 0,
-        operation: Operation | None = None,
+        operation: Sent | None = None,
     ) -> None:
-        """Write a frame, or what the socket takes of it, the rest later. ``operation`` is complete when all is out."""
+        """Write a frame, or what the socket takes of it, the rest later. ``operation`` is told when all is out."""
         if self.ended:
             return
         header = pack(kind, dtype, flags, seq, key, nbytes)
@@ -121,11 +115,11 @@ class Lane:
                 return
             if sent == HEADER_BYTES + (nbytes if payload else 0):
                 if operation is not None:
-                    operation.complete()
+                    operation.on_sent()
                 return
         self._enqueue(parts, sent, operation)
 
-    def _enqueue(self, parts: tuple[Any, ...], sent: int, operation: Operation | None) -> None:
+    def _enqueue(self, parts: tuple[Any, ...], sent: int, operation: Sent | None) -> None:
         views = []
         for part in parts:
             view = memoryview(part).cast("B")
@@ -163,7 +157,7 @@ class Lane:
                 return
             self.backlog.popleft()
             if last and operation is not None:
-                operation.complete()
+                operation.on_sent()
             self._whole = True
 
     def _mend(self, error: BaseException, rest: Callable[[], None] | None) -> None:
@@ -175,7 +169,7 @@ class Lane:
         elif rest is not None:
             rest()
 
-    def disown(self, operation: Operation) -> None:
+    def disown(self, operation: Sent) -> None:
         """Copy what is not written yet of ``operation``: its memory is the caller's again."""
         for place, (view, of, last) in enumerate(self.backlog):
             if of is operation:

@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from multiworld.config import is_duration
 from multiworld.errors import InvalidArgument
+from multiworld.modes import disturbed, transform, undisturbed
 from multiworld.ops import quarantine
-from multiworld.ops.modes import disturbed, transform, undisturbed
-from multiworld.ops.operation import wait_async, wait_sync
-from multiworld.profiling import profiled
+from multiworld.ops.waiting import wait_async, wait_sync
+from multiworld.profiling import profiled, span
 
 if TYPE_CHECKING:
-    from multiworld.ops.operation import Operation
+    from multiworld.matching.engine import Engine
+    from multiworld.matching.operation import Operation
     from multiworld.session import Session
-    from multiworld.world import World
 
 Starter = Callable[..., "Operation"]
+
+
+class GroupWorld(Protocol):
+    """The world of a group, as its operations see it."""
+
+    @property
+    def name(self) -> str:
+        """The world's name."""
+
+    @property
+    def world_rank(self) -> int:
+        """Our rank in it."""
+
+    @property
+    def generation(self) -> int:
+        """Its generation."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device that it was joined with."""
+
+    def _enter_async(self, operation: str) -> Session:
+        """The session for an operation of the running loop; raises a typed error if there is none."""
+
+    def _enter_sync(self, operation: str) -> Session:
+        """The session for an operation of the calling thread; raises a typed error if there is none."""
 
 
 def _check(group: GroupBase, timeout: float | None, starter: Starter) -> None:
@@ -36,10 +62,10 @@ def _invalid(group: GroupBase, starter: Starter, what: str, remedy: str) -> Inva
     return InvalidArgument(world.name, what, remedy=remedy, rank=world.world_rank, operation=starter.__name__)
 
 
-def begin(session: Session, group: GroupBase, starter: Starter, *args: Any) -> Operation:
+def _begin(engine: Engine, group: GroupBase, starter: Starter, *args: Any) -> Operation:
     """Start an operation, outside of the caller's modes."""
     with undisturbed():
-        return starter(session, group, *args)
+        return starter(engine, group, *args)
 
 
 def _look_after(session: Session, starter: Starter, error: BaseException) -> None:
@@ -48,7 +74,7 @@ def _look_after(session: Session, starter: Starter, error: BaseException) -> Non
         session.interrupted(f"{starter.__name__} began")
 
 
-def outcome(operation: Operation) -> Any:
+def _outcome(operation: Operation) -> Any:
     """The result of a done operation, made outside of the caller's modes; raises its error."""
     with undisturbed():
         return operation.result()
@@ -60,11 +86,13 @@ class GroupBase:
     Attributes:
         ranks: world ranks of the members; a rank in this group is a place in this tuple.
         gid: number that tells the messages of this group from those of others; 0 is the whole world.
+        digest: of what the number is made of, which members compare: two groups may have one number by chance.
     """
 
-    _world: World
+    _world: GroupWorld
     ranks: tuple[int, ...]
     gid: int
+    digest: int
 
     @property
     def rank(self) -> int:
@@ -83,17 +111,27 @@ class GroupBase:
 
     async def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
         _check(self, timeout, starter)
-        session = self._world.enter_async(starter.__name__)
+        session = self._world._enter_async(starter.__name__)
         if quarantine.ACTIVE or profiled():
-            return await session.watched_async(self, timeout, starter, *args)
+            return await self._watched(session, timeout, starter, *args)
+        engine = session.engine
         try:
-            operation = begin(session, self, starter, *args) if disturbed() else starter(session, self, *args)
+            operation = _begin(engine, self, starter, *args) if disturbed() else starter(engine, self, *args)
         except BaseException as error:
             _look_after(session, starter, error)
             raise
         if not operation.done:
-            await wait_async(operation, timeout)
-        return outcome(operation) if disturbed() else operation.result()
+            await wait_async(session, operation, timeout)
+        return _outcome(operation) if disturbed() else operation.result()
+
+    async def _watched(self, session: Session, timeout: float | None, starter: Starter, *args: Any) -> Any:
+        """The same inside a profiler's span, its memory watched."""
+        us = session.membership
+        with span(us.name, us.generation, starter.__name__), quarantine.watching() as watch:
+            operation = watch(_begin(session.engine, self, starter, *args))
+            if not operation.done:
+                await wait_async(session, operation, timeout)
+            return _outcome(operation)
 
 
 class SyncBase:
@@ -105,16 +143,26 @@ class SyncBase:
         self._group = group
 
     def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
-        _check(self._group, timeout, starter)
-        session = self._group._world.enter_sync(starter.__name__)
+        group = self._group
+        _check(group, timeout, starter)
+        session = group._world._enter_sync(starter.__name__)
         if quarantine.ACTIVE or profiled():
-            return session.watched_sync(self._group, timeout, starter, *args)
-        amid = disturbed()
+            return self._watched(session, timeout, starter, *args)
+        engine, amid = session.engine, disturbed()
         try:
-            operation = begin(session, self._group, starter, *args) if amid else starter(session, self._group, *args)
+            operation = _begin(engine, group, starter, *args) if amid else starter(engine, group, *args)
         except BaseException as error:
             _look_after(session, starter, error)
             raise
         if not operation.done:
-            wait_sync(operation, timeout)
-        return outcome(operation) if amid else operation.result()
+            wait_sync(session, operation, timeout)
+        return _outcome(operation) if amid else operation.result()
+
+    def _watched(self, session: Session, timeout: float | None, starter: Starter, *args: Any) -> Any:
+        """The same inside a profiler's span, its memory watched."""
+        us = session.membership
+        with span(us.name, us.generation, starter.__name__), quarantine.watching() as watch:
+            operation = watch(_begin(session.engine, self._group, starter, *args))
+            if not operation.done:
+                wait_sync(session, operation, timeout)
+            return _outcome(operation)

@@ -1,6 +1,6 @@
-"""Starters of collectives: arguments checked, a plan made, agreement begun.
+"""Starters of collectives: arguments checked, a plan made, fingerprint sent.
 
-Each plan has two ways: small payloads travel with the signatures (``outgoing``, ``absorb``), larger ones through the
+Each plan has two ways: small payloads travel with the fingerprints (``outgoing``, ``absorb``), larger ones through the
 backend (``launch``, ``after``). Data that is only moved is handled as bytes, so every dtype can be.
 """
 
@@ -11,38 +11,37 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.matching.memory import bytes_of
+from multiworld.matching.plan import INLINE_BYTES, Bytes, Collective, Fingerprint, Parts, Plan
 from multiworld.net.frames import CODES
-from multiworld.ops.agreement import CollectiveOperation
-from multiworld.ops.memory import bytes_of, check_list, check_rank, check_source, check_tensor, invalid
-from multiworld.ops.plan import INLINE_BYTES, Bytes, Collective, Parts, Plan, signature
+from multiworld.ops.checks import check_list, check_rank, check_source, check_tensor, invalid
 from multiworld.ops.reduction import Reduction
 from multiworld.ops.staging import readable
 from multiworld.ops.staging_buffers import StagingBuffers
 
 if TYPE_CHECKING:
+    from multiworld.matching.driver import Driver
+    from multiworld.matching.engine import Engine
+    from multiworld.matching.operation import Operation
     from multiworld.ops.base import GroupBase
-    from multiworld.ops.operation import Operation
-    from multiworld.session import Session
 
 Tensors = Sequence[torch.Tensor]
 #: ``check_tensor`` for what is written, ``check_source`` for what is only read
 Check = Callable[["GroupBase", str, torch.Tensor], int]
 
 
-def start(session: Session, group: GroupBase, plan: Plan) -> Operation:
+def start(engine: Engine, group: GroupBase, plan: Plan) -> Operation:
     """Begin the collective that ``plan`` says."""
-    operation = CollectiveOperation(session, group.gid, group.ranks, plan)
-    session.start_collective(operation)
-    return operation
+    return engine.collective(group.gid, group.digest, group.ranks, plan)
 
 
 def _nothing(_: int) -> None:
     return None
 
 
-def small(session: Session, group: GroupBase, nbytes: int) -> bool:
-    """Whether pieces of that length, one to each other member, travel with the signatures."""
-    return nbytes * (group.size - 1) <= INLINE_BYTES and session.config.backend != "nccl"
+def small(engine: Engine, group: GroupBase, nbytes: int) -> bool:
+    """Whether pieces of that length, one to each other member, travel with the fingerprints."""
+    return nbytes * (group.size - 1) <= INLINE_BYTES and engine.membership.backend != "nccl"
 
 
 def as_list(
@@ -71,45 +70,45 @@ def _only_at(group: GroupBase, operation: str, what: str, root: int, tensors: Te
         raise invalid(group, operation, f"{what} given at rank {group.rank}", f"pass it at rank {root} only")
 
 
-def barrier(session: Session, group: GroupBase, name: str = "barrier") -> Operation:
-    """Start ``Group.barrier``: the agreement is all there is to it."""
-    return start(session, group, Plan(name, signature(Collective.BARRIER), _nothing, lambda _: None))
+def barrier(engine: Engine, group: GroupBase, name: str = "barrier") -> Operation:
+    """Start ``Group.barrier``: the fingerprints are all there is to it."""
+    return start(engine, group, Plan(name, Fingerprint(Collective.BARRIER), _nothing, lambda _: None))
 
 
-def broadcast(session: Session, group: GroupBase, tensor: torch.Tensor, src: int) -> Operation:
+def broadcast(engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int) -> Operation:
     """Start ``Group.broadcast``."""
     src = check_rank(group, "broadcast", "src", src)
-    buffers, ours = StagingBuffers(session), group.rank == src
+    buffers, ours = StagingBuffers(engine.membership), group.rank == src
     code = (check_source if ours else check_tensor)(group, "broadcast", tensor)
     flat = buffers.both(tensor) if not ours else buffers.source(tensor)
-    inline = small(session, group, flat.nbytes)
+    inline = small(engine, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
         if not ours:
             bytes_of(flat)[:] = part(parts, src)
 
     plan = Plan(
-        "broadcast", signature(Collective.BROADCAST, flat.nbytes, code, src, inline=inline),
+        "broadcast", Fingerprint(Collective.BROADCAST, flat.nbytes, code, src, inline=inline),
         lambda _: bytes_of(flat) if ours and inline else None, absorb,
         None if inline else lambda driver: driver.broadcast(buffers.raw(flat), src),
         finish=buffers.finish, buffers=buffers,
     )  # fmt: skip
-    return start(session, group, plan)
+    return start(engine, group, plan)
 
 
-def all_reduce(session: Session, group: GroupBase, tensor: torch.Tensor, op: Any) -> Operation:
+def all_reduce(engine: Engine, group: GroupBase, tensor: torch.Tensor, op: Any) -> Operation:
     """Start ``Group.all_reduce``."""
-    return _reduce_to(session, group, "all_reduce", Collective.ALL_REDUCE, tensor, op, None)
+    return _reduce_to(engine, group, "all_reduce", Collective.ALL_REDUCE, tensor, op, None)
 
 
-def reduce(session: Session, group: GroupBase, tensor: torch.Tensor, dst: int, op: Any) -> Operation:
+def reduce(engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, op: Any) -> Operation:
     """Start ``Group.reduce``."""
     dst = check_rank(group, "reduce", "dst", dst)
-    return _reduce_to(session, group, "reduce", Collective.REDUCE, tensor, op, dst)
+    return _reduce_to(engine, group, "reduce", Collective.REDUCE, tensor, op, dst)
 
 
 def _reduce_to(
-    session: Session,
+    engine: Engine,
     group: GroupBase,
     name: str,
     kind: Collective,
@@ -117,11 +116,11 @@ def _reduce_to(
     op: Any,
     dst: int | None,
 ) -> Operation:
-    buffers, ours = StagingBuffers(session), dst is None or group.rank == dst
+    buffers, ours = StagingBuffers(engine.membership), dst is None or group.rank == dst
     code = check_tensor(group, name, tensor)  # at every rank: the backend may use the memory for what is between
-    reduction = Reduction(group, name, op, tensor.dtype, here=session.config.backend != "nccl")
+    reduction = Reduction(group, name, op, tensor.dtype, here=engine.membership.backend != "nccl")
     flat = buffers.both(tensor)
-    inline = small(session, group, flat.nbytes)
+    inline = small(engine, group, flat.nbytes)
 
     def outgoing(place: int) -> Bytes | None:
         return bytes_of(flat) if inline and dst in (None, place) else None
@@ -130,98 +129,96 @@ def _reduce_to(
         if ours and flat.numel():
             reduction.apply(flat, tensors_of(parts, flat))
 
-    def launch(driver: Any) -> Any:
+    def launch(driver: Driver) -> Any:
         if dst is None:
             return driver.all_reduce(flat, reduction.backend_op)
         return driver.reduce(flat, dst, reduction.backend_op)
 
     plan = Plan(
-        name, signature(kind, flat.nbytes, code, -1 if dst is None else dst, reduction.code, inline),
+        name, Fingerprint(kind, flat.nbytes, code, -1 if dst is None else dst, reduction.code, inline),
         outgoing, absorb, None if inline else launch,
         (lambda: reduction.complete(flat, group.size)) if ours else None, buffers.finish, buffers,
     )  # fmt: skip
-    return start(session, group, plan)
+    return start(engine, group, plan)
 
 
-def all_gather(session: Session, group: GroupBase, tensors: Tensors, tensor: torch.Tensor) -> Operation:
+def all_gather(engine: Engine, group: GroupBase, tensors: Tensors, tensor: torch.Tensor) -> Operation:
     """Start ``Group.all_gather``."""
     name = "all_gather"
     check_source(group, name, tensor)
-    return _all_gather(session, group, name, as_list(group, name, "tensors", tensors, tensor, check_tensor), tensor)
+    return _all_gather(engine, group, name, as_list(group, name, "tensors", tensors, tensor, check_tensor), tensor)
 
 
-def all_gather_into_tensor(session: Session, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
+def all_gather_into_tensor(engine: Engine, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
     """Start ``Group.all_gather_into_tensor``."""
     name = "all_gather_into_tensor"
     check_source(group, name, tensor)
-    return _all_gather(session, group, name, pieces(group, name, "output", output, tensor, check_tensor), tensor)
+    return _all_gather(engine, group, name, pieces(group, name, "output", output, tensor, check_tensor), tensor)
 
 
-def _all_gather(session: Session, group: GroupBase, name: str, outputs: Tensors, tensor: torch.Tensor) -> Operation:
-    buffers, me = StagingBuffers(session), group.rank
+def _all_gather(engine: Engine, group: GroupBase, name: str, outputs: Tensors, tensor: torch.Tensor) -> Operation:
+    buffers, me = StagingBuffers(engine.membership), group.rank
     flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
-    inline = small(session, group, flat.nbytes)
+    inline = small(engine, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
         for place, target in enumerate(flats):
             bytes_of(target)[:] = bytes_of(flat) if place == me else part(parts, place)
 
     plan = Plan(
-        name, signature(Collective.ALL_GATHER, flat.nbytes, CODES[tensor.dtype], inline=inline),
+        name, Fingerprint(Collective.ALL_GATHER, flat.nbytes, CODES[tensor.dtype], inline=inline),
         lambda _: bytes_of(flat) if inline else None, absorb,
         None if inline else lambda driver: driver.all_gather(buffers.raws(flats), buffers.raw(flat)),
         finish=buffers.finish, buffers=buffers,
     )  # fmt: skip
-    return start(session, group, plan)
+    return start(engine, group, plan)
 
 
-def gather(
-    session: Session, group: GroupBase, tensor: torch.Tensor, gather_list: Tensors | None, dst: int
-) -> Operation:
+def gather(engine: Engine, group: GroupBase, tensor: torch.Tensor, gather_list: Tensors | None, dst: int) -> Operation:
     """Start ``Group.gather``."""
     code = check_source(group, "gather", tensor)
     dst = check_rank(group, "gather", "dst", dst)
     _only_at(group, "gather", "gather_list", dst, gather_list)
-    buffers, me = StagingBuffers(session), group.rank
+    buffers, me = StagingBuffers(engine.membership), group.rank
     outputs = as_list(group, "gather", "gather_list", gather_list, tensor, check_tensor) if me == dst else ()
     flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
-    inline = small(session, group, flat.nbytes)
+    inline = small(engine, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
         for place, target in enumerate(flats):
             bytes_of(target)[:] = bytes_of(flat) if place == me else part(parts, place)
 
     plan = Plan(
-        "gather", signature(Collective.GATHER, flat.nbytes, code, dst, inline=inline),
+        "gather", Fingerprint(Collective.GATHER, flat.nbytes, code, dst, inline=inline),
         lambda place: bytes_of(flat) if inline and place == dst else None, absorb,
         None if inline else lambda driver: driver.gather(buffers.raws(flats), buffers.raw(flat), dst),
         finish=buffers.finish, buffers=buffers,
     )  # fmt: skip
-    return start(session, group, plan)
+    return start(engine, group, plan)
 
 
 def scatter(
-    session: Session, group: GroupBase, tensor: torch.Tensor, scatter_list: Tensors | None, src: int
+    engine: Engine, group: GroupBase, tensor: torch.Tensor, scatter_list: Tensors | None, src: int
 ) -> Operation:
     """Start ``Group.scatter``."""
     code = check_tensor(group, "scatter", tensor)
     src = check_rank(group, "scatter", "src", src)
     _only_at(group, "scatter", "scatter_list", src, scatter_list)
-    buffers, me = StagingBuffers(session), group.rank
+    buffers, me = StagingBuffers(engine.membership), group.rank
     inputs = as_list(group, "scatter", "scatter_list", scatter_list, tensor, check_source) if me == src else ()
     flat, flats = buffers.target(tensor), [buffers.source(one) for one in inputs]
-    inline = small(session, group, flat.nbytes)
+    inline = small(engine, group, flat.nbytes)
 
     def absorb(parts: Parts) -> None:
         bytes_of(flat)[:] = bytes_of(flats[me]) if me == src else part(parts, src)
 
     plan = Plan(
-        "scatter", signature(Collective.SCATTER, flat.nbytes, code, src, inline=inline),
+        "scatter", Fingerprint(Collective.SCATTER, flat.nbytes, code, src, inline=inline),
         lambda place: bytes_of(flats[place]) if inline and me == src else None, absorb,
         None if inline else lambda driver: driver.scatter(buffers.raw(flat), buffers.raws(flats), src),
         finish=buffers.finish, buffers=buffers,
     )  # fmt: skip
-    return start(session, group, plan)
+    return start(engine, group, plan)
 
 
 def pieces(
@@ -241,7 +238,7 @@ def pieces(
 
 
 def part(parts: Parts, place: int) -> memoryview:
-    """What rank ``place`` sent with its signature."""
+    """What rank ``place`` sent with its fingerprint."""
     found = parts[place]
     if found is None:
         raise LookupError(f"no payload of rank {place}")

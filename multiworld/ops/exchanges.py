@@ -7,48 +7,50 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.matching.memory import bytes_of
+from multiworld.matching.plan import Collective, Fingerprint, Parts, Plan
 from multiworld.net.frames import CODES
+from multiworld.ops.checks import check_list, check_number, check_source, check_tensor, invalid
 from multiworld.ops.collectives import Check, Tensors, as_list, part, pieces, small, start, tensors_of
-from multiworld.ops.memory import bytes_of, check_list, check_number, check_source, check_tensor, invalid
-from multiworld.ops.plan import Collective, Parts, Plan, signature
 from multiworld.ops.reduction import Reduction
 from multiworld.ops.staging_buffers import StagingBuffers
 
 if TYPE_CHECKING:
+    from multiworld.matching.driver import Driver
+    from multiworld.matching.engine import Engine
+    from multiworld.matching.operation import Operation
     from multiworld.ops.base import GroupBase
-    from multiworld.ops.operation import Operation
-    from multiworld.session import Session
 
 
-def reduce_scatter(session: Session, group: GroupBase, output: torch.Tensor, input_list: Tensors, op: Any) -> Operation:
+def reduce_scatter(engine: Engine, group: GroupBase, output: torch.Tensor, input_list: Tensors, op: Any) -> Operation:
     """Start ``Group.reduce_scatter``."""
     check_tensor(group, "reduce_scatter", output)
     inputs = as_list(group, "reduce_scatter", "input_list", input_list, output, check_source)
-    return _reduce_scatter(session, group, "reduce_scatter", output, inputs, op)
+    return _reduce_scatter(engine, group, "reduce_scatter", output, inputs, op)
 
 
 def reduce_scatter_tensor(
-    session: Session, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor, op: Any
+    engine: Engine, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor, op: Any
 ) -> Operation:
     """Start ``Group.reduce_scatter_tensor``."""
     name = "reduce_scatter_tensor"
     check_tensor(group, name, output)
     inputs = pieces(group, name, "tensor", tensor, output, check_source)
-    return _reduce_scatter(session, group, name, output, inputs, op)
+    return _reduce_scatter(engine, group, name, output, inputs, op)
 
 
 def _reduce_scatter(
-    session: Session,
+    engine: Engine,
     group: GroupBase,
     name: str,
     output: torch.Tensor,
     inputs: Tensors,
     op: Any,
 ) -> Operation:
-    reduction = Reduction(group, name, op, output.dtype, here=session.config.backend != "nccl")
-    buffers, me, size = StagingBuffers(session), group.rank, group.size
+    reduction = Reduction(group, name, op, output.dtype, here=engine.membership.backend != "nccl")
+    buffers, me, size = StagingBuffers(engine.membership), group.rank, group.size
     target, flats = buffers.target(output), [buffers.source(one) for one in inputs]
-    inline = small(session, group, target.nbytes)
+    inline = small(engine, group, target.nbytes)
 
     def reduced(parts: list[torch.Tensor]) -> None:
         if target.numel():
@@ -60,7 +62,7 @@ def _reduce_scatter(
             lambda place: bytes_of(flats[place]), lambda parts: reduced(tensors_of(parts, flats[me])),
             finish=buffers.finish, buffers=buffers,
         )  # fmt: skip
-        return start(session, group, plan)
+        return start(engine, group, plan)
     sent = buffers.keep(torch.cat(flats))
     got = buffers.keep(torch.empty_like(sent))
     splits = [target.nbytes] * size
@@ -69,19 +71,19 @@ def _reduce_scatter(
         lambda driver: driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits, splits),
         lambda: reduced(list(got.chunk(size))), buffers.finish, buffers,
     )  # fmt: skip
-    return start(session, group, plan)
+    return start(engine, group, plan)
 
 
-def _sign(kind: Collective, tensor: torch.Tensor, reduction: int, inline: bool) -> bytes:
-    return signature(kind, tensor.nbytes, CODES[tensor.dtype], -1, reduction, inline)
+def _sign(kind: Collective, tensor: torch.Tensor, reduction: int, inline: bool) -> Fingerprint:
+    return Fingerprint(kind, tensor.nbytes, CODES[tensor.dtype], -1, reduction, inline)
 
 
-def all_to_all(session: Session, group: GroupBase, output_list: Tensors, input_list: Tensors) -> Operation:
+def all_to_all(engine: Engine, group: GroupBase, output_list: Tensors, input_list: Tensors) -> Operation:
     """Start ``Group.all_to_all``; lengths may differ by pair, and both sides of a pair are compared."""
     name = "all_to_all"
     _check_row(group, name, "input_list", input_list, check_source)
     _check_row(group, name, "output_list", output_list, check_tensor, input_list[0].dtype)
-    buffers = StagingBuffers(session)
+    buffers = StagingBuffers(engine.membership)
     sources, targets = [buffers.source(one) for one in input_list], [buffers.target(one) for one in output_list]
     sent = buffers.keep(torch.cat(sources))
     got = buffers.keep(torch.empty(sum(t.numel() for t in targets), dtype=sent.dtype, device=sent.device))
@@ -91,11 +93,11 @@ def all_to_all(session: Session, group: GroupBase, output_list: Tensors, input_l
             target.copy_(piece)
 
     splits = [s.nbytes for s in sources], [t.nbytes for t in targets]
-    return _uneven(session, group, name, buffers, got, sent, splits, hand_out)
+    return _uneven(engine, group, name, buffers, got, sent, splits, hand_out)
 
 
 def all_to_all_single(
-    session: Session,
+    engine: Engine,
     group: GroupBase,
     output: torch.Tensor,
     tensor: torch.Tensor,
@@ -110,16 +112,16 @@ def all_to_all_single(
         raise invalid(group, name, f"output is {output.dtype}, tensor {tensor.dtype}", "make them alike")
     to = _splits(group, name, "input_split_sizes", tensor, input_split_sizes)
     of = _splits(group, name, "output_split_sizes", output, output_split_sizes)
-    buffers = StagingBuffers(session)
+    buffers = StagingBuffers(engine.membership)
     sent, got = buffers.source(tensor), buffers.target(output)
     even = output_split_sizes is None and input_split_sizes is None
-    if even and to == of and small(session, group, to[0]):
-        return _even_small(session, group, name, buffers, got, sent, to[0])
-    return _uneven(session, group, name, buffers, got, sent, (to, of), lambda: None)
+    if even and to == of and small(engine, group, to[0]):
+        return _even_small(engine, group, name, buffers, got, sent, to[0])
+    return _uneven(engine, group, name, buffers, got, sent, (to, of), lambda: None)
 
 
 def _even_small(
-    session: Session,
+    engine: Engine,
     group: GroupBase,
     name: str,
     buffers: StagingBuffers,
@@ -134,16 +136,16 @@ def _even_small(
         for place in range(group.size):
             piece(got, place)[:] = piece(sent, place) if place == group.rank else part(parts, place)
 
-    packed = signature(Collective.ALL_TO_ALL, step, CODES[sent.dtype])
+    fingerprint = Fingerprint(Collective.ALL_TO_ALL, step, CODES[sent.dtype])
     return start(
-        session,
+        engine,
         group,
-        Plan(name, packed, lambda place: piece(sent, place), absorb, finish=buffers.finish, buffers=buffers),
+        Plan(name, fingerprint, lambda place: piece(sent, place), absorb, finish=buffers.finish, buffers=buffers),
     )
 
 
 def _uneven(
-    session: Session,
+    engine: Engine,
     group: GroupBase,
     name: str,
     buffers: StagingBuffers,
@@ -152,18 +154,18 @@ def _uneven(
     splits: tuple[list[int], list[int]],
     after: Any,
 ) -> Operation:
-    packed = signature(Collective.ALL_TO_ALL, 0, CODES[sent.dtype], inline=False)
+    fingerprint = Fingerprint(Collective.ALL_TO_ALL, 0, CODES[sent.dtype], inline=False, splits=splits)
     if group.size == 1:
         got.copy_(sent)
 
-    def launch(driver: Any) -> Any:
+    def launch(driver: Driver) -> Any:
         return driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits[1], splits[0])
 
     plan = Plan(
-        name, packed, lambda _: None, lambda _: after(), None if group.size == 1 else launch,
-        after, buffers.finish, buffers, splits,
+        name, fingerprint, lambda _: None, lambda _: after(), None if group.size == 1 else launch,
+        after, buffers.finish, buffers,
     )  # fmt: skip
-    return start(session, group, plan)
+    return start(engine, group, plan)
 
 
 def _check_row(

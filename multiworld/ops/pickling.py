@@ -18,25 +18,25 @@ from multiworld.ops.machine import Machine
 from multiworld.ops.values import as_data
 
 if TYPE_CHECKING:
-    from multiworld.session import Session
+    from multiworld.membership import Membership
 
 _BY_NAME: Final = object()  # allowed by its name only: imported when it is first needed
 Allowed = Mapping[str, Any]
 
 
-def dumps(obj: Any, session: Session, operation: str = "send_object") -> bytes:
+def dumps(obj: Any, us: Membership, operation: str = "send_object") -> bytes:
     """Pickle ``obj``, tensors and NumPy arrays in it as plain data.
 
     Args:
         obj: what is to be sent.
-        session: whose world and rank the error names.
+        us: whose world and rank the error names.
         operation: for the error.
 
     Raises:
         InvalidArgument: it cannot be pickled, or holds a tensor or an array of a kind that cannot travel.
     """
     out = io.BytesIO()
-    where = {"world": session.name, "generation": session.generation, "rank": session.rank, "operation": operation}
+    where = {"world": us.name, **us.where(operation)}
     try:
         _Pickler(out, protocol=4).dump(obj)
     except MultiWorldError as error:
@@ -50,12 +50,12 @@ def dumps(obj: Any, session: Session, operation: str = "send_object") -> bytes:
     return out.getvalue()
 
 
-def allowed(allow: Sequence[Any], session: Session, operation: str) -> Allowed:
+def allowed(allow: Sequence[Any], us: Membership, operation: str) -> Allowed:
     """What ``allow=`` names, by full name.
 
     Args:
         allow: classes and functions, or their names in full.
-        session: whose world and rank the error names.
+        us: whose world and rank the error names.
         operation: for the error.
 
     Raises:
@@ -67,8 +67,8 @@ def allowed(allow: Sequence[Any], session: Session, operation: str) -> Allowed:
     names = dict(map(_named, allow)) if listed else {"": allow}
     if "" in names:
         raise InvalidArgument(
-            session.name, f"allow has {names['']!r}", remedy="pass a list of classes, functions or 'module.qualname'",
-            generation=session.generation, rank=session.rank, operation=operation,
+            us.name, f"allow has {names['']!r}", remedy="pass a list of classes, functions or 'module.qualname'",
+            **us.where(operation),
         )  # fmt: skip
     return names
 
@@ -81,18 +81,18 @@ def _named(item: Any) -> tuple[str, Any]:
     return (f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else ""), item
 
 
-def loads(data: memoryview | bytes, names: Allowed, session: Session) -> Any:
+def loads(data: memoryview | bytes, names: Allowed, us: Membership) -> Any:
     """Unpickle ``data``.
 
     Args:
         data: what ``dumps`` made.
         names: what ``allowed`` made of ``allow=``.
-        session: whose world and rank the error names.
+        us: whose world and rank the error names.
 
     Raises:
         ObjectRefused: it names something that is not allowed, causes too much work, or is no pickle of ours.
     """
-    where = {"world": session.name, "generation": session.generation, "rank": session.rank}
+    where = {"world": us.name, **us.where()}
     try:
         return Machine(memoryview(data), names, _found).load()
     except ObjectRefused as refused:

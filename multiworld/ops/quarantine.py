@@ -21,7 +21,7 @@ import torch
 from multiworld.errors import MultiWorldError
 
 if TYPE_CHECKING:
-    from multiworld.ops.operation import Operation
+    from multiworld.matching.operation import Operation
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.distributed import ReduceOp
 
-from multiworld.ops.memory import invalid
+from multiworld.matching.plan import REDUCTIONS
+from multiworld.ops.checks import invalid
 
 if TYPE_CHECKING:
     from multiworld.ops.base import GroupBase
@@ -34,7 +35,6 @@ _COMBINE: Final[dict[str, _Combine]] = {
 _OPS: Final = (ReduceOp, type(ReduceOp.SUM))  # an object of the one on some releases, of the other on others
 _KNOWN: Final = {name: getattr(ReduceOp, name) for name in _COMBINE if hasattr(ReduceOp, name)}
 _BY_ID: Final = {id(one): name for name, one in _KNOWN.items()}  # they live as long as we do
-_CODES: Final = {name: code for code, name in enumerate(_COMBINE)}
 _BITWISE: Final = frozenset({"BAND", "BOR", "BXOR"})
 
 
@@ -66,7 +66,7 @@ class Reduction:
             what = f"torch has no {name} of {dtype}: {refusal}"
             raise invalid(group, operation, what, "convert the tensor, or use another reduction")
         self.name = name
-        self.code = _CODES[name]
+        self.code = REDUCTIONS.index(name)
         #: what the backend is asked for: it has no average on every release
         self.backend_op = ReduceOp.SUM if name == "AVG" else getattr(ReduceOp, name)
 
@@ -79,11 +79,6 @@ class Reduction:
     def complete(self, result: torch.Tensor, count: int) -> torch.Tensor:
         """The last step, after ``count`` tensors were combined."""
         return _completed(self.name, result, count)
-
-
-def reduction_name(code: int) -> str:
-    """The reduction of that code on the wire, in words."""
-    return next((name for name, known in _CODES.items() if known == code), f"reduction #{code}")
 
 
 def _combined(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:

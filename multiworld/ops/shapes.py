@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from multiworld.errors import TensorMismatch
+from multiworld.matching.memory import bytes_of
 from multiworld.net.frames import DTYPES, dtype_name
-from multiworld.ops.memory import bytes_of
 
 if TYPE_CHECKING:
-    from multiworld.session import Session
+    from multiworld.membership import Membership
 
 
 def shape_bytes(tensor: torch.Tensor) -> bytes:
@@ -24,11 +24,11 @@ def shape_bytes(tensor: torch.Tensor) -> bytes:
     return struct.pack(f"<{tensor.dim()}qB", *tensor.shape, tensor.dim())
 
 
-def with_shape(session: Session, peer: int, dtype: int, buffer: torch.Tensor) -> torch.Tensor:
+def with_shape(us: Membership, peer: int, dtype: int, buffer: torch.Tensor) -> torch.Tensor:
     """The tensor that a message describes; it shares the memory of ``buffer``.
 
     Args:
-        session: for messages.
+        us: for messages.
         peer: world rank that sent it.
         dtype: the code of its dtype on the wire.
         buffer: the whole message as bytes, payload first.
@@ -39,16 +39,16 @@ def with_shape(session: Session, peer: int, dtype: int, buffer: torch.Tensor) ->
     shape = _shape(bytes_of(buffer))
     kind = DTYPES.get(dtype)
     if shape is None:
-        raise _mismatch(session, peer, f"{buffer.numel()} bytes that do not end with a shape")
+        raise _mismatch(us, peer, f"{buffer.numel()} bytes that do not end with a shape")
     if kind is None:
-        raise _mismatch(session, peer, f"a tensor of {dtype_name(dtype)}, which this torch does not have")
+        raise _mismatch(us, peer, f"a tensor of {dtype_name(dtype)}, which this torch does not have")
     end = buffer.numel() - 8 * len(shape) - 1
     if min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != end:
-        raise _mismatch(session, peer, f"{end} bytes for a tensor of {dtype_name(dtype)} of the shape {list(shape)}")
+        raise _mismatch(us, peer, f"{end} bytes for a tensor of {dtype_name(dtype)} of the shape {list(shape)}")
     try:
         return buffer[:end].view(kind).reshape(shape)
     except RuntimeError as error:  # such as an empty tensor whose other dimensions no tensor can have
-        raise _mismatch(session, peer, f"the shape {list(shape)}: {error}") from None
+        raise _mismatch(us, peer, f"the shape {list(shape)}: {error}") from None
 
 
 def _shape(message: memoryview) -> tuple[int, ...] | None:
@@ -57,9 +57,9 @@ def _shape(message: memoryview) -> tuple[int, ...] | None:
     return struct.unpack_from(f"<{dims}q", message, end) if end >= 0 else None
 
 
-def _mismatch(session: Session, peer: int, what: str) -> TensorMismatch:
+def _mismatch(us: Membership, peer: int, what: str) -> TensorMismatch:
     return TensorMismatch(
-        session.name, f"rank {peer} sent {what}", cause="the peer runs another release, or is not one of ours",
-        remedy="run the same release of the package and of torch everywhere; the world goes on", theirs={peer: what},
-        generation=session.generation, rank=session.rank,
+        us.name, f"rank {peer} sent {what}", cause="the peer runs another release, or is not one of ours",
+        remedy="run the same release of the package and of torch everywhere; the world goes on",
+        theirs={peer: what}, **us.where(),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from multiworld.ops import quarantine
-from multiworld.ops.memory import as_plain
+from multiworld.ops.checks import as_plain
 
 
 def writable(tensor: torch.Tensor) -> torch.Tensor:

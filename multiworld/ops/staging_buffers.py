@@ -11,7 +11,7 @@ from multiworld.ops import quarantine
 from multiworld.ops.staging import readable, writable
 
 if TYPE_CHECKING:
-    from multiworld.session import Session
+    from multiworld.membership import Membership
 
 
 class StagingBuffers:
@@ -20,8 +20,8 @@ class StagingBuffers:
     Those that need not be moved are the caller's memory, until ``own`` is called.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._as_is = session.config.backend == "nccl"
+    def __init__(self, us: Membership) -> None:
+        self._as_is = us.backend == "nccl"
         self._kept: list[torch.Tensor] = []
         self._borrowed: list[torch.Tensor] = []
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -73,7 +73,7 @@ class StagingBuffers:
         self._back.clear()
 
     def loans(self) -> list[torch.Tensor]:
-        """The caller's memory, or what stands for it."""
+        """The caller's memory, or what is used instead of it."""
         return [flat.detach() for flat in self._borrowed]
 
     def _borrow(self, flat: torch.Tensor, *, written: bool = False) -> torch.Tensor:

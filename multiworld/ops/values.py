@@ -18,8 +18,8 @@ from typing import Any, Final
 import torch
 
 from multiworld.errors import InvalidArgument, ObjectRefused
+from multiworld.matching.memory import bytes_of
 from multiworld.ops.kinds import PLAIN_TYPES, Form, kind_of
-from multiworld.ops.memory import bytes_of
 from multiworld.ops.staging import on_cpu
 
 #: NumPy's dtypes whose bytes are their values: bool, numbers, text, times; no objects, no records

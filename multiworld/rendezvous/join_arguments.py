@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from multiworld.config import Heartbeat, NetworkSettings, WorldConfig, is_duration
 from multiworld.errors import BackendUnavailable, InvalidArgument
+from multiworld.matching.plan import MAX_MEMBERS
 from multiworld.ops.arguments import whole_number
-from multiworld.ops.plan import MAX_MEMBERS
 
 BACKENDS = ("gloo", "nccl")
 #: of a world's name, as JSON: members say it when they greet each other, in a line of bounded length

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from multiworld.net.causes import said
 from multiworld.net.descriptors import NO_RESOURCES, limit
-from multiworld.net.protocols import Reactor
+from multiworld.net.reactor import Reactor
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
 from multiworld.rendezvous.store_protocol import ServerProtocol
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from multiworld.config import FileStorePath, NetworkSettings, TcpStoreAddress, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, WrongContext
 from multiworld.net.causes import Cause, cause_of, said
-from multiworld.net.protocols import Reactor
+from multiworld.net.reactor import Reactor
 from multiworld.net.settings import listen
 from multiworld.rendezvous.addresses import own_address, resolved, usable_address
 from multiworld.rendezvous.store_client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed

@@ -6,21 +6,20 @@ Transfers are stopped at every step they have: two members live in one process, 
 from __future__ import annotations
 
 import contextlib
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from engines import Network
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from procs import wait_until
-from table import members
 
-from multiworld import World, WorldClosed
+from multiworld import WorldClosed
+from multiworld.matching.operation import Operation
+from multiworld.net.frames import Kind
 from multiworld.ops import collectives, p2p
-from multiworld.ops.operation import Operation
 from multiworld.ops.p2p import P2P
 
 COUNT = 60_000  # float32: many times what the sockets below hold
@@ -38,8 +37,7 @@ class Call:
     def withdraw(self) -> None:
         """Stop waiting, as a cancelled await does, and use the memory for something else at once."""
         if not self.withdrawn and not self.operation.done:
-            with self.operation.session.lock:
-                self.operation.withdraw()
+            self.operation.withdraw()
             self.withdrawn = True
             self.memory.fill_(CANARY)
 
@@ -50,27 +48,24 @@ class Call:
 
 @dataclass
 class Pair:
-    """Two members whose sockets take little at a time."""
+    """Two members whose streams take little at a time."""
 
-    worlds: list[World]
+    net: Network = field(default_factory=lambda: Network(2, capacity=16_384))
     calls: list[Call] = field(default_factory=list)
 
     def start(self, rank: int, starter: Callable[..., Operation], memory: torch.Tensor, *args: Any) -> Call:
         """Start an operation on ``memory``."""
-        world: Any = self.worlds[rank]
-        call = Call(starter(world._live, world, memory, *args), memory)
+        call = Call(self.net.start(rank, starter, memory, *args), memory)
         self.calls.append(call)
         return call
 
     def flush(self, rank: int) -> None:
-        """Let ``rank`` write what its socket takes."""
-        session = self.worlds[rank]._live
-        with session.lock:
-            session.lanes[1 - rank].flush()
+        """Let ``rank`` write what its stream takes."""
+        self.net.members[rank].lanes[1 - rank].flush()
 
     def pump(self, rank: int) -> None:
         """Let ``rank`` read what has come."""
-        self.worlds[rank]._live.bridge.drain(1 - rank)
+        self.net.members[rank].lanes[1 - rank].pump()
 
     def step(self, number: int) -> None:
         """One of the four things that can happen next."""
@@ -78,29 +73,13 @@ class Pair:
 
     def finish(self) -> None:
         """Move everything that is on its way."""
-        lanes = [world._live.lanes[1 - world.rank] for world in self.worlds]
-        for number in range(2_000):
-            self.step(number)
-            moved = lanes[0].received == lanes[1].sent and lanes[1].received == lanes[0].sent
-            if moved and not lanes[0].backlog and not lanes[1].backlog:
-                return
-        raise AssertionError(f"it does not end: {[world.failure for world in self.worlds]}")
+        self.net.settle()
+        assert not self.net.failures()
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    store = tmp_path_factory.mktemp("borrowed") / "store"
-    with members(f"file://{store}", 2) as (worlds, _):
-        tcp = [lanes[1 - rank].sock for rank, lanes in enumerate(world._live.lanes for world in worlds)]
-        # TCP waits for timers when its buffers are this small.
-        for world, sock in zip(worlds, socket.socketpair(), strict=True):
-            lane = world._live.lanes[1 - world.rank]
-            sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
-            lane.sock, lane.fd = sock, sock.fileno()
-        yield Pair(worlds)
-        for sock in tcp:
-            sock.close()
+@pytest.fixture
+def pair() -> Pair:
+    return Pair()
 
 
 def original() -> torch.Tensor:
@@ -110,8 +89,8 @@ def original() -> torch.Tensor:
 def batch_of(kind: str) -> Callable[..., Operation]:
     """A starter of a batch of one."""
 
-    def start(session: Any, group: Any, tensor: torch.Tensor, peer: int) -> Operation:
-        return p2p.batch_p2p(session, group, [P2P(kind, tensor, peer)])  # type: ignore[arg-type]
+    def start(engine: Any, group: Any, tensor: torch.Tensor, peer: int) -> Operation:
+        return p2p.batch_p2p(engine, group, [P2P(kind, tensor, peer)])  # type: ignore[arg-type]
 
     return start
 
@@ -193,7 +172,9 @@ def test_withdrawn_at_every_step(pair: Pair, sender: str, receiver: str, who: st
     st.integers(0, 60),
     st.integers(0, 60),
 )
-def test_withdrawn_one_after_the_other(pair: Pair, sender: str, receiver: str, first: int, second: int) -> None:
+def test_withdrawn_one_after_the_other(sender: str, receiver: str, first: int, second: int) -> None:
+    pair = Pair()
+
     def withdraw(number: int, sending: Call, receiving: Call) -> bool:
         if number == first:
             sending.withdraw()
@@ -259,27 +240,25 @@ def test_a_batch_that_fails_gives_its_parts_memory_back_before_its_waiter_is_wok
     receive = pair.start(1, p2p.recv, received, 0, 0)
     pair.pump(0)
     batch = SENDERS["batch"](pair, original())
-    session = batch.operation.session
-    assert session.lanes[1].backlog
-    with session.lock:  # as ``leave`` does, before it is the turn of the send; another thread runs the waiter
-        batch.operation.fail(WorldClosed("w", "left"))
+    assert pair.net.members[0].lanes[1].backlog
+    batch.operation.fail(WorldClosed("w", "left"))  # as ``leave`` does, before it is the turn of the send
     batch.memory.fill_(CANARY)
     pair.finish()
     assert receive.operation.done
     assert torch.equal(received, original())
 
 
-def test_a_cancelled_send_is_no_reason_to_break_when_its_peer_leaves(store: str) -> None:
+def test_a_cancelled_send_is_no_reason_to_break_when_its_peer_leaves() -> None:
     """It went on only because the peer counted on it; the third member has nothing to do with that."""
-    with members(store, 3) as (worlds, _):
-        pair = Pair(worlds)
-        sending = pair.start(0, p2p.send, torch.ones(8 << 20), 1, 0)
-        p2p.recv(worlds[1]._live, worlds[1], torch.zeros(8 << 20), 0, 0)
-        worlds[0]._live.bridge.drain(1)
-        assert sending.operation.matched  # type: ignore[attr-defined]
-        sending.withdraw()
-        worlds[1].leave_within(0.0)
-        wait_until(lambda: 1 in worlds[0]._live.leaving, 10.0, "the peer has not said that it leaves")
-        worlds[0]._live.bridge.drain(1)
-        wait_until(lambda: 1 in worlds[0].departed, 10.0, "the peer has not left")
-        assert worlds[0].failure is None
+    net = Network(3, capacity=16_384)
+    memory = original()
+    sending = net.start(0, p2p.send, memory, 1, 0)
+    net.start(1, p2p.recv, torch.zeros(COUNT), 0, 0)
+    net.members[0].lanes[1].pump()
+    assert sending.matched
+    assert not sending.done
+    net.withdraw(sending)
+    net.members[1].lanes[0].put(Kind.BYE)
+    net.members[0].lanes[1].pump()
+    assert net.members[0].departures == [1]
+    assert not net.failures()

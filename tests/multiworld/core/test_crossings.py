@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from procs import wait_until
-from table import SOON, Table, Traffic, members
+from engines import Network, Traffic
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from table import members
 
-from multiworld import P2P, PeerLost, WorldState
+from multiworld import P2P, PeerLost
+from multiworld.net.frames import Kind
 from multiworld.ops import p2p
 
 
 @pytest.fixture
-def table(store: str) -> Iterator[Table]:
-    with members(store, 3) as (worlds, _):
-        yield Table(worlds)
-        assert all(world.state is WorldState.ACTIVE for world in worlds)
+def table() -> Iterator[Network]:
+    net = Network(3)
+    yield net
+    assert not net.failures()
 
 
-def offered(table: Table) -> tuple[Any, torch.Tensor]:
+def offered(table: Network) -> tuple[Any, torch.Tensor]:
     """Rank 0 waits for anybody; rank 1 has offered it a 1.0, and the offer is not read yet."""
     receive, got = table.recv(0, None)
     table.move_until(lambda: table.asked(1) and table.asked(2), (1, 0), (2, 0))
@@ -32,7 +34,7 @@ def offered(table: Table) -> tuple[Any, torch.Tensor]:
     return receive, got
 
 
-def test_a_specific_receive_does_not_take_what_is_offered_to_any(table: Table) -> None:
+def test_a_specific_receive_does_not_take_what_is_offered_to_any(table: Network) -> None:
     waiting, first = offered(table)
     specific, second = table.recv(0, 1)
     table.move_until(lambda: waiting.chosen is not None, (0, 1))
@@ -48,7 +50,7 @@ def test_a_specific_receive_does_not_take_what_is_offered_to_any(table: Table) -
     assert (again.result(), third.item()) == (2, 2.0)
 
 
-def test_what_is_behind_an_offered_message_keeps_its_place(table: Table) -> None:
+def test_what_is_behind_an_offered_message_keeps_its_place(table: Network) -> None:
     waiting, first = offered(table)
     table.send(1, 2.0)
     specific, second = table.recv(0, 1)
@@ -56,7 +58,7 @@ def test_what_is_behind_an_offered_message_keeps_its_place(table: Table) -> None
     assert (first.item(), second.item()) == (1.0, 2.0)
 
 
-def test_an_offer_is_made_to_one_of_several_receives_only(table: Table) -> None:
+def test_an_offer_is_made_to_one_of_several_receives_only(table: Network) -> None:
     """The message that the first of them takes was offered to the second too, which then waited for that peer only."""
     first, _ = offered(table)
     second, got = table.recv(0, None)
@@ -71,16 +73,16 @@ def test_an_offer_is_made_to_one_of_several_receives_only(table: Table) -> None:
     assert (second.result(), got.item()) == (2, 2.0)
 
 
-def test_a_withdrawn_receive_frees_what_was_offered_to_it(table: Table) -> None:
+def test_a_withdrawn_receive_frees_what_was_offered_to_it(table: Network) -> None:
     waiting, _ = offered(table)
     specific, got = table.recv(0, 1)
-    table.move_until(lambda: bool(table.worlds[1]._live.boxes[0].posts), (1, 0))
+    table.move_until(lambda: bool(table.members[1].engine.boxes[0].posts), (1, 0))
     table.withdraw(waiting)
     table.move_until(lambda: specific.done)
     assert got.item() == 1.0
 
 
-def test_a_specific_receive_can_be_withdrawn_behind_an_offer(table: Table) -> None:
+def test_a_specific_receive_can_be_withdrawn_behind_an_offer(table: Network) -> None:
     waiting, got = offered(table)
     specific, _ = table.recv(0, 1)
     table.withdraw(specific)
@@ -92,14 +94,14 @@ def test_a_specific_receive_can_be_withdrawn_behind_an_offer(table: Table) -> No
     assert second.item() == 2.0
 
 
-def next_message(table: Table) -> float:
+def next_message(table: Network) -> float:
     """What rank 0 receives from rank 1 next."""
     receive, got = table.recv(0, 1)
     table.move_until(lambda: receive.done)
     return got.item()
 
 
-def blocked(table: Table) -> tuple[Any, torch.Tensor]:
+def blocked(table: Network) -> tuple[Any, torch.Tensor]:
     """As ``offered``, and the offer is read, but the answer waits for a withdrawn receive to be settled."""
     waiting, got = offered(table)
     specific, _ = table.recv(0, 1)
@@ -109,13 +111,13 @@ def blocked(table: Table) -> tuple[Any, torch.Tensor]:
     return waiting, got
 
 
-def test_an_answer_that_is_withdrawn_before_it_is_sent_frees_the_offer(table: Table) -> None:
+def test_an_answer_that_is_withdrawn_before_it_is_sent_frees_the_offer(table: Network) -> None:
     waiting, _ = blocked(table)
     table.withdraw(waiting)
     assert next_message(table) == 1.0
 
 
-def test_an_answer_that_is_served_from_a_kept_message_frees_the_offer(table: Table) -> None:
+def test_an_answer_that_is_served_from_a_kept_message_frees_the_offer(table: Network) -> None:
     earlier, _ = table.recv(0, 1)
     table.send(1, 0.5)
     table.move_until(lambda: earlier.done)
@@ -126,33 +128,31 @@ def test_an_answer_that_is_served_from_a_kept_message_frees_the_offer(table: Tab
     assert next_message(table) == 1.0
 
 
-def test_an_answered_offer_can_be_withdrawn_and_the_message_is_kept(table: Table) -> None:
+def test_an_answered_offer_can_be_withdrawn_and_the_message_is_kept(table: Network) -> None:
     waiting, _ = offered(table)
     table.move_until(lambda: waiting.chosen is not None, (0, 1))
     table.withdraw(waiting)
     assert next_message(table) == 1.0
 
 
-def test_a_send_that_is_withdrawn_while_it_is_offered_is_not_sent_later(table: Table) -> None:
+def test_a_send_that_is_withdrawn_while_it_is_offered_is_not_sent_later(table: Network) -> None:
     receive, _ = table.recv(0, None)
     table.move_until(lambda: table.asked(1), (1, 0))
     sent = table.send(1, 1.0)
     table.withdraw(sent)
     table.withdraw(receive)
-    session = table.worlds[1]._live
     table.move_until(lambda: not table.asked(1), (1, 0))
-    assert sent not in session.operations
+    assert sent not in table.members[1].engine.operations
     table.send(1, 2.0)
     specific, got = table.recv(0, 1)
     table.move_until(lambda: specific.done)
     assert got.item() == 2.0
 
 
-def test_an_offered_message_that_does_not_fit_is_an_error_on_both_sides(table: Table) -> None:
+def test_an_offered_message_that_does_not_fit_is_an_error_on_both_sides(table: Network) -> None:
     receive, _ = table.recv(0, None)
     table.move_until(lambda: table.asked(1), (1, 0))
-    world = table.worlds[1]
-    sent = p2p.send(world._live, world, torch.ones(5), 0, 0)
+    sent = table.start(1, p2p.send, torch.ones(5), 0, 0)
     specific, got = table.recv(0, 1)
     table.send(1, 2.0)
     table.move_until(lambda: receive.done and sent.done and specific.done)
@@ -161,42 +161,30 @@ def test_an_offered_message_that_does_not_fit_is_an_error_on_both_sides(table: T
     assert got.item() == 2.0
 
 
-@pytest.mark.parametrize("withdrawals", [False, True])
-@pytest.mark.parametrize("seed", range(6))
-def test_nothing_starves_or_overtakes_whatever_crosses(table: Table, seed: int, withdrawals: bool) -> None:
-    draw = random.Random(seed)
-    for _ in range(20):
-        traffic = Traffic(table, draw, withdrawals)
-        for _ in range(draw.randint(5, 40)):
-            traffic.act()
-        traffic.finish()
-        traffic.check()
+@settings(max_examples=100, deadline=None)
+@given(draw=st.randoms(use_true_random=False), withdrawals=st.booleans(), acts=st.integers(5, 120))
+def test_nothing_starves_or_overtakes_whatever_crosses(draw: random.Random, withdrawals: bool, acts: int) -> None:
+    net = Network(3)
+    traffic = Traffic(net, draw, withdrawals)
+    for _ in range(acts):
+        traffic.act()
+    traffic.finish()
+    traffic.check()
+    assert not net.failures()
 
 
-def test_messages_of_withdrawn_receives_are_put_back_in_their_order(store: str) -> None:
-    with members(store, 2) as (worlds, _):
-
-        async def main() -> list[float]:
-            table, got = Table(worlds), [torch.zeros(1) for _ in range(3)]
-            task = asyncio.create_task(worlds[0].batch_p2p([P2P("recv", one, 1) for one in got]))
-            await asyncio.sleep(0)  # it runs up to its wait
-            sent = [table.send(1, 1.0), table.send(1, 2.0)]
-            table.move_until(lambda: all(one.done for one in sent), (1, 0))
-            while got[1].item() != 2.0:
-                await asyncio.sleep(0.001)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            values = torch.zeros(2, 1)
-            for one in values:
-                await worlds[0].recv(one, 1)
-            return values.flatten().tolist()
-
-        assert asyncio.run(asyncio.wait_for(main(), 20)) == [1.0, 2.0]
+def test_messages_of_withdrawn_receives_are_put_back_in_their_order(table: Network) -> None:
+    batch = table.start(0, p2p.batch_p2p, [P2P("recv", torch.zeros(1), 1) for _ in range(3)])
+    sent = [table.send(1, 1.0), table.send(1, 2.0)]
+    table.move_until(lambda: all(one.done for one in sent))
+    table.settle()
+    assert not batch.done
+    table.withdraw(batch)
+    assert [next_message(table), next_message(table)] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_the_order_of_the_withdrawals_does_not_matter(table: Table, order: tuple[int, ...]) -> None:
+def test_the_order_of_the_withdrawals_does_not_matter(table: Network, order: tuple[int, ...]) -> None:
     waiting = [table.recv(0, 1)[0] for _ in range(3)]
     for value in (1.0, 2.0, 3.0):
         table.send(1, value)
@@ -209,7 +197,7 @@ def test_the_order_of_the_withdrawals_does_not_matter(table: Table, order: tuple
         waiting = [one for one, _ in again]
 
 
-def test_a_message_that_is_put_back_goes_to_a_receive_that_waits(table: Table) -> None:
+def test_a_message_that_is_put_back_goes_to_a_receive_that_waits(table: Network) -> None:
     """Its sender may have nothing more to send; and what it has sent meanwhile goes to the next receive."""
     (cancelled, _), (second, got) = table.recv(0, 1), table.recv(0, 1)
     table.send(1, 1.0)
@@ -222,7 +210,7 @@ def test_a_message_that_is_put_back_goes_to_a_receive_that_waits(table: Table) -
     assert next_message(table) == 2.0
 
 
-def test_a_message_under_way_to_a_withdrawn_receive_goes_to_the_next(table: Table) -> None:
+def test_a_message_under_way_to_a_withdrawn_receive_goes_to_the_next(table: Network) -> None:
     (cancelled, _), (second, got) = table.recv(0, 1), table.recv(0, 1)
     table.send(1, 1.0)
     table.withdraw(cancelled)
@@ -244,27 +232,26 @@ def test_a_wait_that_is_cancelled_when_its_world_ends_is_cancelled(store: str) -
         assert [type(one) for one in asyncio.run(asyncio.wait_for(main(), 20))] == [asyncio.CancelledError] * 2
 
 
-def test_a_receive_from_anybody_fails_at_once_when_nobody_is_left(store: str) -> None:
-    with members(store, 3) as (worlds, _):
-        for other in worlds[1:]:
-            other.sync.leave()
-        wait_until(lambda: worlds[0].departed == {1, 2}, 5, "it did not hear that the others left")
-        started = time.monotonic()
-        with pytest.raises(PeerLost, match="left the world"):
-            worlds[0].sync.recv(torch.zeros(1))
-        assert time.monotonic() - started < SOON
+def test_a_receive_from_anybody_fails_at_once_when_nobody_is_left() -> None:
+    net = Network(3)
+    for other in (1, 2):
+        net.members[other].lanes[0].put(Kind.BYE)
+    net.settle()
+    assert net.members[0].departures == [1, 2]
+    receive, _ = net.recv(0, None)
+    with pytest.raises(PeerLost, match="left the world"):
+        receive.result()
 
 
-def test_a_receive_from_anybody_takes_what_was_sent_before_all_left(store: str) -> None:
-    with members(store, 2) as (worlds, _):
-        table, got = Table(worlds), torch.zeros(1)
-        withdrawn, _ = table.recv(0, 1)
-        table.send(1, 4.0)
-        table.move_until(lambda: withdrawn.done)
-        table.withdraw(withdrawn)
-        worlds[1].sync.leave()
-        wait_until(lambda: worlds[0].departed == {1}, 5, "it did not hear that the other left")
-        assert worlds[0].sync.recv(got) == 1
-        assert got.item() == 4.0
-        with pytest.raises(PeerLost):
-            worlds[0].sync.recv(got)
+def test_a_receive_from_anybody_takes_what_was_sent_before_all_left() -> None:
+    net = Network(2)
+    withdrawn, _ = net.recv(0, 1)
+    net.send(1, 4.0)
+    net.move_until(lambda: withdrawn.done)
+    net.withdraw(withdrawn)
+    net.members[1].lanes[0].put(Kind.BYE)
+    net.settle()
+    taken, got = net.recv(0, None)
+    assert (taken.result(), got.item()) == (1, 4.0)
+    with pytest.raises(PeerLost):
+        net.recv(0, None)[0].result()

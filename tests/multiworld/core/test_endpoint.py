@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from multiworld.config import NetworkSettings
+from multiworld.hub import Hub
 from multiworld.net.endpoint import MAX_VISITORS, VISITOR_SECONDS, Endpoint
-from multiworld.net.greeting import MAX_GREETING_BYTES, Hello, Role
+from multiworld.net.greeting import MAX_GREETING_BYTES, PROTOCOL, Hello, Role
 from multiworld.net.handshake import Dialler
-from multiworld.net.hub import Hub
 
 HELLO = Hello(Role.PROBE, "w", 1, to=0, incarnation="c0ffee")
 SECRET = b"nobody-may-read-this"
@@ -94,8 +94,8 @@ def test_an_old_dialler_of_a_member_here_reads_why(endpoint: Endpoint, caplog: p
     endpoint.expect("w", 1, "c0ffee", lambda _: socket.socket.close)
     said = json.loads(answer(endpoint, json.dumps(old).encode() + b"\n"))
     assert said["ok"] is False
-    assert "speaks protocol 2, this process 1" in said["why"]
-    assert "speaks protocol 1, this process 2" in caplog.text
+    assert f"speaks protocol {PROTOCOL}, this process 1" in said["why"]
+    assert f"speaks protocol 1, this process {PROTOCOL}" in caplog.text
 
 
 def test_strangers_without_the_secret_are_warned_of_once(guarded: Endpoint, caplog: pytest.LogCaptureFixture) -> None:

@@ -155,22 +155,24 @@ def test_an_old_dialler_is_told_in_its_own_words() -> None:
     old = {"world": "w", "generation": 1, "role": "lane", "from": 1, "to": 0, "incarnation": "c0ffee"}
     for said in (old, {k: v for k, v in old.items() if k != "from"} | {"role": "probe"}):
         error = refused(Reason.VERSION, Acceptor(SECRET).take, _said(**said))
-        assert error.what == "speaks protocol 1, this process 2: install the same multiworld on all members"
+        assert error.what == f"speaks protocol 1, this process {PROTOCOL}: install the same multiworld on all members"
         answer = json.loads(error.answer)  # as protocol 1 reads it: ok and why
         assert answer["ok"] is False
-        assert answer["why"] == "speaks protocol 2, this process 1: install the same multiworld on all members"
+        assert (
+            answer["why"] == f"speaks protocol {PROTOCOL}, this process 1: install the same multiworld on all members"
+        )
         assert error.hello is not None
         assert error.hello.incarnation == "c0ffee"
 
 
 def test_an_old_or_newer_acceptor_is_named() -> None:
     error = refused(Reason.VERSION, Dialler(HELLO, None).take, _said(ok=True))
-    assert "speaks protocol 1, this process 2" in error.what
-    error = refused(Reason.VERSION, Dialler(HELLO, None).take, _said(multiworld=3, ok=True))
-    assert "speaks protocol 3, this process 2" in error.what
-    newer = refused(Reason.VERSION, Acceptor(None).take, _said(multiworld=3, role="lane", hat="red"))
+    assert f"speaks protocol 1, this process {PROTOCOL}" in error.what
+    error = refused(Reason.VERSION, Dialler(HELLO, None).take, _said(multiworld=PROTOCOL + 1, ok=True))
+    assert f"speaks protocol {PROTOCOL + 1}, this process {PROTOCOL}" in error.what
+    newer = refused(Reason.VERSION, Acceptor(None).take, _said(multiworld=PROTOCOL + 1, role="lane", hat="red"))
     told = refused(Reason.VERSION, Dialler(HELLO, None).take, newer.answer)
-    assert "speaks protocol 2" in told.what
+    assert f"speaks protocol {PROTOCOL}" in told.what
 
 
 def test_an_old_member_that_is_not_who_we_look_for_is_none_of_our_concern() -> None:

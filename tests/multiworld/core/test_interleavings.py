@@ -113,7 +113,7 @@ def test_close_soon_after_a_break_closes_all_connections(store: str) -> None:
     for i in range(20):
         pair = Pair(store)
         a, b = pair.join(f"w{i}")
-        ties = [sock for w in (a, b) for sock in w._live.control._socks.values()]
+        ties = [sock for w in (a, b) for sock in w._current.control._socks.values()]
         a.abort("on purpose")
         pair.a.sync.close()
         pair.b.sync.close()
@@ -238,12 +238,12 @@ def test_a_leaving_peer_that_falls_silent_is_lost_to_who_waits_for_it(pair: Pair
             a.sync.recv(torch.zeros(1), 1)
 
     receive = threading.Thread(target=waits, daemon=True)
-    session = a._live
+    session = a._current
     session.leaving.add(1)
     session.peer_silent(1, 9.0)
     assert a.state is WorldState.ACTIVE  # nobody needs it
     receive.start()
-    wait_until(lambda: bool(session.operations), SECONDS, "the receive has not begun")
+    wait_until(lambda: bool(session.engine.operations), SECONDS, "the receive has not begun")
     session.peer_silent(1, 9.0)
     receive.join(SECONDS)
     assert not receive.is_alive()
@@ -254,13 +254,13 @@ def test_a_break_is_told_before_the_joining_that_follows_it(pair: Pair, monkeypa
     a, b = pair.join("w")
     seen: list[Any] = []
     pair.a.subscribe(seen.append)
-    real = a._live.control.tell_break
+    real = a._current.control.tell_break
 
     def slow(error: BrokenWorldException) -> None:  # the breaking thread is not scheduled for a while
         real(error)
         wait_until(lambda: a.generation == 2, SECONDS, "not rejoined")
 
-    monkeypatch.setattr(a._live.control, "tell_break", slow)
+    monkeypatch.setattr(a._current.control, "tell_break", slow)
 
     def life(w: World, peer: int) -> None:
         with pytest.raises(BrokenWorldException):
@@ -278,13 +278,13 @@ def test_a_session_broken_at_its_first_tick_leaves_no_ticker(pair: Pair, monkeyp
 
     def add(self: Any, session: Any, *rest: Any) -> None:
         real(self, session, *rest)
-        assert hub.call_and_wait(lambda: session.peer_silent(1 - session.rank, 9.0))
+        assert hub.call_and_wait(lambda: session.peer_silent(1 - session.membership.rank, 9.0))
 
     monkeypatch.setattr(type(hub.monitor), "add", add)
     a, b = pair.join("w")
     assert a.state is b.state is WorldState.BROKEN
     assert hub.call_and_wait(lambda: None)
-    assert [owner for owner in map(_owner, hub._alarms) if owner in (a._live, b._live)] == []
+    assert [owner for owner in map(_owner, hub._alarms) if owner in (a._current, b._current)] == []
 
 
 def test_a_session_broken_with_a_deadline_ahead_leaves_no_alarm(pair: Pair) -> None:
@@ -296,12 +296,12 @@ def test_a_session_broken_with_a_deadline_ahead_leaves_no_alarm(pair: Pair) -> N
             a.sync.recv(torch.zeros(1), 1, timeout=100)
 
     def breaks() -> None:
-        wait_until(lambda: a._live in map(_owner, hub._alarms), SECONDS, "the deadline is not looked at")
+        wait_until(lambda: a._current in map(_owner, hub._alarms), SECONDS, "the deadline is not looked at")
         b.abort("on purpose")
 
     at_once(waits, breaks)
     assert hub.call_and_wait(lambda: None)
-    assert [owner for owner in map(_owner, hub._alarms) if owner in (a._live, b._live)] == []
+    assert [owner for owner in map(_owner, hub._alarms) if owner in (a._current, b._current)] == []
 
 
 def _owner(ticker: Any) -> Any:
@@ -320,7 +320,7 @@ def test_a_stream_that_is_let_go_of_listens_no_more(pair: Pair) -> None:
 
 def test_nonsense_on_a_control_connection_ends_the_world(pair: Pair) -> None:
     a, b = pair.join("w")
-    b._live.control._socks[0].send(b"[1]\n")
+    b._current.control._socks[0].send(b"[1]\n")
     with pytest.raises(PeerLost, match="sent on its control connection what cannot be right"):
         a.sync.recv(torch.zeros(1), 1)
 
@@ -346,9 +346,9 @@ def _reads_late(link: Link, store: str) -> list[str]:
         threads = [threading.Thread(target=receive, args=(tag,), daemon=True) for tag in (0, 1)]
         for thread in threads:
             assert link.recv() == "post"
-            sent = w._live.lanes[0].sent
+            sent = w._current.lanes[0].sent
             thread.start()
-            wait_until(lambda sent=sent: w._live.lanes[0].sent > sent, SECONDS, "not posted")
+            wait_until(lambda sent=sent: w._current.lanes[0].sent > sent, SECONDS, "not posted")
             link.send("posted")
         assert link.recv() == "read"
         gate.set()

@@ -52,11 +52,11 @@ def interrupted_at(step: int, file: str, call: Callable[[], Any]) -> bool:
 def a_message(first: World, second: World, value: float) -> tuple[Any, torch.Tensor]:
     """A receive of ``first`` whose message lies in its socket."""
     got = torch.zeros(COUNT)
-    receive = p2p.recv(first._live, first, got, 1, 0)
-    send = p2p.send(second._live, second, torch.full((COUNT,), value), 0, 0)
+    receive = p2p.recv(first._current.engine, first, got, 1, 0)
+    send = p2p.send(second._current.engine, second, torch.full((COUNT,), value), 0, 0)
 
     def sent() -> bool:
-        second._live.bridge.drain(0)
+        second._current.bridge.drain(0)
         return bool(send.done)
 
     wait_until(sent, SECONDS, "it is not sent")
@@ -67,7 +67,7 @@ def comes(world: World, receive: Any, got: torch.Tensor, value: float) -> None:
     """The rest of it arrives as it was sent."""
 
     def done() -> bool:
-        world._live.bridge.drain(1)
+        world._current.bridge.drain(1)
         return bool(receive.done)
 
     wait_until(done, SECONDS, f"it does not come: {world.failure}")
@@ -80,8 +80,8 @@ def test_a_message_is_whole_or_its_world_says_that_it_was_interrupted(tmp_path: 
     for step in range(0, MOST_STEPS, STRIDE):
         with members(f"file://{tmp_path}/{step}", 2) as ((first, second), _):
             receive, got = a_message(first, second, 1.0)
-            lane = first._live.lanes[1]
-            hit = interrupted_at(step, "lane.py", lambda: first._live.pump(lane))  # noqa: B023 - called at once
+            lane = first._current.lanes[1]
+            hit = interrupted_at(step, "lane.py", lambda: first._current.pump(lane))  # noqa: B023 - called at once
             if not hit:
                 break
             if first.failure is None:
@@ -102,7 +102,7 @@ def test_a_start_that_is_interrupted_leaves_nothing_behind(store: str) -> None:
     with members(store, 2) as ((first, _), _):
         got = torch.zeros(COUNT)
         assert interrupted_at(0, "lane.py", lambda: first.sync.recv(got, 1))  # in the middle of its start
-        assert not first._live.operations
+        assert not first._current.engine.operations
         assert isinstance(first.failure, WorldClosed)
 
 
@@ -110,5 +110,5 @@ def test_a_wait_that_is_interrupted_before_it_waits_is_withdrawn(store: str) -> 
     with members(store, 2) as ((first, _), _):
         got = torch.zeros(COUNT)
         assert interrupted_at(0, "bridge.py", lambda: first.sync.recv(got, 1))
-        assert not first._live.operations
+        assert not first._current.engine.operations
         assert first.failure is None

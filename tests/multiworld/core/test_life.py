@@ -313,7 +313,7 @@ def test_a_killed_parent_is_noticed_although_its_child_lives(store: str) -> None
 
 
 def _interrupt_when_waiting(w: Any) -> None:
-    wait_until(lambda: any(op._wake >= 0 for op in list(w._live.operations)), 10, "nobody waits")
+    wait_until(lambda: any(op._wake is not None for op in list(w._current.engine.operations)), 10, "nobody waits")
     wait_until(lambda: process_state(os.getpid()) == "S", 10, "the main thread does not wait")
     os.kill(os.getpid(), signal.SIGINT)
 

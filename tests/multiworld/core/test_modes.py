@@ -7,7 +7,6 @@ import contextlib
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 from procs import Link, cluster
 
 from multiworld import InvalidArgument, MultiWorld, TensorMismatch
+from multiworld.membership import Limits, Membership
 from multiworld.net.frames import CODES
 from multiworld.ops.shapes import shape_bytes, with_shape
 
@@ -166,7 +166,7 @@ def test_inside_a_transform_it_is_refused(store: str) -> None:
 
 # what recv_tensor makes of bytes
 
-SESSION: Any = SimpleNamespace(name="w", generation=1, rank=0)
+US = Membership("w", 0, 2, 1, "gloo", Limits(1.0, 1 << 20))
 
 
 def _message(payload: bytes, shape: tuple[int, ...], dims: int | None = None) -> torch.Tensor:
@@ -195,7 +195,7 @@ F32 = CODES[torch.float32]
 )
 def test_a_shape_that_does_not_fit_its_bytes_is_a_typed_error(dtype: int, message: torch.Tensor) -> None:
     with pytest.raises(TensorMismatch, match="rank 1 sent") as caught:
-        with_shape(SESSION, 1, dtype, message)
+        with_shape(US, 1, dtype, message)
     assert (caught.value.world, caught.value.generation, caught.value.rank) == ("w", 1, 0)
 
 
@@ -205,4 +205,4 @@ def test_a_shape_arrives(shape: tuple[int, ...]) -> None:
     message = torch.cat(
         [tensor.reshape(-1).view(torch.uint8), torch.tensor(list(shape_bytes(tensor)), dtype=torch.uint8)]
     )
-    assert torch.equal(with_shape(SESSION, 1, F32, message), tensor)
+    assert torch.equal(with_shape(US, 1, F32, message), tensor)

@@ -14,7 +14,7 @@ import torch
 
 from multiworld import InvalidArgument, MultiWorld, RendezvousError
 from multiworld.config import NetworkSettings, TcpStoreAddress, printed
-from multiworld.net.hub import Hub
+from multiworld.hub import Hub
 from multiworld.net.interfaces import LocalAddress, chosen_address, local_addresses
 from multiworld.net.settings import listen, network_settings
 

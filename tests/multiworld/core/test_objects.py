@@ -13,7 +13,6 @@ import pickle
 import sys
 import time
 import uuid
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,18 +22,19 @@ from hypothesis import strategies as st
 from procs import Link, WorkerGone, cluster
 
 from multiworld import InvalidArgument, ObjectRefused
+from multiworld.membership import Limits, Membership
 from multiworld.ops.pickling import allowed, dumps, loads
 
-SESSION: Any = SimpleNamespace(name="w", generation=1, rank=0)
+US = Membership("w", 0, 2, 1, "gloo", Limits(1.0, 1 << 20))
 SECONDS = 1.0  # for any megabyte, says the promise; a busy machine is given more where it is waited for
 
 
 def _load(data: bytes, allow: Any = ()) -> Any:
-    return loads(data, allowed(allow, SESSION, "recv_object"), SESSION)
+    return loads(data, allowed(allow, US, "recv_object"), US)
 
 
 def _round(obj: Any, allow: Any = ()) -> Any:
-    return _load(dumps(obj, SESSION), allow)
+    return _load(dumps(obj, US), allow)
 
 
 class Colour(enum.Enum):
@@ -148,7 +148,7 @@ def test_a_state_is_set_as_the_class_says() -> None:
 @pytest.mark.parametrize("allow", ["a.b", 5, [5], ["nodot"], Reduced, None, [None]])
 def test_a_wrong_allow_is_known_before_anything_is_received(allow: Any) -> None:
     with pytest.raises(InvalidArgument, match="allow has"):
-        allowed(allow, SESSION, "recv_object")
+        allowed(allow, US, "recv_object")
 
 
 # what a peer may write
@@ -314,8 +314,8 @@ OPCODES = (
     b"\x80\x04NK\x01J(0123]})etasubQRh\x00\x01\x02\x03\x85\x86\x87\x88\x89"
     b"\x8a\x8b\x8c\x8e\x8f\x90\x91\x92\x93\x94\x95\x81G.CBX"
 )
-SEEDS = [dumps(obj, SESSION) for obj in PLAIN if len(str(obj)) < 500] + [
-    dumps(obj, SESSION) for obj in ({"t": torch.ones(3), "q": [1, {2: (3, "x")}]}, Plain(1, Slotted(2, Reduced(3))))
+SEEDS = [dumps(obj, US) for obj in PLAIN if len(str(obj)) < 500] + [
+    dumps(obj, US) for obj in ({"t": torch.ones(3), "q": [1, {2: (3, "x")}]}, Plain(1, Slotted(2, Reduced(3))))
 ]
 
 
@@ -414,7 +414,7 @@ def test_numpy_data_of_objects_and_records_is_refused_by_name() -> None:
 
 def test_a_receiver_without_numpy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     np = pytest.importorskip("numpy")
-    data = dumps(np.ones(3), SESSION)
+    data = dumps(np.ones(3), US)
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(ObjectRefused, match="NumPy is not installed here"):
         _load(data)

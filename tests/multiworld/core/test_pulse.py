@@ -21,13 +21,13 @@ from table import members
 
 from multiworld import MultiWorld, OwnStall
 from multiworld.config import NetworkSettings
+from multiworld.hub import Hub
 from multiworld.liveness import neighbour
 from multiworld.liveness.neighbour import Starvation, frozen, this_process
 from multiworld.liveness.pulse import MAX_AT_ONCE, PING, PONG, THREAD_NAME, Responder, native_loop
 from multiworld.liveness.ring import SUCCESSORS, watched_by
 from multiworld.liveness.tcpinfo import tcp_info
 from multiworld.net.greeting import GreetingError, Hello, Role
-from multiworld.net.hub import Hub
 from multiworld.rendezvous.wiring import dial as dial_endpoint
 
 SECONDS = 10.0
@@ -111,7 +111,7 @@ def test_random_ends_leave_nothing(responder: Responder) -> None:
 
 def test_strangers_and_wrong_members_are_not_served(store: str) -> None:
     with members(store, 2) as (worlds, _):
-        session = worlds[0]._live
+        session = worlds[0]._current
         assert session.hub.call_and_wait(lambda: None)  # what it was asked when we joined is done
         member = session.hub.monitor._members[session]
         served = session.hub.responder
@@ -147,7 +147,7 @@ def test_one_connection_serves_all_worlds_of_two_processes(store: str) -> None:
 
 def test_a_heartbeat_connection_that_is_lost_is_made_again(store: str) -> None:
     with members(store, 2) as (worlds, pool):
-        hub = worlds[0]._live.hub
+        hub = worlds[0]._current.hub
         events: list[Any] = []
         for world in worlds:
             world._owner.subscribe(events.append)
@@ -187,7 +187,7 @@ def test_a_stall_in_the_middle_of_a_ping_accuses_nobody(store: str, when: str, m
     """Longer than a peer may be silent; and a neighbour on this machine is not excused."""
     monkeypatch.setattr(Starvation, "evident", lambda _: False)
     with members(store, 2) as (worlds, _):
-        hub = worlds[0]._live.hub
+        hub = worlds[0]._current.hub
         events: list[Any] = []
         worlds[0]._owner.subscribe(events.append)
         assert hub.call_and_wait(lambda: None)
@@ -314,7 +314,7 @@ def test_the_kernel_says_when_something_came() -> None:
 def test_an_idle_hub_sleeps(store: str) -> None:
     """It wakes for the pings, not more often: the five a second of one peer process here."""
     with members(store, 2) as (worlds, _):
-        hub = worlds[0]._live.hub
+        hub = worlds[0]._current.hub
         wakes: list[float] = []
         real = hub._act
 

@@ -24,10 +24,10 @@ COUNT = 100_000  # float32: many times what the sockets below hold, and little e
 def short_of_buffers(store: str) -> Iterator[list[World]]:
     """Two members between which a socket takes little at a time."""
     with members(store, 2) as (worlds, _):
-        tcp = [world._live.lanes[1 - world.rank].sock for world in worlds]
+        tcp = [world._current.lanes[1 - world.rank].sock for world in worlds]
         # TCP waits for timers when its buffers are this small.
         for world, sock in zip(worlds, socket.socketpair(), strict=True):
-            lane = world._live.lanes[1 - world.rank]
+            lane = world._current.lanes[1 - world.rank]
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
             lane.sock, lane.fd = sock, sock.fileno()
@@ -36,11 +36,11 @@ def short_of_buffers(store: str) -> Iterator[list[World]]:
         sock.close()
 
 
-def arrives(operation: Any) -> None:
+def arrives(world: World, operation: Any) -> None:
     """Its member reads what comes; the other one has no thread or loop that does anything for the world."""
 
     def done() -> bool:
-        operation.session.bridge.drain(0)
+        world._current.bridge.drain(0)
         return bool(operation.done)
 
     wait_until(done, SECONDS, "the rest never comes")
@@ -61,22 +61,22 @@ def test_a_collective_is_over_for_its_member_but_not_for_its_peer(
 ) -> None:
     ours, theirs = torch.ones(COUNT), torch.zeros(COUNT)
     with short_of_buffers(store) as (first, second):
-        operation = collectives.broadcast(second._live, second, theirs, 0)
+        operation = collectives.broadcast(second._current.engine, second, theirs, 0)
         call(first, ours)
-        assert first._live.lanes[1].backlog
-        arrives(operation)
-        wait_until(lambda: not first._live.bridge._rest_watched, SECONDS, "the hub looks on for nothing")
+        assert first._current.lanes[1].backlog
+        arrives(second, operation)
+        wait_until(lambda: not first._current.bridge._rest_watched, SECONDS, "the hub looks on for nothing")
     assert torch.equal(ours, theirs)
 
 
 def test_a_send_that_is_given_up(store: str) -> None:
     ours, theirs = torch.ones(COUNT), torch.zeros(COUNT)
     with short_of_buffers(store) as (first, second):
-        receive = p2p.recv(second._live, second, theirs, 0, 0)
-        first._live.bridge.drain(1)
-        send = p2p.send(first._live, first, ours, 1, 0)
-        with first._live.lock:
+        receive = p2p.recv(second._current.engine, second, theirs, 0, 0)
+        first._current.bridge.drain(1)
+        send = p2p.send(first._current.engine, first, ours, 1, 0)
+        with first._current.lock:
             send.withdraw()
         ours.fill_(7)
-        arrives(receive)
+        arrives(second, receive)
     assert torch.equal(theirs, torch.ones(COUNT))

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiworld.config import TcpStoreAddress
-from multiworld.net.hub import Hub
+from multiworld.hub import Hub
 from multiworld.rendezvous.store_client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
 from multiworld.rendezvous.store_protocol import MAX_UNTAKEN_BYTES, ServerProtocol

@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from multiworld import MultiWorld, RendezvousError
 from multiworld.config import NetworkSettings
+from multiworld.hub import Hub
 from multiworld.liveness.pulse import first_ping
 from multiworld.net.greeting import PROTOCOL, GreetingError, Hello, Reason, Role
 from multiworld.net.handshake import Acceptor
-from multiworld.net.hub import Hub
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, alive, dial
 

@@ -102,9 +102,9 @@ class Twin:
 
 async def operate_in_thread(context: Context, name: str, row: Row, peer: int) -> Any:
     """``operate`` with the synchronous twin, in a thread."""
-    twin, session = Twin(context.mw[name]), context.mw[name].enter_sync("test")
+    twin, session = Twin(context.mw[name]), context.mw[name]._enter_sync("test")
     task = asyncio.ensure_future(asyncio.to_thread(OPERATIONS[row.operation].call, twin, peer, row.count))
-    while not session.operations and not task.done():
+    while not session.engine.operations and not task.done():
         await asyncio.sleep(0.001)
     context.mark("operating")
     return _plain(await task)

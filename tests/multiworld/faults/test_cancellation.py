@@ -271,10 +271,10 @@ def test_exit_with_operations_pending(scene: Scene, kind: str) -> None:
 
 def interrupted_receive(context: Context, name: str) -> str:
     """A synchronous receive in the main thread, which Ctrl-C interrupts."""
-    session = context.mw[name]._live
+    session = context.mw[name]._current
 
     def tell() -> None:
-        while not session.operations or process_state(os.getpid()) != "S":
+        while not session.engine.operations or process_state(os.getpid()) != "S":
             time.sleep(0.001)
         context.mark("receiving")
 

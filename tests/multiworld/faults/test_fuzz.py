@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from multiworld.ops.mailbox import Mailbox
+from multiworld.matching.mailbox import Mailbox
 from tests.multiworld.fuzz import greetings
 from tests.multiworld.fuzz.target import run
 

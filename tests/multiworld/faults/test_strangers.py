@@ -24,6 +24,7 @@ import pytest
 from multiworld import RendezvousError
 from multiworld.lab.context import Context
 from multiworld.lab.workers import Running, Worker
+from multiworld.net.greeting import PROTOCOL
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.store_client import Deadline, GreetingMode, StoreClient
 from tests.multiworld.faults import acts
@@ -52,7 +53,7 @@ class Member:
     def hello(self, **changed: Any) -> bytes:
         """The greeting that a member of rank 1 begins with, as somebody who listens on the wire records it."""
         fields = {
-            "multiworld": 2, "role": "lane", "world": self.world, "generation": self.generation,
+            "multiworld": PROTOCOL, "role": "lane", "world": self.world, "generation": self.generation,
             "from": 1, "to": self.rank, "incarnation": self.claim.incarnation,
         }  # fmt: skip
         return json.dumps({**fields, **changed}).encode() + b"\n"

@@ -22,7 +22,7 @@ _ANSWERS = {
     Kind.ANY: (Kind.OFFER,),
     Kind.OFFER: (Kind.TAKE, Kind.ANY_DONE),
     Kind.CANCEL: (Kind.CANCELLED, Kind.DATA),
-    Kind.SIGNATURE: (Kind.SIGNATURE,),
+    Kind.FINGERPRINT: (Kind.FINGERPRINT,),
 }
 _OF_RECEIVES = (Kind.POST, Kind.CANCEL)
 _FIELD_BITS = (8, 8, 16, 32, 64, 64)
@@ -89,7 +89,7 @@ class Generator:
         if kind == Kind.DATA and nbytes > 1 << 20:  # a length of our own, and a shape that may be right
             nbytes = self.draw.choice(_LENGTHS)
         payload = b""
-        if kind == Kind.SIGNATURE:
+        if kind == Kind.FINGERPRINT:
             payload = heard.payload
         elif kind == Kind.DATA:
             payload = self._bytes(nbytes)
@@ -113,8 +113,8 @@ class Generator:
         elif place == len(fields):
             return payload[: draw.randrange(len(payload) + 1)]
         else:
-            fields[0] = draw.choice((Kind.DATA, Kind.SIGNATURE, Kind.VALUE, Kind.BYE, Kind.CANCELLED))
-            fields[2] = draw.choice((0, 15, 16, 17, 32, 65_535))
+            fields[0] = draw.choice((Kind.DATA, Kind.FINGERPRINT, Kind.VALUE, Kind.BYE, Kind.CANCELLED))
+            fields[2] = draw.choice((0, 23, 24, 25, 40, 65_535))
             return self._bytes(min(fields[5], 1 << 16))
         return payload
 

@@ -107,7 +107,7 @@ class Fuzzed:
         data = b"".join(self.generator.frame() for _ in range(frames))
         self.report.frames += frames
         self._write(data)
-        self._swallowed = self._swallowed + 1 if self._target._live.lanes[1].receiving else 0
+        self._swallowed = self._swallowed + 1 if self._target._current.lanes[1].receiving else 0
         if self._swallowed > SWALLOWED_TURNS:  # all goes into one payload that was announced and never ends
             self._target.abort("nothing is read any more")
         if self._target.failure is None:
@@ -132,26 +132,27 @@ class Fuzzed:
     def _begin(self) -> None:
         self._swallowed = 0
         self.generator = Generator(self.draw, self.wildness)
-        self._socket: socket.socket = self._mad._live.lanes[0].sock
+        self._socket: socket.socket = self._mad._current.lanes[0].sock
         if not self.report.frames:
             self._start_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _start_something(self) -> None:
         """An operation of the target, whose memory lies between two margins."""
-        session: Any = self._target._live
-        if len(session.operations) > 16 or session.failure is not None:
+        session: Any = self._target._current
+        engine = session.engine
+        if len(engine.operations) > 16 or session.failure is not None:
             return
         whole = torch.full((64 + 2 * MARGIN,), CANARY)
         lent = whole[MARGIN:-MARGIN]
         starters = {
-            "recv": lambda: p2p.recv(session, self._target, lent, 1, 0),
-            "recv_any": lambda: p2p.recv(session, self._target, lent, None, 1),
-            "recv_tensor": lambda: p2p.recv_tensor(session, self._target, 1, 2, None),
-            "recv_object": lambda: p2p.recv_object(session, self._target, 1, 3, ()),
-            "send": lambda: p2p.send(session, self._target, lent, 1, 0),
-            "send_tensor": lambda: p2p.send_tensor(session, self._target, lent, 1, 1),
-            "all_reduce": lambda: collectives.all_reduce(session, self._target, lent, torch.distributed.ReduceOp.SUM),
-            "all_gather": lambda: collectives.all_gather(session, self._target, [lent, torch.zeros(64)], lent.clone()),
+            "recv": lambda: p2p.recv(engine, self._target, lent, 1, 0),
+            "recv_any": lambda: p2p.recv(engine, self._target, lent, None, 1),
+            "recv_tensor": lambda: p2p.recv_tensor(engine, self._target, 1, 2, None),
+            "recv_object": lambda: p2p.recv_object(engine, self._target, 1, 3, ()),
+            "send": lambda: p2p.send(engine, self._target, lent, 1, 0),
+            "send_tensor": lambda: p2p.send_tensor(engine, self._target, lent, 1, 1),
+            "all_reduce": lambda: collectives.all_reduce(engine, self._target, lent, torch.distributed.ReduceOp.SUM),
+            "all_gather": lambda: collectives.all_gather(engine, self._target, [lent, torch.zeros(64)], lent.clone()),
         }
         name = self.draw.choice(tuple(starters))
         operation = starters[name]()
@@ -173,12 +174,12 @@ class Fuzzed:
                 pass
             except OSError:
                 return
-            self._target._live.bridge.drain(1)
+            self._target._current.bridge.drain(1)
             if self._target.failure is not None:
                 return
 
     def _hear(self) -> None:
-        session: Any = self._target._live
+        session: Any = self._target._current
         with session.lock:
             session.lanes[1].flush()
         with contextlib.suppress(BlockingIOError, OSError):

@@ -18,14 +18,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
-from typing import ClassVar
-
-from multiworld.config import NetworkSettings
-from multiworld.liveness.monitor import Monitor
-from multiworld.liveness.pulse import Responder, native_loop
-from multiworld.net.descriptors import reserve
-from multiworld.net.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -38,26 +30,11 @@ Ready = Callable[[int], None]
 Alarm = Callable[[float], None]
 
 
-class Hub:
-    """Shared by all ``MultiWorld`` objects of a process; its thread runs while there is one."""
-
-    _instance: ClassVar[Hub | None] = None
-    _guard: ClassVar[threading.Lock] = threading.Lock()
-
-    @classmethod
-    def acquire(cls) -> Hub:
-        """The hub of this process, started if need be; give it back with ``release``."""
-        with cls._guard:
-            hub = cls._instance
-            if hub is None or hub.pid != os.getpid():
-                hub = cls._instance = Hub()
-            reserve.fill()
-            hub._users += 1
-            return hub
+class Reactor:
+    """A thread with a selector, calls from other threads, and alarms; ``start`` starts it."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._users = 0
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain)
@@ -71,43 +48,17 @@ class Hub:
         self._stall_watchers: list[Callable[[float], None]] = []
         self._closers: list[Callable[[], None]] = []
         self._stopping = False
-        self._endpoints: dict[tuple[str, NetworkSettings], Endpoint] = {}
-        self._endpoints_guard = threading.Lock()
-        self._responder: Responder | None = None
-        self._responder_guard = threading.Lock()
-        self.monitor = Monitor(self)
         self.thread = threading.Thread(target=self._run, name="mw-hub", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
         self.thread.start()
 
-    def release(self) -> None:
-        """Give the hub back; the last one stops the thread and frees what it held."""
-        with self._guard:
-            self._users -= 1
-            if self._users > 0:
-                return
-            if Hub._instance is self:
-                Hub._instance = None
-                reserve.empty()
+    def stop(self) -> None:
+        """Close what it serves and stop the thread; waits for that, except in the thread itself."""
         self.call(self._stop)
         if threading.current_thread() is not self.thread:
             self.thread.join(timeout=5)
-
-    def endpoint(self, address: str, network: NetworkSettings) -> Endpoint:
-        """Where peers with these settings reach us at ``address``, made if need be. Not from the hub's thread."""
-        with self._endpoints_guard:
-            key = address, replace(network, interfaces=())  # these have chosen the address already
-            if key not in self._endpoints:
-                self._endpoints[key] = Endpoint(self, address, network, self.responder.adopt)
-            return self._endpoints[key]
-
-    @property
-    def responder(self) -> Responder:
-        """What answers the pings of peers, at all addresses; made if need be."""
-        with self._responder_guard:
-            if self._responder is None:
-                self._responder = Responder(self, native_loop())
-                self.on_close(self._responder.close)
-            return self._responder
 
     def call(self, function: Callable[[], None]) -> None:
         """Run ``function`` in the hub's thread, soon; in this one when the hub has stopped: what is to be freed is."""
@@ -175,14 +126,6 @@ class Hub:
     def on_close(self, closer: Callable[[], None]) -> None:
         """Call ``closer`` in the hub's thread when it stops."""
         self._closers.append(closer)
-
-    def drop_in_child(self) -> None:
-        """Close our copies in a forked child, without a word to the selector, which is the parent's too."""
-        for endpoint in self._endpoints.values():
-            endpoint.drop_in_child()
-        if self._responder is not None:
-            self._responder.drop_in_child()
-        self.monitor.drop_in_child()
 
     def _drain(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):

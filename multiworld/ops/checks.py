@@ -1,9 +1,7 @@
-"""Tensors as memory: views of their bytes, and the checks that make that safe."""
+"""The checks of arguments: those that make the use of a tensor's memory safe, and those of ranks, lists and devices."""
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,45 +17,10 @@ from multiworld.ops.kinds import LAZY, PLAIN, PLAIN_TYPES, Form, Kind, key_set, 
 if TYPE_CHECKING:
     from multiworld.ops.base import GroupBase
 
-_from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
-_from_memory.restype = ctypes.py_object
-_from_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-_WRITABLE = 0x200  # PyBUF_WRITE of CPython's object.h
-EMPTY = memoryview(bytearray(0))
 #: whether a storage tells memory of PyTorch's own, which may be resized, from memory of somebody else
 _tells_owner = hasattr(torch.UntypedStorage, "resizable")
 #: sets of dispatch keys of plain tensors on the CPU, as they come by: for these a look at the memory is all it takes
 _plain_on_cpu: set[Hashable] = set()
-
-
-#: above this, memory is taken from the kernel, which hands it out as it is filled
-_LAZY_BYTES = 1 << 20
-
-
-def room_for(nbytes: int) -> memoryview:
-    """Memory of our own that lives as long as its views, and is taken as it is filled: a peer said how much.
-
-    Raises:
-        MemoryError: so much cannot be had.
-    """
-    if nbytes <= _LAZY_BYTES:
-        return memoryview(bytearray(nbytes))
-    try:
-        return memoryview(mmap.mmap(-1, nbytes))
-    except (OSError, ValueError, OverflowError) as error:
-        raise MemoryError(f"{nbytes} bytes") from error
-
-
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, without a copy; valid while the tensor lives."""
-    nbytes = tensor.numel() * tensor.element_size()
-    if nbytes == 0:
-        return EMPTY
-    address = tensor.data_ptr()
-    if not address:  # the last line of defence: reading there would end the process
-        raise InvalidArgument(what="the tensor has no memory", cause="it is fake, or its storage was resized to 0")
-    view: memoryview = _from_memory(address, nbytes, _WRITABLE)
-    return view
 
 
 def check_tensor(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:

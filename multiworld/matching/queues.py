@@ -14,7 +14,7 @@ ROOM = 1024
 class Queues(dict[int, deque[T]], Generic[T]):
     """A queue for each key, made when it is first used.
 
-    Programs may give every message a tag of its own; the queues of old tags must not stay for ever.
+    Programs may give every message a tag of its own; the queues of old tags must not stay.
     """
 
     __slots__ = ("_room",)

@@ -2,55 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from multiworld.errors import MultiWorldError
+from multiworld.matching.mailbox import AnySource, Mailbox, ReceiveOperation, Signature
+from multiworld.matching.operation import Operation
 from multiworld.net.frames import Kind
-from multiworld.ops.mailbox import Mailbox, ReceiveOperation, Signature
-from multiworld.ops.operation import Operation
-
-if TYPE_CHECKING:
-    from multiworld.session import Session
 
 
 class AnyReceive(Operation):
     """It asks all peers (ANY), turns into an ordinary receive from the first that offers, and tells all when it is
-    served."""
+    served.
 
-    __slots__ = ("chosen", "key", "peers", "seq", "signature", "view")
+    Args:
+        key: of the message.
+        signature: of the message.
+        view: where it goes.
+        keep: what must stay alive until then.
+        boxes: of the peers that may send it, one at least.
+        waiting: all receives from any source that wait.
+        numbers: of these receives.
+    """
+
+    __slots__ = ("_boxes", "_numbers", "_waiting", "chosen", "key", "peers", "seq", "signature", "view")
 
     def __init__(
         self,
-        session: Session,
         key: int,
         signature: Signature,
         view: memoryview,
         keep: Any,
-        peers: tuple[int, ...],
+        boxes: tuple[Mailbox, ...],
+        waiting: list[AnySource],
+        numbers: Iterator[int],
     ) -> None:
-        super().__init__(session, "recv", keep)
+        super().__init__(boxes[0].registry, "recv", keep)
         self.key = key
         self.signature = signature
         self.view = view
-        self.peers = peers
+        self.peers = tuple(box.lane.peer for box in boxes)
         self.seq = -1
         self.chosen: _Chosen | None = None
+        self._boxes, self._waiting, self._numbers = boxes, waiting, numbers
 
     def unreachable(self) -> tuple[int, ...]:
         """All peers, if every one has left and nothing that one of them sent lies ready; else nobody."""
-        session = self.session
-        lies_ready = any(session.mailbox(peer).kept.get(self.key) for peer in self.peers)
-        return self.peers if session.departed.issuperset(self.peers) and not lies_ready else ()
+        lies_ready = any(box.kept.get(self.key) for box in self._boxes)
+        return self.peers if self.registry.departed.issuperset(self.peers) and not lies_ready else ()
 
     def start(self) -> None:
         """Take a message that lies ready, or ask everybody."""
-        self.session.any_receives.append(self)
-        for peer in self.peers:
-            if self.take_kept(self.session.mailbox(peer)):
-                return
-        self.seq = self.session.next_any()
-        for peer in self.peers:
-            self.session.lanes[peer].put(Kind.ANY, seq=self.seq, key=self.key)
+        self._waiting.append(self)
+        if any(map(self.take_kept, self._boxes)):
+            return
+        self.seq = next(self._numbers)
+        for box in self._boxes:
+            box.lane.put(Kind.ANY, seq=self.seq, key=self.key)
 
     def take_kept(self, box: Mailbox) -> bool:
         """Receive from ``box`` if a message of ours lies there."""
@@ -73,7 +81,7 @@ class AnyReceive(Operation):
     def withdraw(self) -> None:
         """See ``Operation.withdraw``."""
         self.withdrawn = True
-        self.session.operations.discard(self)
+        self.registry.operations.discard(self)
         if self.chosen is not None:
             self.chosen.withdraw()
         elif not self.done:  # else the world has ended, and with it all that was asked
@@ -88,7 +96,7 @@ class AnyReceive(Operation):
         """See ``Operation.needs``."""
         if self.chosen is not None:
             return self.chosen.needs(peer)
-        return all(p in self.session.departed for p in self.peers)
+        return all(p in self.registry.departed for p in self.peers)
 
     def awaits(self) -> tuple[int, ...]:
         """See ``Operation.awaits``."""
@@ -100,11 +108,11 @@ class AnyReceive(Operation):
 
     def _close(self, answering: int = -1) -> None:
         """Take no offers any more, and tell all but the peer whose offer is being answered."""
-        self.session.any_receives.remove(self)
+        self._waiting.remove(self)
         if self.seq >= 0:
-            for peer in self.peers:
-                if peer != answering:
-                    self.session.lanes[peer].put(Kind.ANY_DONE, seq=self.seq, key=self.key)
+            for box in self._boxes:
+                if box.lane.peer != answering:
+                    box.lane.put(Kind.ANY_DONE, seq=self.seq, key=self.key)
 
 
 class _Chosen(ReceiveOperation):
@@ -113,7 +121,7 @@ class _Chosen(ReceiveOperation):
     __slots__ = ("asked_by",)
 
     def __init__(self, parent: AnyReceive, box: Mailbox) -> None:
-        super().__init__(parent.session, "recv", box, parent.key, parent.signature, parent.view, parent.keep)
+        super().__init__("recv", box, parent.key, parent.signature, parent.view, parent.keep)
         self.asked_by = parent
 
     def complete(self, value: Any = None) -> None:

@@ -1,38 +1,35 @@
 """Collectives are agreed on first: everybody tells everybody what it calls, and all compare.
 
 Small payloads travel with that; then the exchange is the whole collective. For larger ones the backend is called once
-all agree, so it never sees lengths that differ. If anything differs, every member sees the same signatures and raises
-``TensorMismatch``, and the backend is not called at all. All methods are called under the session's lock.
+all agree, so it never sees lengths that differ. If anything differs, every member sees the same fingerprints and raises
+``TensorMismatch``, and the backend is not called at all. All methods are called with the registry's lock held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from multiworld.errors import InvalidArgument, TensorMismatch
-from multiworld.net.frames import Kind
-from multiworld.ops.memory import room_for
-from multiworld.ops.operation import Operation
-from multiworld.ops.plan import Bytes, Plan, describe, disagreement, may_be_signature
-
-if TYPE_CHECKING:
-    from multiworld.net.lane import Done
-    from multiworld.session import Session
+from multiworld.matching.memory import room_for
+from multiworld.matching.operation import Operation, Registry, Sink
+from multiworld.matching.plan import Bytes, Plan, describe, disagreement, may_be_fingerprint, same_group
+from multiworld.net.frames import Kind, Placement
 
 
 class CollectiveOperation(Operation):
-    """A collective of a group, from its signature to its end."""
+    """A collective of a group, from its fingerprint to its end."""
 
-    __slots__ = ("gid", "heard", "plan", "ranks", "seq")
+    __slots__ = ("fingerprint", "gid", "heard", "plan", "ranks", "seq")
 
-    def __init__(self, session: Session, gid: int, ranks: tuple[int, ...], plan: Plan) -> None:
-        super().__init__(session, plan.name, plan.buffers)
+    def __init__(self, registry: Registry, gid: int, digest: int, ranks: tuple[int, ...], plan: Plan) -> None:
+        super().__init__(registry, plan.name, plan.buffers)
         self.gid = gid
         self.ranks = ranks
         self.plan = plan
+        self.fingerprint = plan.fingerprint.packed(digest)
         self.seq = -1
         self.heard: dict[int, tuple[bytes, memoryview]] = {}
         self.finish = plan.finish
@@ -48,11 +45,13 @@ class CollectiveOperation(Operation):
 
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``."""
-        return peer in self.ranks and peer not in self.heard and peer != self.session.rank
+        return peer in self.ranks and peer not in self.heard and peer != self.registry.membership.rank
 
     def awaits(self) -> tuple[int, ...]:
         """See ``Operation.awaits``; the backend waits for any of the members."""
-        return tuple(rank for rank in self.ranks if rank != self.session.rank) if self.running else self.missing()
+        if not self.running:
+            return self.missing()
+        return tuple(rank for rank in self.ranks if rank != self.registry.membership.rank)
 
     def missing(self) -> tuple[int, ...]:
         """World ranks that have not called it yet."""
@@ -65,12 +64,11 @@ class CollectiveOperation(Operation):
 
     def unmade(self, error: Exception) -> InvalidArgument:
         """All members did their part, but the result cannot be made of it here."""
-        session = self.session
+        us = self.registry.membership
         return InvalidArgument(
-            session.name, f"the result cannot be made: {error}",
+            us.name, f"the result cannot be made: {error}",
             cause="torch cannot do this for this dtype or reduction",
-            remedy="convert the tensor, or reduce otherwise; the world goes on",
-            generation=session.generation, rank=session.rank, operation=self.name,
+            remedy="convert the tensor, or reduce otherwise; the world goes on", **us.where(self.name),
         )  # fmt: skip
 
 
@@ -79,12 +77,21 @@ MAX_EARLY = 4096
 _NUMBERS = 1 << 32  # sequence numbers are this many, and begin anew
 
 
-class Agreement:
-    """The collectives of one group, in order."""
+class GroupCollectives:
+    """The collectives of one group, in order.
 
-    def __init__(self, session: Session, gid: int) -> None:
-        self.session = session
-        self.gid = gid
+    Args:
+        registry: where they are.
+        sinks: the ways to the peers.
+        gid: number of the group.
+        launch: runs an agreed collective on the backend.
+    """
+
+    def __init__(
+        self, registry: Registry, sinks: Mapping[int, Sink], gid: int, launch: Callable[[CollectiveOperation], None]
+    ) -> None:
+        self._registry, self._sinks, self._gid, self._launch = registry, sinks, gid, launch
+        self._rank = registry.membership.rank
         self._next = 0
         self._ours: dict[int, CollectiveOperation] = {}
         self._early: dict[int, dict[int, tuple[bytes, memoryview]]] = {}
@@ -96,35 +103,34 @@ class Agreement:
         early = self._early.pop(seq, {})
         operation.heard = {peer: said for peer, said in early.items() if peer in operation.ranks}
         self._ours[seq] = operation
-        packed = operation.plan.wire_signature()
         for place, peer in enumerate(operation.ranks):
-            if peer != self.session.rank:
-                self._tell(peer, seq, packed, operation.plan.outgoing(place))
+            if peer != self._rank:
+                self._tell(peer, seq, operation.fingerprint, operation.plan.outgoing(place))
         self._check(operation)
 
-    def expect(self, peer: int, seq: int, split: int, nbytes: int) -> tuple[memoryview | None, Done | None]:
-        """A peer's signature arrives: where to put it."""
+    def expect(self, peer: int, seq: int, split: int, nbytes: int) -> Placement:
+        """A peer's fingerprint arrives: where to put it."""
         ahead = (seq - self._next) % _NUMBERS
         ours = self._ours.get(seq)
-        if not may_be_signature(split) or not 0 <= nbytes - split <= self.session.max_message_bytes:
-            why = f"a signature of {split} bytes in {nbytes}"
+        longest = self._registry.membership.limits.max_message_bytes
+        if not may_be_fingerprint(split) or not 0 <= nbytes - split <= longest:
+            why = f"a fingerprint of {split} bytes in {nbytes}"
         elif (ahead >= MAX_EARLY) if ours is None else (peer not in ours.ranks or peer in ours.heard):
             why = f"a collective of number {seq}, which cannot be"
         else:
             return self._place(peer, seq, split, nbytes)
-        self.session.protocol_error(self.session.lanes[peer], why)
+        self._registry.protocol_error(peer, why)
         return None, None
 
-    def _place(self, peer: int, seq: int, split: int, nbytes: int) -> tuple[memoryview, Done]:
+    def _place(self, peer: int, seq: int, split: int, nbytes: int) -> Placement:
         memory = room_for(nbytes)
         return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
 
     def _tell(self, peer: int, seq: int, packed: bytes, data: Bytes | None) -> None:
         parts: tuple[Any, ...] = (packed,) if data is None else (packed, data)
         nbytes = sum(map(len, parts))
-        self.session.lanes[peer].put(
-            Kind.SIGNATURE, flags=len(packed), seq=seq, key=self.gid, payload=parts, nbytes=nbytes
-        )
+        flags = len(packed)
+        self._sinks[peer].put(Kind.FINGERPRINT, flags=flags, seq=seq, key=self._gid, payload=parts, nbytes=nbytes)
 
     def _heard(self, peer: int, seq: int, packed: bytes, data: memoryview) -> None:
         operation = self._ours.get(seq)
@@ -138,15 +144,14 @@ class Agreement:
         if len(operation.heard) < len(operation.ranks) - 1:
             return
         del self._ours[operation.seq]
-        own = operation.plan.wire_signature()
-        signatures = [operation.heard[r][0] if r != self.session.rank else own for r in operation.ranks]
-        if disagreement(signatures):
-            operation.fail(self._mismatch(operation, signatures))
+        heard, us = operation.heard, self._rank
+        fingerprints = [heard[r][0] if r != us else operation.fingerprint for r in operation.ranks]
+        if disagreement(fingerprints):
+            operation.fail(self._mismatch(operation, fingerprints))
         elif operation.plan.launch is None:
-            parts = [operation.heard[r][1] if r != self.session.rank else None for r in operation.ranks]
-            self._absorb(operation, parts)
+            self._absorb(operation, [heard[r][1] if r != us else None for r in operation.ranks])
         else:
-            self.session.launch(operation)
+            self._launch(operation)
 
     def _absorb(self, operation: CollectiveOperation, parts: list[memoryview | None]) -> None:
         """Make the result of what all sent. What fails in that is the call's own affair, not the fault of the peer
@@ -158,12 +163,14 @@ class Agreement:
             return
         operation.complete(value)
 
-    def _mismatch(self, operation: CollectiveOperation, signatures: list[bytes]) -> TensorMismatch:
-        session = self.session
-        said = dict(zip(operation.ranks, map(describe, signatures), strict=True))
-        ours = said.pop(session.rank)
+    def _mismatch(self, operation: CollectiveOperation, fingerprints: list[bytes]) -> TensorMismatch:
+        us = self._registry.membership
+        said = dict(zip(operation.ranks, map(describe, fingerprints), strict=True))
+        ours = said.pop(us.rank)
         others = "; ".join(f"rank {rank} calls {text}" for rank, text in said.items())
-        return TensorMismatch(
-            session.name, f"rank {session.rank} calls {ours}; {others}", ours=ours, theirs=said,
-            generation=session.generation, rank=session.rank,
-        )  # fmt: skip
+        what, cause, remedy = f"rank {us.rank} calls {ours}; {others}", None, None
+        if not same_group(fingerprints):
+            what += "; the members call it on groups of different ranks or labels that have the same number"
+            cause = "the number of a group is a checksum of its ranks and label, and two groups have the same by chance"
+            remedy = "pass another label to group(), the same one on every member; the world is still usable"
+        return TensorMismatch(us.name, what, cause=cause, remedy=remedy, ours=ours, theirs=said, **us.where())

@@ -3,7 +3,7 @@
 The receiver says what it waits for (POST); the sender, who knows what it has, compares and either sends the payload
 (DATA) or says what it has instead (REJECT). So a wrong length or dtype is known to both before a payload moves,
 nothing arrives that has no place, and in the common case, the receive being posted first, no time is spent on it. All
-methods are called under the session's lock.
+methods are called with the registry's lock held.
 
 A transfer uses the caller's memory only while its caller waits. Whoever stops waiting has the memory back at once: what
 is left of a send is copied, and what is left of a message goes to memory of our own, as long as the message itself.
@@ -13,17 +13,13 @@ from __future__ import annotations
 
 from bisect import insort
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from multiworld.errors import TensorMismatch
-from multiworld.net.frames import Kind, Mode, dtype_name
-from multiworld.ops.memory import bytes_of
-from multiworld.ops.operation import Operation
-from multiworld.ops.queues import Queues
-
-if TYPE_CHECKING:
-    from multiworld.net.lane import Done, Lane
-    from multiworld.session import Session
+from multiworld.matching.memory import bytes_of, new_buffer
+from multiworld.matching.operation import Operation, Registry, Sink
+from multiworld.matching.queues import Queues
+from multiworld.net.frames import Kind, Mode, Placement, dtype_name
 
 #: how many receives a peer may have waiting at us; nobody means to have more, and each costs us memory
 MAX_WAITING = 1 << 16
@@ -45,7 +41,6 @@ class SendOperation(Operation):
 
     def __init__(
         self,
-        session: Session,
         name: str,
         box: Mailbox,
         key: int,
@@ -53,7 +48,7 @@ class SendOperation(Operation):
         payload: tuple[Any, ...],
         keep: Any,
     ) -> None:
-        super().__init__(session, name, keep)
+        super().__init__(box.registry, name, keep)
         self.box = box
         self.key = key
         self.mode, self.dtype, self.nbytes = signature
@@ -62,12 +57,14 @@ class SendOperation(Operation):
         self.matched = False
         self.offered = -1
 
+    on_sent = Operation.complete
+
     def withdraw(self) -> None:
         """Nothing was sent if it was not matched; else it goes on in the background, with a copy of what is left."""
         self.withdrawn = True
         if not self.done and not self.matched and self.offered < 0:
             self.box.sends[self.key].remove(self)
-            self.session.operations.discard(self)
+            self.registry.operations.discard(self)
             return
         self.give_back()
 
@@ -104,7 +101,6 @@ class ReceiveOperation(Operation):
 
     def __init__(
         self,
-        session: Session,
         name: str,
         box: Mailbox,
         key: int,
@@ -112,7 +108,7 @@ class ReceiveOperation(Operation):
         view: memoryview | None,
         keep: Any,
     ) -> None:
-        super().__init__(session, name, keep)
+        super().__init__(box.registry, name, keep)
         self.box = box
         self.key = key
         self.mode, self.dtype, self.nbytes = signature
@@ -158,12 +154,33 @@ class ReceiveOperation(Operation):
         return f"rank {self.box.lane.peer} to send"
 
 
-class Mailbox:
-    """All messages with one peer, by key."""
+class AnySource(Protocol):
+    """A receive from any source, as a mailbox sees it."""
 
-    def __init__(self, session: Session, lane: Lane) -> None:
-        self.session = session
+    seq: int
+    key: int
+    peers: tuple[int, ...]
+
+    def choose(self, box: Mailbox, *, offered: bool = False) -> None:
+        """Receive from this peer, and from no other."""
+
+    def take_kept(self, box: Mailbox) -> bool:
+        """Receive from ``box`` if a message of ours lies there."""
+
+
+class Mailbox:
+    """All messages with one peer, by key.
+
+    Args:
+        registry: where its operations are.
+        lane: the way to the peer.
+        any_receives: receives from any source that wait for a message.
+    """
+
+    def __init__(self, registry: Registry, lane: Sink, any_receives: list[AnySource]) -> None:
+        self.registry = registry
         self.lane = lane
+        self._any_receives = any_receives
         self.sends: Queues[SendOperation] = Queues()
         self.posts: Queues[tuple[int, int, int, int]] = Queues()  # seq, mode, dtype, nbytes
         self.wanted: dict[int, ReceiveOperation] = {}  # ours, by seq
@@ -195,7 +212,7 @@ class Mailbox:
 
     def orphan(self, operation: ReceiveOperation) -> None:
         """Nobody waits for this receive any more."""
-        self.session.operations.discard(operation)
+        self.registry.operations.discard(operation)
         blocked = self.blocked.get(operation.key)
         if blocked and operation in blocked:
             blocked.remove(operation)
@@ -213,7 +230,7 @@ class Mailbox:
         view, operation.view = operation.view, None
         arriving = operation.arriving and self.lane.receiving
         if view is not None and (arriving or operation.succeeded):  # else memory is found for it when it comes
-            operation.buffer = self.session.new_buffer(len(view))
+            operation.buffer = new_buffer(len(view))
             operation.view = bytes_of(operation.buffer)
             if arriving:
                 self.lane.redirect(view, operation.view)
@@ -235,16 +252,16 @@ class Mailbox:
         if sends:
             self._match(key)
 
-    def on_data(self, dtype: int, seq: int, nbytes: int) -> tuple[memoryview | None, Done | None]:
+    def on_data(self, dtype: int, seq: int, nbytes: int) -> Placement:
         """A payload begins."""
         operation = self.wanted.pop(seq, None)
         if operation is None or not operation.admits(nbytes):
-            self.session.protocol_error(self.lane, f"payload of {nbytes} bytes that was not asked for")
+            self.registry.protocol_error(self.lane.peer, f"payload of {nbytes} bytes that was not asked for")
             return None, None
         operation.arriving = True
         operation.dtype = dtype
         if operation.view is None:
-            operation.buffer = self.session.new_buffer(nbytes)
+            operation.buffer = new_buffer(nbytes)
             operation.view = bytes_of(operation.buffer)
         return operation.view, lambda: self._arrived(operation)
 
@@ -277,7 +294,7 @@ class Mailbox:
         """A post of ours is withdrawn, as we asked for."""
         operation = self.wanted.pop(seq, None)
         if operation is not None and not operation.withdrawn:
-            self.session.protocol_error(self.lane, "a receive was withdrawn that we wait for")
+            self.registry.protocol_error(self.lane.peer, "a receive was withdrawn that we wait for")
         elif operation is not None:
             self._forget_orphan(operation)
 
@@ -294,12 +311,12 @@ class Mailbox:
         if sends and sends[0].offered == seq:
             sends[0].offered = -1
             if sends[0].withdrawn:
-                self.session.operations.discard(sends.popleft())
+                self.registry.operations.discard(sends.popleft())
         self._match(key)
 
     def on_offer(self, seq: int) -> None:
         """The peer has a message for our any-source receive of that number, or had until we told it otherwise."""
-        waiting = next((operation for operation in self.session.any_receives if operation.seq == seq), None)
+        waiting = next((operation for operation in self._any_receives if operation.seq == seq), None)
         if waiting is not None and self.lane.peer in waiting.peers:
             waiting.choose(self, offered=True)
 
@@ -332,7 +349,7 @@ class Mailbox:
     def _one_more(self) -> None:
         self._waiting += 1
         if self._waiting > MAX_WAITING:
-            self.session.protocol_error(self.lane, f"more than {MAX_WAITING} receives at once")
+            self.registry.protocol_error(self.lane.peer, f"more than {MAX_WAITING} receives at once")
 
     def _decline(self, operation: ReceiveOperation) -> None:
         """Leave the offer that ``operation`` was to answer, if any: it needs no message of the peer's any more."""
@@ -358,11 +375,9 @@ class Mailbox:
         operation.fail(self._mismatch(f"sends {ours}, rank {self.lane.peer} expects {theirs}", ours, theirs))
 
     def _mismatch(self, what: str, ours: str, theirs: str) -> TensorMismatch:
-        session = self.session
-        return TensorMismatch(
-            session.name, f"rank {session.rank} {what}", ours=ours, theirs={self.lane.peer: theirs},
-            generation=session.generation, rank=session.rank,
-        )  # fmt: skip
+        us = self.registry.membership
+        theirs_by_rank = {self.lane.peer: theirs}
+        return TensorMismatch(us.name, f"rank {us.rank} {what}", ours=ours, theirs=theirs_by_rank, **us.where())
 
     def _post(self, operation: ReceiveOperation) -> None:
         self._seq = operation.seq = (self._seq + 1) & 0xFFFFFFFF
@@ -387,7 +402,13 @@ class Mailbox:
         insort(self.kept[operation.key], operation, key=attrgetter("arrival"))
         self._serve_posted(operation.key)
         self._unblock(operation.key)
-        self.session.offer_kept(self, operation.key)
+        self._offer_kept(operation.key)
+
+    def _offer_kept(self, key: int) -> None:
+        """A message lies ready that a receive from any source may take."""
+        for waiting in tuple(self._any_receives):
+            if waiting.key == key and self.lane.peer in waiting.peers and waiting.take_kept(self):
+                return
 
     def _serve_posted(self, key: int) -> None:
         """Give what is kept to receives that are posted already: the peer may have nothing more to send for them.
@@ -398,7 +419,7 @@ class Mailbox:
             kept = self.kept.get(key)
             if not kept:
                 return
-            post = ReceiveOperation(self.session, operation.name, self, key, operation.signature, None, None)
+            post = ReceiveOperation(operation.name, self, key, operation.signature, None, None)
             post.seq, operation.seq = operation.seq, -1
             self.wanted[post.seq] = post
             self._take_kept(operation, kept.popleft())

@@ -1,4 +1,4 @@
-"""The interface of a backend: what a session asks of it, and nothing about worlds."""
+"""The interface of a backend: what is asked of it, and nothing about worlds."""
 
 from __future__ import annotations
 

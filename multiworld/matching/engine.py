@@ -1,0 +1,207 @@
+"""The engine: all messages and collectives of one generation, matched as their frames come.
+
+It does no I/O and knows no clock, socket or thread: frames go out through sinks, come in through ``on_frame``, and what
+ends the generation is the host's to do. So tests drive it with a transport and a clock of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from multiworld.errors import BrokenWorldException
+from multiworld.matching.any_source import AnyReceive
+from multiworld.matching.collectives import CollectiveOperation, GroupCollectives
+from multiworld.matching.mailbox import AnySource, Mailbox, ReceiveOperation, SendOperation, Signature
+from multiworld.matching.operation import Host, Operation, Registry, Sink
+from multiworld.matching.plan import Plan
+from multiworld.membership import Membership
+from multiworld.net.frames import Kind, Placement
+
+#: how many groups of a world may have collectives; a peer that names more makes them up
+MAX_GROUPS = 1 << 16
+
+
+class EngineHost(Host, Protocol):
+    """What the engine asks of whoever runs it; all with the lock held."""
+
+    def launch(self, operation: CollectiveOperation) -> None:
+        """Run an agreed collective on the backend."""
+
+    def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
+        """A value for the set-up of a backend arrives: where to put it."""
+
+    def on_bye(self, peer: int, *, gives_up: bool) -> None:
+        """``peer`` has said that it leaves, and nothing follows."""
+
+
+class Engine(Registry):
+    """Matches sends, receives and collectives.
+
+    Args:
+        membership: who we are.
+        host: who runs it.
+        sinks: the ways to the peers, by world rank.
+        lock: guards all of it.
+        clock: monotonic seconds.
+
+    Attributes:
+        boxes: the messages with each peer, by world rank.
+        any_receives: receives from any source that wait for a message.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        host: EngineHost,
+        sinks: Mapping[int, Sink],
+        lock: AbstractContextManager[Any],
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(membership, host, lock, clock)
+        self.any_receives: list[AnySource] = []
+        self.boxes = {peer: Mailbox(self, sink, self.any_receives) for peer, sink in sinks.items()}
+        self._engine_host = host
+        self._sinks = sinks
+        self._groups: dict[int, GroupCollectives] = {}
+        self._any_numbers = (number & 0xFFFFFFFF for number in itertools.count(1))
+
+    # starts; the caller does not hold the lock
+
+    def send(
+        self, name: str, peer: int, key: int, signature: Signature, payload: tuple[Any, ...], keep: Any
+    ) -> Operation:
+        """Start a send to ``peer``, a world rank.
+
+        Args:
+            name: of the operation.
+            peer: world rank.
+            key: of the message; messages match within it, in order.
+            signature: what the receiver must have asked for.
+            payload: what is sent.
+            keep: the tensor whose memory the payload is; None if it is memory of our own.
+        """
+        box = self.boxes[peer]
+        operation = SendOperation(name, box, key, signature, payload, keep)
+        with self.lock:
+            if self.register(operation, (peer,)):
+                box.send(operation)
+        return operation
+
+    def receive(
+        self, name: str, peer: int, key: int, signature: Signature, view: memoryview | None, keep: Any
+    ) -> ReceiveOperation:
+        """Start a receive from ``peer``; arguments as of ``send``.
+
+        Args:
+            view: where the payload goes; None for memory that is found when it comes.
+        """
+        box = self.boxes[peer]
+        operation = ReceiveOperation(name, box, key, signature, view, keep)
+        with self.lock:
+            # What a peer sent before it left is still there to be received.
+            if self.register(operation, () if self.departed and box.kept.get(key) else (peer,)):
+                box.receive(operation)
+        return operation
+
+    def receive_any(
+        self, peers: tuple[int, ...], key: int, signature: Signature, view: memoryview, keep: Any
+    ) -> Operation:
+        """Start a receive from the one of ``peers`` that sends first; arguments as of ``receive``."""
+        boxes = tuple(self.boxes[peer] for peer in peers)
+        operation = AnyReceive(key, signature, view, keep, boxes, self.any_receives, self._any_numbers)
+        with self.lock:
+            if self.register(operation, operation.unreachable()):
+                operation.start()
+        return operation
+
+    def collective(self, gid: int, digest: int, ranks: tuple[int, ...], plan: Plan) -> Operation:
+        """Start a collective of a group, and tell the others.
+
+        Args:
+            gid: number of the group.
+            digest: of the group's ranks and label, which all members compare.
+            ranks: world ranks of the group.
+            plan: what it does.
+        """
+        operation = CollectiveOperation(self, gid, digest, ranks, plan)
+        with self.lock:
+            if self.register(operation, tuple(self.departed.intersection(ranks))):
+                self._group(gid).start(operation)
+        return operation
+
+    # frames; the caller holds the lock
+
+    def on_frame(self, sink: Sink, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int, /) -> Placement:
+        """Handle the header of a frame that came from the peer of ``sink``."""
+        box = self.boxes[sink.peer]
+        if kind == Kind.DATA:
+            return box.on_data(dtype, seq, nbytes)
+        if kind == Kind.POST:
+            box.on_post(dtype, flags, seq, key, nbytes)
+        elif kind == Kind.FINGERPRINT:
+            if key not in self._groups and len(self._groups) >= MAX_GROUPS:
+                self.protocol_error(sink.peer, f"a collective of one group more than {MAX_GROUPS}")
+                return None, None
+            return self._group(key).expect(sink.peer, seq, flags, nbytes)
+        elif kind == Kind.VALUE:
+            return self._engine_host.on_value(sink.peer, key, flags, nbytes)
+        else:
+            self._on_rare_frame(box, kind, dtype, flags, seq, key, nbytes)
+        return None, None
+
+    def _on_rare_frame(self, box: Mailbox, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int) -> None:
+        if kind == Kind.REJECT:
+            box.on_reject(dtype, flags, seq, nbytes)
+        elif kind == Kind.CANCEL:
+            box.on_cancel(seq, key)
+        elif kind == Kind.CANCELLED:
+            box.on_cancelled(seq)
+        elif kind == Kind.ANY:
+            box.on_any(seq, key)
+        elif kind == Kind.ANY_DONE:
+            box.on_any_done(seq, key)
+        elif kind == Kind.OFFER:
+            box.on_offer(seq)
+        elif kind == Kind.TAKE:
+            box.on_take(seq, key)
+        elif kind == Kind.BYE:
+            self._engine_host.on_bye(box.lane.peer, gives_up=bool(flags))
+        else:
+            self.protocol_error(box.lane.peer, f"frame of unknown kind {kind}")
+
+    # peers that leave, and our own end; the caller holds the lock
+
+    def depart(self, peer: int, *, gives_up: bool) -> bool:
+        """``peer`` left in good order: whether every operation can still end.
+
+        A collective in which it took part can, unless it ``gives_up`` its own: the backend may never say so.
+        """
+        self.departed |= {peer}
+        for operation in tuple(self.operations):
+            if operation.withdrawn and isinstance(operation, SendOperation) and operation.needs(peer):
+                self.operations.discard(operation)  # it went on for the peer's sake only
+        return not any(_cannot_end(operation, peer, gives_up) for operation in tuple(self.operations))
+
+    def in_collective(self) -> bool:
+        """Whether a collective is under way."""
+        return any(isinstance(operation, CollectiveOperation) for operation in self.operations)
+
+    def end(self, error: BrokenWorldException) -> None:
+        """Fail every operation with ``error`` that the backend does not work on, and let none begin any more."""
+        self.fail_all(error, running=False)
+        self.any_receives.clear()
+
+    def _group(self, gid: int) -> GroupCollectives:
+        """The collectives of a group, which a peer may have begun before us."""
+        found = self._groups.get(gid)
+        if found is None:
+            found = self._groups[gid] = GroupCollectives(self, self._sinks, gid, self._engine_host.launch)
+        return found
+
+
+def _cannot_end(operation: Operation, gone: int, gives_up: bool) -> bool:
+    unfinished = gives_up and isinstance(operation, CollectiveOperation) and gone in operation.ranks
+    return unfinished or operation.needs(gone)

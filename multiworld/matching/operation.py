@@ -1,0 +1,314 @@
+"""Operations under way: each from its start to its outcome, and the registry of all of one world generation.
+
+Nothing here does I/O or reads a clock of its own. All methods are called with the registry's lock held, unless they say
+otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from multiworld.errors import BrokenWorldException, LossReason, MultiWorldError
+from multiworld.membership import Membership
+from multiworld.net.frames import Sent
+
+
+class Sink(Protocol):
+    """Takes the frames for one peer, and fills the memory that frames of that peer were given."""
+
+    @property
+    def peer(self) -> int:
+        """World rank of the peer."""
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a payload is under way to us."""
+
+    def put(
+        self,
+        kind: int,
+        dtype: int = 0,
+        flags: int = 0,
+        seq: int = 0,
+        key: int = 0,
+        payload: tuple[Any, ...] = (),
+        nbytes: int = 0,
+        operation: Sent | None = None,
+    ) -> None:
+        """Send a frame; ``operation`` is told when all of it is written."""
+
+    def disown(self, operation: Sent) -> None:
+        """Copy what is not written yet of ``operation``: its memory is the caller's again."""
+
+    def redirect(self, whole: memoryview, own: memoryview) -> None:
+        """Let the payload under way go to ``own`` instead of ``whole``, what has come of it included."""
+
+
+class Host(Protocol):
+    """What the registry asks of whoever runs it."""
+
+    def lost(self, peer: int, how: LossReason, what: str) -> None:
+        """End the generation because of ``peer``; when it returns, ``failure`` is set. Under the lock."""
+
+    def set_alarm(self) -> None:
+        """Call ``overdue`` when ``next_look`` is reached. From any thread."""
+
+
+class Registry:
+    """The operations of one generation.
+
+    Attributes:
+        membership: for errors and limits.
+        lock: guards all of it; held for short, never while waiting.
+        clock: monotonic seconds.
+        operations: what is under way.
+        counts: operations started, by name.
+        departed: ranks that left in good order, all their data read.
+        failure: the first cause, once the generation is broken or closed; nothing begins after it.
+        next_look: when the deadlines are looked at next; infinite if they need not be.
+    """
+
+    def __init__(
+        self, membership: Membership, host: Host, lock: AbstractContextManager[Any], clock: Callable[[], float]
+    ) -> None:
+        self.membership, self.lock, self.clock = membership, lock, clock
+        self.op_timeout = membership.limits.op_timeout
+        self.operations: set[Operation] = set()
+        self.counts: Counter[str] = Counter()
+        self.departed: frozenset[int] = frozenset()
+        self.failure: BrokenWorldException | None = None
+        self.next_look = math.inf
+        self._host = host
+
+    def register(self, operation: Operation, peers: tuple[int, ...]) -> bool:
+        """Take ``operation`` in, unless the generation has ended or one of ``peers`` has left."""
+        gone = self.departed.intersection(peers) if self.departed else ()
+        if gone:
+            self._host.lost(min(gone), LossReason.LEFT, f"rank {min(gone)} left the world")
+        if self.failure is not None:
+            operation.fail(self.failure)
+            return False
+        self.operations.add(operation)
+        self.counts[operation.name] += 1
+        return True
+
+    def fail_all(self, error: BrokenWorldException, *, running: bool) -> None:
+        """Fail every operation; those that the backend works on only with ``running``."""
+        for operation in tuple(self.operations):
+            if running or not operation.running:
+                operation.fail(error)
+
+    def protocol_error(self, peer: int, what: str) -> None:
+        """A peer sent what no peer of ours can send."""
+        self._host.lost(peer, LossReason.PROTOCOL, f"rank {peer} sent what cannot be right: {what}")
+
+    def look_at(self, deadline: float) -> None:
+        """Look at the deadlines when it is ``deadline``, or sooner. From any thread, without the lock."""
+        with self.lock:
+            if deadline >= self.next_look or self.failure is not None:
+                return
+            self.next_look = deadline
+        self._host.set_alarm()
+
+    def overdue(self, now: float) -> Operation | None:
+        """The operation whose deadline has passed; None if there is none, and ``next_look`` says when to ask again."""
+        # Before the deadlines are read: who sets one from now on finds that nobody is going to look.
+        self.next_look = math.inf
+        first = min(self.operations, key=lambda operation: operation.deadline, default=None)
+        if first is None or self.failure is not None:
+            return None
+        if first.deadline <= now:
+            return first
+        self.next_look = min(self.next_look, first.deadline)
+        return None
+
+    def awaited(self, before: float) -> set[int]:
+        """World ranks that an operation has waited for since ``before``, or longer. Without the lock."""
+        pending = tuple(self.operations)
+        return {peer for op in pending if not op.withdrawn and op.waited_since() <= before for peer in op.awaits()}
+
+    def needed(self, peer: int) -> bool:
+        """Whether an operation cannot be done without ``peer``. Without the lock."""
+        return any(operation.needs(peer) for operation in tuple(self.operations))
+
+
+class Operation:
+    """An operation from its start to its outcome. Completed at most once.
+
+    Attributes:
+        name: of the operation, for messages.
+        registry: that it is in.
+        done: whether the outcome is there.
+        since: time since which somebody waits for it; infinite until then.
+        deadline: time after which the world breaks; infinite until somebody waits.
+        withdrawn: nobody waits for it any more.
+        running: the backend works on the caller's memory, and cannot be told to use another.
+        keep: what must stay alive until it is done, such as tensors.
+        finish: makes the result of the value, in the thread that asked.
+        parent: the batch it is part of.
+    """
+
+    __slots__ = (
+        "_error", "_value", "_wake", "deadline", "done", "finish", "keep", "name", "parent", "registry", "running",
+        "since", "timeout", "withdrawn",
+    )  # fmt: skip
+
+    def __init__(self, registry: Registry, name: str, keep: Any = None) -> None:
+        self.registry = registry
+        self.name = name
+        self.done = False
+        self.withdrawn = False
+        self.running = False
+        self.since = self.deadline = math.inf
+        self.timeout = 0.0
+        self.keep = keep
+        self.finish: Callable[[Any], Any] | None = None
+        self.parent: BatchOperation | None = None
+        self._value: Any = None
+        self._error: MultiWorldError | None = None
+        self._wake: Callable[[], None] | None = None
+
+    def complete(self, value: Any = None) -> None:
+        """Record success and wake whoever waits."""
+        if not self.done:
+            self._value = value
+            self._settle()
+
+    def fail(self, error: MultiWorldError) -> None:
+        """Record the failure, give the caller's memory back and wake whoever waits."""
+        if not self.done:
+            self._error = error
+            self.give_back()
+            self._settle()
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it is done, and well."""
+        return self.done and self._error is None
+
+    def result(self) -> Any:
+        """The value of a done operation; raises its error, with this operation's name in it. Without the lock."""
+        if self._error is not None:
+            raise self._error.with_context(operation=self.name)
+        return self._value if self.finish is None else self.finish(self._value)
+
+    def withdraw(self) -> None:
+        """Nobody waits any more; what that means is the kind's to say. By default it goes on in the background.
+
+        When this returns, the caller's memory is the caller's, unless the operation is ``running``.
+        """
+        self.withdrawn = True
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Neither read nor write the caller's memory from here on: copy what is needed of it, divert what comes."""
+
+    def loans(self) -> Sequence[torch.Tensor]:
+        """The memory that it borrows of its caller."""
+        return (self.keep,) if isinstance(self.keep, torch.Tensor) else ()
+
+    def needs(self, peer: int) -> bool:  # noqa: ARG002 - for the kinds that have peers
+        """Whether it cannot be done without ``peer``, a world rank, any more."""
+        return False
+
+    def awaits(self) -> tuple[int, ...]:
+        """World ranks that it waits for now: their silence would concern it."""
+        return ()
+
+    def waiting_for(self) -> str:
+        """Whom or what it waits for, for the message of a timeout."""
+        return ""
+
+    def waited_since(self) -> float:
+        """Since when somebody waits for it, or for the batch that it is part of; infinite if nobody does."""
+        return self.since if self.parent is None else self.parent.since
+
+    def _settle(self) -> None:
+        self.done = True
+        self.registry.operations.discard(self)
+        if self._wake is not None:
+            self._wake()
+        if self.parent is not None:
+            self.parent.part_done()
+
+    def set_deadline(self, timeout: float | None) -> None:
+        """Start the clock: ``timeout`` seconds from now, None for the world's. Without the lock."""
+        registry = self.registry
+        self.timeout = registry.op_timeout if timeout is None else timeout
+        self.since = now = registry.clock()
+        self.deadline = deadline = now + self.timeout
+        if deadline < registry.next_look:  # seldom: deadlines mostly come in the order of their operations
+            registry.look_at(deadline)
+
+    def attach(self, wake: Callable[[], None] | None) -> bool:
+        """Call ``wake`` when it is done; False if it is done already."""
+        if self.done:
+            return False
+        self._wake = wake
+        return True
+
+
+class BatchOperation(Operation):
+    """Done when all its parts are; fails with the first failure among them, when all are done."""
+
+    __slots__ = ("_missing", "parts")
+
+    def __init__(self, registry: Registry, count: int) -> None:
+        super().__init__(registry, "batch_p2p")
+        self.parts: list[Operation] = []
+        self._missing = count
+
+    def take(self, parts: list[Operation]) -> None:
+        """Wait for these, which may be done already."""
+        self.parts = parts
+        for part in parts:
+            if part.done:
+                self._missing -= 1
+            else:
+                part.parent = self
+        self._check()
+
+    def part_done(self) -> None:
+        """One of the parts is done."""
+        self._missing -= 1
+        self._check()
+
+    def withdraw(self) -> None:
+        """See ``Operation.withdraw``."""
+        self.withdrawn = True
+        self.registry.operations.discard(self)
+        for part in self.parts:
+            part.withdraw()
+
+    def give_back(self) -> None:
+        """See ``Operation.give_back``; its waiter may be woken before it is the turn of the parts to fail."""
+        for part in self.parts:
+            if not part.done:
+                part.give_back()
+
+    def loans(self) -> list[torch.Tensor]:
+        """See ``Operation.loans``."""
+        return [memory for part in self.parts for memory in part.loans()]
+
+    def waiting_for(self) -> str:
+        """See ``Operation.waiting_for``."""
+        return ", ".join(part.waiting_for() for part in self.parts if not part.done)
+
+    def _check(self) -> None:
+        if self._missing == 0:
+            self.finish = lambda _: [_result(part) for part in self.parts]
+            self.complete()
+
+
+def _result(part: Operation) -> int | None:
+    try:
+        value = part.result()
+    except MultiWorldError as error:
+        raise error.with_context(operation=f"batch_p2p ({part.name})") from None
+    return value if part.name == "recv" else None

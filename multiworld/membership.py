@@ -1,0 +1,44 @@
+"""Who we are in one generation of one world: what errors name, and what bounds every operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of every operation of a world.
+
+    Attributes:
+        op_timeout: seconds an operation may take unless it says otherwise.
+        max_message_bytes: the longest message whose length the sender decides.
+    """
+
+    op_timeout: float
+    max_message_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """One membership of one world in one generation.
+
+    Attributes:
+        name: of the world.
+        rank: ours.
+        size: number of members.
+        generation: from 1.
+        backend: ``"gloo"`` or ``"nccl"``.
+        limits: of its operations.
+    """
+
+    name: str
+    rank: int
+    size: int
+    generation: int
+    backend: str
+    limits: Limits
+
+    def where(self, operation: str | None = None) -> dict[str, Any]:
+        """The fields with which an error says where it happened, except the world's name."""
+        return {"generation": self.generation, "rank": self.rank, "operation": operation}

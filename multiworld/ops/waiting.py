@@ -1,0 +1,98 @@
+"""The two ways to wait for an operation: awaited in the world's event loop, or by a thread that moves the data itself.
+
+Neither returns before the caller's memory is the caller's again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiworld.matching.operation import Operation
+    from multiworld.net.bridge import SyncPoller
+    from multiworld.session import Session
+
+
+async def wait_async(session: Session, operation: Operation, timeout: float | None) -> None:
+    """Await the outcome in the session's event loop; a cancelled await withdraws the operation."""
+    operation.set_deadline(timeout)
+    future = asyncio.get_running_loop().create_future()
+    with session.lock:
+        if not operation.attach(partial(session.bridge.resolve, future)):
+            return
+    try:
+        await future
+    except asyncio.CancelledError:
+        if _withdrawn(session, operation):
+            await _until_done(session, operation)
+        raise
+    except BaseException:  # the coroutine is thrown away with its event loop: there is nobody left to wait
+        _withdrawn(session, operation)
+        raise
+
+
+def _withdrawn(session: Session, operation: Operation) -> bool:
+    """Withdraw an operation that nobody waits for; whether the backend still works on the caller's memory."""
+    with session.lock:
+        operation.attach(None)
+        operation.withdraw()
+        return operation.running and not operation.done
+
+
+async def _until_done(session: Session, operation: Operation) -> None:
+    """Wait for the end of an operation that cannot be withdrawn, however often we are cancelled meanwhile.
+
+    It ends: all members take part in it, so that it is done soon, or the world breaks.
+    """
+    future = asyncio.get_running_loop().create_future()
+    with session.lock:
+        if not operation.attach(partial(session.bridge.resolve, future)):
+            return
+    while not future.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({future})
+
+
+def wait_sync(session: Session, operation: Operation, timeout: float | None) -> None:
+    """Wait in this thread, moving the session's data meanwhile; an interrupt withdraws the operation."""
+    try:
+        _wait_polling(session, operation, timeout)
+    except BaseException:
+        if not operation.withdrawn and _withdrawn(session, operation):  # interrupted before the wait, or after it
+            session.interrupted(f"{operation.name} began")
+        raise
+
+
+def _wait_polling(session: Session, operation: Operation, timeout: float | None) -> None:
+    operation.set_deadline(timeout)
+    with session.sync_poller() as poller:
+        with session.lock:
+            if not operation.attach(poller.wake_up):
+                return
+        try:
+            _turn_until_done(operation, poller)
+        except BaseException:
+            if _withdrawn(session, operation):
+                _end_now(session, operation, poller)
+            raise
+
+
+def _turn_until_done(operation: Operation, poller: SyncPoller) -> None:
+    while not operation.done:
+        poller.turn()
+
+
+def _end_now(session: Session, operation: Operation, poller: SyncPoller) -> None:
+    """Wait for the end of an operation that cannot be withdrawn; a second interrupt breaks the world for it."""
+    with session.lock:
+        if not operation.attach(poller.wake_up):
+            return
+    try:
+        _turn_until_done(operation, poller)
+    except BaseException:
+        session.abort(f"{operation.name} was interrupted twice")
+        _turn_until_done(operation, poller)
+        raise
