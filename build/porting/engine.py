@@ -151,15 +151,11 @@ def _notes(patch: PatchFile) -> tuple[str, ...]:
     mails = len(re.findall(rb"^From [0-9a-f]{40} ", patch.data, re.MULTILINE))
     if stat is None or mails > 1 or any(change.binary is not None for change in patch.changes):
         return ()
-    hunks = [hunk for change in patch.changes for hunk in change.hunks]
-    counted = (
-        len(patch.changes),
-        sum(len(hunk.added) for hunk in hunks),
-        sum(len(hunk.removed) for hunk in hunks),
-    )
-    if stat == counted:
+    if stat == patch.counts:
         return ()
-    return (f"its diffstat says {stat} (files, insertions, deletions), its hunks are {counted}: cut off or edited?",)
+    return (
+        f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}: cut off or edited?",
+    )
 
 
 def gone_since(tree: Tree, path: str) -> str:

@@ -11,8 +11,7 @@ from build.porting.functions import outward, shifted
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, human, port_hunk, stands_once
 from build.porting.lines import distinctive
-from build.porting.placement import text
-from build.porting.reindent import UnevenError, fit
+from build.porting.placement import UnevenError, fit, text
 from build.series.verdicts import Method, Verdict
 
 #: Code counts as moved when at most this share of its distinctive lines is still in the old place.

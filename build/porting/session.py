@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
 import shutil
@@ -21,7 +20,7 @@ from build.porting.output import Committed, commit_ports, stage
 from build.porting.resolve import take_up
 from build.porting.trees import FileState, Tree
 from build.seals import signed, unsigned
-from build.series.apply import changed_paths
+from build.series.apply import changed_paths, key_of
 from build.series.checkout import new_repository, remove_folder, replacing
 from build.series.model import PatchFile
 
@@ -193,10 +192,7 @@ class Session:
         return bool(state.resolved) or (bool(state.current) and _tree_of(Git(self.repo)) != state.left)
 
     def _key(self) -> str:
-        digest = hashlib.sha256(f"{self.old.commit} {self.new.commit}".encode())
-        for patch in self.patches:
-            digest.update(b"\0" + patch.name.encode() + b"\0" + hashlib.sha256(patch.data).digest())
-        return digest.hexdigest()
+        return key_of(f"{self.old.commit} {self.new.commit}", self.patches)
 
 
 def discard(folder: Path) -> None:

@@ -95,7 +95,7 @@ def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Pa
     source = Git(repo)
     if not _FULL_ID.fullmatch(base):
         base = source.resolve(base)
-    key = _key(base, patches)
+    key = key_of(base, patches)
     if kept := _kept(target, base, key):
         return kept
     base = source.resolve(base)
@@ -233,7 +233,8 @@ def _refuse_dirty(target: Path) -> None:
         )
 
 
-def _key(base: str, patches: Sequence[PatchFile]) -> str:
+def key_of(base: str, patches: Sequence[PatchFile]) -> str:
+    """Return the digest of what applying patches depends on; `base` names the trees."""
     digest = hashlib.sha256(base.encode())
     for patch in patches:
         digest.update(b"\0" + patch.name.encode() + b"\0" + hashlib.sha256(patch.data).digest())

@@ -18,7 +18,7 @@ from build.series.checkout import new_repository
 from build.series.commits import export_series
 from build.series.fields import REQUIRED, diffstat, is_mail
 from build.series.manifest import Manifest, PatchEntry
-from build.series.model import ChangeKind, FileChange, PatchFile
+from build.series.model import ChangeKind, PatchFile
 from build.series.patchfile import read
 from build.series.verdicts import Verdict
 
@@ -218,11 +218,10 @@ def _content(patch: PatchFile) -> Iterator[str]:
         if change.binary == b"":
             yield f"says that {change.path} differs, but not how (format-patch --binary)"
     stat = diffstat(patch.header)
-    counted = (len(patch.changes), *_plus_minus(patch.changes))
     if stat is None:
         yield "has no diffstat"
-    elif stat != counted and all(change.binary is None for change in patch.changes):
-        yield f"its diffstat says {stat} (files, insertions, deletions), its hunks are {counted}"
+    elif stat != patch.counts and all(change.binary is None for change in patch.changes):
+        yield f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}"
 
 
 def _headers(patch: PatchFile, entry: PatchEntry) -> Iterator[str]:
@@ -230,11 +229,6 @@ def _headers(patch: PatchFile, entry: PatchEntry) -> Iterator[str]:
     for change in patch.changes:
         if change.path.endswith(_HEADERS) and change.path not in declared:
             yield f"changes the header {change.path}, and the manifest gives no reason why that is safe"
-
-
-def _plus_minus(changes: tuple[FileChange, ...]) -> tuple[int, int]:
-    hunks = [hunk for change in changes for hunk in change.hunks]
-    return sum(len(hunk.added) for hunk in hunks), sum(len(hunk.removed) for hunk in hunks)
 
 
 def _second_reading(patch: PatchFile) -> Iterator[str]:
@@ -245,7 +239,11 @@ def _second_reading(patch: PatchFile) -> Iterator[str]:
     except UnidiffParseError as error:
         yield f"unidiff cannot read it: {error}"
         return
-    ours = sorted((len(c.hunks), *_plus_minus((c,))) for c in patch.changes if c.hunks)
+    ours = sorted(
+        (len(c.hunks), sum(len(h.added) for h in c.hunks), sum(len(h.removed) for h in c.hunks))
+        for c in patch.changes
+        if c.hunks
+    )
     theirs = sorted((len(f), f.added, f.removed) for f in other if len(f))
     if ours != theirs:
         yield f"unidiff reads (hunks, insertions, deletions) {theirs}, this tool {ours}"

@@ -168,6 +168,12 @@ class PatchFile:
         return (first or [self.name])[0]
 
     @property
+    def counts(self) -> tuple[int, int, int]:
+        """Files, insertions and deletions, as a diffstat counts them."""
+        hunks = [hunk for change in self.changes for hunk in change.hunks]
+        return len(self.changes), sum(len(hunk.added) for hunk in hunks), sum(len(hunk.removed) for hunk in hunks)
+
+    @property
     def paths(self) -> frozenset[str]:
         """Every path the patch touches, before and after."""
         return frozenset(p for c in self.changes for p in (c.old_path, c.new_path) if p is not None)

@@ -12,7 +12,7 @@ from build.official.index import shown
 from build.official.transfer import check_digest
 from build.process import run
 from build.releases import DebianSource, Release
-from build.sources.importer import Entries, cache_path, cached_tree
+from build.sources.importer import SourceFiles, cache_path, cached_tree
 from build.sources.readers import tarball
 from build.sources.tree import TreePurpose
 
@@ -133,7 +133,7 @@ def fetch(release: Release, need: TreePurpose) -> Path:
     if need is TreePurpose.FULL:
         raise NotDebianError("Debian's tarball lacks most of third_party, which a full build needs")
 
-    def entries(state: Path) -> Entries:
+    def entries(state: Path) -> SourceFiles:
         yield from tarball(_fetched(state, release, source), need)
 
     return cached_tree(release, f"sha256 {source.orig_sha256}", need, entries)

@@ -27,8 +27,8 @@ FORMAT = "1"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One file: path from the top of the tree, git mode (`100644`, `100755`, `120000`) and content."""
+class SourceFile:
+    """One file of a source: path from the top of the tree, git mode (`100644`, `100755`, `120000`) and content."""
 
     path: str
     mode: str
@@ -36,9 +36,9 @@ class Entry:
 
 
 #: A stream of files; closing it ends what it reads from (a process, an archive).
-Entries: TypeAlias = Generator[Entry, None, None]
+SourceFiles: TypeAlias = Generator[SourceFile, None, None]
 #: Gives the files of a source; it may use the folder that it gets, which is removed after the import.
-Reader: TypeAlias = Callable[[Path], Entries]
+Reader: TypeAlias = Callable[[Path], SourceFiles]
 
 
 def wanted(path: str, need: TreePurpose) -> bool:
@@ -96,7 +96,7 @@ def _import(folder: Path, read: Reader, release: Release, need: TreePurpose) -> 
     git.out("reset", "-q", "--hard", "main")
 
 
-def _checked(entries: Entries, need: TreePurpose) -> Iterator[tuple[str, str, bytes]]:
+def _checked(entries: SourceFiles, need: TreePurpose) -> Iterator[tuple[str, str, bytes]]:
     for entry in entries:
         if wanted(entry.path, need):
             check_inside(entry.path, entry.data if entry.mode == SYMLINK else None)

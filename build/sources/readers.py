@@ -10,7 +10,7 @@ from pathlib import Path
 
 from build.errors import SourceError
 from build.git import SUBMODULE, SYMLINK, Git, Settings
-from build.sources.importer import Entries, Entry, check_inside, wanted
+from build.sources.importer import SourceFile, SourceFiles, check_inside, wanted
 from build.sources.tree import TreePurpose
 
 
@@ -19,21 +19,21 @@ def _without_top(name: str) -> str:
     return name.removeprefix("./").partition("/")[2]
 
 
-def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry | None:
+def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> SourceFile | None:
     path = _without_top(member.name)
     if member.issym():
-        return Entry(path, SYMLINK, os.fsencode(member.linkname))
+        return SourceFile(path, SYMLINK, os.fsencode(member.linkname))
     if member.isfile() or member.islnk():
         stream = archive.extractfile(member)
         if stream is None:
             raise SourceError(f"{member.name}: a hard link to nothing")
-        return Entry(path, "100755" if member.mode & 0o100 else "100644", stream.read())
+        return SourceFile(path, "100755" if member.mode & 0o100 else "100644", stream.read())
     if not member.isdir():
         raise SourceError(f"the archive has a member that is no file: {member.name}")
     return None
 
 
-def tarball(path: Path, need: TreePurpose) -> Entries:
+def tarball(path: Path, need: TreePurpose) -> SourceFiles:
     """Yield the files of a tarball with one top folder; all members are checked, wanted or not.
 
     Raises:
@@ -71,16 +71,16 @@ def folder_files(top: Path, need: TreePurpose) -> Iterator[tuple[str, os.stat_re
                 yield prefix + name, os.lstat(os.path.join(folder, name))  # noqa: PTH118
 
 
-def folder(top: Path, need: TreePurpose) -> Entries:
+def folder(top: Path, need: TreePurpose) -> SourceFiles:
     for path, status in folder_files(top, need):
         if stat.S_ISLNK(status.st_mode):
-            yield Entry(path, SYMLINK, os.fsencode((top / path).readlink()))
+            yield SourceFile(path, SYMLINK, os.fsencode((top / path).readlink()))
         elif stat.S_ISREG(status.st_mode):
             mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
-            yield Entry(path, mode, (top / path).read_bytes())
+            yield SourceFile(path, mode, (top / path).read_bytes())
 
 
-def repository(repo: Path, commit: str, need: TreePurpose) -> Entries:
+def repository(repo: Path, commit: str, need: TreePurpose) -> SourceFiles:
     """Yield the files of one commit of a repository, bare or not, without touching it; submodules are left out.
 
     Raises:
@@ -101,4 +101,4 @@ def repository(repo: Path, commit: str, need: TreePurpose) -> Entries:
                 cause=f"a partial or damaged clone{why}",
                 remedy="fetch it there, or name another source",
             )
-        yield Entry(item.path, item.mode, data)
+        yield SourceFile(item.path, item.mode, data)

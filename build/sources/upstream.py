@@ -13,7 +13,7 @@ from build.git import SUBMODULE, Git, Settings
 from build.process import Completed
 from build.releases import Release
 from build.seals import built
-from build.sources.importer import Entries, cache_path, cached_tree, new_repository, wanted
+from build.sources.importer import SourceFiles, cache_path, cached_tree, new_repository, wanted
 from build.sources.readers import repository
 from build.sources.tree import TreePurpose
 
@@ -114,7 +114,7 @@ def _fetch_with_retry(release: Release, repo: Path, need: TreePurpose, attempts:
     return _fetch_with_retry(release, repo, need, attempts - 1)
 
 
-def _entries(release: Release, repo: Path, need: TreePurpose) -> Entries:
+def _entries(release: Release, repo: Path, need: TreePurpose) -> SourceFiles:
     check_commit(release, remote_commit(release), url())
     step(f"fetching PyTorch {release.tag} from {url()}: one commit, only the files an overlay needs")
     _fetch_with_retry(release, repo, need)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import DigestMismatchError
+from build.seals import sha256_of
 from build.sources.tree import Proof, SourceTree
 
 #: Where a folder of the wheel's `torch/include` is in the source tree; others have the same name in both.
@@ -44,10 +44,6 @@ def tree_path(header: str) -> str:
     return _MOVED.get(top, top) + slash + rest
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _headers(include_dir: Path) -> list[str]:
     files = (path for path in include_dir.rglob("*") if path.suffix in _HEADERS and path.is_file())
     return sorted(path.relative_to(include_dir).as_posix() for path in files)
@@ -62,7 +58,7 @@ def _compare(include_dir: Path, repo: Path) -> tuple[int, list[str], list[Header
         elif ours.read_bytes() == theirs.read_bytes():
             equal += 1
         else:
-            differing.append(HeaderDifference(header, _digest(theirs), _digest(ours)))
+            differing.append(HeaderDifference(header, sha256_of(theirs), sha256_of(ours)))
     return equal, generated, differing
 
 

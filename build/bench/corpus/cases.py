@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from build.bench.corpus import scenarios
-from build.bench.corpus.edits import KINDS, usable
-from build.bench.corpus.evolve import noise
+from build.bench.corpus.edits import KINDS, noise, usable
 from build.bench.corpus.model import Case, Change, Expected, Line, join, lines_of, perform, place
 from build.bench.corpus.scenarios import Evolved, Scenario
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from build.bench.corpus.evolve import block, edited, moved, reindented
+from build.bench.corpus.edits import block, edited, moved, reindented
 from build.bench.corpus.model import Change, Line, perform, place
 from build.porting.lines import distinctive, indent
 from build.series.verdicts import Verdict
