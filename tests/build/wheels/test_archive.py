@@ -178,7 +178,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another name in the local header": (lambda path: _overwrite(path, 30, b"b"), "disagrees"),
     "another checksum in the local header": (lambda path: _overwrite(path, 14, b"\0\0\0\0"), "disagrees"),
     "another size in the local header": (lambda path: _overwrite(path, 22, b"\1\0\0\0"), "disagrees"),
-    "sizes behind the data": (lambda path: _overwrite(path, 6, b"\x08\x00"), "behind the data"),
+    "sizes behind the data": (lambda path: _overwrite(path, 6, b"\x08\x00"), "come after the data"),
     "no local header": (lambda path: _overwrite(path, 0, b"XX"), "no local header"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-40]), "damaged archive"),
     "no archive": (lambda path: path.write_bytes(b"hello"), "damaged archive"),

@@ -111,8 +111,8 @@ def _wheel(little: Little, folder: Path, drop: str = "", **dist_info: str) -> Pa
 @pytest.mark.parametrize(
     ("drop", "dist_info", "message"),
     [
-        ("torch/_C.", {}, "no wheel of torch"),
-        ("METADATA", {}, "no wheel of torch"),
+        ("torch/_C.", {}, "not a wheel of torch"),
+        ("METADATA", {}, "not a wheel of torch"),
         ("", {"METADATA": "Metadata-Version: 2.1\nSummary: x\nName: torch\n"}, "METADATA does not look as expected"),
         ("", {"WHEEL": "Wheel-Version: 1.0\n"}, "WHEEL does not look as expected"),
     ],
