@@ -14,7 +14,7 @@ from build.wheeltest.environments import Form
 from build.wheeltest.results import Run
 
 #: The harness with its catalogue, and the tests.
-_DECIDING = (paths.REPO / "gpuless", paths.TESTS / "wheel")
+_DECIDING = (paths.REPO / "gpuless", paths.TESTS / "gpuless", paths.TESTS / "wheel")
 
 
 def _place(made: BuildRecord) -> Path:

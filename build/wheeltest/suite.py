@@ -73,7 +73,10 @@ def _probes(plan: Plan, form: Form, python: Path, bar: Progress, task: TaskID) -
 
 
 def _wheel_tests(plan: Plan, form: Form, python: Path) -> Run:
-    """Run tests/wheel on one form, in this interpreter: the one under test has torch and nothing of ours."""
+    """Run tests/wheel on one form, and the harness's own tests on stock.
+
+    They run in this interpreter: the one under test has torch and nothing of ours.
+    """
     own = record.place(plan.folder, plan.made.python)
     env = {
         "MULTIWORLD_TORCH_PYTHON": str(python),
@@ -82,7 +85,8 @@ def _wheel_tests(plan: Plan, form: Form, python: Path) -> Run:
         "PYTHONPATH": str(REPO),
     }
     junit, said = plan.folder / f"wheel-{form.value}.xml", list[str]()
-    command = _pytest(Path(sys.executable), junit, "tests/wheel")
+    harness = ("tests/gpuless",) if form is Form.STOCK else ()  # it needs any CUDA build of torch
+    command = _pytest(Path(sys.executable), junit, "tests/wheel", *harness)
     return _found(form, "wheel", run_shown(command, cwd=REPO, env=env, timeout=1800, seen=said.append), junit, said)
 
 
