@@ -73,7 +73,7 @@ def ledger_of(store: str) -> Ledger:
 def write_claim(ledger: Ledger, rank: int, fields: dict[str, Any] | str) -> None:
     assert ledger.advance(0) == 1
     ledger.agree_size(1, 2)
-    ledger._cells.put_first(f"1/rank/{rank}", fields if isinstance(fields, str) else json.dumps(fields))
+    ledger._keys.put_first(f"1/rank/{rank}", fields if isinstance(fields, str) else json.dumps(fields))
 
 
 def old(claim: Claim) -> dict[str, Any]:
