@@ -98,6 +98,9 @@ class Run:
             what = f"{fault.kind.value} worker {fault.worker} {fault.world} {fault.detail}".rstrip()
             self._progress(f"{elapsed:6.1f} s of {self._plan.seconds:.0f}  {what}")
             stories.append(self._strike(fault))
+            if stories[-1].back_after is None:  # what comes now would hit workers that are in no world
+                self._progress(f"the worlds were not back within {_RECOVERY_SECONDS:.0f} s: no further fault is made")
+                break
         return stories
 
     def _strike(self, fault: Fault) -> Story:

@@ -13,6 +13,7 @@ import pytest
 from tests.multiworld.faults.free_port import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.slow  # every process imports torch
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 SECONDS = 120
 

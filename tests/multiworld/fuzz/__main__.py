@@ -28,6 +28,7 @@ def main() -> None:
             frames=options.frames,
             seconds=options.seconds,
             wildness=options.wildness,
+            progress=lambda so_far: print(so_far, flush=True),
         )
     print(report)
 

@@ -9,7 +9,7 @@ import resource
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -212,8 +212,13 @@ def _sum(world: World) -> float:
     return float(value)
 
 
-def run(store: str, *, seed: int, frames: int, seconds: float, wildness: float = 0.003) -> Report:
+def run(
+    store: str, *, seed: int, frames: int, seconds: float, wildness: float = 0.003,
+    progress: Callable[[Report], None] = lambda _: None,
+) -> Report:  # fmt: skip
     """Write up to ``frames`` frames in up to ``seconds`` seconds.
+
+    ``progress`` is called after each million.
 
     Raises:
         AssertionError: something was broken that is not the fuzzed world.
@@ -228,6 +233,9 @@ def run(store: str, *, seed: int, frames: int, seconds: float, wildness: float =
                 turns += 1
                 if turns % 500 == 0:
                     fuzzed.check_the_others()
+                if turns % 50_000 == 0:
+                    fuzzed.report.seconds = time.monotonic() - started
+                    progress(fuzzed.report)
             fuzzed.check_the_others()
         finally:
             fuzzed.close()
