@@ -77,11 +77,12 @@ def _pytest(session: nox.Session, suites: dict[str, str]) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff, strict mypy, and the checks of every patch series."""
+    """Ruff, strict mypy, the layers of imports, and the checks of every patch series."""
     session.install(*_group("lint", "tooling", "test"), "prometheus-client", "numpy")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    session.run("lint-imports", "--no-logo", env={"PYTHONPATH": str(HERE)})
     session.run("python", "tools/generate_sync.py", "--check")
     session.run("python", "-m", "build", "lint-patches", env={"PYTHONPATH": str(HERE)})
 
