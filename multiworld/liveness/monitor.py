@@ -41,12 +41,9 @@ class Claimed(Protocol):
     """Where a peer lives."""
 
     @property
-    def process(self) -> ProcessId:
-        """Its process."""
-
+    def process(self) -> ProcessId: ...
     @property
-    def address(self) -> str:
-        """Where that is reached."""
+    def address(self) -> str: ...
 
 
 C = TypeVar("C", bound=Claimed)
