@@ -77,11 +77,12 @@ def _pytest(session: nox.Session, suites: dict[str, str]) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff, strict mypy, the declared dependencies and their locks, and the checks of every patch series."""
+    """Ruff, strict mypy, layers of imports, declared dependencies and their locks, and the checks of every patch series."""
     session.install(*_locked("lint", "tooling", "test"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    session.run("lint-imports", "--no-logo", env={"PYTHONPATH": str(HERE)})
     session.run("deptry", ".")
     # Alone, with none of the groups: the package may import only what it asks its users to install.
     session.run("deptry", "multiworld", "--ignore", "DEP002", "--non-dev-dependency-groups", "none")

@@ -22,32 +22,17 @@ class ControlOwner(Protocol):
     """The session that the connections belong to."""
 
     @property
-    def membership(self) -> Membership:
-        """Who we are."""
-
+    def membership(self) -> Membership: ...
     @property
-    def hub(self) -> Reactor:
-        """In whose thread all happens."""
-
+    def hub(self) -> Reactor: ...
     @property
-    def leaving(self) -> set[int]:
-        """Ranks that have said that they leave."""
-
+    def leaving(self) -> set[int]: ...
     @property
-    def failure(self) -> BrokenWorldException | None:
-        """The first cause, once it has ended."""
-
-    def lost(self, peer: int, how: LossReason, what: str) -> None:
-        """End it because of ``peer``."""
-
-    def break_(self, error: BrokenWorldException) -> None:
-        """End it for ``error``."""
-
-    def on_bye(self, peer: int, *, gives_up: bool) -> None:
-        """``peer`` has left in good order."""
-
-    def drain(self, peer: int) -> None:
-        """Read what ``peer`` sent before it left."""
+    def failure(self) -> BrokenWorldException | None: ...
+    def lost(self, peer: int, how: LossReason, what: str) -> None: ...
+    def break_(self, error: BrokenWorldException) -> None: ...
+    def on_bye(self, peer: int, *, gives_up: bool) -> None: ...
+    def drain(self, peer: int) -> None: ...
 
 
 class Control:

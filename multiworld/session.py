@@ -54,27 +54,19 @@ class Connections(Protocol):
     """The connections to the peers, by world rank; see ``rendezvous.wiring.Wires``."""
 
     @property
-    def lanes(self) -> dict[int, socket.socket]:
-        """For data."""
-
+    def lanes(self) -> dict[int, socket.socket]: ...
     @property
-    def controls(self) -> dict[int, socket.socket]:
-        """For control."""
-
+    def controls(self) -> dict[int, socket.socket]: ...
     @property
-    def pulses(self) -> dict[int, socket.socket]:
-        """For heartbeats."""
-
+    def pulses(self) -> dict[int, socket.socket]: ...
     @property
-    def dial_pulse(self) -> Callable[[int, float], socket.socket]:
-        """Makes another of these to a rank, within some seconds."""
+    def dial_pulse(self) -> Callable[[int, float], socket.socket]: ...
 
 
 class Closable(Protocol):
     """Something that is closed with the session."""
 
-    def close(self) -> None:
-        """Close it."""
+    def close(self) -> None: ...
 
 
 class Session:
@@ -155,7 +147,6 @@ class Session:
         self.slot(operation.gid, operation.ranks).launch(operation)
 
     def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
-        """See ``EngineHost``."""
         known = gid in self.slots or len(self.slots) < MAX_GROUPS
         place = self.slot(gid).expect(split, nbytes) if known else None
         if place is None:
@@ -166,7 +157,6 @@ class Session:
     # deadlines
 
     def set_alarm(self) -> None:
-        """See ``Host``."""
         self.hub.call(self.arm)
 
     def arm(self) -> None:
@@ -221,7 +211,6 @@ class Session:
             self.control.explain(lane.peer, error)
 
     def on_torn(self, lane: Lane) -> None:
-        """See ``LaneOwner``."""
         self.interrupted(f"data of rank {lane.peer} was moved")
 
     def interrupted(self, what: str) -> None:

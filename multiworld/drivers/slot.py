@@ -38,35 +38,20 @@ class SlotOwner(Protocol):
     """The session that the backend works for."""
 
     @property
-    def membership(self) -> Membership:
-        """Who we are."""
-
+    def membership(self) -> Membership: ...
     @property
-    def config(self) -> WorldConfig:
-        """What the world was joined with."""
-
+    def config(self) -> WorldConfig: ...
     @property
-    def address(self) -> str:
-        """Local address to bind to."""
-
+    def address(self) -> str: ...
     @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """Guards the session."""
-
+    def lock(self) -> AbstractContextManager[Any]: ...
     @property
-    def lanes(self) -> Mapping[int, Sink]:
-        """The ways to the peers."""
-
+    def lanes(self) -> Mapping[int, Sink]: ...
     @property
-    def hub(self) -> Reactor:
-        """Calls back later."""
-
+    def hub(self) -> Reactor: ...
     @property
-    def failure(self) -> BrokenWorldException | None:
-        """The first cause, once it has ended."""
-
-    def break_(self, error: BrokenWorldException) -> None:
-        """End it for ``error``."""
+    def failure(self) -> BrokenWorldException | None: ...
+    def break_(self, error: BrokenWorldException) -> None: ...
 
 
 def make_driver(session: SlotOwner, ranks: tuple[int, ...], store: LaneStore) -> Driver:

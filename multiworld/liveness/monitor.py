@@ -39,12 +39,9 @@ class PeerPlace(Protocol):
     """Where a peer is: a claim of the rendezvous is one."""
 
     @property
-    def process(self) -> ProcessId:
-        """Its process."""
-
+    def process(self) -> ProcessId: ...
     @property
-    def address(self) -> str:
-        """The address that it is reached at."""
+    def address(self) -> str: ...
 
 
 Place = TypeVar("Place", bound=PeerPlace)

@@ -43,36 +43,19 @@ class Watched(Protocol):
     """A session whose peers are watched; all in the hub's thread."""
 
     @property
-    def membership(self) -> Membership:
-        """Who we are."""
-
+    def membership(self) -> Membership: ...
     @property
-    def bus(self) -> EventBus:
-        """Where events go."""
-
+    def bus(self) -> EventBus: ...
     @property
-    def departed(self) -> frozenset[int]:
-        """Ranks that have left."""
-
+    def departed(self) -> frozenset[int]: ...
     @property
-    def leaving(self) -> set[int]:
-        """Ranks that have said that they leave."""
-
+    def leaving(self) -> set[int]: ...
     @property
-    def control(self) -> ControlSockets:
-        """Its control connections."""
-
-    def awaited(self, before: float) -> set[int]:
-        """Ranks that an operation has waited for since ``before``, or longer."""
-
-    def peer_silent(self, peer: int, silence: float) -> None:
-        """``peer`` gave no sign of life for too long."""
-
-    def peer_suspected(self, peer: int, silence: float) -> None:
-        """``peer`` may be lost soon."""
-
-    def peer_recovered(self, peer: int, silence: float) -> None:
-        """A suspected ``peer`` was heard."""
+    def control(self) -> ControlSockets: ...
+    def awaited(self, before: float) -> set[int]: ...
+    def peer_silent(self, peer: int, silence: float) -> None: ...
+    def peer_suspected(self, peer: int, silence: float) -> None: ...
+    def peer_recovered(self, peer: int, silence: float) -> None: ...
 
 
 @dataclass(slots=True, eq=False)

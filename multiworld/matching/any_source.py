@@ -79,7 +79,6 @@ class AnyReceive(Operation):
         box.receive(self.chosen)
 
     def withdraw(self) -> None:
-        """See ``Operation.withdraw``."""
         self.withdrawn = True
         self.registry.operations.discard(self)
         if self.chosen is not None:
@@ -99,11 +98,9 @@ class AnyReceive(Operation):
         return all(p in self.registry.departed for p in self.peers)
 
     def awaits(self) -> tuple[int, ...]:
-        """See ``Operation.awaits``."""
         return self.peers if self.chosen is None else self.chosen.awaits()
 
     def waiting_for(self) -> str:
-        """See ``Operation.waiting_for``."""
         return f"one of the ranks {list(self.peers)} to send"
 
     def _close(self, answering: int = -1) -> None:

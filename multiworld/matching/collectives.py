@@ -44,7 +44,6 @@ class CollectiveOperation(Operation):
         return () if self.plan.buffers is None else self.plan.buffers.loans()
 
     def needs(self, peer: int) -> bool:
-        """See ``Operation.needs``."""
         return peer in self.ranks and peer not in self.heard and peer != self.registry.membership.rank
 
     def awaits(self) -> tuple[int, ...]:
@@ -58,7 +57,6 @@ class CollectiveOperation(Operation):
         return tuple(rank for rank in self.ranks if self.needs(rank))
 
     def waiting_for(self) -> str:
-        """See ``Operation.waiting_for``."""
         missing = self.missing()
         return f"ranks {list(missing)} to call it" if missing else "the backend to finish"
 

@@ -22,6 +22,8 @@ from multiworld.net.frames import Kind, Placement
 
 #: how many groups of a world may have collectives; a peer that names more makes them up
 MAX_GROUPS = 1 << 16
+#: the kinds that come with every message, as plain numbers: each is compared for every frame
+_DATA, _POST, _FINGERPRINT, _VALUE = map(int, (Kind.DATA, Kind.POST, Kind.FINGERPRINT, Kind.VALUE))
 
 
 class EngineHost(Host, Protocol):
@@ -137,16 +139,16 @@ class Engine(Registry):
     def on_frame(self, sink: Sink, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int, /) -> Placement:
         """Handle the header of a frame that came from the peer of ``sink``."""
         box = self.boxes[sink.peer]
-        if kind == Kind.DATA:
+        if kind == _DATA:
             return box.on_data(dtype, seq, nbytes)
-        if kind == Kind.POST:
+        if kind == _POST:
             box.on_post(dtype, flags, seq, key, nbytes)
-        elif kind == Kind.FINGERPRINT:
+        elif kind == _FINGERPRINT:
             if key not in self._groups and len(self._groups) >= MAX_GROUPS:
                 self.protocol_error(sink.peer, f"a collective of one group more than {MAX_GROUPS}")
                 return None, None
             return self._group(key).expect(sink.peer, seq, flags, nbytes)
-        elif kind == Kind.VALUE:
+        elif kind == _VALUE:
             return self._engine_host.on_value(sink.peer, key, flags, nbytes)
         else:
             self._on_rare_frame(box, kind, dtype, flags, seq, key, nbytes)

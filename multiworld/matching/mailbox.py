@@ -69,7 +69,6 @@ class SendOperation(Operation):
         self.give_back()
 
     def give_back(self) -> None:
-        """See ``Operation.give_back``."""
         if self.borrowed and not self.done:
             self.borrowed = False
             if self.matched:
@@ -87,7 +86,6 @@ class SendOperation(Operation):
         return (self.box.lane.peer,)
 
     def waiting_for(self) -> str:
-        """See ``Operation.waiting_for``."""
         state = "to take the payload" if self.matched else "to post the receive"
         return f"rank {self.box.lane.peer} {state}"
 
@@ -136,7 +134,6 @@ class ReceiveOperation(Operation):
         self.give_back()
 
     def give_back(self) -> None:
-        """See ``Operation.give_back``."""
         if self.borrowed:
             self.borrowed = False
             self.box.divert(self)
@@ -150,7 +147,6 @@ class ReceiveOperation(Operation):
         return (self.box.lane.peer,)
 
     def waiting_for(self) -> str:
-        """See ``Operation.waiting_for``."""
         return f"rank {self.box.lane.peer} to send"
 
 
@@ -161,11 +157,8 @@ class AnySource(Protocol):
     key: int
     peers: tuple[int, ...]
 
-    def choose(self, box: Mailbox, *, offered: bool = False) -> None:
-        """Receive from this peer, and from no other."""
-
-    def take_kept(self, box: Mailbox) -> bool:
-        """Receive from ``box`` if a message of ours lies there."""
+    def choose(self, box: Mailbox, *, offered: bool = False) -> None: ...
+    def take_kept(self, box: Mailbox) -> bool: ...
 
 
 class Mailbox:

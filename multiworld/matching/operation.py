@@ -23,13 +23,9 @@ class Sink(Protocol):
     """Takes the frames for one peer, and fills the memory that frames of that peer were given."""
 
     @property
-    def peer(self) -> int:
-        """World rank of the peer."""
-
+    def peer(self) -> int: ...
     @property
-    def receiving(self) -> bool:
-        """Whether a payload is under way to us."""
-
+    def receiving(self) -> bool: ...
     def put(
         self,
         kind: int,
@@ -280,7 +276,6 @@ class BatchOperation(Operation):
         self._check()
 
     def withdraw(self) -> None:
-        """See ``Operation.withdraw``."""
         self.withdrawn = True
         self.registry.operations.discard(self)
         for part in self.parts:
@@ -297,7 +292,6 @@ class BatchOperation(Operation):
         return [memory for part in self.parts for memory in part.loans()]
 
     def waiting_for(self) -> str:
-        """See ``Operation.waiting_for``."""
         return ", ".join(part.waiting_for() for part in self.parts if not part.done)
 
     def _check(self) -> None:

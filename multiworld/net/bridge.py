@@ -52,19 +52,12 @@ class BridgeOwner(Protocol):
     """Whose lanes are moved."""
 
     @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """Guards the lanes."""
-
+    def lock(self) -> AbstractContextManager[Any]: ...
     @property
-    def lanes(self) -> Mapping[int, Lane]:
-        """By world rank of the peer."""
-
+    def lanes(self) -> Mapping[int, Lane]: ...
     @property
-    def hub(self) -> Reactor:
-        """Moves what nobody else does."""
-
-    def pump(self, lane: Lane) -> None:
-        """Read and handle what came on ``lane``; under the lock."""
+    def hub(self) -> Reactor: ...
+    def pump(self, lane: Lane) -> None: ...
 
 
 class SyncPoller:

@@ -26,21 +26,13 @@ class GroupWorld(Protocol):
     """The world of a group, as its operations see it."""
 
     @property
-    def name(self) -> str:
-        """The world's name."""
-
+    def name(self) -> str: ...
     @property
-    def world_rank(self) -> int:
-        """Our rank in it."""
-
+    def world_rank(self) -> int: ...
     @property
-    def generation(self) -> int:
-        """Its generation."""
-
+    def generation(self) -> int: ...
     @property
-    def torch_device(self) -> torch.device:
-        """The device that it was joined with."""
-
+    def torch_device(self) -> torch.device: ...
     def _enter_async(self, operation: str) -> Session:
         """The session for an operation of the running loop; raises a typed error if there is none."""
 

@@ -76,7 +76,6 @@ def barrier(engine: Engine, group: GroupBase, name: str = "barrier") -> Operatio
 
 
 def broadcast(engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int) -> Operation:
-    """Start ``Group.broadcast``."""
     src = check_rank(group, "broadcast", "src", src)
     buffers, ours = StagingBuffers(engine.membership), group.rank == src
     code = (check_source if ours else check_tensor)(group, "broadcast", tensor)
@@ -97,12 +96,10 @@ def broadcast(engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int) 
 
 
 def all_reduce(engine: Engine, group: GroupBase, tensor: torch.Tensor, op: Any) -> Operation:
-    """Start ``Group.all_reduce``."""
     return _reduce_to(engine, group, "all_reduce", Collective.ALL_REDUCE, tensor, op, None)
 
 
 def reduce(engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, op: Any) -> Operation:
-    """Start ``Group.reduce``."""
     dst = check_rank(group, "reduce", "dst", dst)
     return _reduce_to(engine, group, "reduce", Collective.REDUCE, tensor, op, dst)
 
@@ -143,14 +140,12 @@ def _reduce_to(
 
 
 def all_gather(engine: Engine, group: GroupBase, tensors: Tensors, tensor: torch.Tensor) -> Operation:
-    """Start ``Group.all_gather``."""
     name = "all_gather"
     check_source(group, name, tensor)
     return _all_gather(engine, group, name, as_list(group, name, "tensors", tensors, tensor, check_tensor), tensor)
 
 
 def all_gather_into_tensor(engine: Engine, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
-    """Start ``Group.all_gather_into_tensor``."""
     name = "all_gather_into_tensor"
     check_source(group, name, tensor)
     return _all_gather(engine, group, name, pieces(group, name, "output", output, tensor, check_tensor), tensor)
@@ -175,7 +170,6 @@ def _all_gather(engine: Engine, group: GroupBase, name: str, outputs: Tensors, t
 
 
 def gather(engine: Engine, group: GroupBase, tensor: torch.Tensor, gather_list: Tensors | None, dst: int) -> Operation:
-    """Start ``Group.gather``."""
     code = check_source(group, "gather", tensor)
     dst = check_rank(group, "gather", "dst", dst)
     _only_at(group, "gather", "gather_list", dst, gather_list)
@@ -200,7 +194,6 @@ def gather(engine: Engine, group: GroupBase, tensor: torch.Tensor, gather_list: 
 def scatter(
     engine: Engine, group: GroupBase, tensor: torch.Tensor, scatter_list: Tensors | None, src: int
 ) -> Operation:
-    """Start ``Group.scatter``."""
     code = check_tensor(group, "scatter", tensor)
     src = check_rank(group, "scatter", "src", src)
     _only_at(group, "scatter", "scatter_list", src, scatter_list)

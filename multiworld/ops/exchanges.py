@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def reduce_scatter(engine: Engine, group: GroupBase, output: torch.Tensor, input_list: Tensors, op: Any) -> Operation:
-    """Start ``Group.reduce_scatter``."""
     check_tensor(group, "reduce_scatter", output)
     inputs = as_list(group, "reduce_scatter", "input_list", input_list, output, check_source)
     return _reduce_scatter(engine, group, "reduce_scatter", output, inputs, op)
@@ -32,7 +31,6 @@ def reduce_scatter(engine: Engine, group: GroupBase, output: torch.Tensor, input
 def reduce_scatter_tensor(
     engine: Engine, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor, op: Any
 ) -> Operation:
-    """Start ``Group.reduce_scatter_tensor``."""
     name = "reduce_scatter_tensor"
     check_tensor(group, name, output)
     inputs = pieces(group, name, "tensor", tensor, output, check_source)
@@ -104,7 +102,6 @@ def all_to_all_single(
     output_split_sizes: Sequence[int] | None,
     input_split_sizes: Sequence[int] | None,
 ) -> Operation:
-    """Start ``Group.all_to_all_single``."""
     name = "all_to_all_single"
     check_tensor(group, name, output)
     check_source(group, name, tensor)

@@ -33,7 +33,6 @@ def _start(
 
 
 def broadcast_object(engine: Engine, group: GroupBase, obj: Any, src: int, allow: Allow) -> Operation:
-    """Start ``Group.broadcast_object``."""
     src = check_rank(group, "broadcast_object", "src", src)
     names = allowed(allow, engine.membership, "broadcast_object")
     ours = group.rank == src
@@ -46,7 +45,6 @@ def broadcast_object(engine: Engine, group: GroupBase, obj: Any, src: int, allow
 
 
 def all_gather_object(engine: Engine, group: GroupBase, obj: Any, allow: Allow) -> Operation:
-    """Start ``Group.all_gather_object``."""
     data = dumps(obj, engine.membership, "all_gather_object")
     names = allowed(allow, engine.membership, "all_gather_object")
 
@@ -57,7 +55,6 @@ def all_gather_object(engine: Engine, group: GroupBase, obj: Any, allow: Allow) 
 
 
 def gather_object(engine: Engine, group: GroupBase, obj: Any, dst: int, allow: Allow) -> Operation:
-    """Start ``Group.gather_object``."""
     dst = check_rank(group, "gather_object", "dst", dst)
     names = allowed(allow, engine.membership, "gather_object")
     data = dumps(obj, engine.membership, "gather_object")
@@ -79,7 +76,6 @@ def gather_object(engine: Engine, group: GroupBase, obj: Any, dst: int, allow: A
 
 
 def scatter_object(engine: Engine, group: GroupBase, objs: Sequence[Any] | None, src: int, allow: Allow) -> Operation:
-    """Start ``Group.scatter_object``."""
     src = check_rank(group, "scatter_object", "src", src)
     names = allowed(allow, engine.membership, "scatter_object")
     ours = group.rank == src

@@ -67,7 +67,6 @@ def _key(group: GroupBase, operation: str, tag: int) -> int:
 
 
 def send(engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int) -> Operation:
-    """Start ``Group.send``."""
     code = check_source(group, "send", tensor)
     peer, key = _peer_and_key(group, "send", "dst", dst, tag)
     source = on_cpu(tensor)
@@ -76,7 +75,6 @@ def send(engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, tag: 
 
 
 def recv(engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int | None, tag: int) -> Operation:
-    """Start ``Group.recv``."""
     code = check_tensor(group, "recv", tensor)
     target = receive_buffer(tensor)
     view = bytes_of(target)
@@ -119,7 +117,6 @@ def send_tensor(engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int
 
 
 def recv_tensor(engine: Engine, group: GroupBase, src: int, tag: int, device: torch.device | str | None) -> Operation:
-    """Start ``Group.recv_tensor``."""
     place = check_device(group, "recv_tensor", device)
     peer, key = _peer_and_key(group, "recv_tensor", "src", src, tag)
     signature = (Mode.TENSOR, 0, engine.membership.limits.max_message_bytes)
@@ -130,14 +127,12 @@ def recv_tensor(engine: Engine, group: GroupBase, src: int, tag: int, device: to
 
 
 def send_object(engine: Engine, group: GroupBase, obj: Any, dst: int, tag: int) -> Operation:
-    """Start ``Group.send_object``."""
     peer, key = _peer_and_key(group, "send_object", "dst", dst, tag)
     payload = dumps(obj, engine.membership)
     return engine.send("send_object", peer, key, (Mode.OBJECT, 0, len(payload)), (payload,), None)
 
 
 def recv_object(engine: Engine, group: GroupBase, src: int, tag: int, allow: Sequence[type | str]) -> Operation:
-    """Start ``Group.recv_object``."""
     peer, key = _peer_and_key(group, "recv_object", "src", src, tag)
     names = allowed(allow, engine.membership, "recv_object")
     signature = (Mode.OBJECT, 0, engine.membership.limits.max_message_bytes)

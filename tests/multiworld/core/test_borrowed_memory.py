@@ -6,7 +6,7 @@ Transfers are stopped at every step they have: two members live in one process, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,15 @@ class Pair:
         """Move everything that is on its way."""
         self.net.settle()
         assert not self.net.failures()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_one_thread() -> Iterator[None]:
+    """Comparing some thousand small tensors with torch's pool takes minutes on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
