@@ -35,7 +35,7 @@ def new_repository(source: Git, target: Path) -> Git:
     target.mkdir(parents=True)
     # Of the source's format: the objects are its own.
     git = init(target, "patched", object_format=source.line("rev-parse", "--show-object-format"))
-    inside = git.git_dir()
+    inside = target / ".git"
     common = Path(source.line("rev-parse", "--path-format=absolute", "--git-common-dir"))
     _share_objects(common / "objects", inside / "objects")
     if (common / "shallow").is_file():
@@ -83,9 +83,9 @@ def _copy_promisor(source: Git, target: Git) -> None:
 
 
 def _copy_sparse(source: Git, target: Git) -> None:
-    patterns = Path(source.line("rev-parse", "--path-format=absolute", "--git-path", "info/sparse-checkout"))
     if source.call("config", "--type=bool", "--get", "core.sparseCheckout").stdout.strip() != b"true":
         return
+    patterns = Path(source.line("rev-parse", "--path-format=absolute", "--git-path", "info/sparse-checkout"))
     if patterns.is_file():
         copy = target.git_dir() / "info" / "sparse-checkout"
         copy.parent.mkdir(exist_ok=True)
