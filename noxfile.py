@@ -77,7 +77,7 @@ def _pytest(session: nox.Session, suites: dict[str, str]) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff, strict mypy, layers of imports, declared dependencies and their locks, and the checks of every patch series."""
+    """Ruff, strict mypy, layers of imports, dependencies and their locks, and the checks of every patch series."""
     session.install(*_locked("lint", "tooling", "test"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
