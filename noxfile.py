@@ -72,7 +72,7 @@ def _pytest(session: nox.Session, suites: dict[str, str]) -> None:
     chosen = {"named": arguments} if arguments else {name: [folder] for name, folder in suites.items()}
     for name, what in chosen.items():
         junit = f"--junitxml={HERE / 'dist' / f'tests-{name}-{torch}.xml'}"
-        session.run("python", "-m", "pytest", "-q", "-n", "2", junit, *what, env={"PYTHONPATH": str(HERE)})
+        session.run("python", "-m", "pytest", "-q", "-n", "auto", junit, *what, env={"PYTHONPATH": str(HERE)})
 
 
 @nox.session

@@ -122,7 +122,7 @@ def _test_multiworld(plan: Plan, python: Path) -> list[Run]:
     for name in _MULTIWORLD:
         step(f"tests/multiworld/{name} on patched")
         junit = plan.folder / f"multiworld-{name}-patched.xml"
-        command = _pytest(python, junit, "-n", "2", f"tests/multiworld/{name}")
+        command = _pytest(python, junit, "-n", "auto", f"tests/multiworld/{name}")
         status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600)
         runs.append(Run(Form.PATCHED.value, f"multiworld {name}", status, read_junit(junit)))
     return runs
