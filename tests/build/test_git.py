@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,8 +105,18 @@ def test_a_transfer_that_takes_too_long_is_ended_with_all_it_started(tmp_path: P
     git.out("config", "alias.wait", f"!echo $$ > {tmp_path}/pid; exec sleep 600")
     with pytest.raises(subprocess.TimeoutExpired):
         git.transfer("wait", timeout=1.0)
-    stat = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
-    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+    pid = int((tmp_path / "pid").read_text())
+    until = time.monotonic() + 10  # the signal is sent; when the process is gone is the kernel's business
+    while not _ended(pid):
+        assert time.monotonic() < until, f"process {pid} still runs"
+        time.sleep(0.01)
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return Path("/proc", str(pid), "stat").read_text().split()[2] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 _SHOWN = """\
