@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType, TracebackType
@@ -419,12 +420,12 @@ class MultiWorld:
 
         try:
             # In a thread of its own: a store whose host is frozen blocks far beyond every timeout it was given.
-            seconds = config.join_timeout + STORE_GRACE_SECONDS
+            seconds, since = config.join_timeout + STORE_GRACE_SECONDS, time.monotonic()
             with self._attempting(config.name):
                 session = within(seconds, work, f"mw-meet-{config.name}", lambda session: session.leave(0.0))
         except TimeoutError:
             cancelled.set()
-            raise store_silent(config, source.where, after) from None
+            raise store_silent(config, source, after, since) from None
         except BaseException:
             cancelled.set()
             raise

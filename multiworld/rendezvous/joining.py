@@ -36,10 +36,13 @@ ANSWER_GRACE_SECONDS = 0.3
 _OTHER_FILE = "pass the path of a file that every member can write, in a folder that exists"
 
 
-def store_silent(config: WorldConfig, where: object, after: int) -> RendezvousError:
-    """The error for a store of torch's that does not come back from a call."""
-    silent = StoreFailed("does not answer", SILENT)
-    return store_failed(config, where, after, silent)
+def store_silent(config: WorldConfig, source: StoreSource, after: int, since: float) -> RendezvousError:
+    """The error for a store that does not answer. If this process hosts it, it may be busy with peers it refuses."""
+    failed, refused = StoreFailed("does not answer", SILENT), source.complaint(since)
+    if refused is not None:
+        what = f"does not answer; this process refused a peer that {refused.what}"
+        failed = StoreFailed(what, refused.cause, refused.remedy)
+    return store_failed(config, source.where, after, failed)
 
 
 def store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
@@ -150,6 +153,8 @@ class Rendezvous:
         except MultiWorldError:
             raise
         except StoreFailed as failed:
+            if failed.cause == SILENT:
+                raise store_silent(self._config, self._source, self._after, self._started) from None
             raise store_failed(self._config, self._source.where, self._after, failed) from None
         except Cancelled:
             self._fail_cancelled()
