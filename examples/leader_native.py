@@ -7,6 +7,7 @@ worker's replacement in the same world.
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import time
 
@@ -25,7 +26,7 @@ def worker(name: str, store: TcpStoreAddress) -> None:
             world = await mw.join(name, 1, 2, store=store)
             try:
                 while True:
-                    tensor = await world.recv_tensor(0)
+                    tensor = await world.recv_tensor(0, timeout=math.inf)  # a worker waits for work as long as it takes
                     await world.send_tensor(tensor * 2, 0)
             except PeerLost:  # the leader is through
                 return
