@@ -127,7 +127,7 @@ def _check_cache() -> None:
     except OSError as error:
         raise EnvironmentUnfitError(
             f"the cache cannot have a folder {error.filename}: {error.strerror}",
-            cause="it lies in your home folder unless MULTIWORLD_CACHE names another one",
+            cause="it is in your home folder unless MULTIWORLD_CACHE names another one",
             remedy="make it possible to write there, or set MULTIWORLD_CACHE to a folder with 4 GB free",
         ) from None
 

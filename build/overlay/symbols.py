@@ -14,7 +14,7 @@ from elftools.elf.sections import NoteSection
 from build.errors import WheelError
 from build.process import run
 
-#: `nm` letters of weak and unique definitions: vague linkage, any copy serves.
+#: `nm` letters of weak and unique definitions: vague linkage, all copies are equal.
 _WEAK = frozenset("VvWwu")
 #: Itanium ABI prefixes of what belongs to the C++ library itself; torch's libraries carry copies of its templates.
 _STD = (
@@ -37,11 +37,6 @@ class Symbol:
     def strong(self) -> bool:
         """Whether it is an ordinary definition: a program may have only one of its name."""
         return self.kind not in _WEAK and self.kind != "U"
-
-    @property
-    def local(self) -> bool:
-        """Whether no other library can see it."""
-        return self.kind.islower() and self.kind not in "uvw"
 
     @property
     def standard(self) -> bool:

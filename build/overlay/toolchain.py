@@ -37,7 +37,6 @@ class Toolchain:
     cxx: Path
     identity: str
     major: int
-    is_clang: bool
 
 
 def run_compiler(command: Sequence[str | Path], *, timeout: float) -> Completed:
@@ -72,7 +71,7 @@ def find(min_gcc: int) -> Toolchain:
     if named and shutil.which(named) is None:
         raise EnvironmentUnfitError(
             f"CXX={named} is not a program that can be run",
-            cause="the variable CXX names a compiler that does not exist",
+            cause=f"CXX={named} in the environment names a compiler that does not exist",
             remedy="unset CXX, or set it to the path of a C++ compiler, e.g. CXX=/usr/bin/g++",
         )
     found = next(filter(None, map(shutil.which, [named] if named else ["g++", "c++", "clang++"])), None)
@@ -92,11 +91,10 @@ def find(min_gcc: int) -> Toolchain:
             cause=f"`{cxx} -dumpversion` says {dump!r}, which is not a version",
             remedy="set CXX to one that works",
         )
-    is_clang = "clang" in identity
-    if not is_clang and int(major[0]) < min_gcc:
+    if "clang" not in identity and int(major[0]) < min_gcc:
         raise EnvironmentUnfitError(
             f"{cxx} is version {dump}; this release needs g++ {min_gcc} or newer",
             cause="the release's headers use C++ that older compilers do not have",
             remedy=f"install g++-{min_gcc} or newer and set CXX to it",
         )
-    return Toolchain(cxx, identity, int(major[0]), is_clang)
+    return Toolchain(cxx, identity, int(major[0]))

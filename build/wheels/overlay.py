@@ -1,4 +1,4 @@
-"""The overlay wheel: 1 MB, installed next to the official torch, one for every Python version."""
+"""The overlay wheel: 1 MB, installed next to the official torch, the same for every Python version."""
 
 from __future__ import annotations
 
