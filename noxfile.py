@@ -30,18 +30,18 @@ else:
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "uv|virtualenv"
-# None by itself: nox then lists the sessions, instead of fetching torch for one who only wanted to look.
+# No default session: nox then lists the sessions, and does not download torch.
 nox.options.sessions = []
 nox.options.error_on_missing_interpreters = False
 
 RELEASES = list(tomllib.loads((HERE / "build" / "releases.toml").read_text(encoding="utf-8"))["release"])
-# The release that `tests` runs the package on: the newest with wheels for every supported Python, and small where an
-# index offers a CPU build of it.
+# The release on which `tests` runs the package: the newest with wheels for every supported Python, and small where an
+# index has a CPU build of it.
 TORCH = "2.13.0"
 
 
 def _locked(*groups: str) -> list[str]:
-    """Return the arguments that install dependency groups as they are locked, from the index that pip is set to."""
+    """Return the arguments that install dependency groups as they are locked, from the index of pip's configuration."""
     os.environ.update(uv_settings())
     return ["--require-hashes", *(item for name in groups for item in ("-r", str(HERE / "locks" / f"{name}.txt")))]
 
@@ -49,8 +49,8 @@ def _locked(*groups: str) -> list[str]:
 def _tool(session: nox.Session, *arguments: str) -> None:
     """Run one command of the tooling in the session's environment."""
     session.install(*_locked("tooling", "test"))
-    # Ctrl-C: time to end compilers and to remove what is half-written; nox's own patience is 0.3 s.
-    # SIGTERM to nox alone ends it at once; the build must not go on without it: see build/signals.py.
+    # Ctrl-C: time to end compilers and to remove half-written files; nox's default is 0.3 s.
+    # SIGTERM to nox alone ends it at once, and the build must end with it: see build/signals.py.
     env = {"PYTHONPATH": str(HERE), "MULTIWORLD_END_WITH_PARENT": str(os.getpid())}
     session.run("python", "-m", "build", *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
 
@@ -64,7 +64,7 @@ def _pytest(session: nox.Session, suites: dict[str, str]) -> None:
         torch = arguments[place + 1]
         del arguments[place : place + 2]
     session.install(*_locked("tooling", "test"))
-    # pip, not uv: it knows the find-links folders a machine may be configured with.
+    # pip, not uv: it uses the find-links folders of this machine's configuration.
     session.install("pip")
     before_numpy_2 = tuple(int(part) for part in torch.split(".")[:2]) < (2, 3)
     session.run("python", "-m", "pip", "install", "-q", f"torch=={torch}", "numpy<2" if before_numpy_2 else "numpy")
@@ -84,7 +84,7 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": str(HERE)})
     session.run("deptry", ".")
-    # Alone, with none of the groups: the package may import only what it asks its users to install.
+    # Without the groups: the package may import only the dependencies that it declares to its users.
     session.run("deptry", "multiworld", "--ignore", "DEP002", "--non-dev-dependency-groups", "none")
     session.run("python", "-m", "build", "lock", "--check", env={"PYTHONPATH": str(HERE)})
     session.run("python", "tools/generate_sync.py", "--check")
@@ -112,7 +112,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Frames of a member gone mad and greetings, for long: `-- [--frames 10000000] [--seconds 3600] [--seed N]`."""
+    """Fuzz frames and handshakes for a long time: `-- [--frames 10000000] [--seconds 3600] [--seed N]`."""
     session.install("pip")
     session.run("python", "-m", "pip", "install", "-q", f"torch=={TORCH}", "numpy")
     session.install("-e", ".")
@@ -121,13 +121,13 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def releases(session: nox.Session) -> None:
-    """Table of the known releases: what each needs, what is built, what is proven."""
+    """Table of the known releases: needs, built wheels, test results."""
     _tool(session, "releases", *session.posargs)
 
 
 @nox.session(name="lint-patches")
 def lint_patches(session: nox.Session) -> None:
-    """Check every series: manifest, headers, paths; and, where sources are at hand, zero fuzz and same bytes."""
+    """Check every series: manifest, headers, paths; and, with sources at hand, zero fuzz and the same bytes."""
     _tool(session, "lint-patches", *session.posargs)
 
 
@@ -145,7 +145,7 @@ def regenerate_patch(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the figures the project promises: `-- [overlay|import|porting|…]`."""
+    """Measure the figures that the project promises: `-- [overlay|import|porting|…]`."""
     _tool(session, "bench", *session.posargs)
 
 
@@ -166,7 +166,7 @@ def _release_sessions(release: str) -> None:
 
     @nox.session(name=f"test-{release}")
     def test(session: nox.Session) -> None:
-        """Probes, smoke tests and multiworld's tests of what was built: `-- [--python 3.12] [--stock]`."""
+        """Probes, smoke tests and multiworld's tests on the built wheels: `-- [--python 3.12] [--stock]`."""
         _tool(session, "test", release, *session.posargs)
 
 

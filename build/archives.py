@@ -1,4 +1,4 @@
-"""What a damaged zip archive makes Python raise, told as one error."""
+"""One error for all the exceptions that Python raises on a damaged zip archive."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from build.errors import WheelError
 
-#: A flipped bit may claim encryption (RuntimeError), an unknown method (NotImplementedError), a name or a date that is
-#: invalid (ValueError; UnicodeDecodeError is one), or a place outside the file (EOFError, OverflowError).
+#: A flipped bit may claim encryption or an unknown method (RuntimeError; NotImplementedError is one), a wrong name or
+#: date (ValueError; UnicodeDecodeError is one), or a place outside the file (EOFError, OverflowError).
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -20,7 +20,6 @@ _DAMAGE = (
     EOFError,
     ValueError,
     OverflowError,
-    NotImplementedError,
     RuntimeError,
     KeyError,
 )
@@ -28,11 +27,7 @@ _DAMAGE = (
 
 @contextmanager
 def reading(name: str, remedy: str = "get it again: remove the file and run again") -> Iterator[None]:
-    """Turn what damage to the archive `name` raises in the block into an error for people.
-
-    Raises:
-        WheelError: the archive is damaged.
-    """
+    """Raise WheelError for what damage to the archive `name` raises in the block."""
     try:
         yield
     except (*_DAMAGE, OSError) as error:

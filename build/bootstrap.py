@@ -1,4 +1,4 @@
-"""Run the noxfile on a machine without nox: standard library only, an environment of its own in the user's cache."""
+"""Run the noxfile on a machine without nox: standard library only, in an environment in the user's cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Collection
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
-#: Settings of pip and the variables by which uv takes them; and those that uv wants with commas.
+#: Settings of pip with uv's variables for them; uv separates the values of the second kind with commas.
 _OF_PIP = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -25,14 +25,14 @@ _OF_PIP = {
     "cert": "SSL_CERT_FILE",
 }
 _LISTS_OF_PIP = {"find-links": "UV_FIND_LINKS"}
-#: In an environment: its digest.
+#: The file in an environment that holds its digest.
 _READY = "ready"
 
 
 def uv_settings() -> dict[str, str]:
-    """Return the variables that give uv the index that pip is configured with: uv reads none of pip's files.
+    """Return the variables that give uv the index of pip's configuration, since uv does not read pip's files.
 
-    Nothing where pip uses its default index, or where a variable of uv's names one.
+    Empty where pip uses its default index, or where a variable of uv's names one.
     """
     if any(name in os.environ for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_CONFIG_FILE")):
         return {}
@@ -40,14 +40,14 @@ def uv_settings() -> dict[str, str]:
     for pip in ([sys.executable, "-m", "pip"], ["pip"]):
         with contextlib.suppress(OSError):
             done = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
-            for section in ("global", "install", ":env:"):  # the last one counts
+            for section in ("global", "install", ":env:"):  # a later one overrides
                 for key, value in re.findall(rf"^{section}\.([\w-]+)=(.+)$", done.stdout, re.M):
                     found[key] = " ".join(str(ast.literal_eval(value)).split())
             if not done.returncode:
                 break
     if not found.keys() & {"index-url", "no-index"}:
         return {}
-    # pip takes the best version of all indexes; uv would stop at the first one that knows the project.
+    # pip takes the best version of all indexes; uv would stop at the first index that has the project.
     settings = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     settings |= {name: found[key] for key, name in _OF_PIP.items() if key in found}
     settings |= {name: found[key].replace(" ", ",") for key, name in _LISTS_OF_PIP.items() if key in found}
@@ -55,7 +55,7 @@ def uv_settings() -> dict[str, str]:
 
 
 def _cache() -> Path:
-    """Return the project's cache folder as `build.paths` does, which needs packages that are not there yet."""
+    """Return the project's cache folder as `build.paths` does, whose dependencies are not installed yet."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("MULTIWORLD_CACHE") or Path(base, "multiworld"))
 
@@ -69,7 +69,7 @@ def _make(folder: Path, requirements: Path) -> None:
 
 
 def _digest(folder: Path) -> str:
-    """Return a SHA-256 over the files of an environment, less what Python itself adds to it: a tenth of a second."""
+    """Return a SHA-256 over the files of an environment, in a tenth of a second; Python's own caches do not count."""
     digest = hashlib.sha256()
     for top, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
@@ -88,7 +88,7 @@ def _is_ready(folder: Path) -> bool:
 
 
 def _prepare(folder: Path, requirements: Path) -> None:
-    """Make the environment anew, whatever is in its place; its digest is written last."""
+    """Replace the environment by a new one; its digest is written last."""
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
     else:
@@ -97,26 +97,22 @@ def _prepare(folder: Path, requirements: Path) -> None:
     (folder / _READY).write_text(_digest(folder), encoding="ascii")
 
 
-#: What belongs behind `--`, though people put it before: nox refuses it, or takes `--python` for an option of its own.
+#: Options that belong behind `--`: before it nox refuses them, or takes `--python` for its own option.
 _OURS = ("--no-test", "--no-multiworld", "--stock", "--python", "--source", "--into", "--dist", "--torch")
 
 
 def advice(arguments: list[str], sessions: Collection[str] = ()) -> str:
-    """Return what to type instead of arguments that nox would refuse without a hint; empty when all is well.
+    """Return what to type instead of arguments that nox would refuse without a hint; empty when they are right.
 
-    Args:
-        arguments: of nox.
-        sessions: names of the sessions; empty when they are not known yet.
+    `sessions` are the names of the sessions, empty when they are not known yet.
     """
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
     words = list(dropwhile(lambda word: word not in ("-s", "--session", "--sessions"), before))
     names = list(takewhile(lambda word: not word.startswith("-"), words[1:]))
     for place, word in enumerate(before):
         if names and word.partition("=")[0] in _OURS:
-            line = " ".join(
-                ["python3 noxfile.py", *before[:place], "--", *before[place:], *arguments[len(before) + 1 :]]
-            )
-            return f"{word} is an argument of the session: it goes behind --\nto do:\n  {line}"
+            line = " ".join([*before[:place], "--", *before[place:], *arguments[len(before) + 1 :]])
+            return f"{word} is an argument of the session: it goes behind --\nto do:\n  python3 noxfile.py {line}"
     return "\n".join(_unknown(name, sessions) for name in names if sessions and name not in sessions)
 
 
@@ -135,22 +131,21 @@ def _unknown(name: str, sessions: Collection[str]) -> str:
     return f"there is no session {name}\nto do:\n  {hint}"
 
 
+def _fail(message: str, status: int) -> int:
+    print(f"error: {message}", file=sys.stderr)  # noqa: T201
+    return status
+
+
 def run_again_with_nox(here: Path) -> int:
-    """Run `noxfile.py` with this process's arguments in an environment that has nox.
+    """Run `noxfile.py` of the repository `here` with this process's arguments in an environment that has nox.
 
-    Args:
-        here: the repository.
-
-    Returns:
-        5 when the environment could not be made or this Python is too old, 2 for wrong arguments. Else it
-        does not return: nox takes this process over, so that signals reach it as if it had been started by itself.
+    nox replaces this process, so that signals reach it directly. The function returns only when that fails: 5 when the
+    environment could not be made or this Python is too old, 2 for wrong arguments.
     """
     if sys.version_info < (3, 10):  # noqa: UP036 - any Python may be asked to run the noxfile
-        print("error: Python 3.10 or newer is needed; run `python3.10 noxfile.py …` or newer", file=sys.stderr)  # noqa: T201
-        return 5
+        return _fail("Python 3.10 or newer is needed; run `python3.10 noxfile.py …` or newer", 5)
     if said := advice(sys.argv[1:]):
-        print(f"error: {said}", file=sys.stderr)  # noqa: T201
-        return 2
+        return _fail(said, 2)
     requirements = here / "locks" / "nox.txt"
     key = hashlib.sha256(sys.version.encode() + requirements.read_bytes()).hexdigest()[:16]
     folder = _cache() / "nox" / key
@@ -161,21 +156,19 @@ def run_again_with_nox(here: Path) -> int:
             if not _is_ready(folder):
                 _prepare(folder, requirements)
     except OSError as error:
-        print(  # noqa: T201
-            f"error: no environment for nox could be made: {error}\n"
+        return _fail(
+            f"the environment for nox could not be made: {error}\n"
             f"cause:\n  the cache folder {folder.parent.parent} cannot be written\n"
             "to do:\n  set MULTIWORLD_CACHE to a folder with 200 MB free that you can write",
-            file=sys.stderr,
+            5,
         )
-        return 5
     except subprocess.CalledProcessError as error:
-        print(  # noqa: T201
-            f"error: no environment for nox could be made: {error}\n"
+        return _fail(
+            f"the environment for nox could not be made: {error}\n"
             "cause:\n  Python without venv and pip, no network to the package index, or no room in the cache folder\n"
             "to do:\n  install them (`apt-get install python3-venv`), or install nox yourself and run `nox`",
-            file=sys.stderr,
+            5,
         )
-        return 5
     path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     command = [str(folder / "bin" / "python"), "-m", "nox", "-f", str(here / "noxfile.py"), *sys.argv[1:]]
     sys.stdout.flush()

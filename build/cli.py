@@ -6,7 +6,6 @@ import errno
 import importlib
 import pkgutil
 import subprocess
-import sys
 
 import typer
 
@@ -17,18 +16,14 @@ from build.errors import EnvironmentUnfitError, ToolError
 from build.process import kill_all
 
 EXIT_INTERRUPTED = 130
-_IN_THE_WAY = "remove what is there, which is not what it should be, and run again"
-#: What the machine, not the tooling, is to blame for.
-_MACHINE = {
-    errno.ENOSPC: "free disk space there, or name another folder",
-    errno.EDQUOT: "free disk space there, or name another folder",
-    errno.EACCES: "make it writable for you, or name another folder",
-    errno.EPERM: "make it writable for you, or name another folder",
-    errno.EISDIR: _IN_THE_WAY,
-    errno.ENOTDIR: _IN_THE_WAY,
-    errno.EEXIST: _IN_THE_WAY,
-    errno.ELOOP: _IN_THE_WAY,
-    errno.ENOTEMPTY: _IN_THE_WAY,
+#: Errors that are the machine's fault, with what to do about each.
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free disk space there, or name another folder"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "make it writable for you, or name another folder"),
+    **dict.fromkeys(
+        (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY),
+        "remove what is there, which is not what it should be, and run again",
+    ),
     errno.EIO: "the disk cannot be read: name a folder on another one",
     errno.EROFS: "name a folder on a file system that can be written",
 }
@@ -40,7 +35,7 @@ def _interrupted() -> int:
     return EXIT_INTERRUPTED
 
 
-def _say(error: ToolError) -> int:
+def _report(error: ToolError) -> int:
     log.error("%s", error)
     err_console.print(f"[bold red]error:[/] {type(error).__name__}", end=": ")
     err_console.print(str(error), markup=False)
@@ -55,18 +50,11 @@ def _app() -> typer.Typer:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: arguments without the program's name, default those of this process.
-
-    Returns:
-        The exit status: 0, the `exit_code` of the error, or 130 after Ctrl-C.
-    """
+    """Run one command and return the exit status: 0, the `exit_code` of the error, or 130 after Ctrl-C."""
     try:
         status = _app()(argv, standalone_mode=False)
     except ToolError as error:
-        return _say(error)
+        return _report(error)
     except typer.Exit as leaving:
         return leaving.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -75,10 +63,10 @@ def main(argv: list[str] | None = None) -> int:
         err_console.print(f"[bold red]error:[/] a command did not end in {error.timeout:.0f} s: {error.cmd[0]}")
         return 1
     except OSError as error:
-        if error.errno not in _MACHINE:
+        if error.errno not in _REMEDIES:
             raise
         where = f": {error.filename}" if error.filename else ""
-        return _say(EnvironmentUnfitError(f"{error.strerror}{where}", remedy=_MACHINE[error.errno]))
+        return _report(EnvironmentUnfitError(f"{error.strerror}{where}", remedy=_REMEDIES[error.errno]))
     except Exception as error:
         # Usage errors come from the argument parser and know how to show themselves.
         show = getattr(error, "show", None)
@@ -86,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         show()
         return int(getattr(error, "exit_code", 2))
-    # Newer versions of typer make this status of a KeyboardInterrupt.
+    # Newer versions of typer turn a KeyboardInterrupt into this status.
     return _interrupted() if status == EXIT_INTERRUPTED else status if isinstance(status, int) else 0
 
 
@@ -96,7 +84,3 @@ def run() -> int:
         return main()
     finally:
         signals.ignore()
-
-
-if __name__ == "__main__":
-    sys.exit(run())

@@ -1,4 +1,4 @@
-"""The terminal: one console, one log file, one way to show that long work goes on."""
+"""The terminal: one console, one log file, one progress display."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ log.addHandler(logging.NullHandler())  # or `logging` would print errors by itse
 
 
 def log_to_file(path: Path) -> None:
-    """Send everything that is logged to `path` as well, anew for each run.
-
-    Args:
-        path: the log file; its folder is made, an older log is replaced.
-    """
+    """Write everything that is logged to `path`, which replaces an older log."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, mode="w", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -50,7 +46,7 @@ def note(message: str) -> None:
 
 
 def progress() -> Progress:
-    """Return a progress display; on a pipe it stays silent, since `step` has said what goes on."""
+    """Return a progress display, which prints nothing on a pipe."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -65,7 +61,7 @@ def progress() -> Progress:
 
 
 class InFlight:
-    """A task of a progress display that names what is being worked on, for work that takes minutes a piece."""
+    """A task of a progress display that names its items in work, for items that take minutes each."""
 
     def __init__(self, bar: Progress, what: str, total: int, unit: str) -> None:
         self._bar, self._what, self._names = bar, what, list[str]()
@@ -74,7 +70,7 @@ class InFlight:
 
     @contextmanager
     def on(self, name: str) -> Iterator[None]:
-        """Show `name` while the block runs; on a pipe, say that it begins."""
+        """Show `name` while the block runs; on a pipe, print a line when it begins."""
         if self._bar.disable:
             note(f"{self._what} {name}")
         self._show(self._names.append, name)
@@ -84,7 +80,6 @@ class InFlight:
             self._show(self._names.remove, name)
 
     def advance(self) -> None:
-        """One more is done, worked on or not."""
         self._bar.advance(self._task)
 
     def _show(self, change: Callable[[str], None], name: str) -> None:

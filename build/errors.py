@@ -33,13 +33,13 @@ class ToolError(Exception):
 
 
 class UsageError(ToolError):
-    """The command line asks for something that cannot be."""
+    """The command line asks for something impossible."""
 
     exit_code = 2
 
 
 class UnknownReleaseError(ToolError):
-    """No entry of that release in `build/releases.toml`."""
+    """`build/releases.toml` has no entry of that release."""
 
     exit_code = 3
 
@@ -57,7 +57,7 @@ class EnvironmentUnfitError(ToolError):
 
 
 class SourceError(ToolError):
-    """No source tree could be had, or it is not the release's."""
+    """No source tree was found, or the tree is not that of the release."""
 
     exit_code = 6
 
@@ -87,7 +87,7 @@ class CompileError(ToolError):
 
 
 class OverlayCheckError(ToolError):
-    """An overlay does not prove what it must prove."""
+    """An overlay fails one of its checks."""
 
     exit_code = 11
 
@@ -99,18 +99,18 @@ class WheelError(ToolError):
 
 
 class ProbeError(ToolError):
-    """A probe or a wheel test did not give its expected outcome."""
+    """A probe or a wheel test does not give its expected outcome."""
 
     exit_code = 13
 
 
 class BusyError(ToolError):
-    """Another process holds the lock, and waiting was not wanted or took too long."""
+    """Another process holds the lock for longer than this one waits."""
 
     exit_code = 14
 
 
 class NeedsHumanError(ToolError):
-    """A port left hunks that only a person can decide: not a failure, and never success."""
+    """A port leaves hunks that only a person can decide: neither a failure nor a success."""
 
     exit_code = 20

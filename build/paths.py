@@ -22,26 +22,16 @@ PATCHES = REPO / "patches"
 TESTS = REPO / "tests"
 DIST = REPO / "dist"
 
-#: Seconds a second run waits for the first before it gives up. A full build takes hours; an overlay minutes.
+#: Seconds that a second run waits for the first. A full build takes hours, an overlay minutes.
 LOCK_TIMEOUT = 1800.0
 
-
-def _umask() -> int:
-    """Return this process's umask. Reading it sets it, which other threads would see: hence once, on import."""
-    current = os.umask(0)
-    os.umask(current)
-    return current
-
-
-_UMASK = _umask()
+#: Reading the umask sets it, which other threads would see: hence once, on import.
+_UMASK = os.umask(0)
+os.umask(_UMASK)
 
 
 def cache(*parts: str) -> Path:
-    """Return a folder below the project's cache (`MULTIWORLD_CACHE`, else the user's), made if missing.
-
-    Raises:
-        EnvironmentUnfitError: something else is in its place.
-    """
+    """Return a folder below the project's cache (`MULTIWORLD_CACHE`, else the user's), made if missing."""
     root = os.environ.get("MULTIWORLD_CACHE") or platformdirs.user_cache_dir("multiworld")
     path = Path(root).joinpath(*parts)
     try:
@@ -56,11 +46,7 @@ def cache(*parts: str) -> Path:
 
 
 def lock_timeout() -> float:
-    """Return how many seconds to wait for a lock: `MULTIWORLD_LOCK_TIMEOUT`, else `LOCK_TIMEOUT`.
-
-    Raises:
-        UsageError: the variable is not a number.
-    """
+    """Return how many seconds to wait for a lock: `MULTIWORLD_LOCK_TIMEOUT`, else `LOCK_TIMEOUT`."""
     text = os.environ.get("MULTIWORLD_LOCK_TIMEOUT") or str(LOCK_TIMEOUT)
     try:
         return max(0.0, float(text))
@@ -72,7 +58,7 @@ def lock_timeout() -> float:
 
 @contextmanager
 def locked(path: Path, purpose: str) -> Iterator[None]:
-    """Hold an exclusive lock on `path` (a `.lock` file next to it), saying so when it has to wait.
+    """Hold an exclusive lock on `path` (a `.lock` file next to it); announce a wait for it.
 
     Raises:
         BusyError: the lock was not free within `lock_timeout()` seconds.
@@ -99,7 +85,7 @@ def locked(path: Path, purpose: str) -> Iterator[None]:
 
 
 def clear(path: Path) -> None:
-    """Remove whatever is at `path`: a file, a link, a folder with all that is in it, or nothing."""
+    """Remove what is at `path`, if anything: a file, a link, or a folder with its content."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -109,7 +95,7 @@ def clear(path: Path) -> None:
 def sweep(final: Path) -> None:
     """Remove the temporary files and folders that killed runs left while they made `final`.
 
-    Call it with the lock on `final` held: no other run then makes `final`, so none needs them.
+    Call it with the lock on `final` held: then no other run makes `final`, and none needs these files.
     """
     for part in final.parent.glob(f".{glob.escape(final.name)}.*.part"):
         with contextlib.suppress(OSError):

@@ -1,21 +1,20 @@
-"""The main job: from a release to patched wheels. Every stage is a module of its own; here they follow each other."""
+"""The main job, from a release to patched wheels: calls the stages, each a module of its own, in order."""
 
 from __future__ import annotations
 
 import platform
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from build import official, paths, preflight, record, releases, sources
+from build import official, paths, preflight, record, releases, seals, sources
 from build.console import log_to_file, note, step
-from build.errors import DigestMismatchError, EnvironmentUnfitError, PatchError, WheelError
+from build.errors import DigestMismatchError, PatchError, WheelError
 from build.overlay import toolchain
 from build.overlay.build import build_overlay
-from build.overlay.model import Check, Inputs, Object, Overlay
+from build.overlay.model import Check, Inputs, Overlay
 from build.releases import Release
 from build.series import manifest as manifests
 from build.series.apply import AppliedTree, apply_series, check_files
@@ -33,7 +32,6 @@ class Request:
     """What to build.
 
     Attributes:
-        release: the PyTorch release, e.g. `2.6.0`.
         python: CPython version of the patched wheel, default this interpreter's.
         source: where the source tree is, default: found.
         dist: folder that gets a folder per release.
@@ -53,15 +51,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What an overlay is made from, with where it came from.
-
-    Attributes:
-        patches: the series, in order.
-        tree: the release's source.
-        wheel: the official wheel.
-        applied: the checkout with the series applied.
-        inputs: all of it as the overlay's build takes it.
-    """
+    """What an overlay is made from: patches, source tree, official wheel, checkout; and the same as build inputs."""
 
     patches: tuple[PatchFile, ...]
     tree: SourceTree
@@ -80,7 +70,7 @@ def _safe_headers(release: Release) -> dict[str, str]:
 
 
 def _apply(tree: SourceTree, patches: tuple[PatchFile, ...], target: Path) -> AppliedTree:
-    """Apply the series in a checkout that later builds use again; its lock is held as long as it is read."""
+    """Apply the series in the checkout `target`, whose lock is held and which later builds use again."""
     step(f"applying {len(patches)} patches")
     paths.sweep(target)
     applied = apply_series(tree.repo, tree.base, patches, target)
@@ -88,13 +78,11 @@ def _apply(tree: SourceTree, patches: tuple[PatchFile, ...], target: Path) -> Ap
     return applied
 
 
-def _read_from_tree(objects: tuple[Object, ...]) -> frozenset[str]:
-    """Return the files that the compiler took from the tree, units and headers."""
-    return frozenset(name[5:] for item in objects for name in item.includes if name.startswith("tree:"))
-
-
 def _check_source(tree: SourceTree, include: Path, read: frozenset[str]) -> Check:
-    """Check that tree and wheel belong together, as strictly as the tree's proof demands."""
+    """Check that tree and wheel belong together, as strictly as the tree's proof demands.
+
+    `read` are the files, units and headers, that the compiler read from the tree.
+    """
     found = sources.check_belongs(tree, include, read)
     detail = f"{tree.proof.value} ({tree.identity}); {found.equal} shared headers equal"
     if found.differing:
@@ -103,7 +91,6 @@ def _check_source(tree: SourceTree, include: Path, read: frozenset[str]) -> Chec
 
 
 def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Path) -> Inputs:
-    """Collect what the overlay is made from."""
     return Inputs(
         release=release,
         tree=applied.checkout,
@@ -120,29 +107,23 @@ def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Pat
 def _assemble(
     request: Request, release: Release, wheel: Path, overlay: Overlay, proven: record.Provenance
 ) -> tuple[record.Artifact, record.Artifact]:
-    """Write the patched wheel and the overlay wheel, or keep those that an equal build has left."""
+    """Write the patched wheel and the overlay wheel, or keep those of an equal build."""
     last = record.read(request.folder, request.python)
     if last is not None and last.provenance == proven and last.official.sha256 == release.wheel.sha256[request.python]:
         kept = (last.patched, last.overlay)
-        if all((request.folder / item.name).is_file() for item in kept) and all(
-            record.artifact(request.folder / item.name) == item for item in kept
-        ):
+        wheels = [(request.folder / item.name, item) for item in kept]
+        if all(path.is_file() and record.artifact(path) == item for path, item in wheels):
             note("wheels unchanged, kept")
             return kept
-    if not patched_wheel.enough_disk(wheel, request.folder):
-        raise EnvironmentUnfitError(
-            f"{request.folder} has no room for the patched wheel",
-            cause=f"{shutil.disk_usage(request.folder).free >> 20} MiB free",
-            remedy=f"free {patched_wheel.disk_needed(wheel) >> 20} MiB, or move the folder to another disk",
-        )
+    patched_wheel.check_disk(wheel, request.folder)
     step("assembling the wheels")
     embedded = record.encode(proven)
     tag = proven.platform
     try:
         patched = patched_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
     except (DigestMismatchError, WheelError):
-        # Read whole, since its seal said that it is right: then it is the wheel's layout, or the disk has damaged it.
-        official.distrust_wheel(wheel)
+        # Its seal matched, but bytes of it are wrong: reading it whole tells a damaged file from an unknown layout.
+        seals.distrust(wheel)
         wheel = official.fetch_wheel(release, request.python)
         patched = patched_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
     alone = overlay_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
@@ -154,15 +135,15 @@ def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRec
     tree, wheel, inputs = ready.tree, ready.wheel, ready.inputs
     release = inputs.release
     # A tree known by some of its files is judged by what the compiler read of it, any other before the long work.
-    partial = tree.proof is Proof.BLOBS
-    early = None if partial else _check_source(tree, inputs.include, frozenset())
+    early = None if tree.proof is Proof.BLOBS else _check_source(tree, inputs.include, frozenset())
     overlay = build_overlay(inputs, scratch)
-    read = _read_from_tree(overlay.objects)
+    includes = {name for item in overlay.objects for name in item.includes}
+    read = frozenset(name.removeprefix("tree:") for name in includes if name.startswith("tree:"))
     check_files(ready.applied, read)
     belongs = early or _check_source(tree, inputs.include, read)
     tag = platform_tag(overlay.path)
-    checks = (belongs, *overlay.checks)
-    checks = (*checks, Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies"))
+    tag_check = Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies")
+    checks = (belongs, *overlay.checks, tag_check)
     proven = record.provenance(release, tree, ready.patches, overlay, checks, inputs.toolchain.identity, tag)
     patched, alone = _assemble(request, release, wheel, overlay, proven)
     return record.BuildRecord(
@@ -178,12 +159,12 @@ def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRec
 
 
 def check(request: Request) -> Release:
-    """Return the release after a look at its patches, which cost nothing to read, and at the machine.
+    """Check that the release has patches and that this machine can build it; return the release.
 
     Raises:
-        PatchError: a series is not ported to the release.
+        PatchError: the release has no series.
         EnvironmentUnfitError: this machine cannot build it.
-        UnknownReleaseError: there is no such release.
+        UnknownReleaseError: the release is not known.
     """
     release = releases.get(request.release)
     if not release.series:
@@ -199,11 +180,7 @@ def check(request: Request) -> Release:
 
 @contextmanager
 def prepared(request: Request) -> Iterator[Prepared]:
-    """Get everything, apply the series, and hold the checkout's lock while it is used.
-
-    Raises:
-        ToolError: what is missing or does not belong together.
-    """
+    """Get everything, apply the series, and hold the checkout's lock in the block."""
     release = releases.get(request.release)
     patches = patches_of(release.version, release.series)
     tree = sources.acquire(release, request.source)
@@ -217,19 +194,16 @@ def prepared(request: Request) -> Iterator[Prepared]:
 def build_release(request: Request) -> record.BuildRecord:
     """Build the patched wheel and the overlay wheel of a release.
 
-    Args:
-        request: what to build and where to put it.
-
     Returns:
         The record, also written to `build.json` next to the wheels.
 
     Raises:
-        ToolError: what is wrong, why, and what to do; nothing half-written is left.
+        ToolError: a stage failed; the results have no half-written file.
     """
-    release = check(request)  # before anything is made or replaced: what is there is of the last build that started
+    release = check(request)  # first: a build that cannot start leaves the results of the last one as they are
     request.folder.mkdir(parents=True, exist_ok=True)
     with paths.locked(request.folder / "build", f"the build of {release.version}"):
-        log_to_file(request.folder / "build.log")  # not before: it replaces the log of the run that is waited for
+        log_to_file(request.folder / "build.log")  # with the lock held: it replaces the log of the run before
         with prepared(request) as ready, tempfile.TemporaryDirectory(prefix="overlay-") as scratch:
             made = _wheels(request, ready, Path(scratch))
         record.write(made, request.folder)

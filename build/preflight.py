@@ -1,4 +1,4 @@
-"""What the work needs of this machine, checked before any of it starts; all that is wrong is said at once."""
+"""Check that this machine can do the work, before any of it starts, and list all problems at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import uv
 
 from build.errors import EnvironmentUnfitError
 from build.official.headers import cached_package
-from build.official.index import silence
+from build.official.index import index_problem
 from build.official.wheel import cached_wheel, pinned_digest
 from build.overlay import toolchain
 from build.paths import cache
@@ -24,11 +24,11 @@ from build.sources import TreePurpose
 from build.sources.acquire import cached_folder
 
 _MIB = 1 << 20
-#: Measured on 2.6.0, rounded up: the official wheel, what is unpacked of it, the source with its repository and
-#: the checkout it is patched in, the results.
+#: Bytes, measured on 2.6.0 and rounded up: the official wheel, its unpacked members, the source with its repository and
+#: the patched checkout, the results.
 DISK = {"wheel": 900 * _MIB, "unpacked": 1800 * _MIB, "source": 400 * _MIB, "results": 900 * _MIB}
 DISK_FULL_BUILD = 60_000 * _MIB
-#: The compiler's assembly and git's indexes, for a moment.
+#: The compiler's assembly and git's indexes, for a short time.
 DISK_TEMPORARY = 300 * _MIB
 _PROBE_TIMEOUT = 10
 
@@ -46,18 +46,15 @@ def _python(release: Release, python: str) -> Iterator[str]:
         yield f"{error.what} ({error.cause})"
 
 
-#: Ends well where torch can be used: it imports these.
+#: Succeeds in a Python that can run torch, which imports these modules.
 _USABLE = "import bz2, ctypes, lzma, ssl, venv, zlib"
 
 
 def interpreter(python: str) -> Path:
-    """Return a Python of this machine to test a wheel with: in working order, of any origin that uv knows.
-
-    Args:
-        python: CPython version, e.g. `3.12`.
+    """Return a working interpreter of CPython version `python` (e.g. `3.12`) on this machine, as uv finds it.
 
     Raises:
-        EnvironmentUnfitError: none is here, or it does not work; says what to install.
+        EnvironmentUnfitError: this machine has none, or it does not work; the message says what to install.
     """
     if python == ".".join(platform.python_version_tuple()[:2]):
         return Path(sys.executable)
@@ -66,7 +63,7 @@ def interpreter(python: str) -> Path:
     tried = found if found.returncode else run([path, "-I", "-c", _USABLE], timeout=60)
     if tried.returncode:
         raise EnvironmentUnfitError(
-            f"no Python {python} that works was found to test the wheel with",
+            f"this machine has no working Python {python} to test the wheel with",
             cause=tried.tail,
             remedy=f"install it (`apt-get install python{python}-venv` or `uv python install {python}`), or build "
             "without the tests: `--no-test`",
@@ -92,30 +89,25 @@ def _programs(release: Release, need: TreePurpose) -> Iterator[str]:
         yield f"{error.what}: {error.remedy}"
 
 
-def _there(folder: Path) -> Path:
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    return there
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def _room(folder: Path, needed: int) -> Iterator[str]:
-    """Complain when the file system that holds `folder` has less than `needed` bytes."""
-    free = shutil.disk_usage(_there(folder)).free
+    free = shutil.disk_usage(_existing(folder)).free
     if free < needed:
         yield f"{folder} has {free // _MIB} MiB free, {needed // _MIB} MiB are needed"
 
 
 def _disk(release: Release, python: str, dist: Path, need: TreePurpose, *, local: bool) -> Iterator[str]:
-    """Sum up what is not cached yet, per file system."""
+    """Sum up, per file system, the sizes of what is not cached yet."""
     if need is TreePurpose.FULL:
         yield from _room(cache(), DISK_FULL_BUILD)
         return
-    wheel = cached_wheel(release, python) is not None
-    fetched = 0 if wheel else DISK["wheel"] + DISK["unpacked"]
+    fetched = 0 if cached_wheel(release, python) else DISK["wheel"] + DISK["unpacked"]
     if local or cached_folder(release, need) is None:
         fetched += DISK["source"]
-    if _there(dist).stat().st_dev == cache().stat().st_dev:
+    if _existing(dist).stat().st_dev == cache().stat().st_dev:
         yield from _room(dist, fetched + DISK["results"])
         return
     yield from _room(cache(), fetched)
@@ -123,38 +115,28 @@ def _disk(release: Release, python: str, dist: Path, need: TreePurpose, *, local
 
 
 def _temporary() -> Iterator[str]:
-    """Look at TMPDIR: git and the compiler each have another story for why they cannot write there."""
+    """Check TMPDIR: git and the compiler each report a full one in their own way."""
     for problem in _room(Path(tempfile.gettempdir()), DISK_TEMPORARY):
         yield f"{problem}, or set TMPDIR to another folder"
 
 
 def _check_cache() -> None:
-    """Make the cache's folder.
-
-    Raises:
-        EnvironmentUnfitError: it cannot be made, whatever the reason.
-    """
+    """Make the cache's folder, or raise EnvironmentUnfitError with the reason."""
     try:
         cache()
     except OSError as error:
         raise EnvironmentUnfitError(
             f"the cache cannot have a folder {error.filename}: {error.strerror}",
-            cause="it lies in your home folder unless MULTIWORLD_CACHE names another one",
+            cause="it is in your home folder unless MULTIWORLD_CACHE names another one",
             remedy="make it possible to write there, or set MULTIWORLD_CACHE to a folder with 4 GB free",
         ) from None
 
 
-def _to_fetch(release: Release, python: str) -> list[str]:
-    missing = [] if cached_wheel(release, python) else [f"torch {release.wheel.version}"]
-    return missing + [package.name for package in release.header_packages if cached_package(package) is None]
-
-
 def _network(release: Release, python: str) -> Iterator[str]:
-    """Ask the index for a sign of life, only if something has to be fetched from it."""
-    missing = _to_fetch(release, python)
-    if not missing or python not in release.wheel.sha256:
-        return
-    if problem := silence(_PROBE_TIMEOUT):
+    """Check that the index answers, only if something has to be fetched from it."""
+    missing = [] if cached_wheel(release, python) else [f"torch {release.wheel.version}"]
+    missing += [package.name for package in release.header_packages if cached_package(package) is None]
+    if missing and python in release.wheel.sha256 and (problem := index_problem(_PROBE_TIMEOUT)):
         yield f"{problem}, and {', '.join(missing)} must be fetched"
 
 
@@ -167,15 +149,12 @@ def check(
     need: TreePurpose = TreePurpose.OVERLAY,
     tested: bool = True,
 ) -> None:
-    """Check that this machine can do the work.
+    """Check that this machine can build `release` into `dist`.
 
     Args:
-        release: what is built.
         python: CPython version of the patched wheel, e.g. `3.11`.
-        dist: where the results go.
-        source: what the user named with `--source`.
-        need: an overlay or a full build.
-        tested: whether the wheel will be tested here, for which that Python must be here.
+        source: the value of `--source`.
+        tested: whether the wheel will be tested here, which needs that Python.
 
     Raises:
         EnvironmentUnfitError: it cannot; every problem is listed.

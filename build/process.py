@@ -22,9 +22,8 @@ T = TypeVar("T")
 
 _live: set[subprocess.Popen[bytes]] = set()
 _GRACE = 10.0
-#: What a git above us (a hook, an alias, `rebase --exec`) sets for its own repository: a git of ours that took it
-#: over would write there instead of where it is sent. And the format a user prefers for new repositories: the
-#: commits here have ids of one format on every machine.
+#: What an outer git (a hook, an alias, `rebase --exec`) sets for its own repository: a git started here would take it
+#: over and write there. And the user's format of new repositories: commit ids here have one format on every machine.
 FOREIGN = frozenset({
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR",
@@ -74,12 +73,9 @@ def run(
         command: program and arguments; never a shell line.
         cwd: working folder, default the current one.
         env: variables set on top of `environment()`.
-        without: variables of that which the command does not get; an empty one may mean something.
+        without: variables that the command does not get; to a program an empty variable may have a meaning.
         stdin: bytes to feed; None gives an empty input.
         timeout: seconds until the whole process group is killed.
-
-    Returns:
-        The exit status with both outputs.
 
     Raises:
         EnvironmentUnfitError: the program does not exist or cannot be run.
@@ -95,7 +91,7 @@ def run(
 
 
 def environment() -> dict[str, str]:
-    """Return this process's variables as the commands get them: without what another git has set for its own."""
+    """Return the variables of this process without those that an outer git set for itself (`FOREIGN`)."""
     return {name: value for name, value in os.environ.items() if name not in FOREIGN}
 
 
@@ -107,7 +103,7 @@ def _start(
     output: int | None = None,
     without: Collection[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own, so that it can be ended with all that it starts."""
+    """Start a command in a session of its own, so that it can be killed with all that it starts."""
     everything = {**{name: value for name, value in environment().items() if name not in without}, **env}
     try:
         return subprocess.Popen(
@@ -125,13 +121,13 @@ def _start(
 
 @contextlib.contextmanager
 def running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command and see that Ctrl-C or a timeout leaves nothing of it, whenever they come.
+    """Start a command; an exception in the block, Ctrl-C included, kills it with all that it started.
 
-    With `grace` (seconds) the command is told of Ctrl-C and may clean up as long, before it is killed.
+    With `grace` (seconds) the command gets Ctrl-C first, and has that long to clean up.
     """
     started: list[subprocess.Popen[bytes]] = []
     try:
-        # An interrupt in the middle of it would leave a command running that is in no list.
+        # An interrupt between these two lines would leave a running command that is in no list.
         with deferred_signals():
             started.append(start())
             _live.update(started)
@@ -159,21 +155,12 @@ def run_shown(
     timeout: float,
     seen: Callable[[str], None] | None = None,
 ) -> int:
-    """Run `command` with its output on the terminal, or given away line by line; Ctrl-C gives it time to clean up.
+    """Run `command` with its output on the terminal and return its exit status; Ctrl-C gives it time to clean up.
 
     Args:
-        command: program and arguments.
-        cwd: working folder.
-        env: variables set on top of `environment()`.
-        timeout: seconds until the whole process group is killed.
-        seen: gets each line of the output as it comes, instead of the terminal; then `timeout` raises nothing.
+        seen: gets each line of the output instead of the terminal; then a passed `timeout` raises nothing.
 
-    Returns:
-        Its exit status.
-
-    Raises:
-        EnvironmentUnfitError: the program does not exist or cannot be run.
-        subprocess.TimeoutExpired: `timeout` passed.
+    Raises: as `run`.
     """
     argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
@@ -198,12 +185,8 @@ def run_shown(
     return status
 
 
-def together(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Call functions that run commands, all at once; when one fails, or at Ctrl-C, the commands of all are ended.
-
-    Returns:
-        What they returned, in their order.
-    """
+def run_together(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Call functions that run commands at once, and return their results; a failure or Ctrl-C ends all commands."""
     with ThreadPoolExecutor(len(tasks)) as pool:
         futures = [pool.submit(task) for task in tasks]
         try:
@@ -215,25 +198,23 @@ def together(tasks: Sequence[Callable[[], T]]) -> list[T]:
                     process.send_signal(signal.SIGINT)
             wait(futures, timeout=_GRACE)
             while pending := [future for future in futures if not future.done()]:
-                kill_all()  # again and again: a thread may have been about to start its command
+                kill_all()  # repeatedly: a thread may have been about to start its command
                 wait(pending, timeout=0.1)
             raise
 
 
 def _ask_to_end(process: subprocess.Popen[bytes], grace: float) -> None:
-    """Pass Ctrl-C on and give the command time to clean up: a test run has processes and folders of its own."""
     with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
         process.send_signal(signal.SIGINT)
         process.wait(grace)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a command and everything it started; one that has ended already is fine."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def kill_all() -> None:
-    """End every command that still runs, so that Ctrl-C need not wait for a compiler in another thread."""
+    """Kill every running command, so that Ctrl-C does not wait for a compiler in another thread."""
     for process in tuple(_live):
         _kill(process)

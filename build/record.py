@@ -1,6 +1,6 @@
 """`build.json`, and `build-PYTHON.json` per Python: what a build was made from, how, and what was proven.
 
-It contains no time and no path of the machine.
+The record contains neither times nor paths of the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from build.series.model import PatchFile
 from build.series.verdicts import HunkVerdict
 from build.sources import SourceTree
 
-#: Raised when a field of the record changes its meaning.
+#: Increased when a field of the record changes its meaning.
 SCHEMA = 1
 NAME = "build.json"
 
@@ -41,26 +41,18 @@ class UnitRecord(msgspec.Struct, frozen=True):
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """What decides the overlay's bytes; embedded in each wheel as `multiworld.json`.
+    """All that decides the overlay's bytes; embedded in each wheel as `multiworld.json`.
 
     Attributes:
-        schema: version of this form.
-        release: PyTorch release.
         version: version of the wheels.
-        commit: the release's commit.
-        source: where the sources came from and how that is known to be the release.
+        source: where the sources came from, and how they are known to be the release.
         libtorch_cuda_build_ids: GNU build ids of the library the overlay is for, by Python version.
         series: names of the series.
-        patches: the patches in order.
         headers: header packages, `name==version`.
-        compiler: the compiler's own name for itself.
-        flags: the compile line, less what is a path.
-        units: the overlay's units.
-        overlay_sha256: digest of the shared library.
-        overlay_build_id: its GNU build id.
+        compiler: first line of `--version`.
+        flags: the compile line without paths.
         assembly: digest of this project's code that goes into the wheels or writes them.
-        platform: platform tag that it needs.
-        checks: what was proven when it was built.
+        platform: platform tag that the overlay needs.
     """
 
     schema: int
@@ -94,14 +86,9 @@ class BuildRecord(msgspec.Struct, frozen=True):
     """The whole of `build.json`.
 
     Attributes:
-        provenance: as embedded in the wheels.
-        python: CPython version of the patched wheel.
-        official: the official wheel.
-        patched: the patched wheel.
-        overlay: the overlay wheel, one for all Python versions.
-        verdicts: what happened to each hunk.
-        replaced: exported stock symbols that the overlay takes over, mangled.
-        passed_over: origins of sources that did not serve, with the reason.
+        python: CPython version of the patched wheel; the overlay wheel is for all versions.
+        replaced: exported stock symbols that the overlay defines, mangled.
+        passed_over: origins of sources that could not be used, with the reason.
     """
 
     provenance: Provenance
@@ -119,7 +106,7 @@ def artifact(path: Path) -> Artifact:
 
 
 def _assembly() -> str:
-    """Digest the loader and the modules that write wheels: with others, wheels of an earlier build are stale."""
+    """Digest the loader and the modules that write wheels: with other code, earlier wheels are stale."""
     digest = hashlib.sha256()
     for folder in ("runtime", "wheels"):
         for path in sorted((Path(__file__).parent / folder).rglob("*.py")):
@@ -162,12 +149,11 @@ def encode(record: Provenance | BuildRecord) -> bytes:
 
 
 def place(folder: Path, python: str) -> Path:
-    """Return where the record of the wheel for `python` is; `build.json` has that of the last build."""
     return folder / f"build-{python}.json"
 
 
 def write(record: BuildRecord, folder: Path) -> Path:
-    """Write the record into `folder`, as `build.json` and under the name of its Python; return the former."""
+    """Write the record into `folder`, as `build.json` and under the name of its Python; return the first path."""
     for path in (place(folder, record.python), folder / NAME):
         with atomic_write(path) as part:
             part.write_bytes(encode(record))
@@ -175,12 +161,7 @@ def write(record: BuildRecord, folder: Path) -> Path:
 
 
 def read(folder: Path, python: str = "") -> BuildRecord | None:
-    """Return the record of an earlier build in `folder`, None when there is none that can be read.
-
-    Args:
-        folder: the folder of the results.
-        python: CPython version of the patched wheel; default that of the last build.
-    """
+    """Return the record of the last build in `folder`, or of the last one for `python`; None if it cannot be read."""
     for path in (place(folder, python), folder / NAME) if python else (folder / NAME,):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             found = msgspec.json.decode(path.read_bytes(), type=BuildRecord)

@@ -25,10 +25,8 @@ class HeaderPackage(Frozen, frozen=True):
     """A package of the index that carries headers the units include.
 
     Attributes:
-        name: distribution name.
-        version: the exact version.
         reason: why it is needed, and why in this version.
-        headers_sha256: digest over its headers (`build.official.headers.tree_digest`): only they are fetched.
+        headers_sha256: digest of its headers (`build.official.headers.tree_digest`): only they are fetched.
     """
 
     name: str
@@ -38,14 +36,14 @@ class HeaderPackage(Frozen, frozen=True):
 
 
 class Define(Frozen, frozen=True):
-    """A macro the units are compiled with, `NAME` or `NAME=VALUE`, and which line of the release sets it."""
+    """A macro of the compile line, `NAME` or `NAME=VALUE`, and the line of the release that sets it."""
 
     macro: str
     reason: str
 
 
 class Unit(Frozen, frozen=True):
-    """A translation unit that goes into the overlay although no patch and no linker asks for it."""
+    """A translation unit of the overlay that neither a patch nor the linker requires."""
 
     path: str
     reason: str
@@ -56,8 +54,7 @@ class DebianSource(Frozen, frozen=True):
 
     Attributes:
         version: version of the source package without its Debian revision, e.g. `2.6.0+dfsg`.
-        suite: the suite that carries it.
-        orig_sha256: SHA-256 of the orig tarball.
+        suite: the suite that has it.
     """
 
     version: str
@@ -71,13 +68,13 @@ class OfficialWheel(Frozen, frozen=True):
 
     Attributes:
         version: its metadata version (`2.6.0`).
-        local: the local label `torch.__version__` shows (`cu124`).
+        local: the local label in `torch.__version__` (`cu124`).
         pythons: CPython versions with a wheel, e.g. `3.11`.
         cxx11_abi: `torch._C._GLIBCXX_USE_CXX11_ABI`.
-        nccl: version of NCCL it was built with and requires.
+        nccl: version of NCCL that it was built with and requires.
         cuda: `torch.version.cuda`.
         libtorch_cuda_build_ids: GNU build id of `torch/lib/libtorch_cuda.so` per CPython version: measured,
-            each wheel up to 2.9.1 has a build of its own, those of 2.15.0 share one.
+            each wheel up to 2.9.1 has its own build, those of 2.15.0 share one.
         sha256: digest of the wheel file per CPython version.
     """
 
@@ -96,19 +93,13 @@ class Release(Frozen, frozen=True):
 
     Attributes:
         version: e.g. `2.6.0`; the key of its entry.
-        tag: upstream tag.
-        commit: the commit the tag must be; the wheel's `torch.version.git_version` names it.
-        wheel: the official wheel.
-        patch_level: the `N` of `mwN` in the patched wheel's version; raised when the series changes.
-        series: the series that apply.
+        commit: the upstream tag's commit; the wheel's `torch.version.git_version` names it.
+        patch_level: the `N` of `mwN` in the patched wheel's version; increased when the series changes.
         cxx_standard: as the release's CMakeLists.txt sets it.
-        min_gcc: the oldest g++ the release's headers compile with.
-        defines: macros of the compile line.
-        header_packages: where headers come from that neither wheel nor tree has.
+        min_gcc: the oldest g++ that compiles the release's headers.
+        header_packages: packages with the headers that neither wheel nor tree has.
         extra_units: units beyond the patched ones and the computed closure.
-        debian: the Debian source package, where one carries the release.
-        blobs: git blob ids of the files the series patch: a source of unknown origin is taken when they hold.
-        notes: for people.
+        blobs: git blob ids of the patched files: a source of unknown origin is accepted when they match.
     """
 
     version: str
@@ -137,7 +128,6 @@ class _File(Frozen, frozen=True):
 
 
 def _problems(release: Release) -> list[str]:
-    """Return what is wrong with one entry, as sentences."""
     found = []
     if not _SHA1.fullmatch(release.commit):
         found.append(f"commit {release.commit!r} is not a 40-digit commit id")
@@ -155,16 +145,10 @@ def _problems(release: Release) -> list[str]:
 
 
 def parse(text: bytes, origin: str) -> dict[str, Release]:
-    """Validate the bytes of a releases file.
-
-    Args:
-        origin: its name, for messages.
-
-    Returns:
-        Releases by version, oldest first.
+    """Validate the bytes of a releases file called `origin`; return its releases by version, oldest first.
 
     Raises:
-        ReleaseDataError: not TOML, a field of the wrong type, or a value that cannot be.
+        ReleaseDataError: not TOML, a field of the wrong type, or an invalid value.
     """
     try:
         data = msgspec.toml.decode(text, type=_File)
@@ -187,10 +171,7 @@ def load() -> dict[str, Release]:
 
 
 def _distance(known: Version, wanted: Version) -> tuple[int, int, int]:
-    """Order versions by how far they are: major first, then minor, then micro.
-
-    In another major version the one next to the boundary is the nearest.
-    """
+    """Return the distance: major first, then minor, then micro; in another major, the distance to the boundary."""
     if known.major != wanted.major:
         side = 1 if known.major > wanted.major else -1
         return abs(known.major - wanted.major), side * known.minor, side * known.micro
@@ -198,7 +179,7 @@ def _distance(known: Version, wanted: Version) -> tuple[int, int, int]:
 
 
 def nearest(version: str, known: list[str]) -> list[str]:
-    """Return `known` ordered by nearness to `version` (as given when `version` is not a version)."""
+    """Return `known` ordered by distance to `version`; unordered if `version` is not a version."""
     try:
         wanted = Version(version)
     except InvalidVersion:
@@ -210,7 +191,7 @@ def get(version: str) -> Release:
     """Return the entry of `version`.
 
     Raises:
-        UnknownReleaseError: there is none; the message lists the known ones, nearest first.
+        UnknownReleaseError: it is not known; the message lists the known releases, nearest first.
     """
     known = load()
     if version in known:

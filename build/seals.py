@@ -1,10 +1,9 @@
-"""What the cache holds is used only after a look: a seal next to each entry says what was put there.
+"""Seals: a record next to each entry of the cache, against which the entry is checked before use.
 
-A seal has the SHA-256 of every file, and what the file system said of it when it was read. Where the file system still
-says the same, nothing is read again: a look at ten thousand files takes a tenth of a second. Where it does not, or
-where the file was so young that its times cannot tell, the bytes decide. Of these times one (`ctime`) cannot be set
-back, so that a change with the old size and the old `mtime` is noticed too. Bytes that change below the file
-system are not: whatever goes from the cache into a wheel is digested again on its way (`damaged`,
+A seal has the SHA-256 and the `stat` of every file. A file whose `stat` is unchanged is not read again: ten thousand
+files take a tenth of a second. A file whose `stat` differs, or that was too young for its times to be conclusive, is
+read. `ctime` cannot be set back, so a change that keeps size and `mtime` is noticed too. A seal does not notice bytes
+that change below the file system: what goes from the cache into a wheel is digested again on its way (`damaged`,
 `build.wheels.archive`).
 """
 
@@ -24,7 +23,7 @@ import msgspec
 from build.console import note
 from build.paths import atomic_write, built_beside, clear, locked
 
-#: Nanoseconds within which two changes may get the same time: what the coarsest file systems (FAT, old NFS) can tell.
+#: Nanoseconds within which two changes may get the same time: the resolution of the coarsest systems (FAT, old NFS).
 TICK = 2_000_000_000
 #: git writes this by itself; readers of a repository read its objects or its work tree.
 _UNSEALED = ".git/index"
@@ -34,26 +33,26 @@ Stamp: TypeAlias = tuple[int, int, int, int, int]
 
 
 class _File(msgspec.Struct, frozen=True, array_like=True):
-    """One sealed file."""
+    """The seal of one file."""
 
     stamp: Stamp
     digest: str
 
 
 class _Seal(msgspec.Struct, frozen=True):
-    """What is stored: the files by relative path, and from when on (ns, the file system's clock) they were read."""
+    """The stored seal: files by relative path, and when reading them began (ns, the file system's clock)."""
 
     since: int
     files: dict[str, _File]
 
 
 def signed(data: bytes) -> bytes:
-    """Return `data` behind a line with its SHA-256: a small record of the cache that can tell its own damage."""
+    """Return `data` behind a line with its SHA-256, so that a small record of the cache shows damage to it."""
     return hashlib.sha256(data).hexdigest().encode() + b"\n" + data
 
 
 def unsigned(data: bytes) -> bytes | None:
-    """Return what `signed` was given, None when that is damaged."""
+    """Return the data that `signed` was given, None when it is damaged."""
     digest, _, rest = data.partition(b"\n")
     return rest if digest == hashlib.sha256(rest).hexdigest().encode() else None
 
@@ -68,7 +67,7 @@ def sha256_of(path: Path) -> str:
         return digest.hexdigest()
 
 
-def _place(entry: Path) -> Path:
+def _seal_path(entry: Path) -> Path:
     return entry.with_name(entry.name + ".seal")
 
 
@@ -77,7 +76,6 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def _walk(root: Path) -> Iterator[tuple[str, Stamp]]:
-    """Yield path and stamp of every file and link below `root`."""
     folders = [""]
     while folders:
         prefix = folders.pop()
@@ -90,23 +88,22 @@ def _walk(root: Path) -> Iterator[tuple[str, Stamp]]:
 
 
 def _digest(path: Path, mode: int) -> str:
-    """Return what identifies the content of a file or a link; empty for what is neither: a pipe would never end."""
+    """Return the identity of the content of a file or a link; empty for anything else: reading a pipe never ends."""
     if stat.S_ISLNK(mode):
         return "link " + hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
     return sha256_of(path) if stat.S_ISREG(mode) else ""
 
 
 def _read(entry: Path) -> _Seal | None:
-    """Return the seal of an entry, None when there is none that can be read."""
     try:
-        data = unsigned(_place(entry).read_bytes())
+        data = unsigned(_seal_path(entry).read_bytes())
         return None if data is None else msgspec.json.decode(data, type=_Seal)
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def _now(entry: Path) -> int:
-    """Return the time (ns) by the clock of the entry's file system; 0 where it cannot be asked: nothing is older."""
+    """Return the time (ns) of the file system's clock; 0, which is older than any file, where that fails."""
     try:
         with tempfile.TemporaryFile(dir=entry.parent) as stream:
             return os.fstat(stream.fileno()).st_mtime_ns
@@ -115,8 +112,7 @@ def _now(entry: Path) -> int:
 
 
 def _write(entry: Path, since: int, files: dict[str, _File]) -> None:
-    """Store the seal of an entry whose files were read after `since`."""
-    place = _place(entry)
+    place = _seal_path(entry)
     if place.is_dir():
         clear(place)
     with atomic_write(place) as part:
@@ -124,18 +120,14 @@ def _write(entry: Path, since: int, files: dict[str, _File]) -> None:
 
 
 def seal(folder: Path, content: Path | None = None) -> None:
-    """Seal a folder of the cache as it is now.
-
-    Args:
-        content: where its files lie until they are renamed to `folder`, default there.
-    """
+    """Seal a folder of the cache as it is now; `content` is where its files are until they are renamed to `folder`."""
     root, since = content or folder, _now(folder)
     files = {name: _File(stamp, _digest(root / name, stamp[0])) for name, stamp in _walk(root)}
     _write(folder, since, files)
 
 
 def _suspects(known: _Seal, found: Mapping[str, Stamp]) -> list[str] | None:
-    """Return the files that have to be read, None when one is missing or is there that was not put there."""
+    """Return the files that have to be read, None when a file is missing or an unknown one is there."""
     more = [name for name in found.keys() - known.files.keys() if not name.startswith(".git/")]
     if more or known.files.keys() - found.keys():
         return None
@@ -144,22 +136,20 @@ def _suspects(known: _Seal, found: Mapping[str, Stamp]) -> list[str] | None:
 
 
 def intact(folder: Path) -> bool:
-    """Whether a folder of the cache is what was sealed; a file that was touched only is sealed again."""
+    """Whether a folder of the cache is as sealed; a file with new times and the same bytes is sealed again."""
     known = _read(folder)
     if known is None:
         return False
     try:
         found = dict(_walk(folder))
         suspects = _suspects(known, found)
-        if not suspects:
-            return suspects is not None
-        return _confirmed(folder, known, found, suspects)
+        return suspects is not None and (not suspects or _confirmed(folder, known, found, suspects))
     except OSError:  # no folder, or one that cannot be read
         return False
 
 
 def _confirmed(folder: Path, known: _Seal, found: Mapping[str, Stamp], suspects: Iterable[str]) -> bool:
-    """Read the suspects, and seal the folder again when they are what they were."""
+    """Read the suspects; when their bytes are unchanged, seal the folder again."""
     files, since = dict(known.files), _now(folder)
     for name in suspects:
         if _digest(folder / name, found[name][0]) != known.files[name].digest:
@@ -171,11 +161,7 @@ def _confirmed(folder: Path, known: _Seal, found: Mapping[str, Stamp], suspects:
 
 
 def is_file(path: Path, sha256: str) -> bool:
-    """Whether `path` is a file of the cache with this SHA-256: by its seal, else by reading it, which seals it.
-
-    Args:
-        sha256: the pinned digest.
-    """
+    """Whether `path` is a file of the cache with the pinned digest: by its seal, else by reading it, which seals it."""
     try:
         stamp = _stamp(path.stat())
         if not stat.S_ISREG(stamp[0]):
@@ -194,34 +180,34 @@ def is_file(path: Path, sha256: str) -> bool:
 
 
 def distrust(entry: Path) -> None:
-    """Take the seal off an entry, so that it is made again at its next use."""
-    clear(_place(entry))
+    """Remove the seal of an entry, so that its next use makes it again."""
+    clear(_seal_path(entry))
 
 
 def damaged(folder: Path, paths: Collection[Path] | None = None) -> list[str]:
-    """Return the files that are not what was sealed, by reading them: for those whose bytes went into a result.
+    """Return the files that differ from their seal, by reading them; an entry with such files loses its seal.
 
     Args:
-        folder: in a sealed entry of the cache, or anywhere else, of which nothing is known.
-        paths: the files that were read; those outside of the entry are passed over. Default: all in `folder`.
+        folder: a folder in a sealed entry of the cache; without a seal above it nothing is known, and nothing differs.
+        paths: the files to read, where they are in the entry. Default: all in `folder`.
 
     Returns:
-        Their paths from the top of the entry, which has lost its seal then.
+        Their paths relative to the top of the entry.
     """
     places = (place for place in (folder, *folder.parents) if place.name)
-    root = next((place for place in places if _place(place).is_file()), None)
+    root = next((place for place in places if _seal_path(place).is_file()), None)
     known = _read(root) if root else None
     if root is None or known is None:
         return []
     wanted = folder.rglob("*") if paths is None else paths
     names = {path.relative_to(root).as_posix(): path for path in wanted if path.is_relative_to(root)}
-    wrong = [n for n, path in names.items() if n in known.files and not _holds(path, known.files[n].digest)]
+    wrong = [n for n, path in names.items() if n in known.files and not _has_digest(path, known.files[n].digest)]
     if wrong:
         distrust(root)
     return sorted(wrong)
 
 
-def _holds(path: Path, digest: str) -> bool:
+def _has_digest(path: Path, digest: str) -> bool:
     try:
         return _digest(path, path.lstat().st_mode) == digest
     except OSError:
@@ -229,16 +215,12 @@ def _holds(path: Path, digest: str) -> bool:
 
 
 def built(final: Path, purpose: str, fill: Callable[[Path], None], adopt: Callable[[Path], bool] | None = None) -> Path:
-    """Return a folder of the cache, made on the first call, and again when it is not what was made.
+    """Return a folder of the cache, made on the first call, and again when it differs from its seal.
 
     Args:
         purpose: what it is, for messages: "the headers of numpy".
-        fill: puts its content into the empty folder that it is given.
-        adopt: whether the folder without a seal is right all the same, from a pin of its own. Default: it is not.
-
-    Raises:
-        BusyError: another run makes it, for longer than anyone waits.
-        OSError: the disk is full, or the cache cannot be written.
+        fill: writes the content into the empty folder that it is given.
+        adopt: whether a folder without a seal is right, by a pin of its own. Default: it is not.
     """
     if intact(final):
         return final
@@ -256,7 +238,7 @@ def built(final: Path, purpose: str, fill: Callable[[Path], None], adopt: Callab
 
 
 def _adopted(final: Path, adopt: Callable[[Path], bool]) -> bool:
-    """Seal a folder that needs no seal to be known, and say whether it was one."""
+    """Seal a folder without a seal if `adopt` accepts it; return whether it does."""
     try:
         known = final.is_dir() and adopt(final)
     except OSError:  # a file in it that cannot be read

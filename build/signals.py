@@ -1,4 +1,4 @@
-"""Ctrl-C and an end from outside: leave once, and leave even when the signal finds the main thread asleep."""
+"""SIGINT and SIGTERM: end once, and end even when the main thread sleeps in a lock."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-#: Seconds between two attempts to wake the main thread: a person does not notice it, a busy machine neither.
+#: Seconds between two attempts to wake the main thread: too short for a person to notice, and no load.
 _AGAIN = 0.05
 HANDLED = (signal.SIGINT, signal.SIGTERM)
-#: The id of the process with which this one is to end, set by that one for its child: see noxfile.py.
+#: Set by a parent to its own process id when its child is to end with it: see noxfile.py.
 END_WITH = "MULTIWORLD_END_WITH_PARENT"
 _PR_SET_PDEATHSIG = 1
 
 
 class InterruptOnce:
-    """Raises KeyboardInterrupt, once: nox and CI systems send more signals while the first is cleaned up after."""
+    """Raises KeyboardInterrupt, once: nox and CI systems send more signals during the clean-up."""
 
     def __init__(self) -> None:
-        # Not an Event: a second signal in the middle of `set` would wait for its lock without end.
+        # Not an Event: a second signal in the middle of `set` would wait for its lock forever.
         self.seen = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -34,49 +34,44 @@ class InterruptOnce:
 
 
 def handle() -> None:
-    """Make SIGINT and SIGTERM a KeyboardInterrupt of the main thread, wherever that thread waits.
+    """Turn SIGINT and SIGTERM into a KeyboardInterrupt of the main thread, wherever that thread waits.
 
-    Python runs a handler when its main thread runs next. A signal that comes between the last look at the flag and
-    the wait for a lock, or that the kernel gives to another thread, interrupts no wait: the flag is set and the main
-    thread sleeps on, until a compiler ends half an hour later. Therefore a thread is told of each signal through the
-    wakeup descriptor (which the C handler writes, whatever Python does) and sends it to the main thread again until
-    the handler has run.
-
-    Raises:
-        ValueError: called outside the main thread.
+    Python runs a handler when its main thread runs next. A signal that comes between the last check of the flag and
+    the wait for a lock, or that the kernel gives to another thread, does not interrupt the wait: the main thread
+    sleeps on, until a compiler ends half an hour later. Therefore a thread reads each signal from the wakeup
+    descriptor (which the C handler writes) and sends it to the main thread again until the handler has run.
     """
     handler = InterruptOnce()
     for number in HANDLED:
         signal.signal(number, handler)
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     main = threading.get_ident()
-    threading.Thread(target=_repeat, args=(told, handler, main), name="signals", daemon=True).start()
+    threading.Thread(target=_repeat, args=(reader, handler, main), name="signals", daemon=True).start()
     _end_with_parent()
 
 
 def _end_with_parent() -> None:
-    """Where the parent has asked for it, get SIGTERM when it ends, however it does.
+    """If the parent asked for it (`END_WITH`), get SIGTERM when the parent ends, however it ends.
 
-    A SIGTERM to nox alone ends nox at once, and the build would go on, unseen and holding its locks. But only where it
-    was asked for: who starts a build in the background and closes the shell wants it to go on.
+    A SIGTERM to nox alone ends nox at once, and the build would go on unseen, with its locks. Only on request: a build
+    that was started in the background goes on after its shell is closed.
     """
-    # Taken out: what this process starts has another parent.
+    # Removed from the environment: the children of this process have another parent.
     parent = os.environ.pop(END_WITH, "")
     if sys.platform != "linux" or not parent.isdecimal():
         return
     if os.getppid() == int(parent):
-        # Where the kernel or the C library refuses, the build goes on as it always did.
+        # If the kernel or the C library refuses, the build outlives its parent.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    # Asked for too late, it does not come. A parent that lives is not ours: another process is in between.
+    # A parent that ended before the request sends nothing. If it lives, a process between it and this one has ended.
     if os.getppid() != int(parent) and not runs(int(parent)):
         signal.raise_signal(signal.SIGTERM)
 
 
 def runs(process: int) -> bool:
-    """Whether there is a process of this id."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -88,9 +83,9 @@ def runs(process: int) -> bool:
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Keep signals of the main thread back until the block has ended; elsewhere they come to the main thread anyway.
+    """Deliver signals after the block; in other threads do nothing, since the main thread gets the signals.
 
-    Handlers are exchanged and signals not blocked: a command started meanwhile would inherit the mask.
+    The handlers are replaced; blocked signals would stay blocked in a command that is started in the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -107,14 +102,13 @@ def deferred_signals() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """Let no signal change the exit status: at its end Python sets handlers back to those that kill."""
+    """Ignore signals, so that none changes the exit status: Python restores the default handlers when it exits."""
     for number in HANDLED:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _repeat(told: int, handler: InterruptOnce, main: int) -> None:
-    """Send the main thread its first signal again until it was seen."""
-    os.read(told, 1)
+def _repeat(reader: int, handler: InterruptOnce, main: int) -> None:
+    os.read(reader, 1)
     time.sleep(_AGAIN)
     while not handler.seen:
         signal.pthread_kill(main, signal.SIGINT)

@@ -28,17 +28,17 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="the probed interpreter")
     parser.add_argument("--expect", choices=[f.value for f in Form], default=Form.STOCK.value)
     parser.add_argument("--only", action="append", metavar="ID", choices=[p.id for p in PROBES], help="repeatable")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there as well")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results to this file as JSON")
     parser.add_argument("--junit", type=Path, metavar="OUT", help="the same as JUnit XML")
     parser.add_argument("--jobs", type=int, default=0, help="probes at once; default: eight per core")
-    parser.add_argument("--record", action="store_true", help="write what a stock wheel does into measured.json")
-    parser.add_argument("--list", action="store_true", help="list the probes and leave")
+    parser.add_argument("--record", action="store_true", help="write the outcomes of a stock wheel to measured.json")
+    parser.add_argument("--list", action="store_true", help="list the probes and exit")
     return parser.parse_args(argv)
 
 
 @contextmanager
 def _shown(console: Console, total: int) -> Iterator[Callable[[ProbeResult], None]]:
-    """Yield what shows a result as it comes: a line each, and on a terminal a bar below."""
+    """Yield a function that shows a result: one line each, and on a terminal a progress bar."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not sys.stdout.isatty(), transient=True) as bar:
         task = bar.add_task("probes", total=total)
@@ -51,7 +51,7 @@ def _shown(console: Console, total: int) -> Iterator[Callable[[ProbeResult], Non
 
 
 def _run(options: argparse.Namespace, console: Console) -> tuple[ProbeResult, ...]:
-    """Run the probes, and write what is asked for."""
+    """Run the probes, and write the requested reports."""
     with runner(options.python) as ready:
         release = ready.subject.release
         probes = chosen(release, options.only)
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         return error.exit_code
     except KeyboardInterrupt:
-        console.print("interrupted; no probe is left running")
+        console.print("interrupted; all probes have ended")
         return 130
     for name in record(results) if options.record else ():
         console.print(f"not recorded: {name}: the harness failed, not torch", style="red", soft_wrap=True)
@@ -87,6 +87,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in what a shell starts with `&`
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts `&` commands with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     sys.exit(main())

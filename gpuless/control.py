@@ -1,4 +1,4 @@
-"""Reading the control block of a probed process, also after it was terminated (see native/control.h)."""
+"""The control block of a probed process (see native/control.h), readable after the process has ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What the imitation counted.
+    """The counters of the imitation.
 
     Args:
         launched: NCCL operations that reached a stream.
@@ -47,7 +47,7 @@ class Control:
 
 
 def read_control(path: Path) -> Control | None:
-    """Return the counters in a control file, None when the process never loaded the imitation."""
+    """Return the counters in a control file, None when the process did not load the imitation."""
     data = path.read_bytes() if path.is_file() else b""
     if len(data) < _HEADER.size:
         return None

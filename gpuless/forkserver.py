@@ -1,4 +1,4 @@
-"""The other end of `probes/main.py`: one process that has imported torch, from which every probe is forked."""
+"""The client of `probes/main.py`: one process that has imported torch, and forks every probe."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from build.errors import EnvironmentUnfitError
 from gpuless.model import Probe
 
 _PROGRAM = Path(__file__).resolve().parent / "probes" / "main.py"
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL")  # nothing else of the caller's environment reaches a probe
-# numpy's threads are started by its import; a process that is to be forked has none.
+_KEPT = ("PATH", "HOME", "LANG", "LC_ALL")  # a probe gets these variables of the caller's environment
+# The import of numpy starts threads; a process that forks must not have any.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -47,8 +47,7 @@ class ForkServer:
         """Run a probe; return its exit status, None when it was killed at its deadline.
 
         Args:
-            probe: which.
-            environment: its own variables.
+            environment: variables of this probe.
             folder: gets `result`, `control` and `output`.
 
         Raises:
@@ -73,13 +72,13 @@ class ForkServer:
         try:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
-        except (OSError, ValueError):  # it has ended, or was ended
+        except (OSError, ValueError):  # the server has ended
             self._ended = True
         if self._ended:
             self._fail()
 
     def _read(self) -> None:
-        """Hand the answers on until the server ends."""
+        """Pass answers on until the server ends."""
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         with self._process.stdout as answers:
             for line in answers:
@@ -91,15 +90,15 @@ class ForkServer:
             self._fail()
 
     def _fail(self) -> None:
-        """Tell all that wait that nothing will come."""
+        """Fail all waiting probes."""
         self._errors.seek(0)
         said = self._errors.read().decode("utf-8", "replace").strip()
         for number in list(self._waiting):
             self._waiting.pop(number).set_exception(
                 EnvironmentUnfitError(
-                    "the probes have no process to start from: their server ended",
-                    cause=said[-2000:] or "it said nothing",
-                    remedy="see whether that interpreter can `import torch, torch.distributed`",
+                    "the server that starts the probes has ended",
+                    cause=said[-2000:] or "it printed nothing",
+                    remedy="check that this interpreter can `import torch, torch.distributed`",
                 )
             )
 
@@ -110,7 +109,7 @@ def fork_server(python: Path, environment: Mapping[str, str]) -> Iterator[ForkSe
 
     Args:
         python: the probed interpreter.
-        environment: set for the server, so for every probe.
+        environment: variables of the server, and so of every probe.
     """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     with tempfile.TemporaryFile() as errors:

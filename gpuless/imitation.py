@@ -1,4 +1,4 @@
-"""Building the native imitation for one installed torch, once, in the user's cache."""
+"""The build of the native imitation for one installed torch, once, in the user's cache."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _compiler() -> list[str]:
     raise EnvironmentUnfitError(
         f"no C compiler found ({' '.join(asked) or 'cc, gcc, clang'})",
         cause="the probes build an imitation of the CUDA runtime and NCCL for the installed torch",
-        remedy="install gcc or clang, or name one in the variable CC",
+        remedy="install gcc or clang, or set the variable CC to a compiler",
     )
 
 
@@ -83,7 +83,7 @@ def _digest(subject: Subject, compiler: list[str]) -> str:
     for header in ("cuda_runtime_api.h", "driver_types.h"):
         digest.update((subject.cuda_headers / header).read_bytes())
     for library in (*subject.torch_libraries, subject.cudart, subject.nccl):
-        # NVIDIA's libraries carry no build id; their size and version stand in the packages' names.
+        # NVIDIA's libraries have no build id; size and file name tell their versions apart.
         digest.update((symbols.build_id(library) or f"{library.name} {library.stat().st_size}").encode())
     return digest.hexdigest()
 
@@ -101,7 +101,7 @@ def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:
     for name, text in generated.items():
         source = part / f"{name.partition('.')[0]}.c"
         source.write_text(text, encoding="utf-8")
-        # The names shadow compiler built-ins and headers of none; their arguments do not matter.
+        # `-w`: some names are compiler built-ins with other arguments, which do not matter here.
         _run([*compiler, *_FLAGS, "-w", str(source), f"-Wl,-soname,{name}", "-o", str(part / name)])
 
 
@@ -115,5 +115,5 @@ def _run(command: list[str]) -> None:
         raise EnvironmentUnfitError(
             f"the imitation of CUDA and NCCL does not compile: {shlex.join(command)}",
             cause=done.stderr[-2000:],
-            remedy="a newer C compiler, or report the CUDA version with this output",
+            remedy="install a newer C compiler, or report the CUDA version with this output",
         )

@@ -1,4 +1,4 @@
-"""What each probe did on the stock wheels: `measured.json`, written by `--record` and by nothing else."""
+"""What each probe did on the stock wheels: `measured.json`, written only by `--record`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from build.paths import atomic_write, cache, locked
 from gpuless.model import Form, Outcome, ProbeResult
 
 MEASURED = Path(__file__).with_suffix(".json")
-#: Outcomes that say something of the harness, not of torch.
+#: Outcomes of the harness, not of torch.
 NOT_RECORDED = frozenset({Outcome.BROKEN, Outcome.NOT_INJECTED})
 
 
@@ -23,10 +23,10 @@ def measured() -> Mapping[str, Mapping[str, Outcome]]:
 
 
 def record(results: Iterable[ProbeResult]) -> tuple[str, ...]:
-    """Write the outcomes of stock wheels down; return the probes whose outcome cannot be recorded.
+    """Record the outcomes of stock wheels; return the probes whose outcome cannot be recorded.
 
     Raises:
-        ValueError: results of a patched wheel, which are expectations' business, not measurements of stock.
+        ValueError: results of a patched wheel.
     """
     kept: list[ProbeResult] = []
     refused: list[ProbeResult] = []

@@ -1,4 +1,4 @@
-"""The data of the probes: what each shows, what is expected of it, and what came out."""
+"""The data of the probes: the defect that each shows, its expected outcome, and its result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Patch(Enum):
 
 
 class Outcome(Enum):
-    """What a probe's process did. All but `OK` are faults, each one of its own kind."""
+    """The outcome of a probe's process. All but `OK` are faults, each of a different kind."""
 
     OK = "ok"  # the caller got its error, the process and the other world went on
     TERMINATED = "terminated"  # a PyTorch thread ended the process (SIGABRT)
@@ -35,12 +35,12 @@ class Outcome(Enum):
     NOT_LAUNCHED = "not launched"  # another world's operation never reached its stream
     UNCONVERTIBLE = "unconvertible"  # the error itself could not be converted
     WRONG_EXCEPTION = "wrong exception"  # an exception, but not DistBackendError
-    NO_EXCEPTION = "no exception"  # the failure went by unseen
-    NOT_ABORTED = "not aborted"  # alive, but the broken world's communicator was left as it was
-    STALLED = "stalled"  # nothing came within the deadline
+    NO_EXCEPTION = "no exception"  # the failure was not noticed
+    NOT_ABORTED = "not aborted"  # alive, but the broken world's communicator was not aborted
+    STALLED = "stalled"  # no result within the deadline
     WRONG_RECORD = "wrong record"  # the flight recorder does not show what was run
     CRASHED = "crashed"  # any other signal
-    NOT_INJECTED = "not injected"  # the harness: no injection fired, so nothing was shown
+    NOT_INJECTED = "not injected"  # the harness: no injection fired, so the probe shows nothing
     BROKEN = "broken"  # the harness or the probe program itself failed
 
 
@@ -49,7 +49,7 @@ class Verdict(Enum):
 
     AS_EXPECTED = "as expected"
     MISMATCH = "MISMATCH"
-    NOT_MEASURED = "not measured"  # nobody has recorded what stock does on this release
+    NOT_MEASURED = "not measured"  # the outcome of stock on this release is not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class Probe:
         environment: set for its process, on top of the harness's own.
         fires: injection sites; at least one must have been hit.
         since, before: the releases it is for, `since <= release < before` (major, minor).
-        without: releases (major, minor) in between whose code never comes to the injected call.
-        stock: outcome measured on stock, per release. A release that is not here was not measured.
-        evidence: what must be in the output where stock ends the process (a regular expression), so that
-            it ended of the right thing; the other outcomes say it themselves.
+        without: releases (major, minor) in between whose code never makes the injected call.
+        stock: outcome measured on stock, by release; other releases were not measured.
+        evidence: regular expression that the output must match where stock ends the process, which shows
+            that it ended for the right reason; other outcomes need no evidence.
         patched: outcome expected of a patched wheel; None: the same as stock.
         timeout: hard deadline of the process, in seconds.
     """
@@ -89,7 +89,7 @@ class Probe:
     timeout: float = 60.0
 
     def covers(self, release: str) -> bool:
-        """Say whether the probe is for this release, e.g. "2.6.0"."""
+        """Whether the probe is for this release, e.g. "2.6.0"."""
         major, minor = (int(part) for part in release.split(".")[:2])
         return self.since <= (major, minor) < self.before and (major, minor) not in self.without
 

@@ -67,7 +67,7 @@ def _plain(result: ProbeResult) -> dict[str, object]:
 
 
 def write_junit(results: Iterable[ProbeResult], release: str, path: Path) -> None:
-    """Write the results as JUnit XML, in the form of pytest; probes for other releases are there as skipped."""
+    """Write the results as JUnit XML, in the form of pytest; probes for other releases are in it as skipped."""
     suite = ElementTree.Element("testsuite", name="gpuless")
     for result in results:
         case = _case(suite, result.probe.id, result.seconds)
@@ -80,10 +80,10 @@ def write_junit(results: Iterable[ProbeResult], release: str, path: Path) -> Non
             failure = ElementTree.SubElement(
                 case, "failure", message=f"expected {plain['expected']}, got {plain['got']}"
             )
-            # XML has no room for control characters, which a crash may well print.
+            # XML cannot contain control characters, which a crash may print.
             failure.text = "".join(c for c in f"{result.detail}\n{result.output}" if c.isprintable() or c in "\n\t")
         elif result.verdict is Verdict.NOT_MEASURED:
-            ElementTree.SubElement(case, "skipped", message=f"nobody has measured what stock {release} does")
+            ElementTree.SubElement(case, "skipped", message=f"the outcome of stock {release} was not measured")
     for probe in PROBES:
         if not probe.covers(release):
             ElementTree.SubElement(_case(suite, probe.id, 0), "skipped", message=f"not for {release}")

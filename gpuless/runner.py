@@ -20,8 +20,8 @@ from gpuless.imitation import built
 from gpuless.model import Form, Outcome, Probe, ProbeResult, Verdict
 from gpuless.subject import Subject, examine
 
-# What every probe gets unless it says otherwise: the mode of the series, a monitor that is on but patient, and no
-# flight recorder (with it 2.9's watchdog spends seconds on the traceback of a failed operation).
+# Defaults of every probe: the mode of the series, a monitor that is on with a long timeout, and no flight recorder
+# (with it 2.9's watchdog spends seconds on the traceback of a failed operation).
 # The names changed in 2.9 (FR instead of NCCL_TRACE); a release ignores what it does not know.
 _BASE = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
@@ -30,14 +30,14 @@ _BASE = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     # 2.9 sleeps four times this long before it aborts, whether it dumps or not.
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
-    # The C++ stack dumper unwinds all threads, takes seconds, and now and then crashes by itself (2.6.0).
+    # The C++ stack dumper unwinds all threads, takes seconds, and sometimes crashes (2.6.0).
     "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
     "TORCH_FR_BUFFER_SIZE": "0",
     "PYTHONWARNINGS": "ignore",
 }
 _OUTPUT_END = 6000  # characters of standard error that are kept
-#: Probes at once, per core: they wait for most of their time.
+#: Probes at once, per core: they spend most of their time waiting.
 _PER_CORE = 8
 
 
@@ -61,7 +61,7 @@ class Runner:
         release = self.subject.release
         with tempfile.TemporaryDirectory(prefix="gpuless-") as name:
             folder, start = Path(name), time.monotonic()
-            (folder / "output").touch()  # a probe may be killed before it comes to that
+            (folder / "output").touch()  # a probe may be killed before it opens the file
             code = self._server.run(probe, _environment(probe, folder), folder)
             seconds = time.monotonic() - start
             text = (folder / "output").read_text(encoding="utf-8", errors="replace")
@@ -111,15 +111,13 @@ def run_probes(
 ) -> tuple[ProbeResult, ...]:
     """Run probes, many at once.
 
-    A stock wheel whose defect did not show gets a second try, alone: on a busy machine the end of its process may come
-    after the probe has looked. A patched wheel gets none: what fails now and then fails.
+    A probe that does not show the defect of a stock wheel is run again, alone: on a busy machine the process may end
+    after the probe's check. On a patched wheel it is not: a sporadic failure is a failure.
 
     Args:
-        runner: of the interpreter.
-        form: what its torch is: decides what is expected.
-        probes: which.
+        form: decides which outcomes are expected.
         done: called with each result as it comes, from several threads.
-        jobs: how many run at once; 0 for a number that suits the machine.
+        jobs: how many run at once; 0: eight per core.
 
     Returns:
         The results, in the order of `probes`.
@@ -143,7 +141,7 @@ def run_probes(
         try:
             results = list(pool.map(one, probes))
             return tuple(again(result.probe) if doubtful(result) else result for result in results)
-        except BaseException:  # Ctrl-C: the probes that run need not come to their end
+        except BaseException:  # Ctrl-C: do not wait for running probes
             pool.shutdown(wait=False, cancel_futures=True)
             runner.end()
             raise
@@ -156,7 +154,7 @@ def _environment(probe: Probe, folder: Path) -> dict[str, str]:
 
 
 def _old_names(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the mode of error handling under the name that releases before 2.2 know alone.
+    """Return the mode of error handling under its only name in releases before 2.2.
 
     Later releases read it as well, where the new name is not set; it always is.
     """
@@ -196,7 +194,7 @@ def _from_exit(code: int | None) -> Outcome:
 
 
 def _right_failure(probe: Probe, got: Outcome, output: str, form: Form) -> Outcome:
-    """A stock process's end counts only with its evidence; without, it ended of something else."""
+    """Accept the end of a stock process only with its evidence; else it ended for another reason."""
     if form is Form.PATCHED and probe.patched is not None:
         return got
     lacks = got is Outcome.TERMINATED and probe.evidence and not re.search(probe.evidence, output)
@@ -204,5 +202,5 @@ def _right_failure(probe: Probe, got: Outcome, output: str, form: Form) -> Outco
 
 
 def _last_words(output: str) -> str:
-    telling = [line for line in output.splitlines() if "terminat" in line.lower() or "what():" in line]
-    return " | ".join(telling[-2:])[-400:]
+    lines = [line for line in output.splitlines() if "terminat" in line.lower() or "what():" in line]
+    return " | ".join(lines[-2:])[-400:]

@@ -1,6 +1,6 @@
 """C text of the functions that exist but are not imitated: the driver's, and the rest of CUDA and NCCL.
 
-Without them a call that the imitation lacks would reach the real library, with handles it never made.
+Without them a call that the imitation lacks would reach the real library, with handles of the imitation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from gpuless import symbols
 from gpuless.subject import Subject
 
-# These work without a device, on no handles: the real ones serve.
+# These need neither a device nor handles: the real functions are used.
 _PASSED_THROUGH = frozenset({"cudaGetErrorName", "cudaGetErrorString", "cudaRuntimeGetVersion", "cudaGetExportTable"})
 _CUDA_NOT_SUPPORTED = 801
 _NCCL_INVALID_USAGE = 5

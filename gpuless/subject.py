@@ -1,4 +1,4 @@
-"""The probed interpreter: which torch it has, where its libraries and CUDA headers lie."""
+"""The probed interpreter: its torch, and the paths of its libraries and CUDA headers."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class Subject:
 
     @property
     def torch_libraries(self) -> tuple[Path, ...]:
-        """The CUDA libraries of torch, whose symbols the imitation has to serve."""
+        """The CUDA libraries of torch, whose symbols the imitation has to provide."""
         lib = self.torch / "lib"
         return tuple(lib / name for name in ("libc10_cuda.so", "libtorch_cuda.so"))
 
 
 def examine(python: Path) -> Subject:
-    """Find out what there is to probe, without importing torch.
+    """Examine the torch of an interpreter, without importing it.
 
     Args:
         python: an interpreter with an official CUDA build of torch and its nvidia packages.

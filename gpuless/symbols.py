@@ -1,4 +1,4 @@
-"""Which functions the imitation has to offer: read from the installed libraries, not from a list."""
+"""The functions that the imitation has to provide, read from the installed libraries."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def exported(library: Path, prefix: str) -> frozenset[str]:
 
 
 def required(library: Path, prefix: str) -> frozenset[str]:
-    """Return the functions with that prefix that a shared library takes from others."""
+    """Return the functions with that prefix that a shared library imports."""
     return frozenset(s for s, defined in _dynamic(library, prefix) if not defined)
 
 
 def driver_names(library: Path) -> frozenset[str]:
     """Return the CUDA driver functions a library names: linked ones, and strings given to dlsym.
 
-    More strings than functions may match; a stub too many does no harm.
+    Strings that are not functions may match too; a superfluous stub is harmless.
     """
     linked = {s for s in required(library, "cu") if s[2:3].isupper()}
     return frozenset(linked | {m.decode() for m in _strings(library)})

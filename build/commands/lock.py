@@ -17,7 +17,7 @@ from build.paths import REPO, atomic_write
 from build.process import run
 
 LOCKS = REPO / "locks"
-#: What each lock is resolved from, in this order: a later one keeps to the versions of those before it.
+#: Sources of the locks, in this order: a later lock uses the versions of the earlier ones.
 SOURCES = {
     "tooling": ["--group", "pyproject.toml:tooling"],
     "test": ["--group", "pyproject.toml:test"],
@@ -59,11 +59,7 @@ def lock(
 
 
 def _resolve(folder: Path) -> None:
-    """Resolve all locks in `folder`; the versions of those that it holds are kept where they still fit.
-
-    Raises:
-        EnvironmentUnfitError: uv found no solution, or reached no index.
-    """
+    """Resolve all locks in `folder`; versions of locks that are in it are kept where they still fit."""
     before: list[str | Path] = []
     for name, source in SOURCES.items():
         target = folder / f"{name}.txt"
@@ -72,28 +68,24 @@ def _resolve(folder: Path) -> None:
             raise EnvironmentUnfitError(
                 f"locks/{name}.txt cannot be resolved",
                 cause=done.tail,
-                remedy="correct the versions in pyproject.toml, or the network and the index (UV_DEFAULT_INDEX)",
+                remedy="correct the versions in pyproject.toml, or check the network and the index (UV_DEFAULT_INDEX)",
             )
         before += ["--constraints", target]
 
 
 def pins(text: str) -> list[str]:
-    """Return the pinned requirements of a lock with their markers; uv takes the hashes of those that stay from it."""
+    """Return the pinned requirements of a lock with their markers, without hashes."""
     return [line.removesuffix(" \\") for line in text.splitlines() if line[:1].isalnum()]
 
 
 def _check(folder: Path) -> None:
-    """Resolve the copy of the locks in `folder` again, and compare.
-
-    Raises:
-        ReleaseDataError: a lock does not fit pyproject.toml or noxfile.py any more.
-    """
+    """Resolve the copy of the locks in `folder` again, and raise ReleaseDataError if one has changed."""
     try:
         _resolve(folder)
     except EnvironmentUnfitError as error:
         if not _OFFLINE.search(error.cause):
             raise
-        note(f"locks not checked, since no package index can be reached: {error.cause.splitlines()[-1].strip()}")
+        note(f"locks not checked, since the package index cannot be reached: {error.cause.splitlines()[-1].strip()}")
         return
     stale = [name for name in SOURCES if pins(_text(LOCKS, name)) != pins(_text(folder, name))]
     if stale:

@@ -1,14 +1,6 @@
-"""The official wheel of a release and the header packages that go with it: fetched, verified, unpacked."""
+"""The official wheel of a release and its header packages: fetched, verified, unpacked."""
 
-from build.official.headers import fetch_headers, fetch_package, include_dirs
-from build.official.wheel import OVERLAY_MEMBERS, distrust_wheel, fetch_wheel, unpack
+from build.official.headers import fetch_headers, fetch_package
+from build.official.wheel import fetch_wheel, unpack
 
-__all__ = [
-    "OVERLAY_MEMBERS",
-    "distrust_wheel",
-    "fetch_headers",
-    "fetch_package",
-    "fetch_wheel",
-    "include_dirs",
-    "unpack",
-]
+__all__ = ["fetch_headers", "fetch_package", "fetch_wheel", "unpack"]

@@ -1,4 +1,4 @@
-"""Facts of an official wheel, read from the wheel itself: remotely, member by member, without its 770 MB."""
+"""Facts of an official wheel, read member by member from the remote file, without a download of its 770 MB."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ _MACHINE = {"platform_system": "Linux", "platform_machine": "x86_64", "sys_platf
 
 @dataclass(frozen=True, slots=True)
 class WheelFacts:
-    """What an official wheel says of itself.
+    """The facts that an official wheel contains.
 
     Attributes:
-        version: of PyTorch.
         commit: `torch.version.git_version`.
         local: label of `torch.__version__` after the `+`, e.g. `cu124`; empty for a CPU build.
         cuda: `torch.version.cuda`, empty for a CPU build.
@@ -55,7 +54,7 @@ class WheelFacts:
 
 
 def versions() -> tuple[str, ...]:
-    """Return the PyTorch releases the index has a wheel of for x86_64 Linux, oldest first."""
+    """Return the PyTorch releases with an x86_64 Linux wheel on the index, oldest first."""
     found = {file.version for file in files("torch") if "x86_64" in file.name}
     return tuple(sorted((item for item in found if not Version(item).local), key=Version))
 
@@ -67,11 +66,7 @@ def _python(name: str) -> str | None:
 
 
 def published(version: str) -> dict[str, IndexFile]:
-    """Return the official wheels of one version by CPython version, oldest first.
-
-    Raises:
-        SourceError: the index has none; the versions it has are listed.
-    """
+    """Return the official wheels of one version by CPython version, oldest first."""
     found: dict[str, IndexFile] = {}
     for file in files("torch"):
         python = _python(file.name)
@@ -105,12 +100,12 @@ def _cxx11_abi(archive: zipfile.ZipFile) -> bool:
     """Return the ABI from libc10's own symbols: the constructors of c10::Error take a `std::string`."""
     names = re.findall(rb"_ZN3c105ErrorC[12][\w]+", archive.read("torch/lib/libc10.so"))
     if not names:
-        raise WheelError("libc10.so has no constructor of c10::Error: the ABI cannot be told")
+        raise WheelError("libc10.so has no constructor of c10::Error: its ABI is unknown")
     return any(b"__cxx11" in name for name in names)
 
 
 def _cxx_standard(archive: zipfile.ZipFile) -> int:
-    """Return the C++ standard that the wheel's CMake configuration asks of its users."""
+    """Return the C++ standard that the wheel's CMake configuration requires."""
     text = archive.read("torch/share/cmake/Torch/TorchConfig.cmake")
     found = re.search(rb"CXX_STANDARD (\d+)|cxx_std_(\d+)", text)
     if found is None:
@@ -154,12 +149,9 @@ def _build_id(note: bytes) -> str:
 
 
 def read_build_id(stream: IO[bytes]) -> str:
-    """Return the GNU build id of a shared library that is read once, from front to back.
+    """Return the GNU build id of a shared library, which is read once, from front to back.
 
-    patchelf has moved the note of the official libraries behind their code: most of the file goes by.
-
-    Raises:
-        WheelError: there is none.
+    patchelf has moved the note of the official libraries behind their code, so most of the file is read.
     """
     head = stream.read(_BLOCK)
     position = len(head)
@@ -177,7 +169,6 @@ def read_build_id(stream: IO[bytes]) -> str:
 
 
 def _remote_build_id(file: IndexFile) -> str:
-    """Return the build id of a remote wheel's libtorch_cuda.so, empty for a wheel without one."""
     step(f"reading the build id in {file.name}")
     with opened(file.url) as stream, zipfile.ZipFile(stream) as archive:
         if _CUDA_LIBRARY not in archive.namelist():
@@ -190,13 +181,13 @@ def read_facts(version: str, *, build_ids: bool = True) -> WheelFacts:
     """Read the facts of a release's official wheels.
 
     Args:
-        build_ids: read the build ids of libtorch_cuda.so as well. They lie near the library's end, so that its
-            compressed form, half of each wheel, is streamed through; nothing is stored.
+        build_ids: read the build ids of libtorch_cuda.so as well. They are near the library's end, so its
+            compressed form, half of each wheel, is streamed; nothing is stored.
 
     Raises:
-        SourceError: the index has no such release, or its server no range requests.
+        SourceError: the index has no such release, or its server does not support range requests.
         EnvironmentUnfitError: no network.
-        WheelError: not a PyTorch wheel as known.
+        WheelError: the layout of the wheel is unknown.
     """
     offered = published(version)
     newest = list(offered.values())[-1]

@@ -1,4 +1,4 @@
-"""Header packages: only the `include` folders of wheels, read by range; 700 MB of libraries stay away."""
+"""Header packages: only the `include` folders of wheels, read by range, without their 700 MB of libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from build.paths import cache
 from build.releases import HeaderPackage, Release
 from build.seals import built, sha256_of
 
-_REMEDY = "see whether `pip download` gets it whole; a wheel of a `find-links` folder has to be replaced there"
+_REMEDY = "check that `pip download` gets it whole; a wheel of a `find-links` folder has to be replaced there"
 
 
 def _include_root(name: str) -> str | None:
@@ -45,7 +45,7 @@ def include_dirs(root: Path) -> tuple[Path, ...]:
 
 
 def _extract(archive: zipfile.ZipFile, into: Path) -> None:
-    """Write the header members in the order of the archive, so that few range requests serve."""
+    """Write the header members in the order of the archive, which takes the fewest range requests."""
     members = [info for info in archive.infolist() if _include_root(info.filename) and not info.is_dir()]
     for info in sorted(members, key=lambda item: item.header_offset):
         target = into / info.filename
@@ -55,7 +55,7 @@ def _extract(archive: zipfile.ZipFile, into: Path) -> None:
 
 @contextmanager
 def _wheel_stream(file: IndexFile, part: Path) -> Iterator[BinaryIO]:
-    """Open the wheel by range requests, or fetch it whole into `part` for a while."""
+    """Open the wheel by range requests, or fetch it whole into `part` for the time of the block."""
     try:
         with opened(file.url) as stream:
             yield stream
@@ -63,7 +63,7 @@ def _wheel_stream(file: IndexFile, part: Path) -> Iterator[BinaryIO]:
         if not file.sha256:
             raise SourceError(
                 f"{file.name}: the index gives no digest, and its server does not answer range requests",
-                cause="the whole file would have to be fetched, and nothing could check it",
+                cause="the whole file would have to be fetched, without a digest to check it",
                 remedy="use an index that gives digests (`#sha256=` in its links)",
             ) from None
         note(f"{file.name}: fetched whole, since its server does not answer range requests")
@@ -100,43 +100,35 @@ def _fill(package: HeaderPackage, python: str, part: Path) -> None:
         raise SourceError(f"{package.name} {package.version} has no include folder")
 
 
-def _place(package: HeaderPackage) -> Path:
+def _cache_folder(package: HeaderPackage) -> Path:
     return cache("headers") / f"{package.name}-{package.version}-{package.headers_sha256[:16] or 'unpinned'}"
 
 
 def cached_package(package: HeaderPackage) -> Path | None:
-    """Return the folder of a header package if an earlier run has fetched it; what is in it now is not looked at."""
-    place = _place(package)
-    return place if place.is_dir() else None
+    """Return the cached folder of a header package, without a check of its content; None if it is not cached."""
+    folder = _cache_folder(package)
+    return folder if folder.is_dir() else None
 
 
 def fetch_package(package: HeaderPackage, python: str = "3.11") -> Path:
     """Return the folder with the headers of one package, fetched once, and again when they are damaged.
 
-    Args:
-        package: which, with the digest its headers must have (none: accepted as they are).
-        python: CPython version, for the rare header package that is not `py3-none`.
+    Headers without a pinned digest are accepted. `python` matters for the few packages that are not `py3-none`.
 
     Raises:
         DigestMismatchError: the headers are not the pinned ones.
-        SourceError: no such wheel, or one without headers.
+        SourceError: the index has no such wheel, or the wheel has no headers.
         EnvironmentUnfitError: no network.
     """
     return built(
-        _place(package),
+        _cache_folder(package),
         f"the headers of {package.name}",
         lambda part: _fill(package, python, part),
-        # Pinned, they need no seal to be known.
+        # Pinned headers are known without a seal.
         lambda folder: tree_digest(folder) == package.headers_sha256,
     )
 
 
 def fetch_headers(release: Release) -> tuple[Path, ...]:
-    """Return the include folders of all header packages of `release`, in the order of its entry.
-
-    Raises:
-        DigestMismatchError: a package's headers are not the pinned ones.
-        SourceError: a package is not on the index.
-        EnvironmentUnfitError: no network.
-    """
+    """Return the include folders of all header packages of `release`, in the order of its entry."""
     return tuple(path for package in release.header_packages for path in include_dirs(fetch_package(package)))

@@ -1,4 +1,4 @@
-"""Which files the package indexes offer, asked with pip's own session and settings.
+"""The files that the package indexes offer, read with pip's own session and settings.
 
 pip is imported, not run as a command: its session and its link collector apply every setting of this machine (indexes,
 `find-links`, `trusted-host`, `cert`, `client-cert`, `proxy`, keyring, `~/.netrc`), and the same session then reads
@@ -29,18 +29,18 @@ from build.console import log, note
 from build.errors import EnvironmentUnfitError, SourceError
 
 ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
-#: What a session raises when a connection fails or breaks; which of them depends on the version of pip.
+#: A session raises one of these when a connection fails or breaks; which one depends on the version of pip.
 BROKEN = (RequestException, HTTPError, PipError)
 NOT_FOUND = 404
 
 
 class _Notes(logging.Handler):
-    """Shows pip's warnings: an index that it ignores, a connection that it tries again."""
+    """Shows pip's warnings: an ignored index, a connection that is tried again."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Folders that an index on disk lacks, for each project that it does not have: to the log only.
-        tell = log.info if record.name.endswith(".sources") else note
-        tell(f"pip: {record.getMessage()}")
+        # An index on disk causes a warning for each project that it does not have: to the log only.
+        show = log.info if record.name.endswith(".sources") else note
+        show(f"pip: {record.getMessage()}")
 
 
 @cache
@@ -68,12 +68,7 @@ def _pip() -> tuple[DownloadCommand, Values]:
 
 @cache
 def session(retries: int | None = None, timeout: int | None = None) -> PipSession:
-    """Return an HTTP session with pip's settings.
-
-    Args:
-        retries: attempts after a failed connection, default pip's `retries`.
-        timeout: seconds without an answer, default pip's `timeout`.
-    """
+    """Return an HTTP session with pip's settings; `retries` and `timeout` (seconds without an answer) replace pip's."""
     command, options = _pip()
     made = command._build_session(options, retries=retries, timeout=timeout)
     made.auth.prompting = made.auth.prompting and sys.stdin is not None and sys.stdin.isatty()
@@ -82,7 +77,7 @@ def session(retries: int | None = None, timeout: int | None = None) -> PipSessio
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """A wheel that an index or a `find-links` folder offers; `sha256` is empty where it is not told."""
+    """A wheel that an index or a `find-links` folder offers; `sha256` is empty where the place gives none."""
 
     name: str
     url: str
@@ -115,7 +110,6 @@ def shown(url: str) -> str:
 
 
 def unreachable(url: str, error: Exception) -> EnvironmentUnfitError:
-    """Return the error for a host that cannot be reached."""
     reason = str(error.__cause__ or error.__context__ or error) or type(error).__name__
     untrusted = "certificate" in reason.lower()
     return EnvironmentUnfitError(
@@ -147,7 +141,7 @@ def _page(link: Link) -> Iterator[Link]:
         raise SourceError(
             f"{shown(url)} answers {response.status_code} {response.reason}",
             cause="the index wants credentials, or it is out of order",
-            remedy="see whether `pip download` works with this configuration",
+            remedy="check that `pip download` works with this configuration",
         )
     kind = response.headers.get("Content-Type", "text/html")
     yield from parse_links(IndexContent(response.content, kind, None, response.url, cache_link_parsing=False))
@@ -191,7 +185,7 @@ def wheels(project: str, version: str, python: str) -> tuple[IndexFile, ...]:
     return tuple(file for file in files(project) if file.version == version and file.fits(python))
 
 
-def silence(timeout: int) -> str:
+def index_problem(timeout: int) -> str:
     """Return why the first remote index does not answer within `timeout` seconds; empty when it does."""
     url = next((url for url in _collector().search_scope.index_urls if local_path(url) is None), None)
     try:

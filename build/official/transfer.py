@@ -1,7 +1,7 @@
-"""Bytes from a server: wheels fetched whole and resumed, or read in place without their 700 MB of libraries.
+"""Download of wheels with resumption, and reading of single members of remote wheels.
 
-pip resumes a download only within one run and reads members of a remote wheel in requests of 10 kB; this reader keeps
-what an interrupted run has fetched, and reads on with one open request. Session and settings are pip's.
+pip resumes a download only within one run, and reads members of a remote wheel in requests of 10 kB. This reader keeps
+the bytes of an interrupted run, and reads on with one open request. Session and settings are pip's.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from build.official.index import BROKEN, local_path, session, shown, unreachable
 from build.paths import clear
 from build.seals import sha256_of
 
-#: How often a connection may break without a byte in between.
+#: How often in a row a connection may break without a byte received.
 ATTEMPTS = 5
 CHUNK = 1 << 20
-#: What is lost at most when a connection breaks.
+#: Bytes per read: at most these are lost when a connection breaks.
 _BLOCK = 1 << 16
 
 
@@ -38,14 +38,11 @@ class _BrokenOffError(OSError):
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on a server, read by range: one open request serves as long as reading is sequential.
+    """A file on a server, read by range; sequential reads share one open request.
 
     Args:
-        whole: read from there on; else only the size is asked for, until something is read.
-
-    Raises:
-        EnvironmentUnfitError: the host cannot be reached.
-        SourceError: the server refuses.
+        start: position of the first read.
+        whole: request all bytes from `start` on; else only the size until the first read.
     """
 
     def __init__(self, url: str, start: int = 0, *, whole: bool = False) -> None:
@@ -63,7 +60,7 @@ class RemoteFile(io.RawIOBase):
             self._drop()
 
     def _request(self) -> None:
-        """Ask for everything from the position on; without ranges, what comes before it is read and dropped."""
+        """Request all bytes from the position on; from a server without ranges, drop the bytes before it."""
         headers = {
             "Range": f"bytes={self._position}-{self._last}",
             "Accept-Encoding": "identity",
@@ -72,12 +69,12 @@ class RemoteFile(io.RawIOBase):
         self._open = response = session().get(self.url, headers=headers, stream=True)
         status = response.status_code
         if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # Nothing is left to read.
+            return  # the file ends here
         if status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
             raise SourceError(
                 f"{shown(self.url)} answers {status} {response.reason}",
                 cause="the file is not there, or the index wants credentials",
-                remedy="see whether `pip download` gets it with this configuration",
+                remedy="check that `pip download` gets it with this configuration",
             )
         self.ranges = status == HTTPStatus.PARTIAL_CONTENT
         length = response.headers["Content-Range"] if self.ranges else response.headers["Content-Length"]
@@ -103,11 +100,7 @@ class RemoteFile(io.RawIOBase):
         return block
 
     def _next_or_retry(self) -> bytes:
-        """Return the next bytes; ask again from the position when the connection breaks.
-
-        Raises:
-            EnvironmentUnfitError: no connection, or it broke `ATTEMPTS` times without a byte.
-        """
+        """Return the next bytes; request them again, up to `ATTEMPTS` times, when the connection breaks."""
         left = ATTEMPTS
         while True:
             connected = self._open is not None
@@ -115,7 +108,7 @@ class RemoteFile(io.RawIOBase):
                 return self._next()
             except (*BROKEN, _BrokenOffError, StopIteration) as error:
                 left -= 1
-                # The session has already tried several times to make a connection.
+                # The session itself retries connections that cannot be made.
                 connected = connected or self._open is not None
                 self._drop()
                 if not left or not connected:
@@ -157,11 +150,7 @@ class RemoteFile(io.RawIOBase):
 
 @contextmanager
 def opened(url: str) -> Iterator[BinaryIO]:
-    """Open a `file:` or `http(s):` URL for random reading.
-
-    Raises:
-        RangeUnsupportedError: the server sends whole files only.
-    """
+    """Open a `file:` or `http(s):` URL for random reading; RangeUnsupportedError if the server cannot do it."""
     local = local_path(url)
     if local is not None:
         with local.open("rb") as stream:
@@ -174,11 +163,7 @@ def opened(url: str) -> Iterator[BinaryIO]:
 
 
 def check_digest(path: Path, expected: str, name: str) -> None:
-    """Compare a file with its pinned SHA-256.
-
-    Raises:
-        DigestMismatchError: they differ; the message has both values, and the file is removed.
-    """
+    """Compare a file with its pinned SHA-256; if they differ, remove the file and raise DigestMismatchError."""
     found = sha256_of(path)
     if found == expected:
         return
@@ -186,12 +171,12 @@ def check_digest(path: Path, expected: str, name: str) -> None:
     raise DigestMismatchError(
         f"{name}: SHA-256 is not the pinned one\npinned {expected}\nfound  {found}",
         cause="the file was replaced, altered on the way, or the pin in build/releases.toml is wrong",
-        remedy="nothing was kept; compare with the publisher's digest before changing the pin",
+        remedy="the file was removed; compare with the publisher's digest before changing the pin",
     )
 
 
 def _append(url: str, part: Path, label: str) -> None:
-    """Append to `part` what it lacks of the file at `url`."""
+    """Append the missing bytes of the file at `url` to `part`."""
     have = part.stat().st_size if part.exists() else 0
     with RemoteFile(url, have, whole=True) as remote, part.open("ab") as out, progress() as bar:
         task = bar.add_task(label, total=remote.size / 1e6, completed=have // 1_000_000, unit="MB")
@@ -201,12 +186,9 @@ def _append(url: str, part: Path, label: str) -> None:
 
 
 def download(url: str, final: Path, sha256: str) -> Path:
-    """Fetch `url` to `final`, resuming what an earlier run left.
+    """Fetch `url` (`http(s):` or `file:`) to `final`, resuming the `.part` file of an interrupted run.
 
-    Args:
-        url: `http(s):` or `file:`.
-        final: its place, which appears only complete and verified; a `.part` file next to it holds the rest.
-        sha256: the pinned digest.
+    `final` appears only when it is complete and has the pinned digest.
 
     Raises:
         DigestMismatchError: the file is not the pinned one.

@@ -15,18 +15,13 @@ from build.official.index import IndexFile, local_path, wheels
 from build.official.transfer import download
 from build.paths import cache, locked
 from build.releases import Release
-from build.seals import built, distrust, is_file, sha256_of
+from build.seals import built, is_file, sha256_of
 
 #: What an overlay is compiled and linked against.
 OVERLAY_MEMBERS = ("torch/include/*", "torch/lib/*.so*", "torch/version.py", "torch/share/cmake/*")
 
 
 def pinned_digest(release: Release, python: str) -> str:
-    """Return the pinned SHA-256 of the wheel for CPython `python`.
-
-    Raises:
-        EnvironmentUnfitError: that Python has no official wheel.
-    """
     try:
         return release.wheel.sha256[python]
     except KeyError:
@@ -42,21 +37,13 @@ def _folder(pinned: str) -> Path:
 
 
 def cached_wheel(release: Release, python: str) -> Path | None:
-    """Return where the official wheel lies if an earlier run has fetched it; what is there now is not looked at."""
+    """Return the path of the cached official wheel, without a check of its content; None if it is not cached."""
     pinned = release.wheel.sha256.get(python)
     return next(_folder(pinned).glob("*.whl"), None) if pinned else None
 
 
-def distrust_wheel(wheel: Path) -> None:
-    """See that the next `fetch_wheel` reads the cached wheel, since bytes of it were found to be wrong."""
-    distrust(wheel)
-
-
 def _choose(release: Release, python: str, pinned: str) -> IndexFile:
-    """Return the file that is the pinned one; others of the same name are passed over.
-
-    Folders of `find-links` and indexes may hold rebuilt wheels under the official name: the digest decides.
-    """
+    """Return the file with the pinned digest: indexes may have rebuilt wheels under the official name."""
     offered = wheels("torch", release.wheel.version, python)
     for file in offered:
         path = local_path(file.url)
@@ -79,11 +66,11 @@ def _choose(release: Release, python: str, pinned: str) -> IndexFile:
 def fetch_wheel(release: Release, python: str) -> Path:
     """Return the official wheel of `release` for CPython `python`, from the cache or the index.
 
-    A cached one is compared with its pinned digest; a damaged one is fetched again.
+    A cached wheel is compared with its pinned digest; a damaged one is fetched again.
 
     Raises:
-        DigestMismatchError: what the index has is not the pinned file; both digests are shown.
-        EnvironmentUnfitError: no official wheel for that Python, or no network.
+        DigestMismatchError: the file on the index is not the pinned one; the message has both digests.
+        EnvironmentUnfitError: that Python has no official wheel, or no network.
         SourceError: the index does not have it.
     """
     pinned = pinned_digest(release, python)
@@ -110,14 +97,10 @@ def directory_digest(wheel: Path) -> str:
     return digest.hexdigest()
 
 
-def _wanted(name: str, patterns: Sequence[str]) -> bool:
-    return not name.endswith("/") and any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def _extract(wheel: Path, patterns: Sequence[str], into: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for info in archive.infolist():
-            if not _wanted(info.filename, patterns):
+            if info.is_dir() or not any(fnmatchcase(info.filename, pattern) for pattern in patterns):
                 continue
             if ".." in PurePosixPath(info.filename).parts or info.filename.startswith("/"):
                 raise WheelError(f"{wheel.name} has a member that reaches outside: {info.filename}")
@@ -133,10 +116,7 @@ def unpack(wheel: Path, patterns: Sequence[str] = OVERLAY_MEMBERS) -> Path:
         patterns: shell patterns of member names; `*` matches `/` too.
 
     Returns:
-        The folder that holds them under their own names. Shared: never write into it.
-
-    Raises:
-        WheelError: not a wheel, or a member that reaches outside.
+        The folder that holds them under their own names. It is shared: never write into it.
     """
     with reading(str(wheel)):
         content = directory_digest(wheel)

@@ -16,16 +16,12 @@ from build.seals import sha256_of
 
 
 def _strong(item: Object) -> frozenset[str]:
-    """Return the functions and variables that a unit alone defines."""
+    """Return the functions and variables that only this unit defines."""
     return frozenset(name for name, symbol in defined(item.path, dynamic=False).items() if symbol.kind in "TDBR")
 
 
 def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
-    """Refuse units of libtorch_python: their code depends on the Python version, and one overlay serves all.
-
-    Raises:
-        NeedsFullBuildError: naming the units.
-    """
+    """Refuse units of libtorch_python: their code depends on the Python version, and one overlay is for all."""
     own = {item.unit: _strong(item) for item in objects}
     every = frozenset().union(*own.values())
     theirs = defined_among(inputs.lib / "libtorch_python.so", every).keys()
@@ -42,13 +38,10 @@ def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
 def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     """Compile, link and check an overlay.
 
-    Returns:
-        The overlay with everything that was proven about it.
-
     Raises:
         NeedsFullBuildError: the series changes what an overlay cannot replace.
         CompileError: a unit does not compile or link.
-        OverlayCheckError: a check failed; `target` holds no new library then.
+        OverlayCheckError: a check failed; then `target` has no new library.
     """
     layout.check_paths(inputs.tree, inputs.changed)
     checks.require([checks.check_made_for(inputs)])

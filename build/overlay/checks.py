@@ -1,4 +1,4 @@
-"""What an overlay must prove about itself before it is called built, as far as files can show it."""
+"""The checks that an overlay must pass, as far as files can show it, before it counts as built."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from build.errors import OverlayCheckError
 from build.overlay.model import Check, Inputs, Object
 from build.overlay.symbols import Symbol, build_id, defined, demangle
 
-#: Code of one object file lies together in a library; the linker puts these kinds of it apart.
+#: Kind of symbol that is code: the linker keeps the code of one object file together.
 _TEXT = frozenset("T")
 #: Bytes; the largest function of the units is below 64 KiB, and units of other files between two of theirs are not.
 _WIDEST_GAP = 1 << 17
 _OWNERS = ("libtorch_cuda.so", "libtorch_cpu.so")
 
 
+def _exports(inputs: Inputs, libraries: Sequence[str]) -> set[str]:
+    return {name for library in libraries for name in defined(inputs.lib / library, dynamic=True)}
+
+
 def replaced_symbols(inputs: Inputs, overlay: Path) -> frozenset[str]:
     """Return the exported stock symbols that the overlay defines, without those of the standard library."""
-    ours = defined(overlay, dynamic=True)
-    stock: set[str] = set()
-    for library in _OWNERS:
-        stock |= defined(inputs.lib / library, dynamic=True).keys()
+    ours, stock = defined(overlay, dynamic=True), _exports(inputs, _OWNERS)
     return frozenset(name for name, symbol in ours.items() if name in stock and not symbol.standard)
 
 
@@ -40,18 +41,16 @@ def _spans(units: Sequence[Object], stock: dict[str, Symbol]) -> list[tuple[int,
     """Return the address ranges of the units' code in the stock library, from the functions known to be theirs."""
     spans = []
     for unit in units:
-        strong = [name for name, item in defined(unit.path, dynamic=False).items() if item.kind in _TEXT]
-        spans += _clusters(
-            sorted(stock[name].address for name in strong if name in stock and stock[name].kind in _TEXT)
-        )
+        code = [name for name, item in defined(unit.path, dynamic=False).items() if item.kind in _TEXT]
+        spans += _clusters(sorted(stock[name].address for name in code if name in stock and stock[name].kind in _TEXT))
     return spans
 
 
 def half_replaced(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> frozenset[str]:
     """Return exported stock functions that belong to the recompiled units and that the overlay lacks.
 
-    Which symbols belong to a unit: object files are laid out one after the other, so an exported function between
-    the first and the last function known to be a unit's is that unit's too.
+    Object files follow each other in a library, so an exported function between the first and the last known function
+    of a unit belongs to that unit too.
     """
     ours = defined(overlay, dynamic=True)
     missing: set[str] = set()
@@ -67,7 +66,7 @@ def half_replaced(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> fro
 
 
 def check_complete(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Check:
-    """Nothing is served half by the old code: every exported symbol of the stock units is the overlay's."""
+    """Check that the overlay replaces units completely: it defines every exported symbol of the stock units."""
     missing = half_replaced(inputs, overlay, units)
     replaced = replaced_symbols(inputs, overlay)
     spelt = sorted(demangle(missing).values()) if missing else []
@@ -76,38 +75,27 @@ def check_complete(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Ch
 
 
 def check_made_for(inputs: Inputs) -> Check:
-    """The unpacked wheel is the one the release pins."""
-    have, want = (
-        build_id(inputs.lib / "libtorch_cuda.so"),
-        inputs.release.wheel.libtorch_cuda_build_ids.get(inputs.python, "none"),
-    )
-    return Check(
-        "libtorch_cuda.so is the pinned build",
-        have == want,
-        f"build id {have}" if have == want else f"build id {have or 'none'}, pinned {want}",
-    )
+    """Check that the unpacked wheel is the one that the release pins."""
+    have = build_id(inputs.lib / "libtorch_cuda.so")
+    want = inputs.release.wheel.libtorch_cuda_build_ids.get(inputs.python, "none")
+    detail = f"build id {have}" if have == want else f"build id {have or 'none'}, pinned {want}"
+    return Check("libtorch_cuda.so is the pinned build", have == want, detail)
 
 
 def check_exports_nothing_new(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Check:
-    """Strong exports that stock has nowhere can only come from the patches: they are listed, not refused."""
-    stock: set[str] = set()
-    for library in (*_OWNERS, "libc10.so", "libc10_cuda.so"):
-        stock |= defined(inputs.lib / library, dynamic=True).keys()
+    """List strong exports that stock does not have; they can only come from the patches and are not refused."""
+    stock = _exports(inputs, (*_OWNERS, "libc10.so", "libc10_cuda.so"))
     new = {name for name, item in defined(overlay, dynamic=True).items() if item.strong and name not in stock}
     spelt = sorted(demangle(new).values()) if new else []
     return Check("exports beyond stock", True, ", ".join(spelt) or f"none from {len(units)} units")
 
 
 def require(checks: Sequence[Check]) -> None:
-    """Fail the build when a check failed.
-
-    Raises:
-        OverlayCheckError: listing each failed check with its detail.
-    """
+    """Raise OverlayCheckError, which lists the failed checks, if there are any."""
     failed = [check for check in checks if not check.passed]
     if failed:
         raise OverlayCheckError(
-            "the overlay is not what it must be:\n" + "\n".join(f"- {check.name}: {check.detail}" for check in failed),
+            "the overlay fails its checks:\n" + "\n".join(f"- {check.name}: {check.detail}" for check in failed),
             cause="wheel, sources and series do not fit together",
-            remedy="see the log; nothing was put into dist/",
+            remedy="read the log; dist/ is unchanged",
         )

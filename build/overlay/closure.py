@@ -1,4 +1,4 @@
-"""Which units have to come along: those that define the hidden symbols which the patched units need."""
+"""The units of an overlay: the patched units, and the units that define hidden symbols which these need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_TRIED = 6
 
 
 def hidden_needs(inputs: Inputs, objects: Iterable[Path]) -> frozenset[str]:
-    """Return the symbols that `objects` need and stock has, but exports from no library.
+    """Return the symbols that `objects` need and that stock has without exporting them.
 
     The wheels keep their full symbol tables, in which such a symbol is a local one.
     """
@@ -28,8 +28,8 @@ def hidden_needs(inputs: Inputs, objects: Iterable[Path]) -> frozenset[str]:
     for name in LIBRARIES:
         needs -= defined(inputs.lib / name, dynamic=True).keys()
     found = [item for name in LIBRARIES for item in defined_among(inputs.lib / name, needs).values()]
-    # Size 0: what the linker makes itself, such as _GLOBAL_OFFSET_TABLE_. Standard: parts of a newer libstdc++
-    # that the official build linked statically; this machine's compiler brings its own.
+    # Size 0: made by the linker, such as _GLOBAL_OFFSET_TABLE_. Standard: parts of a newer libstdc++ that the official
+    # build linked statically; this machine's compiler has its own.
     return frozenset(item.name for item in found if item.size and not item.standard)
 
 
@@ -43,7 +43,7 @@ def _scoped_name(demangled: str) -> tuple[str, str]:
 
 
 def _definers(tree: Path, demangled: str) -> list[str]:
-    """Return the units whose text seems to define a symbol, likeliest first: with a body, qualified, by name."""
+    """Return the units whose text seems to define a symbol, most likely first: with a body, qualified, by name."""
     scope, name = (re.escape(part).encode() for part in _scoped_name(demangled))
     unqualified = rb"^[\w:<>,&*~\s]*\b" + name + rb"\s*\("
     body = re.compile(unqualified + rb"[^;{}]*\)[^;{}]*\{", re.M)
@@ -60,11 +60,7 @@ def _definers(tree: Path, demangled: str) -> list[str]:
 
 
 def _definer(inputs: Inputs, symbol: str, demangled: str, have: Collection[str]) -> Object:
-    """Return the compiled unit that defines one hidden symbol: its text only suggests it, its object proves it.
-
-    Raises:
-        CompileError: no unit of the tree defines it; those that were tried are listed.
-    """
+    """Return the compiled unit that defines one hidden symbol: the text only suggests it, the object proves it."""
     why = f"defines {demangled}, which stock does not export"
     tried: list[str] = []
     for unit in (unit for unit in _definers(inputs.tree, demangled) if unit not in have):
@@ -77,22 +73,17 @@ def _definer(inputs: Inputs, symbol: str, demangled: str, have: Collection[str])
             return made
         tried.append(f"{unit} was tried and does not define it")
     raise CompileError(
-        f"the overlay needs {demangled}, which the official wheel keeps to itself",
-        cause="\n".join(
-            [f"the symbol {symbol} is hidden in the wheel's libraries, and no unit of the tree defines it", *tried]
-        ),
+        f"the overlay needs {demangled}, which the official wheel does not export",
+        cause="\n".join([f"no unit of the tree defines {symbol}, which is hidden in the wheel's libraries", *tried]),
         remedy="name the unit that defines it under `extra_units` of the release in build/releases.toml",
     )
 
 
 def compile_closure(inputs: Inputs, patched: Iterable[str]) -> tuple[Object, ...]:
-    """Compile the patched units, the release's extra ones, and what these need that stock does not export.
-
-    Returns:
-        All objects of the overlay, each with the reason why it is there.
+    """Compile the patched units, the release's extra ones, and the units with hidden symbols that these need.
 
     Raises:
-        CompileError: a unit does not compile, or a hidden symbol has no unit that defines it.
+        CompileError: a unit does not compile, or no unit defines a hidden symbol.
     """
     units = dict.fromkeys(patched, "changed by the series")
     units |= {unit.path: unit.reason for unit in inputs.release.extra_units if unit.path not in units}

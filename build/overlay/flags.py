@@ -1,4 +1,4 @@
-"""The compile line of a unit: what decides code and layout, apart from where things lie on this machine."""
+"""The compile line of a unit: flags that decide code and layout, and flags with paths of this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from build.overlay.model import Inputs
 from build.releases import Release
 
-#: What every release of PyTorch compiles libtorch_cuda with, as far as code and symbols depend on it.
+#: Flags with which every release of PyTorch compiles libtorch_cuda, as far as they decide code and symbols.
 COMMON = (
     "-O2",
     "-fPIC",
@@ -31,11 +31,8 @@ def code_flags(release: Release) -> tuple[str, ...]:
 def path_flags(inputs: Inputs, overrides: Path) -> tuple[str, ...]:
     """Return the include path and the prefix maps.
 
-    Order: headers the series changes, then the wheel's (they are what stock was compiled with), then CUDA's,
-    and last the tree, which has the few headers that the wheel lacks.
-
-    Args:
-        overrides: folder with the changed headers alone.
+    Order: the headers that the series changes (in `overrides`), then the wheel's (stock was compiled with them), then
+    CUDA's, and last the tree, which has the few headers that the wheel lacks.
     """
     include = inputs.include
     dirs = [f"-I{overrides}", f"-I{include}", f"-I{include}/torch/csrc/api/include"]

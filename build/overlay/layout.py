@@ -1,4 +1,4 @@
-"""Refuse a series that changes what units outside the overlay see."""
+"""Refuse a series whose changes are visible to units outside the overlay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_unit(path: str) -> bool:
 def includers(tree: Path) -> dict[str, set[str]]:
     """Return for each header, by file name, the files of the tree that include it.
 
-    By file name and not by path: finding one includer too many asks for a reason, one too few breaks a layout.
+    By file name, not by path: one includer too many only requires a reason, one too few breaks a layout.
     """
     by_header: dict[str, set[str]] = defaultdict(set)
     for root in _ROOTS:
@@ -53,11 +53,7 @@ def units_including(by_header: Mapping[str, set[str]], header: str) -> frozenset
 
 
 def check_paths(tree: Path, changed: Collection[str]) -> None:
-    """Refuse changes that no overlay can carry: device code, Python, build files, files that are gone.
-
-    Raises:
-        NeedsFullBuildError: naming each such path.
-    """
+    """Refuse changes that an overlay cannot contain: device code, Python, build files, removed files."""
     others = sorted(path for path in changed if not is_header(path) and not is_unit(path))
     others += [f"{path} (removed)" for path in sorted(changed) if path not in others and not (tree / path).is_file()]
     if others:
@@ -69,16 +65,10 @@ def check_paths(tree: Path, changed: Collection[str]) -> None:
 
 
 def check_headers(tree: Path, changed: Iterable[str], units: Iterable[str], safe: Mapping[str, str]) -> str:
-    """Refuse a changed header that a unit outside the overlay includes, unless the manifest says why it is safe.
-
-    Args:
-        safe: headers declared safe, with the reason.
+    """Refuse a changed header that a unit outside the overlay includes, unless `safe` has a reason for it.
 
     Returns:
         What was found, for the build record.
-
-    Raises:
-        NeedsFullBuildError: naming the header and the outside units.
     """
     found = []
     headers = sorted(path for path in changed if is_header(path))
@@ -95,4 +85,4 @@ def check_headers(tree: Path, changed: Iterable[str], units: Iterable[str], safe
             )
         reason = f"declared safe: {safe[header]}" if outside else "no unit outside the overlay includes it"
         found.append(f"{header}: {reason}")
-    return "; ".join(found) or "no header is changed"
+    return "; ".join(found) or "the series changes no header"

@@ -1,8 +1,8 @@
 """Link the objects into the overlay, so that every undefined symbol resolves against the exact wheel.
 
 NCCL and the CUDA runtime are linked through import stubs, so that linking needs none of their 200 MB. A stub exports
-exactly what the wheel's own libraries import from the real library, with the same symbol versions: the overlay asks
-for nothing that stock does not ask for as well. Static initialisers that register something by name are wrapped: the
+exactly what the wheel's own libraries import from the real library, with the same symbol versions: the overlay needs
+nothing that stock does not need. Static initialisers that register something by name are wrapped: the
 overlay's copy must not register it a second time.
 """
 
@@ -29,7 +29,7 @@ _IMPORTERS = ("libtorch_cuda.so", "libc10_cuda.so")
 _SHIM = Path(__file__).with_name("native") / "register_once.cpp"
 #: The registration that `native/register_once.cpp` makes safe.
 _WRAPPED = "c10d::control_plane::registerHandler("
-#: Registrations of PyTorch that take a name once per process, and that no shim exists for.
+#: Registrations of PyTorch that take a name once per process, and that have no shim.
 _OTHERS = (
     "torch::Library::_def(",
     "torch::Library::_impl(",
@@ -46,28 +46,20 @@ _OTHERS = (
 
 
 def to_wrap(objects: Iterable[Object]) -> str:
-    """Return the mangled name of the registration function to wrap, empty when no object calls it.
-
-    Raises:
-        OverlayCheckError: an object calls a registration that no shim makes safe.
-    """
+    """Return the mangled name of the registration function to wrap, empty when no object calls it."""
     spelt = demangle(undefined(item.path for item in objects))
     unsafe = sorted(name for name in spelt.values() if name.startswith(_OTHERS))
     if unsafe:
         raise OverlayCheckError(
             f"the overlay would register twice: {', '.join(unsafe)}",
-            cause="a unit in the overlay registers something when it is loaded, and stock has registered it already",
+            cause="a unit in the overlay registers a name when it is loaded, and stock has already registered it",
             remedy="write a shim for it as build/overlay/native/register_once.cpp does, or make a full build",
         )
     return next((symbol for symbol, name in spelt.items() if name.startswith(_WRAPPED)), "")
 
 
 def _compile_shim(inputs: Inputs, symbol: str, folder: Path) -> Path:
-    """Compile the shim for `symbol` and return its object file.
-
-    Raises:
-        CompileError: it does not compile against this release.
-    """
+    """Compile the shim for `symbol` and return its object file."""
     target = folder / "register_once.o"
     flags = [*code_flags(inputs.release), *path_flags(inputs, folder), f"-ffile-prefix-map={_SHIM.parent}=multiworld"]
     line: list[str | Path] = [inputs.toolchain.cxx, *flags, f"-DREGISTER_HANDLER={symbol}", "-c", _SHIM, "-o", target]
@@ -83,16 +75,12 @@ def _compile_shim(inputs: Inputs, symbol: str, folder: Path) -> Path:
 
 def _imports(inputs: Inputs, prefixes: tuple[str, ...]) -> list[Symbol]:
     """Return what the wheel's libraries import under `prefixes`, one of each name."""
-    found: dict[str, Symbol] = {}
-    for name in _IMPORTERS:
-        for item in table(inputs.lib / name, dynamic=True):
-            if item.kind == "U" and item.name.startswith(prefixes):
-                found[item.name] = item
+    every = (item for name in _IMPORTERS for item in table(inputs.lib / name, dynamic=True))
+    found = {item.name: item for item in every if item.kind == "U" and item.name.startswith(prefixes)}
     return [found[name] for name in sorted(found)]
 
 
 def _version_script(symbols: list[Symbol]) -> str:
-    """Return the linker's version script that gives each symbol its version."""
     by_version: dict[str, list[str]] = defaultdict(list)
     for item in symbols:
         if item.version:
@@ -104,22 +92,21 @@ def _version_script(symbols: list[Symbol]) -> str:
 def _stub(inputs: Inputs, soname: str, symbols: list[Symbol], folder: Path) -> Path:
     source, script, target = folder / f"{soname}.c", folder / f"{soname}.map", folder / soname
     source.write_text("".join(f"void {item.name}(void) {{}}\n" for item in symbols), encoding="ascii")
-    text = _version_script(symbols)
-    script.write_text(text, encoding="ascii")
-    versions = [f"-Wl,--version-script={script}"] if text.strip() else []
+    script.write_text(_version_script(symbols), encoding="ascii")
+    versions = [f"-Wl,--version-script={script}"] if any(item.version for item in symbols) else []
     command: list[str | Path] = [inputs.toolchain.cxx, "-x", "c", "-shared", "-fPIC", "-nostdlib", "-w"]
     done = run_compiler([*command, f"-Wl,-soname,{soname}", *versions, source, "-o", target], timeout=120)
     if done.returncode:
         raise CompileError(
             f"the import stub of {soname} cannot be made",
             cause=done.tail,
-            remedy="see the whole command in the log, and set CXX to a compiler that can link a shared library",
+            remedy="read the whole command in the log, and set CXX to a compiler that can link a shared library",
         )
     return target
 
 
 def _import_stubs(inputs: Inputs, folder: Path) -> list[Path]:
-    """Make the stubs in `folder`, under the sonames the wheel's libraries ask for."""
+    """Make the stubs in `folder`, under the sonames that the wheel's libraries need."""
     sonames = {name for library in _IMPORTERS for name in needed(inputs.lib / library)}
     return [
         _stub(inputs, soname, _imports(inputs, prefixes), folder)
@@ -129,22 +116,19 @@ def _import_stubs(inputs: Inputs, folder: Path) -> list[Path]:
     ]
 
 
-def _run_path(inputs: Inputs) -> str:
-    """Return the run path: the overlay lies two folders below site-packages, as torch/lib does, in either wheel."""
-    return "$ORIGIN/../../torch/lib:" + run_path(inputs.lib / "libtorch_cuda.so")
-
-
 def _command(
     inputs: Inputs, objects: Sequence[Path], stubs: Sequence[Path], wrap: str, target: Path
 ) -> list[str | Path]:
-    needed = [inputs.lib / name for name in _NEEDED]
+    # In either wheel the overlay is two folders below site-packages, as torch/lib is.
+    rpath = "$ORIGIN/../../torch/lib:" + run_path(inputs.lib / "libtorch_cuda.so")
+    libraries = [inputs.lib / name for name in _NEEDED]
     line: list[str | Path] = [inputs.toolchain.cxx, "-shared", "-fPIC", "-s", "-o", target, *objects]
     line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{SONAME}"]
-    line += ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{_run_path(inputs)}"]
+    line += ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{rpath}"]
     line += [f"-Wl,--wrap={wrap}"] if wrap else []
-    line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *needed, "-Wl,--as-needed", *stubs]
-    # Not for its symbols: loaded as a dependency of the overlay, libtorch_python looks symbols up in the overlay's
-    # scope, overlay first, without anything becoming global to the process.
+    line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *stubs]
+    # Not for its symbols: as a dependency of the overlay, libtorch_python looks symbols up in the overlay's scope,
+    # overlay first, and the process gets no global symbols.
     return [*line, "-Wl,--no-as-needed", inputs.lib / "libtorch_python.so"]
 
 
@@ -152,8 +136,8 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
     """Link `objects` into `target`.
 
     Raises:
-        CompileError: the linker fails, e.g. since a symbol is in no library of the wheel.
-        OverlayCheckError: a static initialiser would register twice.
+        CompileError: the linker fails, e.g. because the wheel's libraries lack a symbol.
+        OverlayCheckError: a static initialiser would register a name a second time.
     """
     wrap = to_wrap(objects)
     with tempfile.TemporaryDirectory(prefix="link-") as scratch, atomic_write(target) as part:

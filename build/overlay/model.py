@@ -1,4 +1,4 @@
-"""What goes into an overlay build and what comes out, as frozen records."""
+"""Inputs and results of an overlay build, as frozen records."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ class Inputs:
     """Everything an overlay is made from.
 
     Attributes:
-        release: the release's facts.
         tree: the patched source tree.
         changed: paths that the series changes, relative to `tree`.
-        wheel: folder of the unpacked official wheel; holds `torch/include` and `torch/lib`.
+        wheel: folder of the unpacked official wheel, with `torch/include` and `torch/lib`.
         python: CPython version of that wheel.
-        wheel_sha256: digest of that wheel's file.
         headers: include folders beyond wheel and tree, in order.
         safe_headers: changed headers that the series' manifest declares safe for an overlay, with the reason.
-        toolchain: the compiler.
     """
 
     release: Release
@@ -51,7 +48,6 @@ class Object:
     Attributes:
         unit: path of the source, relative to the tree.
         path: the object file.
-        sha256: digest of the object file.
         includes: the files it included, relative to `tree:`, `wheel:` or `headers:`.
         seconds: time the compiler took; 0 when the object came from the cache.
         why: why this unit is in the overlay.
@@ -67,7 +63,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing an overlay must prove, and what was found."""
+    """One requirement on an overlay, and what was found."""
 
     name: str
     passed: bool
@@ -81,14 +77,11 @@ class Overlay:
     Attributes:
         path: the shared library.
         soname: its file name and DT_SONAME.
-        sha256: digest of the file.
-        build_id: its own GNU build id.
         made_for: GNU build ids of the libtorch_cuda.so it is for, by Python version: the official wheels of one release
             are compiled from one source with one toolchain, once per Python version.
         objects: the units in it.
         replaced: exported stock symbols that it defines, mangled, sorted.
         flags: the compile line without machine-specific paths.
-        checks: what was proven.
     """
 
     path: Path

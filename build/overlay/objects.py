@@ -27,13 +27,13 @@ from build.seals import sha256_of
 
 #: Memory one compiler needs at its peak, measured on ProcessGroupNCCL.cpp of 2.6.0: 1.8 GB.
 _BYTES_PER_JOB = 2_000_000_000
-#: Raise when what is stored with an object changes its form, or when objects may be wrong that the key calls right:
-#: those of 1 may have been compiled with headers from CPATH, those of 2 with damaged headers.
+#: Increase when the stored form changes, or when objects with a right key may be wrong: those of 1 may have been
+#: compiled with headers from CPATH, those of 2 with damaged headers.
 _CACHE_FORMAT = "3"
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """What is stored with a cached object: which files of the tree it read, with their digests."""
+    """The record of a cached object: the files that it included, and the digests of those of the tree."""
 
     unit: str
     object_sha256: str
@@ -42,7 +42,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def jobs() -> int:
-    """Return how many compilers may run at once: cores, and memory where the kernel tells."""
+    """Return how many compilers may run at once, by cores and, where the kernel shows it, free memory."""
     cores = len(os.sched_getaffinity(0))
     try:
         free = int(next(x for x in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in x).split()[1])
@@ -52,25 +52,20 @@ def jobs() -> int:
 
 
 def _primary_key(inputs: Inputs, unit: str) -> str:
-    """Digest what is known before compiling; the headers of the tree are checked against the stored entry."""
+    """Digest what is known before compiling; `_cached` compares the headers of the tree with the entry."""
     parts = [_CACHE_FORMAT, unit, sha256_of(inputs.tree / unit), inputs.toolchain.identity, inputs.wheel_sha256]
     parts += code_flags(inputs.release)
     parts += [f"{p.name}=={p.version} {p.headers_sha256}" for p in inputs.release.header_packages]
-    # Names of the changed headers: they come before those of the wheel, whichever the unit included so far.
+    # Names of the changed headers: they come before those of the wheel, even if the unit included those so far.
     parts += sorted(name for name in inputs.changed if is_header(name))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _relative(path: str, inputs: Inputs, overrides: Path) -> str:
     """Name an included file by the root it lies in, so that records hold no path of this machine."""
-    roots: tuple[tuple[str, Path], ...] = (
-        ("tree:", overrides),
-        ("wheel:", inputs.include),
-        ("tree:", inputs.tree),
-    )
+    roots = [("tree:", overrides), ("wheel:", inputs.include), ("tree:", inputs.tree)]
     real = os.path.normpath(path)
-    roots += tuple(("headers:", root) for root in inputs.headers)
-    for label, root in roots:
+    for label, root in (*roots, *(("headers:", root) for root in inputs.headers)):
         if real.startswith(f"{root}{os.sep}"):
             return label + os.path.relpath(real, root)
     return "system:" + real
@@ -83,7 +78,7 @@ def _includes(depfile: Path, inputs: Inputs, overrides: Path) -> tuple[str, ...]
 
 
 def _cached(folder: Path, inputs: Inputs, why: str) -> Object | None:
-    """Return the cached object of `folder` when every file of the tree that it read is unchanged."""
+    """Return the cached object of `folder` if every file of the tree that it included is unchanged."""
     try:
         entry = msgspec.json.decode(seals.unsigned((folder / "entry.json").read_bytes()) or b"", type=_Entry)
         same = all(sha256_of(inputs.tree / name) == digest for name, digest in entry.tree_files.items())
@@ -95,13 +90,13 @@ def _cached(folder: Path, inputs: Inputs, why: str) -> Object | None:
 
 
 def _check_read(inputs: Inputs, unit: str, read: Iterable[str] | None) -> None:
-    """Digest the files of the cache that a compiler has read: their bytes are in the object now.
+    """Digest the cached headers that a compiler has read, since their bytes are in the object now.
 
     Args:
-        read: names of what was read, as in `Object.includes`; None when the compiler failed and did not say.
+        read: their names, as in `Object.includes`; None when the compiler failed: then all of them.
 
     Raises:
-        DigestMismatchError: files are not those that were put into the cache.
+        DigestMismatchError: cached headers differ from their seal.
     """
     wrong = []
     for label, root in (("wheel:", inputs.include), *(("headers:", root) for root in inputs.headers)):
@@ -111,7 +106,7 @@ def _check_read(inputs: Inputs, unit: str, read: Iterable[str] | None) -> None:
         raise DigestMismatchError(
             f"{unit} was compiled with damaged headers of the cache: {', '.join(wrong[:5])}",
             cause="the disk, or a backup that was put back over them",
-            remedy="run again: what was damaged is made again; if this comes back, look at the disk",
+            remedy="run again: damaged headers are fetched again; if the error returns, check the disk",
         )
 
 
@@ -120,18 +115,14 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
     started = time.monotonic()
     with built_beside(folder) as part:
         obj, dep = part / "unit.o", part / "unit.d"
-        command: list[str | Path] = [
-            inputs.toolchain.cxx,
-            *code_flags(inputs.release),
-            *path_flags(inputs, overrides),
-        ]
+        command: list[str | Path] = [inputs.toolchain.cxx, *code_flags(inputs.release), *path_flags(inputs, overrides)]
         done = run_compiler([*command, "-MD", "-MF", dep, "-c", inputs.tree / unit, "-o", obj], timeout=1800)
         includes = None if done.returncode else _includes(dep, inputs, overrides)
         _check_read(inputs, unit, includes)
         if includes is None:
             raise CompileError(
                 f"{unit} does not compile",
-                cause=done.tail or f"{inputs.toolchain.cxx} ended with status {done.returncode} and said nothing",
+                cause=done.tail or f"{inputs.toolchain.cxx} ended with status {done.returncode} and no output",
                 remedy="if a header is missing, add its package to the release in build/releases.toml; if the compiler "
                 "was killed, memory ran out: 2 GB per job; the whole command is in the log",
             )
@@ -143,7 +134,6 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
 
 
 def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) -> Object:
-    """Return the object of a unit, from the cache or from the compiler."""
     folder = cache("objects") / _primary_key(inputs, unit)
     if ready := _cached(folder, inputs, why):
         return ready
@@ -152,7 +142,7 @@ def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) 
 
 
 def override_headers(inputs: Inputs, folder: Path) -> None:
-    """Copy the headers the series changes into `folder`, which comes first on the include path."""
+    """Copy the headers that the series changes into `folder`, the first on the include path."""
     for name in inputs.changed:
         if is_header(name):
             target = folder / name
@@ -161,13 +151,10 @@ def override_headers(inputs: Inputs, folder: Path) -> None:
 
 
 def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...]:
-    """Compile `units`, biggest first, as many at once as cores and memory allow.
-
-    Args:
-        units: path of each unit, with the reason why it is in the overlay.
+    """Compile `units` (path to reason), biggest first, as many at once as cores and memory allow.
 
     Raises:
-        CompileError: a unit does not compile; the compiler's last lines are in the message.
+        CompileError: a unit does not compile; the message has the compiler's last lines.
     """
     done: dict[str, Object] = {}
     order = sorted(units, key=lambda unit: -(inputs.tree / unit).stat().st_size)
@@ -175,8 +162,7 @@ def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...
         overrides = Path(scratch)
         override_headers(inputs, overrides)
         shown = InFlight(bar, "compiling", len(units), "units")
-        pool = ThreadPoolExecutor(jobs())
-        futures: list[Future[Object]] = []
+        pool, futures = ThreadPoolExecutor(jobs()), list[Future[Object]]()
         try:
             futures += [pool.submit(_one, inputs, unit, overrides, units[unit], shown) for unit in order]
             for future in as_completed(futures):
@@ -186,7 +172,7 @@ def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...
                 note(f"{obj.unit}: {f'{obj.seconds:.1f} s' if obj.seconds else 'unchanged, reused'}")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            # Again and again: a thread may have been about to start its compiler.
+            # Repeatedly: a thread may have been about to start its compiler.
             while pending := [future for future in futures if not future.done()]:
                 kill_all()
                 wait(pending, timeout=0.1)

@@ -14,9 +14,9 @@ from build.errors import EnvironmentUnfitError
 from build.paths import cache
 from build.process import Completed, run
 
-#: Variables by which a compiler finds other headers, libraries or parts of itself, or writes more files: none is on the
-#: compile line that keys the cache. GCC searches CPATH before `-isystem`, thus before the pinned headers. No release
-#: needs one: compilers of conda and of toolset folders know their own places.
+#: Variables that make a compiler find other headers, libraries or parts of itself, or write more files. They are not on
+#: the compile line that keys the cache; GCC searches CPATH before `-isystem`, thus before the pinned headers.
+#: No release needs them: compilers of conda and of toolset folders know their own paths.
 _STEERING = (
     "CPATH",
     "C_INCLUDE_PATH",
@@ -32,27 +32,15 @@ _STEERING = (
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A working C++ compiler.
-
-    Attributes:
-        cxx: the compiler.
-        identity: what names it in a build record and in the object cache, e.g. `g++ (Debian 12.2.0) 12.2.0`.
-        major: its major version.
-        is_clang: whether it is clang.
-    """
+    """A working C++ compiler; `identity` names it in records and in the cache, e.g. `g++ (Debian 12.2.0) 12.2.0`."""
 
     cxx: Path
     identity: str
     major: int
-    is_clang: bool
 
 
 def run_compiler(command: Sequence[str | Path], *, timeout: float) -> Completed:
-    """Run the compiler or, through it, the linker so that the result depends on the command line alone.
-
-    Raises:
-        EnvironmentUnfitError: the disk is full.
-    """
+    """Run the compiler or, through it, the linker, so that the result depends on the command line alone."""
     done = run(command, without=_STEERING, timeout=timeout)
     if done.returncode and b"No space left on device" in done.stderr:
         raise EnvironmentUnfitError(
@@ -63,13 +51,6 @@ def run_compiler(command: Sequence[str | Path], *, timeout: float) -> Completed:
     return done
 
 
-def _candidate() -> Path | None:
-    """Return the compiler the user names with CXX, else the first usual one on PATH."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
-    found = (shutil.which(name) for name in names)
-    return next((Path(path) for path in found if path), None)
-
-
 def _ask(cxx: Path, option: str) -> str:
     """Return the first line that the compiler prints, empty when it fails."""
     done = run_compiler([cxx, option], timeout=30)
@@ -78,22 +59,23 @@ def _ask(cxx: Path, option: str) -> str:
 
 
 def find(min_gcc: int) -> Toolchain:
-    """Find the C++ compiler.
+    """Find the C++ compiler: the value of CXX, else the first usual one on PATH.
 
     Args:
         min_gcc: oldest major version of g++ that compiles the release's headers.
 
     Raises:
-        EnvironmentUnfitError: none found, or too old.
+        EnvironmentUnfitError: no compiler was found, it does not work, or it is too old.
     """
     named = os.environ.get("CXX")
     if named and shutil.which(named) is None:
         raise EnvironmentUnfitError(
             f"CXX={named} is not a program that can be run",
-            cause=f"CXX={named} in the environment names a compiler that is not there",
+            cause=f"CXX={named} in the environment names a compiler that does not exist",
             remedy="unset CXX, or set it to the path of a C++ compiler, e.g. CXX=/usr/bin/g++",
         )
-    cxx = _candidate()
+    found = next(filter(None, map(shutil.which, [named] if named else ["g++", "c++", "clang++"])), None)
+    cxx = Path(found) if found else None
     missing = [tool for tool in ("nm", "c++filt", "ld") if shutil.which(tool) is None]
     if cxx is None or missing:
         raise EnvironmentUnfitError(
@@ -109,11 +91,10 @@ def find(min_gcc: int) -> Toolchain:
             cause=f"`{cxx} -dumpversion` says {dump!r}, which is not a version",
             remedy="set CXX to one that works",
         )
-    is_clang = "clang" in identity
-    if not is_clang and int(major[0]) < min_gcc:
+    if "clang" not in identity and int(major[0]) < min_gcc:
         raise EnvironmentUnfitError(
             f"{cxx} is version {dump}; this release needs g++ {min_gcc} or newer",
             cause="the release's headers use C++ that older compilers do not have",
             remedy=f"install g++-{min_gcc} or newer and set CXX to it",
         )
-    return Toolchain(cxx, identity, int(major[0]), is_clang)
+    return Toolchain(cxx, identity, int(major[0]))

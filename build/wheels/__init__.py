@@ -1,1 +1,1 @@
-"""Wheels out of an overlay: the official wheel with it inside, and the overlay alone."""
+"""The two wheels: the official wheel with the overlay inside, and the overlay alone."""

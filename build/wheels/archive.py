@@ -1,4 +1,4 @@
-"""Write wheels: unchanged members keep their compressed bytes, nothing is left behind, same input gives same bytes."""
+"""Write wheels: unchanged members keep their compressed bytes, and the same input gives the same bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from build.errors import WheelError
@@ -18,12 +17,12 @@ _BLOCK = 1 << 20
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _DATA_DESCRIPTOR = 0x08
 _UTF8 = 0x800
-#: Time stamp of members that this project writes: the oldest the format knows, so that bytes do not depend on the day.
+#: Time stamp of the members written here: the oldest of the format, so that the bytes do not depend on the day.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def record_line(name: str, digest: bytes, size: int) -> str:
-    """Return one line of a RECORD file, as the binary distribution format specification asks for."""
+    """Return one line of a RECORD file, as the specification of the binary distribution format defines it."""
     encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
     quoted = f'"{name}"' if "," in name else name
     return f"{quoted},sha256={encoded},{size}"
@@ -39,7 +38,7 @@ def _data_offset(stream: BinaryIO | DigestedReader, member: zipfile.ZipInfo) -> 
 
 
 class DigestedReader:
-    """Reads a file from front to back, and digests every byte, also those that are skipped."""
+    """Reads a file from front to back, and digests every byte, skipped ones too."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -47,11 +46,7 @@ class DigestedReader:
         self._place = 0
 
     def seek(self, offset: int) -> int:
-        """Read on to `offset`.
-
-        Raises:
-            WheelError: that lies behind: members overlap, or the directory does not follow their order.
-        """
+        """Read on to `offset`; one that is already passed means that members overlap, and raises WheelError."""
         if offset < self._place:
             raise WheelError(f"a member begins at {offset}, within the one before", cause="a damaged wheel")
         while self._place < offset and self.read(min(_BLOCK, offset - self._place)):
@@ -82,9 +77,7 @@ class WheelWriter:
     def __enter__(self) -> WheelWriter:  # noqa: PYI034 - typing.Self came with Python 3.11
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._write(self._record, ("\n".join([*self._lines, f"{self._record},,"]) + "\n").encode(), 0o644)
         self._zip.close()
@@ -96,26 +89,21 @@ class WheelWriter:
         self._zip.writestr(info, data, compresslevel=9)
 
     def add(self, name: str, data: bytes, mode: int = 0o644) -> None:
-        """Write a new member and note it in RECORD."""
         self._write(name, data, mode)
         self._lines.append(record_line(name, hashlib.sha256(data).digest(), len(data)))
 
     def carry(self, source: BinaryIO | DigestedReader, member: zipfile.ZipInfo, name: str, record: str) -> None:
-        """Copy a member in its compressed form.
-
-        Args:
-            record: its digest and size as the other wheel's RECORD has them, `sha256=…,123`; empty for a folder.
-        """
+        """Copy a member in its compressed form; `record` is its digest and size in RECORD, `sha256=…,123`."""
         offset = _data_offset(source, member)
         info = zipfile.ZipInfo(name, member.date_time)
         info.compress_type, info.external_attr = member.compress_type, member.external_attr
         info.create_system, info.CRC = member.create_system, member.CRC
         info.compress_size, info.file_size = member.compress_size, member.file_size
-        # The local header has the sizes, which otherwise follow the data: uv reads wheels as a stream.
+        # Sizes go into the local header instead of behind the data: uv reads wheels as a stream.
         info.flag_bits = member.flag_bits & ~_DATA_DESCRIPTOR
         out = self._zip.fp
         if out is None:
-            raise WheelError("the wheel is closed already")
+            raise WheelError("the wheel is already closed")
         out.seek(self._zip.start_dir)
         info.header_offset = out.tell()
         out.write(info.FileHeader(zip64=max(info.file_size, info.compress_size) > zipfile.ZIP64_LIMIT))
@@ -129,16 +117,11 @@ class WheelWriter:
         self._zip.start_dir = out.tell()
         self._zip.filelist.append(info)
         self._zip.NameToInfo[name] = info
-        if record:
-            self._lines.append(f'"{name}",{record}' if "," in name else f"{name},{record}")
+        self._lines.append(f'"{name}",{record}' if "," in name else f"{name},{record}")
 
 
 def _check_local(stream: BinaryIO, member: zipfile.ZipInfo) -> None:
-    """Compare a member's local header, which is all that a streaming reader has, with the directory.
-
-    Raises:
-        WheelError: another name, method, checksum or size.
-    """
+    """Compare a member's local header, which is all that a streaming reader has, with the directory."""
     stream.seek(member.header_offset)
     _, _, flags, method, _, _, crc, packed, size, length, _ = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
     if flags & _DATA_DESCRIPTOR:
@@ -152,11 +135,7 @@ def _check_local(stream: BinaryIO, member: zipfile.ZipInfo) -> None:
 
 
 def _check_layout(archive: zipfile.ZipFile, stream: BinaryIO, members: list[zipfile.ZipInfo]) -> None:
-    """Walk from header to header: each must begin where the member before it ends.
-
-    Raises:
-        WheelError: bytes that no member owns, or a header that disagrees with the directory.
-    """
+    """Walk from header to header: each must begin where the member before it ends."""
     place = 0
     for item in members:
         if item.header_offset != place:
@@ -168,14 +147,10 @@ def _check_layout(archive: zipfile.ZipFile, stream: BinaryIO, members: list[zipf
 
 
 def _check_record(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
-    """Compare RECORD with the members: each is listed once, with its size.
-
-    Raises:
-        WheelError: naming what is missing on either side.
-    """
+    """Compare RECORD with the members: each is listed once, with its size."""
     names = [item.filename for item in members if not item.is_dir()]
     if twice := sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []:
-        raise WheelError(f"members that are there twice: {', '.join(twice[:10])}")
+        raise WheelError(f"duplicate members: {', '.join(twice[:10])}")
     records = [name for name in names if name.endswith(".dist-info/RECORD")]
     if len(records) != 1:
         raise WheelError(f"{len(records)} RECORD files, one expected")
@@ -184,7 +159,7 @@ def _check_record(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> N
     sizes = {item.filename: str(item.file_size) for item in members}
     differing |= {row[0] for row in rows if row[0] != records[0] and (len(row) != 3 or sizes.get(row[0]) != row[2])}
     if differing or len(rows) != len(names):
-        raise WheelError(f"RECORD and members differ: {', '.join(sorted(differing)[:10]) or 'a line is there twice'}")
+        raise WheelError(f"RECORD and members differ: {', '.join(sorted(differing)[:10]) or 'a duplicate line'}")
 
 
 def check_archive(path: Path) -> int:

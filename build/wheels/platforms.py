@@ -1,4 +1,4 @@
-"""The platform tag a library really needs, by auditwheel's policies."""
+"""The platform tag that a library needs, by auditwheel's policies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from auditwheel.libc import Libc
 from auditwheel.policy import WheelPolicies
 from elftools.elf.elffile import ELFFile
 
-#: Libraries whose symbol versions the policies speak of; CUDA's come with their own wheels.
+#: Libraries that the policies are about; CUDA's come with their own wheels.
 _SYSTEM = ("libc.so", "libm.so", "libstdc++.so", "libgcc_s.so", "libpthread.so", "libdl.so", "librt.so")
-
-
 _NO_PROMISE = (1 << 16, 0)
 
 
 def symbol_versions(library: Path) -> dict[str, set[str]]:
-    """Return the versions a library asks of the system's libraries, e.g. `{"GLIBC": {"2.34"}}`-like, per library."""
+    """Return the symbol versions that a library needs of each library of the system, e.g. `GLIBC_2.34`."""
     versions: dict[str, set[str]] = defaultdict(set)
     with library.open("rb") as stream:
         for name, version in elf_find_versioned_symbols(ELFFile(stream)):
@@ -36,7 +34,7 @@ def platform_tag(library: Path) -> str:
 
 
 def newer(first: str, second: str) -> str:
-    """Return the tag of the two that asks for the newer system; `linux_*`, which promises nothing, counts as newest."""
+    """Return the tag that needs the newer system; `linux_*`, which promises nothing, counts as the newest."""
     legacy = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 
     def glibc(tag: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Fresh environments with torch in one of its forms, made by uv so that they cost seconds and no disk."""
+"""Fresh environments with torch in one of its forms; uv makes them in seconds, with hard links to its cache."""
 
 from __future__ import annotations
 
@@ -31,15 +31,10 @@ class Form(Enum):
 
 
 def _uv(*arguments: str | Path) -> None:
-    """Run uv.
-
-    Raises:
-        EnvironmentUnfitError: it failed.
-    """
     done = run([uv.find_uv_bin(), *arguments], timeout=1800)
     if done.returncode:
         raise EnvironmentUnfitError(
-            "an environment for the tests could not be made",
+            "the environment for the tests could not be made",
             cause=done.tail,
             remedy="check network and disk; uv's settings (UV_INDEX_URL, UV_CACHE_DIR) apply",
         )
@@ -50,13 +45,13 @@ def install(python: Path, *requirements: str | Path) -> None:
 
 
 def _before_numpy_2(wheels: list[Path]) -> bool:
-    """Say whether the torch among the wheels was built for numpy 1: with numpy 2 it warns on import."""
+    """Whether the torch among the wheels was built for numpy 1: with numpy 2 it warns on import."""
     parsed = (parse_wheel_filename(path.name) for path in wheels)
     return any(name == "torch" and version < Version("2.3") for name, version, _, _ in parsed)
 
 
 def _sweep(top: Path) -> None:
-    """Remove what killed runs have left, some gigabytes each: a run holds a lock on its folder as long as it lives."""
+    """Remove the folders of killed runs, some gigabytes each: a live run holds a lock on its folder."""
     for path in top.iterdir():
         if path.is_dir() and not path.is_symlink():
             handle = os.open(path, os.O_RDONLY)
@@ -71,7 +66,7 @@ def _sweep(top: Path) -> None:
 
 @contextmanager
 def _folder(form: Form) -> Iterator[Path]:
-    """Make a folder that is this process's own, yield it, and remove it."""
+    """Make a folder, yield it with a lock on it held, and remove it."""
     top = cache("environments")
     with locked(top / "environments", "the environments for tests"):
         _sweep(top)
@@ -87,15 +82,10 @@ def _folder(form: Form) -> Iterator[Path]:
 
 @contextmanager
 def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
-    """Make an environment, yield its interpreter, and remove it.
-
-    Args:
-        form: named in the folder, for people who look.
-        python: CPython version, e.g. `3.11`.
-        wheels: what to install; dependencies come from the index.
+    """Make an environment with `wheels`, yield its interpreter, and remove it; dependencies come from the index.
 
     Raises:
-        EnvironmentUnfitError: no such Python on this machine, or an installation failed.
+        EnvironmentUnfitError: this machine has no CPython `python` (e.g. `3.11`), or an installation failed.
     """
     with _folder(form) as folder:
         step(f"environment {form.value}: {', '.join(path.name for path in wheels)}")

@@ -1,17 +1,25 @@
-"""What the tests of the wheels found: read from JUnit XML, kept as `tests.json`, shown as a table."""
+"""Results of the tests of the wheels: read from JUnit XML, kept as `tests.json` and in the cache, shown as tables."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
 from rich.table import Table
 
+from build import paths, seals
 from build.paths import atomic_write
+from build.record import BuildRecord
+from build.seals import sha256_of
+from build.wheeltest.environments import Form
 
 NAME = "tests.json"
+#: Decide the results on the stock wheel: the harness with its catalogue, and the tests.
+_DECIDING = (paths.REPO / "gpuless", paths.TESTS / "gpuless", paths.TESTS / "wheel")
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -30,10 +38,9 @@ class Run(msgspec.Struct, frozen=True):
 
     Attributes:
         form: how torch was installed.
-        suite: which tests: `probes`, `wheel`, `multiworld core` or `multiworld faults`.
+        suite: `probes`, `wheel`, `multiworld core` or `multiworld faults`.
         exit: its exit status.
-        cases: its tests.
-        recorded: whether these are the results of an earlier run, which still hold.
+        recorded: whether these are the results of an earlier run, which are still valid.
     """
 
     form: str
@@ -52,7 +59,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class TestRecord(msgspec.Struct, frozen=True):
-    """The whole of `tests.json`: which wheels were tested, and what came out."""
+    """The whole of `tests.json`: the tested wheels and the results."""
 
     release: str
     version: str
@@ -81,7 +88,7 @@ def read_junit(path: Path) -> tuple[Case, ...]:
 
 
 def write(record: TestRecord, folder: Path) -> None:
-    """Write `tests.json`, and the same under a name with the Python version, which the next Python's tests leave."""
+    """Write `tests.json`, and a copy with the Python version in its name, which tests of other Pythons keep."""
     for name in (NAME, f"tests-{record.python}.json"):
         with atomic_write(folder / name) as part:
             part.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
@@ -95,7 +102,7 @@ def _cell(case: Case | None) -> str:
 
 
 def probe_table(runs: tuple[Run, ...], title: str) -> Table:
-    """Return the table of probes: what each did on stock and in both patched forms."""
+    """Return the table of probes: the outcome of each on stock and in both patched forms."""
     forms = [run for run in runs if any(case.probe for case in run.cases)]
     table = Table(title=title, caption="probes run on the real ProcessGroupNCCL; backend: nccl (simulated)")
     for column in ("probe", "patch", *(f"{run.form} (recorded)" if run.recorded else run.form for run in forms)):
@@ -116,3 +123,30 @@ def run_table(runs: tuple[Run, ...]) -> Table:
         result = "[green]green[/]" if item.green else "[bold red]red[/]"
         table.add_row(item.form, item.suite, *counts, f"{result}, recorded" if item.recorded else result)
     return table
+
+
+def _stock_path(made: BuildRecord) -> Path:
+    """Return the path of the record of the stock wheel, named by all that decides its results."""
+    digest = hashlib.sha256(repr((made.official.sha256, made.python, made.replaced)).encode())
+    for path in sorted(path for folder in _DECIDING for path in folder.rglob("*")):
+        if path.suffix in (".py", ".c", ".h", ".json"):
+            digest.update(f"{path.relative_to(paths.REPO)}\0{sha256_of(path)}\n".encode())
+    return paths.cache("stock") / f"{digest.hexdigest()[:32]}.json"
+
+
+def read_stock(made: BuildRecord) -> list[Run]:
+    """Return the recorded runs on the stock wheel of a build, empty without a record."""
+    try:
+        data = seals.unsigned(_stock_path(made).read_bytes())
+        runs = msgspec.json.decode(data or b"[]", type=list[Run])
+    except (OSError, msgspec.DecodeError):
+        return []
+    return [msgspec.structs.replace(run, recorded=True) for run in runs]
+
+
+def write_stock(made: BuildRecord, runs: Sequence[Run]) -> None:
+    """Record those of `runs` that are on stock, if all are green: they stay valid until a deciding file changes."""
+    stock = [run for run in runs if run.form == Form.STOCK.value]
+    if stock and all(run.green for run in stock):
+        with atomic_write(_stock_path(made)) as part:
+            part.write_bytes(seals.signed(msgspec.json.encode(stock)))

@@ -15,13 +15,12 @@ from build import official, paths, record, releases
 from build.console import console, log, log_to_file, note, progress, step
 from build.errors import ProbeError, UsageError
 from build.paths import REPO
-from build.process import run_shown, together
+from build.process import run_shown, run_together
 from build.record import BuildRecord
-from build.wheeltest import stockrecord
 from build.wheeltest.environments import Form, environment, install
-from build.wheeltest.results import Run, TestRecord, probe_table, read_junit, run_table, write
+from build.wheeltest.results import Run, TestRecord, probe_table, read_junit, read_stock, run_table, write, write_stock
 
-#: folders of multiworld's own tests, in this order: the faults are judged by time, so they run alone
+#: Folders of multiworld's own tests, in this order: the faults are judged by time, so they run alone.
 _MULTIWORLD = ("core", "faults")
 #: Exit statuses of pytest and of `python -m gpuless` after Ctrl-C.
 _INTERRUPTED = (2, 130)
@@ -32,14 +31,7 @@ _RESULT = re.compile(r"\S+: .* \((as expected|MISMATCH|not measured)\)$")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to test.
-
-    Attributes:
-        made: the record of the build.
-        folder: `dist/<release>`: the wheels, and where results go.
-        multiworld: whether to run multiworld's own tests as well.
-        stock: whether to test the stock wheel although its results are on record.
-    """
+    """What to test: the wheels in `folder`, which gets the results too; `stock` repeats recorded tests of stock."""
 
     made: BuildRecord
     folder: Path
@@ -75,7 +67,7 @@ def _probes(plan: Plan, form: Form, python: Path, bar: Progress, task: TaskID) -
 def _wheel_tests(plan: Plan, form: Form, python: Path) -> Run:
     """Run tests/wheel on one form, and the harness's own tests on stock.
 
-    They run in this interpreter: the one under test has torch and nothing of ours.
+    They run in this interpreter: the environment under test has torch alone.
     """
     own = record.place(plan.folder, plan.made.python)
     env = {
@@ -91,7 +83,7 @@ def _wheel_tests(plan: Plan, form: Form, python: Path) -> Run:
 
 
 def _found(form: Form, suite: str, status: int, junit: Path, said: list[str]) -> Run:
-    """Return what a suite found; its output goes to the log, and to the terminal only when something failed."""
+    """Return the results of a suite; its output goes to the log, and to the terminal only after a failure."""
     log.info("%s on %s: exit status %d\n%s", suite, form.value, status, "\n".join(said))
     if status not in (0, *_INTERRUPTED):
         console.print("\n".join(said[-200:]), markup=False)
@@ -99,18 +91,18 @@ def _found(form: Form, suite: str, status: int, junit: Path, said: list[str]) ->
 
 
 def _pytest(python: Path, junit: Path, *arguments: str) -> list[str | Path]:
-    """Return the command line of pytest; its last results are removed."""
+    """Return the command line of pytest, and remove its last results."""
     junit.unlink(missing_ok=True)
     return [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", *arguments]
 
 
 def _test_forms(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
-    """Run probes and wheel tests of all forms at once: they wait for most of their time."""
+    """Run probes and wheel tests of all forms at once: they spend most of their time waiting."""
     step(f"probes and tests/wheel on {', '.join(form.value for form in pythons)}")
     with progress() as bar:
         tasks = {form: bar.add_task(f"probes on {form.value}", total=None, unit="done") for form in pythons}
         work = [partial(_probes, plan, form, python, bar, tasks[form]) for form, python in pythons.items()]
-        runs = together([*work, *(partial(_wheel_tests, plan, form, python) for form, python in pythons.items())])
+        runs = run_together([*work, *(partial(_wheel_tests, plan, form, python) for form, python in pythons.items())])
     order = list(Form)
     return sorted(runs, key=lambda run: order.index(Form(run.form)))
 
@@ -129,11 +121,11 @@ def _test_multiworld(plan: Plan, python: Path) -> list[Run]:
 
 
 def _runs(plan: Plan) -> list[Run]:
-    known = [] if plan.stock else stockrecord.read(plan.made)
+    known = [] if plan.stock else read_stock(plan.made)
     if known:
         for junit in plan.folder.glob("*-stock.xml"):
             junit.unlink()  # of another run
-        note("stock: neither wheel nor probes nor harness have changed since they were run, so its record serves")
+        note("stock: neither wheel nor probes nor harness have changed since they were run, so its record is used")
     with ExitStack() as patched:
         with ExitStack() as others:
             forms = [form for form in Form if form is not Form.STOCK or not known]
@@ -144,30 +136,29 @@ def _runs(plan: Plan) -> list[Run]:
                 for form in forms
             }
             runs = _test_forms(plan, pythons)
-        stockrecord.write(plan.made, runs)
+        write_stock(plan.made, runs)
         return [*known, *runs, *(_test_multiworld(plan, pythons[Form.PATCHED]) if plan.multiworld else ())]
 
 
 def prove_release(release: str, dist: Path, *, multiworld: bool, python: str = "", stock: bool = False) -> TestRecord:
-    """Test what `build RELEASE` made.
+    """Test the wheels that `build RELEASE` made.
 
     Args:
-        release: the PyTorch release.
         dist: folder with a folder per release.
         multiworld: whether to run multiworld's own tests on the patched wheel.
         python: CPython version of the patched wheel, default that of the last build.
-        stock: whether to test the stock wheel again although nothing has changed since.
+        stock: whether to test the stock wheel again although its record is valid.
 
     Returns:
-        What was found; also in `tests.json` and as JUnit XML next to the wheels.
+        The results; also in `tests.json` and as JUnit XML next to the wheels.
 
     Raises:
         UsageError: nothing was built, or the wheels are not those of the record.
-        BusyError: a build, or another test, of the release did not end in time.
+        BusyError: a build or another test of the release did not end in time.
         ProbeError: a test failed.
     """
     version = releases.get(release).version
-    # The build's own lock: it would replace the wheels under the tests, which are minutes and more.
+    # The build's own lock: a build would replace the wheels during the tests, which take minutes.
     with paths.locked(dist / version / "build", f"the build of {version}"):
         folder = dist / version
         made = _built(release, folder, python)
@@ -184,7 +175,7 @@ def _built(release: str, folder: Path, python: str) -> BuildRecord:
     for item in (made.patched, made.overlay):
         if record.artifact(folder / item.name) != item:
             raise UsageError(
-                f"{item.name} is not the wheel that {record.NAME} is about",
+                f"{item.name} is not the wheel in {record.NAME}",
                 cause="it was replaced after the build",
                 remedy=remedy,
             )
@@ -203,8 +194,8 @@ def _prove(release: str, plan: Plan) -> TestRecord:
     console.print(run_table(runs))
     if not proven:
         raise ProbeError(
-            "the wheels do not do what they must: " + ", ".join(f"{r.form}/{r.suite}" for r in runs if not r.green),
+            "the wheels fail their tests: " + ", ".join(f"{r.form}/{r.suite}" for r in runs if not r.green),
             cause="see the failures above and the JUnit XML files",
-            remedy=f"files are in {plan.folder}",
+            remedy=f"read these files in {plan.folder}",
         )
     return found

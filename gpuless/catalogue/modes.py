@@ -45,7 +45,7 @@ def _unchanged(probe: Probe, mode: int) -> Probe:
 
 
 def _coalescing(mode: int) -> Probe:
-    """A region that nobody closes: in other modes it stays open, since the process is not meant to go on."""
+    """A region that is never closed: in other modes it stays open, since the process is expected to end."""
     title = f"mode {mode}: an all-reduce of a coalescing region fails"
     name = f"{_MODES[mode]}-coalescing_manager"
     probe = failing(name, Patch.UNCHANGED, title, operation="coalescing_manager")

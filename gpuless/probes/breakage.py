@@ -75,7 +75,7 @@ def answer(call: Callable[[], object], seconds: float = _PATIENCE) -> str:
     """Return what an application's call gets: "returned", "no answer" in time, or the error.
 
     Its thread never ends: torch 2.6 keeps CUDA events in a cache of the thread that enqueued an operation, and
-    its watchdog crashes on them when that thread is gone, which is not what is to be shown here.
+    its watchdog crashes on them when that thread has ended, which is not the subject of this probe.
     """
     got, done = ["no answer"], threading.Event()
 

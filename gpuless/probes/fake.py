@@ -29,7 +29,7 @@ library = ctypes.CDLL(os.environ["LD_PRELOAD"].replace(":", " ").split()[0])
 
 
 def start(control: str) -> None:
-    """Map this process's control block, a file that the runner reads when the process is gone."""
+    """Map this process's control block, a file that the runner reads after the process has ended."""
     library.gpuless_start(control.encode())
 
 

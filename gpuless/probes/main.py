@@ -106,7 +106,7 @@ def _probe(request: dict[str, Any]) -> None:
         for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
             os.dup2(descriptor, number)
         os.environ.update(request["environment"])
-        tempfile.tempdir = None  # found anew, in the probe's own TMPDIR
+        tempfile.tempdir = None  # determined again, from the probe's own TMPDIR
         fake.start("control")
         outcome, detail = importlib.import_module(request["program"]).run(**request["arguments"])
     except BaseException as error:  # noqa: BLE001 - whatever a program dies of is for the runner to show

@@ -1,4 +1,4 @@
-"""The store of the process's first world goes away, as it does when the rank that serves it dies."""
+"""The store of the process's first world disappears, as when the rank that hosts it dies."""
 
 from __future__ import annotations
 

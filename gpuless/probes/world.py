@@ -25,7 +25,7 @@ def tensor(*values: float) -> torch.Tensor:
 
 
 class World:
-    """A process group with its own store (default: one that it serves), and the communicators made for it."""
+    """A process group with its own store (default: one that it hosts), and the communicators made for it."""
 
     def __init__(
         self,

@@ -137,7 +137,7 @@ def test_a_deadline_and_an_end_leave_no_process(ready: Runner) -> None:
             time.sleep(0.05)
         assert own.run(replace(_BY_ID["abort-hangs"], timeout=1), Form.STOCK).got is Outcome.STALLED
         own.end()
-        with pytest.raises(EnvironmentUnfitError, match="no process to start from"):
+        with pytest.raises(EnvironmentUnfitError, match="the server that starts the probes has ended"):
             hanging.result(timeout=30)
     assert not any(Path("/proc", pid, "exe").exists() for pid in [*running, str(server)])
 

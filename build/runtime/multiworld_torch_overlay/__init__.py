@@ -1,9 +1,8 @@
-"""Loads the patched units of this package into the torch build they were made for, and into no other.
+"""Loads the patched units of this package into the torch build that they were made for, and only into that one.
 
-A `.pth` file imports this module when Python starts. All it does then is to put a finder in front of
-`sys.meta_path` (microseconds); when `torch._C` is about to be imported, the finder loads the overlay, whose
-dependencies are torch's own libraries: the dynamic loader resolves them with the overlay first. Nothing becomes
-global to the process, no file of torch changes.
+A `.pth` file imports this module when Python starts, which puts a finder in front of `sys.meta_path` (microseconds).
+Before `torch._C` is imported, the finder loads the overlay, whose dependencies are torch's own libraries: the dynamic
+loader resolves them with the overlay first. The process gets no global symbols, and torch's files do not change.
 
 Set `MULTIWORLD_TORCH_OVERLAY=0` to leave torch as it is.
 """
@@ -16,9 +15,9 @@ _state = _WAITING = "not loaded: torch has not been imported"
 
 
 class _Finder:
-    """Finds nothing, ever: it is told of each import, and acts on the first of `torch._C`.
+    """Never finds a module: it sees each import, and acts on the first of `torch._C`.
 
-    It stays in `sys.meta_path`: that list is being walked while it acts, and taking it out would hide the next finder.
+    It stays in `sys.meta_path`: Python iterates over that list while it acts, and would skip the next finder.
     """
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
@@ -32,7 +31,7 @@ class _Finder:
 
 
 def state() -> str:
-    """Return what became of the overlay in this process: `loaded`, or `not loaded: ` and the reason."""
+    """Return the state of the overlay in this process: `loaded`, or `not loaded: ` and the reason."""
     return _state
 
 

@@ -50,7 +50,7 @@ def build_id(path: Path) -> str:
 
 
 def _mapped(name: str) -> bool:
-    """Whether a library of that file name is in this process already."""
+    """Whether a library of that file name is already loaded in this process."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -59,11 +59,11 @@ def _mapped(name: str) -> bool:
 
 
 def _warn(reason: str) -> None:
-    """Warn without a line of source, which helps no user; the import of torch never fails because of it."""
+    """Warn without a line of source, which would not help a user; it never makes the import of torch fail."""
     text = f"multiworld's overlay is not active, torch works as stock: {reason}"
     try:
         warnings.warn_explicit(text, RuntimeWarning, "multiworld_torch_overlay", 0)
-    except RuntimeWarning:  # as errors (`-W error`): then it is only said
+    except RuntimeWarning:  # warnings are errors (`-W error`): then it is only printed
         print(f"warning: {text}", file=sys.stderr)  # noqa: T201
 
 
@@ -81,10 +81,10 @@ def _refusal(torch_dir: Path, facts: dict[str, Any]) -> tuple[str, str]:
         wanted = f"{made_for}, whose libtorch_cuda.so has build id {' or '.join(facts['build_ids'])}"
         return f"{wanted}; {library} has build id {have or '(none)'}", f"{made_for}, and this is another build of torch"
     if torch_dir.resolve() != HERE.parent / "torch":
-        reason = f"torch lies in {torch_dir}, the overlay in {HERE}: install both into the same environment"
+        reason = f"torch is in {torch_dir}, the overlay in {HERE}: install both into the same environment"
         return reason, reason
     if _mapped("libtorch_cuda.so"):
-        reason = "libtorch_cuda.so was loaded before torch was imported, and nothing can be replaced any more"
+        reason = "libtorch_cuda.so was loaded before torch was imported, so its code can no longer be replaced"
         return reason, reason
     return "", ""
 
@@ -102,14 +102,7 @@ def _try(torch_dir: Path) -> tuple[str, str]:
 
 
 def load(torch_dir: str) -> str:
-    """Load the overlay for the torch in `torch_dir`, or warn and leave torch as it is.
-
-    Args:
-        torch_dir: folder of the torch package that is being imported.
-
-    Returns:
-        `loaded`, or `not loaded: ` and the reason.
-    """
+    """Load the overlay for the torch package in `torch_dir`, or warn and leave torch as it is; return the state."""
     try:
         reason, warning = _try(Path(torch_dir))
     except (OSError, ValueError, KeyError, struct.error) as error:

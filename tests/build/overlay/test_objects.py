@@ -35,7 +35,7 @@ def compiler(tmp_path: Path) -> Counting:
     script, log = tmp_path / "counting-g++", tmp_path / "runs"
     script.write_text(f'#!/bin/sh\necho "$@" >> "{log}"\nexec g++ "$@"\n')
     script.chmod(0o755)
-    return Counting(Toolchain(script, "counting g++", 12, is_clang=False), log)
+    return Counting(Toolchain(script, "counting g++", 12), log)
 
 
 def compile_one(given: Inputs, compiler: Counting, unit: str = NCCL_CPP) -> Object:
@@ -162,7 +162,7 @@ def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path, mo
     )
     script.chmod(0o755)
     given = lt.inputs(little, tmp_path / "tree", {})
-    slow = replace(given, toolchain=Toolchain(script, "slow", 12, is_clang=False))
+    slow = replace(given, toolchain=Toolchain(script, "slow", 12))
     began = time.monotonic()
     with pytest.raises(CompileError, match="Secret"):
         compile_units(slow, {NCCL_CPP: "test", HIDDEN_CPP: "test"})

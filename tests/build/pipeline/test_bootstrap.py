@@ -55,7 +55,7 @@ def test_an_environment_that_cannot_be_made(tmp_path: Path) -> None:
     env = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
     done = run(tmp_path, **env)
     assert done.returncode == 5
-    assert "error: no environment for nox could be made" in done.stderr
+    assert "error: the environment for nox could not be made" in done.stderr
     assert "to do:" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.glob("nox/*/ready")) == []

@@ -135,7 +135,7 @@ def test_tests_are_refused_for_other_wheels_than_the_record_says(place: Place) -
     with lr.started(place, "test", lt.VERSION, "--dist", place.dist) as process:
         output, _ = process.communicate(timeout=lr.TIMEOUT)
     assert process.returncode == 2
-    assert f"{wheel.name} is not the wheel that build.json is about" in output
+    assert f"{wheel.name} is not the wheel in build.json" in output
 
 
 def test_the_record_survives_a_round_trip(place: Place) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from build.errors import EnvironmentUnfitError
 from build.paths import REPO
-from build.process import run, run_shown, together
+from build.process import run, run_shown, run_together
 
 #: Starts a child that would live for a minute, and says its number.
 _PARENT = "import subprocess,sys,time; c=subprocess.Popen(['sleep','61']); open(sys.argv[1],'w').write(str(c.pid)); "
@@ -79,7 +79,7 @@ finally:
 _OUTER = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from build.process import run, run_shown, together
+from build.process import run, run_shown, run_together
 
 class Interrupted(subprocess.Popen):
     def __init__(self, *args, **keywords):
@@ -164,6 +164,6 @@ def test_one_that_fails_ends_the_others(tmp_path: Path) -> None:
         return run_shown(command, cwd=tmp_path, env={}, timeout=60, seen=lambda _: begun.set())
 
     with pytest.raises(EnvironmentUnfitError):
-        together([long, fail])
+        run_together([long, fail])
     assert gone(int((tmp_path / "pid").read_text()))
-    assert together([lambda: 1, lambda: 2]) == [1, 2]
+    assert run_together([lambda: 1, lambda: 2]) == [1, 2]

@@ -117,7 +117,7 @@ def test_a_python_to_test_with_is_looked_for_first(release: Release, tmp_path: P
     if text:
         program(no_312, "python3.12", text)
     said = problems(release, tmp_path / "dist", "3.12")
-    assert said[0].startswith("no Python 3.12 that works was found to test the wheel with: install it")
+    assert said[0].startswith("this machine has no working Python 3.12 to test the wheel with: install it")
     assert "uv python install 3.12" in said[0]
     assert "`--no-test`" in said[0]
     preflight.check(release, "3.12", tmp_path / "dist", tested=False)

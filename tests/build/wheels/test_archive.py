@@ -167,7 +167,7 @@ def _no_record(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a member replaced by appending": (lambda path: _append(path, "a/one.py", b"x"), "there twice"),
+    "a member replaced by appending": (lambda path: _append(path, "a/one.py", b"x"), "duplicate"),
     "a member that RECORD lacks": (_unlisted, r"RECORD and members differ: a/stranger\.py"),
     "a line of RECORD without member": (_edit_record("a/empty,", "a/other,"), "RECORD and members differ"),
     "a wrong size in RECORD": (_edit_record(",300\n", ",301\n"), r"differ: a/one\.py"),

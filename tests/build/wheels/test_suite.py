@@ -10,7 +10,7 @@ from rich.console import Console
 
 from build import paths, record
 from build.errors import BusyError, UsageError
-from build.wheeltest import stockrecord
+from build.wheeltest import results
 from build.wheeltest.results import Case, Run, probe_table, run_table
 from build.wheeltest.suite import prove_release
 from tests.build.overlay.little import Little
@@ -48,24 +48,24 @@ def test_stock_is_remembered_while_nothing_changes(
     assert lr.build(place)[0] == 0
     made = record.read(place.results)
     assert made is not None
-    assert stockrecord.read(made) == []
-    stockrecord.write(made, [_run("patched")])
-    stockrecord.write(made, [_run("stock", exit=1)])
-    assert stockrecord.read(made) == [], "only a stock wheel that did what it should is remembered"
-    stockrecord.write(made, [_run("stock", "group leaked"), _run("patched")])
-    (known,) = stockrecord.read(made)
+    assert results.read_stock(made) == []
+    results.write_stock(made, [_run("patched")])
+    results.write_stock(made, [_run("stock", exit=1)])
+    assert results.read_stock(made) == [], "only a stock wheel that did what it should is remembered"
+    results.write_stock(made, [_run("stock", "group leaked"), _run("patched")])
+    (known,) = results.read_stock(made)
     assert (known.form, known.recorded, known.cases[0].got) == ("stock", True, "group leaked")
     other = msgspec.structs.replace(made, official=msgspec.structs.replace(made.official, sha256="0" * 64))
-    assert stockrecord.read(other) == [], "another wheel"
+    assert results.read_stock(other) == [], "another wheel"
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "catalogue.py").write_text("another")
     with monkeypatch.context() as patch:
-        patch.setattr(stockrecord, "_DECIDING", (tmp_path / "harness",))
+        patch.setattr(results, "_DECIDING", (tmp_path / "harness",))
         patch.setattr(paths, "REPO", tmp_path)
-        assert stockrecord.read(made) == [], "another harness"
+        assert results.read_stock(made) == [], "another harness"
     (stored,) = (tmp_path / "cache" / "stock").iterdir()
     stored.write_bytes(stored.read_bytes().replace(b"leaked", b"lacked"))
-    assert stockrecord.read(made) == [], "a damaged record"
+    assert results.read_stock(made) == [], "a damaged record"
 
 
 def test_what_is_recorded_is_shown_as_that() -> None:
