@@ -17,14 +17,14 @@ from build.paths import REPO, atomic_write
 from build.process import run
 
 LOCKS = REPO / "locks"
-#: What each lock is resolved from, in this order: a later one keeps to the versions of those before it.
+#: What each lock is resolved from, in this order; a later lock uses the versions of those before it.
 SOURCES = {
     "tooling": ["--group", "pyproject.toml:tooling"],
     "test": ["--group", "pyproject.toml:test"],
     "lint": ["--group", "pyproject.toml:lint"],
     "nox": ["noxfile.py"],
 }
-#: The oldest supported Python; the locks hold for it and for every later one.
+#: The oldest supported Python; the locks are for it and for later ones.
 PYTHON = "3.10"
 _OPTIONS = ("--quiet", "--universal", "--python-version", PYTHON, "--no-python-downloads", "--generate-hashes",
             "--no-annotate", "--custom-compile-command", "nox -s lock")  # fmt: skip
@@ -59,7 +59,7 @@ def lock(
 
 
 def _resolve(folder: Path) -> None:
-    """Resolve all locks in `folder`; the versions of those that it holds are kept where they still fit.
+    """Resolve all locks in `folder`; versions of the locks in it are kept where they still fit.
 
     Raises:
         EnvironmentUnfitError: uv found no solution, or reached no index.
@@ -78,16 +78,12 @@ def _resolve(folder: Path) -> None:
 
 
 def pins(text: str) -> list[str]:
-    """Return the pinned requirements of a lock with their markers; uv takes the hashes of those that stay from it."""
+    """Return the pinned requirements of a lock with their markers; hashes are not compared, since uv keeps them."""
     return [line.removesuffix(" \\") for line in text.splitlines() if line[:1].isalnum()]
 
 
 def _check(folder: Path) -> None:
-    """Resolve the copy of the locks in `folder` again, and compare.
-
-    Raises:
-        ReleaseDataError: a lock does not fit pyproject.toml or noxfile.py any more.
-    """
+    """Resolve the copy of the locks in `folder` again, and raise ReleaseDataError if one changes."""
     try:
         _resolve(folder)
     except EnvironmentUnfitError as error:
