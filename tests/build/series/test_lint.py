@@ -154,7 +154,7 @@ def test_a_patch_that_does_not_apply_is_seen(folder: Path, repo: Git) -> None:
         ('["one", "two"]', '["one", "three"]', "unknown patch 'three'"),
         ("base_commit = ", "base = ", "unknown field"),
         ("1111111111111111111111111111111111111111", "v1.0", "40-digit"),
-        ('release."1.0"', 'release."one"', "no version"),
+        ('release."1.0"', 'release."one"', "not a version"),
     ],
 )
 def test_a_manifest_that_cannot_be_is_refused(old: str, new: str, message: str) -> None:
