@@ -33,8 +33,8 @@ from build.process import FOREIGN, Completed, running
 #: Seconds after which a command is ended.
 TIMEOUT = 1800.0
 SYMLINK, SUBMODULE = "120000", "160000"
-#: For a git that fails where it should not.
-_REMEDY = "if the repository is damaged: remove it if it is in the cache, and run again; `git fsck` examines your own"
+#: For an unexpected failure of git.
+_REMEDY = "if the repository is in the cache, remove it and run again; check one of your own with `git fsck`"
 _NO_USER = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 _ENVIRONMENT = {
     "GIT_ATTR_NOSYSTEM": "1",
@@ -50,12 +50,12 @@ _EXACT = (
     "core.eol=lf",
     "core.attributesFile=/dev/null",
     "core.hooksPath=/dev/null",
-    "core.fsync=none",  # repositories made here can be made again; waiting for the disk helps nobody
+    "core.fsync=none",  # repositories made here can be made again: do not wait for the disk
     "gc.auto=0",
     "core.fsmonitor=false",
-    "safe.directory=*",  # of any owner: the user has named the tree, and no program that it names is run for it
+    "safe.directory=*",  # of any owner: the user has named the tree, and programs that its settings name are not run
 )
-#: A transfer slower than this for a minute is given up (git-config(1), http.lowSpeedLimit).
+#: A transfer slower than this for a minute is ended (git-config(1), http.lowSpeedLimit).
 _SLOW = ("http.lowSpeedLimit=1000", "http.lowSpeedTime=60")
 #: Committer line of imported sources. It is part of the ids of cached trees: a change needs a new importer.FORMAT.
 _IMPORTER = b"multiworld <multiworld@localhost> 0 +0000"
@@ -64,21 +64,21 @@ _IMPORTER = b"multiworld <multiworld@localhost> 0 +0000"
 class Settings(Enum):
     """Whose settings a command follows."""
 
-    NONE = "nobody's: formats, hooks, signing and line ends are the same everywhere"
-    REMOTE = "the user's for how a remote is reached (proxy, certificates, mirrors), else nobody's"
-    USER = "the user's alone, with those that say which owners are trusted"
+    NONE = "none: formats, hooks, signing and line ends are the same everywhere"
+    REMOTE = "the user's for how a remote is reached (proxy, certificates, mirrors), else none"
+    USER = "the user's only, including those for trusted owners"
 
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who writes a commit, and when."""
+    """The author of a commit, with the date."""
 
     name: str
     email: str
     date: str
 
 
-#: Committer of every commit, and author of those whose patch names none: fixed, so that ids are reproducible.
+#: Committer of every commit, and author of those whose patch has no author: fixed, so that ids are reproducible.
 PROJECT = Author("multiworld", "patches@multiworld.invalid", "2000-01-01T00:00:00+0000")
 
 
@@ -110,7 +110,7 @@ class Git:
     def call(
         self, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None, timeout: float = TIMEOUT
     ) -> Completed:
-        """Run a git command and return its result whatever its exit status.
+        """Run a git command and return its result, with any exit status.
 
         Raises:
             EnvironmentUnfitError: git is not installed.
@@ -127,7 +127,7 @@ class Git:
         """Run a git command and return its output.
 
         Raises:
-            SourceError: git failed; its own words are the cause.
+            SourceError: git failed; its message is the cause.
         """
         return self._checked(args, self.call(*args, stdin=stdin, env=env, timeout=timeout))
 
@@ -136,10 +136,10 @@ class Git:
         return os.fsdecode(self.out(*args, stdin=stdin, env=env)).strip()
 
     def transfer(self, *args: str, stdin: bytes = b"", timeout: float = TIMEOUT) -> None:
-        """Run a git command that has `--progress`, and show that on the terminal.
+        """Run a git command that has `--progress`, and show the progress on the terminal.
 
         Raises:
-            SourceError: git failed; its own words are the cause.
+            SourceError: git failed; its message is the cause.
             subprocess.TimeoutExpired: `timeout` (seconds) passed.
         """
         with progress() as bar, tempfile.TemporaryFile() as source:
@@ -175,14 +175,14 @@ class Git:
     def _started(
         self, args: Sequence[str], env: Mapping[str, str] | None = None, **options: object
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a git command in a session of its own, which Ctrl-C and timeouts end with all that it has started."""
+        """Start a git command in its own session, which Ctrl-C and timeouts end with all its processes."""
         command = self._command(args)
         log.debug("$ %s", shlex.join(command))
         options["start_new_session"] = True
-        kept: list[Command.AutoInterrupt] = []  # it ends its process when nothing refers to it any more
+        kept: list[Command.AutoInterrupt] = []  # without a reference, it would end its process
 
         def start() -> subprocess.Popen[bytes]:
-            # GitPython hands this process's variables on, and none of these is for us: see `FOREIGN`.
+            # GitPython passes this process's variables on; those in `FOREIGN` are for another git.
             for name in FOREIGN & os.environ.keys():
                 del os.environ[name]
             variables = {**self._environment(), **(env or {})}
@@ -209,14 +209,14 @@ class Git:
         """Return the object id of `revision`.
 
         Raises:
-            SourceError: there is no such revision here, or no repository.
+            SourceError: the revision does not exist, or the folder is not a repository.
         """
         done = self.call("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{{kind}}}")
         if done.returncode == 0:
             return done.stdout.decode().strip()
         if self.call("rev-parse", "--git-dir").returncode:
             raise SourceError(
-                f"{self.folder} is no git repository",
+                f"{self.folder} is not a git repository",
                 cause="a plain folder, or a path that does not exist",
                 remedy="give a git checkout or a bare repository",
             )
@@ -240,7 +240,7 @@ class Git:
         """Yield the content of each blob, named by id or as `TREE:PATH`; None for one that the repository lacks.
 
         Raises:
-            SourceError: git failed; its own words are the cause.
+            SourceError: git failed; its message is the cause.
         """
         requests = b"".join(os.fsencode(name) + b"\n" for name in names)
         with self._started(("cat-file", "--batch", "--buffer"), istream=subprocess.PIPE) as process:
@@ -273,7 +273,7 @@ class Git:
         """Commit files (path, mode, content) as `main`, tagged; the id depends on them alone.
 
         Raises:
-            SourceError: git failed; its own words are the cause.
+            SourceError: git failed; its message is the cause.
         """
         with self._started(("fast-import", "--quiet", "--done"), istream=subprocess.PIPE) as process:
             assert process.stdin is not None  # noqa: S101
@@ -284,13 +284,13 @@ class Git:
             raise SourceError("git fast-import failed", cause=said)
 
     def changed_files(self) -> list[str]:
-        """Return the paths whose changes are in the work tree only, those that git does not know included."""
+        """Return the paths with unstaged changes, untracked ones included."""
         listing = self.out("status", "--porcelain", "-z", "--untracked-files=normal")
         return [os.fsdecode(record[3:]) for record in listing.split(b"\0")[:-1] if record[2:3] == b" "]
 
 
 class _Transfer(RemoteProgress):  # type: ignore[misc, unused-ignore]
-    """Shows what a transfer reports as one bar that changes its name."""
+    """Shows the progress of a transfer as one bar, named by the current stage."""
 
     _NAMES: ClassVar = {
         RemoteProgress.COUNTING: "counting objects",
@@ -312,7 +312,7 @@ class _Transfer(RemoteProgress):  # type: ignore[misc, unused-ignore]
 
 
 class _Complaints:
-    """Reads a command's error output meanwhile: a full pipe would block the command."""
+    """Reads a command's error output in a thread: a full pipe would block the command."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._pipe, self._read = process.stderr, b""
@@ -329,17 +329,17 @@ class _Complaints:
 
 
 def _feed(pipe: IO[bytes], blocks: Iterable[bytes]) -> None:
-    """Write `blocks` and close the pipe; a command that ends before says why on its error output."""
+    """Write `blocks` and close the pipe; a command that ends early reports the reason on its error output."""
     with contextlib.suppress(BrokenPipeError):
         for block in blocks:
             pipe.write(block)
-    # What is still buffered has no reader either; unclosed, it would be flushed again where nobody expects an error.
+    # The buffer has no reader either; without a close here, a later flush would fail elsewhere.
     with contextlib.suppress(BrokenPipeError):
         pipe.close()
 
 
 def _ask(pipe: IO[bytes], requests: bytes) -> None:
-    """Write `requests` and close the pipe, in a thread: an interrupt of the main one may close it before."""
+    """Write `requests` and close the pipe, in a thread; an interrupt of the main thread may close it earlier."""
     with contextlib.suppress(ValueError):
         _feed(pipe, [requests])
 
@@ -354,7 +354,7 @@ def _import_stream(files: Iterable[tuple[str, str, bytes]], message: bytes, tag:
 
 
 def _quoted(path: str) -> bytes:
-    """Return a path as fast-import wants it (git-fast-import(1), "<path>")."""
+    """Return a path in the form of git-fast-import(1), "<path>"."""
     raw = os.fsencode(path)
     if raw.startswith(b'"') or b"\n" in raw:
         return b'"' + raw.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
@@ -362,11 +362,7 @@ def _quoted(path: str) -> bytes:
 
 
 def init(folder: Path, branch: str = "main", *, object_format: str = "sha1", bare: bool = False) -> Git:
-    """Make an empty repository in the folder `folder`, whatever the user prefers for new ones.
-
-    Raises:
-        SourceError: git failed; its own words are the cause.
-    """
+    """Make an empty repository in `folder`, independent of the user's settings for new ones."""
     git = Git(folder)
     options = [f"--initial-branch={branch}", f"--object-format={object_format}", *(["--bare"] if bare else [])]
     git.out("init", "--quiet", "--template=", *options)
@@ -374,10 +370,10 @@ def init(folder: Path, branch: str = "main", *, object_format: str = "sha1", bar
 
 
 def repository(folder: Path) -> Git | None:
-    """Return git in `folder` if that is a work tree or a bare repository itself; None if it is merely inside one.
+    """Return git in `folder` if that is the top of a work tree or a bare repository; else None.
 
     Raises:
-        SourceError: it is one that git refuses; read as a plain folder, it would give what no commit has.
+        SourceError: git refuses the repository. It is not read as a plain folder, whose files may be uncommitted.
     """
     git = Git(folder)
     done = git.call("rev-parse", "--is-bare-repository", "--show-prefix")
@@ -403,9 +399,9 @@ def split_revision(spec: str) -> tuple[Path, str | None]:
 
 
 def uncommitted(folder: Path) -> Completed:
-    """Return what `git status` says of a work tree that may be another user's; nothing is written, not even its index.
+    """Return `git status` of a work tree that may be another user's; it is not changed, not even its index.
 
-    Only the user's settings decide here: with `safe.directory=*` git would run the filters that the tree names.
+    Only the user's settings apply: with `safe.directory=*`, git would run the filters that the tree names.
     """
     git = Git(folder, settings=Settings.USER)
     options = ("--porcelain", "--untracked-files=no", "--ignore-submodules=all")

@@ -1,4 +1,4 @@
-"""A measured figure beside the limit the project promises."""
+"""Measured figures, each with the limit that the project promises."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class Figure:
     Attributes:
         name: what was measured.
         value: the median of the samples, or the one number there is.
-        low: lower end of the spread.
-        high: upper end of the spread.
+        low, high: the ends of the spread.
         limit: what it may be at most.
         unit: of value, spread and limit.
         how: number of samples and what the spread is.
@@ -55,13 +54,12 @@ class Figure:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the promise is kept."""
         if self.interval and self.low <= self.limit < self.high:
             return Verdict.OPEN
         return Verdict.KEPT if self.value <= self.limit else Verdict.MISSED
 
     def verdict_under(self, load: Load) -> Verdict:
-        """Whether the promise is kept, where other programs took so much of the machine."""
+        """Return the verdict; on a busy machine, a missed limit is not judged."""
         return Verdict.NOT_JUDGED if load.busy and self.verdict is Verdict.MISSED else self.verdict
 
 
@@ -72,21 +70,13 @@ def of_samples(name: str, samples: Sequence[float], limit: float, unit: str) -> 
 
 
 def of_ratios(name: str, ours: Sequence[float], theirs: Sequence[float], limit: float) -> Figure:
-    """Return the median of the ratios of paired samples, with its 95 % bootstrap interval.
-
-    Args:
-        name: what was measured.
-        ours: one sample per round.
-        theirs: what it is compared with, of the same rounds.
-        limit: what the ratio may be at most.
-    """
+    """Return the median of the ratios of samples of the same rounds, with its 95 % bootstrap interval."""
     ratio = paired_ratio(ours, theirs)
     how = f"{ratio.rounds} interleaved rounds, 95 % interval"
     return Figure(name, ratio.value, ratio.low, ratio.high, limit, "x", how, interval=True)
 
 
 def table(figures: Sequence[Figure], title: str, load: Load) -> Table:
-    """Return figures as people read them."""
     made = Table(title=title, title_justify="left")
     for column in ("figure", "limit", "measured", "spread", "how", "verdict"):
         made.add_column(column, justify="right" if column in ("limit", "measured", "spread") else "left")
@@ -104,7 +94,6 @@ def _number(value: float) -> str:
 
 
 def write(figures: Sequence[Figure], path: Path, load: Load) -> None:
-    """Write figures as JSON."""
     rows = [asdict(item) | {"verdict": item.verdict_under(load).value} for item in figures]
     with atomic_write(path) as part:
         part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,13 +14,13 @@ from build.console import progress, step
 from build.wheeltest.environments import Form, environment
 
 LIMIT = 1.05
-#: Memory of the process's own; pages of libraries, which the page cache shares, come and go with its state.
+#: The private memory of the process. Pages of libraries do not count: they depend on the state of the page cache.
 _PROGRAM = """
 import torch
 with open("/proc/self/status") as status:
     print(next(line.split()[1] for line in status if line.startswith("RssAnon")))
 """
-#: Not measured: they fill the page cache and write the bytecode.
+#: Rounds that are not measured: they fill the page cache and write the bytecode.
 WARM_UP = 2
 
 
@@ -29,23 +30,15 @@ def _import(python: Path) -> Cost:
     return cost([python, "-c", _PROGRAM], env=kept, cwd=Path("/"))
 
 
-def _seconds(taken: Cost) -> float:
-    return taken.seconds
-
-
-def _processor(taken: Cost) -> float:
-    return taken.cpu
-
-
-def _private(taken: Cost) -> float:
-    return float(taken.output)
-
-
-_MEASURES = {"time": _seconds, "processor time": _processor, "private memory": _private}
+_MEASURES: dict[str, Callable[[Cost], float]] = {
+    "time": lambda taken: taken.seconds,
+    "processor time": lambda taken: taken.cpu,
+    "private memory": lambda taken: float(taken.output),
+}
 
 
 def _rounds(pythons: dict[Form, Path], rounds: int) -> dict[Form, list[Cost]]:
-    """Take the forms in turn, each round beginning with another one."""
+    """Import with each form in turn; every round begins with another one."""
     costs: dict[Form, list[Cost]] = {form: [] for form in pythons}
     order = list(pythons)
     with progress() as bar:
@@ -72,10 +65,7 @@ def figures(costs: dict[Form, list[Cost]]) -> list[Figure]:
 
 
 def measure(release: str, dist: Path, rounds: int) -> list[Figure]:
-    """Measure `import torch`.
-
-    Args:
-        rounds: how often each form is imported.
+    """Measure `import torch`; each form is imported `rounds` times.
 
     Raises:
         UsageError: nothing was built.

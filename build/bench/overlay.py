@@ -1,4 +1,4 @@
-"""`bench overlay`: compile and link, assemble, rebuild, size."""
+"""`bench overlay`: time and memory of compiling, linking, assembling and rebuilding; size of the overlay wheel."""
 
 from __future__ import annotations
 
@@ -48,11 +48,7 @@ class Cost:
 
 
 def cost(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Cost:
-    """Run a command and return what it took.
-
-    Args:
-        env: all its variables, default those of this process.
-        cwd: its folder, default the current one.
+    """Run a command and return what it took; `env` replaces all variables of this process.
 
     Raises:
         ProbeError: it failed.
@@ -89,7 +85,7 @@ def built(release: str, dist: Path) -> BuildRecord:
 
 @contextmanager
 def _cache(folder: Path) -> Iterator[None]:
-    """Use `folder` as the cache for a while: nothing that is compiled is found there."""
+    """Use `folder` as the cache for a while: it holds no compiled objects."""
     before = os.environ.get("MULTIWORLD_CACHE")
     os.environ["MULTIWORLD_CACHE"] = str(folder)
     try:
@@ -107,10 +103,10 @@ def _processor() -> float:
 
 
 def compile_and_link(request: Request, rounds: int) -> list[Figure]:
-    """Compile, link and check an overlay with nothing cached but what is downloaded.
+    """Compile, link and check an overlay with only the downloads cached.
 
-    The processor time is told as well, since it does not depend on what else the machine does: two cores have twice
-    the promised time of it.
+    The processor time is measured as well, since it does not depend on what else the machine does. Its limit is twice
+    the promised time, which is for two cores.
     """
     samples, processor = [], []
     check(request)
@@ -128,7 +124,7 @@ def compile_and_link(request: Request, rounds: int) -> list[Figure]:
 
 
 def _overlay(made: BuildRecord, folder: Path, scratch: Path) -> Overlay:
-    """Return the overlay of a build, taken out of its wheel."""
+    """Extract the overlay of a build from its wheel."""
     with zipfile.ZipFile(folder / made.overlay.name) as archive:
         name = next(item for item in archive.namelist() if item.endswith(f"/{SONAME}"))
         path = Path(archive.extract(name, scratch))
@@ -147,7 +143,7 @@ def _overlay(made: BuildRecord, folder: Path, scratch: Path) -> Overlay:
 
 
 def assemble(release: str, dist: Path) -> None:
-    """Write the patched wheel of a build a second time, next to it, and compare: run in a process that is measured.
+    """Write the patched wheel of a build a second time and compare; runs in a process that is measured.
 
     Raises:
         UsageError: the build is of an older state of this project.
@@ -170,7 +166,6 @@ def _child(code: str, *arguments: str) -> Cost:
 
 
 def assembling(release: str, dist: Path, rounds: int) -> list[Figure]:
-    """Return time and peak memory of assembling the patched wheel."""
     code = "import sys; from pathlib import Path; from build.bench.overlay import assemble; "
     code += "assemble(sys.argv[1], Path(sys.argv[2]))"
     costs = [_child(code, release, str(dist)) for _ in range(rounds)]
@@ -191,7 +186,7 @@ def rebuild(request: Request, rounds: int) -> Figure:
     code = "import sys; from build.cli import run; sys.exit(run())"
     arguments = ["build", request.release, "--python", request.python, "--dist", str(request.dist)]
     arguments += ["--source", str(request.source)] if request.source else []
-    _child(code, *arguments)  # has something to do, when the tooling has changed since the build
+    _child(code, *arguments)  # not measured: it builds when the tooling has changed since the last build
     samples = []
     for _ in range(rounds):
         done = _child(code, *arguments)
@@ -202,11 +197,7 @@ def rebuild(request: Request, rounds: int) -> Figure:
 
 
 def measure(release: str, dist: Path, rounds: int, source: Path | None = None) -> list[Figure]:
-    """Measure the making of wheels.
-
-    Args:
-        rounds: how often each is done; compiling at most three times.
-        source: where its sources are, default: found.
+    """Measure each step of the build `rounds` times, and compiling at most three times.
 
     Raises:
         UsageError: nothing was built.

@@ -17,12 +17,11 @@ NAMES = ("overlay", "import", "porting")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
     app.command("bench")(bench)
 
 
 def _release(wanted: str, dist: Path) -> str:
-    """Return the release to measure: the one named, else the newest that was built; empty when there is none."""
+    """Return the named release, else the newest that was built; empty if none was built."""
     if wanted:
         return releases.get(wanted).version
     known = [name for name in releases.load() if record.read(dist / name) is not None]
@@ -30,7 +29,7 @@ def _release(wanted: str, dist: Path) -> str:
 
 
 def _porting() -> bool:
-    """Run the benchmark of ports over a source tree that an earlier run has fetched; say so when there is none."""
+    """Run the benchmark of ports over a cached source tree; without one, print a note and pass."""
     from build.bench import porting
     from build.git import Git
     from build.porting.trees import Tree
@@ -41,8 +40,8 @@ def _porting() -> bool:
     if not trees:
         note("porting: no source tree is cached; `nox -s apply-2.6.0` fetches one")
         return True
-    label = f"PyTorch {trees[-1].release.version}"
-    return porting.bench(Tree(Git(trees[-1].repo), trees[-1].base, label))
+    newest = trees[-1]
+    return porting.bench(Tree(Git(newest.repo), newest.base, f"PyTorch {newest.release.version}"))
 
 
 def bench(
@@ -61,7 +60,7 @@ def bench(
 
     dist, wanted = dist.absolute(), names or list(NAMES)
     if strange := [name for name in wanted if name not in NAMES]:
-        raise UsageError(f"no benchmark is called {', '.join(strange)}", remedy="use some of: " + ", ".join(NAMES))
+        raise UsageError(f"unknown benchmark: {', '.join(strange)}", remedy="use some of: " + ", ".join(NAMES))
     found: list[figures.Figure] = []
     meter = LoadMeter()
     of_wheels = [name for name in wanted if name != "porting"]
@@ -82,7 +81,7 @@ def bench(
 
 
 def _judge(found: list[figures.Figure], subject: str, load: Load, json: Path | None) -> list[str]:
-    """Show the figures and write them to `json`; the names of those that are missed."""
+    """Show the figures, write them to `json`, and return the names of those that are missed."""
     if found:
         console.print(figures.table(found, f"{subject} on this machine", load))
         note(str(load))

@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _show(made: BuildRecord) -> None:
-    """Print what was proven, and what was built: the names in full, whatever the width of the terminal."""
+    """Print what was proven, and what was built, with full names on a terminal of any width."""
     table = Table(title=f"{made.provenance.version}: proven about the overlay")
     for column in ("check", "found"):
         table.add_column(column, overflow="fold")

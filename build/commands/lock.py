@@ -24,7 +24,7 @@ SOURCES = {
     "lint": ["--group", "pyproject.toml:lint"],
     "nox": ["noxfile.py"],
 }
-#: The oldest supported Python; the locks hold for it and for every later one.
+#: The oldest supported Python; the locks are for it and for later ones.
 PYTHON = "3.10"
 _OPTIONS = ("--quiet", "--universal", "--python-version", PYTHON, "--no-python-downloads", "--generate-hashes",
             "--no-annotate", "--custom-compile-command", "nox -s lock")  # fmt: skip

@@ -12,7 +12,7 @@ from rich.text import Text
 from build import paths, releases
 from build.console import console, note, step
 from build.series import manifest as manifests
-from build.series.overview import Cell, Overview, PatchStatus, overview
+from build.series.overview import Overview, PatchStatus, overview
 from build.series.page import page
 
 _STYLE = {
@@ -28,10 +28,8 @@ def register(app: typer.Typer) -> None:
     app.command("patches")(patches)
 
 
-def patches(
-    html: Annotated[Path, typer.Option(help="where to write the page")] = paths.DIST / "patches.html",
-) -> None:
-    """Show which patch each release needs, has, or can do without."""
+def patches(html: Annotated[Path, typer.Option(help="where to write the page")] = paths.DIST / "patches.html") -> None:
+    """Show which patches each release needs, has, or does not need."""
     found = [overview(folder, list(releases.load())) for folder in manifests.folders().values()]
     for item in found:
         console.print(_table(item))
@@ -48,11 +46,7 @@ def _table(item: Overview) -> Table:
     for column in item.columns:
         table.add_column(column.release, justify="center")
     for row in item.rows:
-        table.add_row(row.patch.id, *map(_symbol, row.cells))
+        table.add_row(row.patch.id, *(Text(cell.status.symbol, style=_STYLE[cell.status]) for cell in row.cells))
     table.add_section()
     table.add_row("release", *(column.progress.word for column in item.columns))
     return table
-
-
-def _symbol(cell: Cell) -> Text:
-    return Text(cell.status.symbol, style=_STYLE[cell.status])

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a port's results and its waiting checkout are, for messages."""
+    """The folders of a port's results and state, and the command to run again, for messages."""
 
     out: Path
     state: Path
@@ -47,16 +47,14 @@ def regenerate_patch(
     again: Annotated[bool, typer.Option("--again", help="port although RELEASE has its patches")] = False,
     build: Annotated[bool, typer.Option("--build", help="then build RELEASE and run its probes")] = False,
 ) -> None:
-    """Port patches hunk by hunk, and say for each hunk what became of it and why. 20 means: needs a human."""
+    """Port patches hunk by hunk, and report the result of each hunk with the reason. Exit status 20: needs a human."""
     action = _action(go_on=go_on, drop=drop, abort=abort)
     if patches is not None:
         _folder(patches, from_tree, to_tree, out, action)
         return
     if not wanted:
-        raise UsageError(
-            "what is to be ported?",
-            remedy="give a RELEASE, or --patches DIR --from-tree A --to-tree B --out DIR",
-        )
+        remedy = "give a RELEASE, or --patches DIR --from-tree A --to-tree B --out DIR"
+        raise UsageError("a release or a folder of patches is missing", remedy=remedy)
     from build.porting.between_releases import Request, give_up, port_release
 
     request = Request(wanted, series, origin, from_source, source, action, again)
@@ -99,11 +97,7 @@ def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, actio
 
 
 def _show(report: PortReport, place: Place) -> None:
-    """Print a report; one that needs a human ends the command with its own exit status.
-
-    Raises:
-        NeedsHumanError: hunks are left, or patches are missing.
-    """
+    """Print a report; NeedsHumanError, which has its own exit status, if hunks are left or patches are missing."""
     from build.porting.between_trees import JSON, MARKDOWN
     from build.porting.report import to_terminal
 
@@ -127,16 +121,12 @@ def _show(report: PortReport, place: Place) -> None:
 
 
 def _build(report: PortReport, request: Request, source: Path | None) -> None:
-    """Build what was ported and show what the probes say.
-
-    Raises:
-        ToolError: the build or a probe failed.
-    """
+    """Build what was ported and show the probes' results; ToolError if the build or a probe failed."""
     from build.porting.prove import prove
 
     found, failure = prove(report, request.folder / request.release, source)
     failing = sum(probe.fails_on_stock for probe in found.probes)
-    step(f"{len(found.probes)} probes: the defects of {failing} show on the stock wheel")
+    step(f"{len(found.probes)} probes: {failing} show their defect on the stock wheel")
     for probe in found.probes:
         if not probe.passes_on_patched:
             note(f"{probe.name} on the patched wheels: {probe.patched or 'no result'}, wanted {probe.wanted}")

@@ -1,4 +1,4 @@
-"""`releases`: what each known release needs, how far its patches are, and what is built and proven here."""
+"""`releases`: what each known release needs, the progress of its patches, and what is built and proven here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Tests(msgspec.Struct):
 
 
 def _read(path: Path, form: type[T]) -> T | None:
-    """Return a report, None when there is none or it has another form."""
+    """Return a report; None if it does not exist or has another form."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=form)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -51,7 +51,7 @@ def _read(path: Path, form: type[T]) -> T | None:
 
 
 def built(folder: Path) -> str:
-    """Return what is built in a release's folder of results, in words."""
+    """Return in words what is built in a release's folder."""
     record = _read(folder / "build.json", _Build)
     if record is None:
         return "no"
@@ -61,7 +61,7 @@ def built(folder: Path) -> str:
 
 
 def proven(folder: Path) -> str:
-    """Return what the tests of the wheels that are there said, in words."""
+    """Return in words the test result of the wheels in `folder`."""
     tests, record = _read(folder / "tests.json", _Tests), _read(folder / "build.json", _Build)
     if tests is None:
         return "not tested"
@@ -71,13 +71,12 @@ def proven(folder: Path) -> str:
 
 
 def sources(release: Release) -> str:
-    """Return where a release's source can come from."""
     debian = f", Debian {release.debian.suite}" if release.debian else ""
     return f"git {release.tag}{debian}, --source"
 
 
 def patches(release: Release) -> str:
-    """Return the series of a release, each with how far it is."""
+    """Return the series of a release, each with its progress."""
     known = {name: manifests.load(manifests.folder(name)).release.get(release.version) for name in release.series}
     return ", ".join(f"{name}: {progress(entry).word}" for name, entry in known.items()) or Progress.NONE.word
 
@@ -103,7 +102,7 @@ def register(app: typer.Typer) -> None:
 def show(
     dist: Annotated[Path, typer.Option(help="folder with the results of `build` and `test`")] = paths.DIST,
 ) -> None:
-    """Print what each release needs, how far its patches are, and what is built and proven here."""
+    """Print what each release needs, the progress of its patches, and what is built and proven here."""
     releases = list(load().values())
     console.print(table(releases, dist))
     for item in Progress:

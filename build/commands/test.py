@@ -1,4 +1,4 @@
-"""`test RELEASE`: prove what was built."""
+"""`test RELEASE`: test the wheels that were built."""
 
 from __future__ import annotations
 

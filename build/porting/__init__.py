@@ -1,1 +1,1 @@
-"""Move a patch series from one tree to another, hunk by hunk, and say how each one got there."""
+"""Move a patch series from one tree to another, hunk by hunk, and report how each hunk was placed."""

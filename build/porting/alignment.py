@@ -1,4 +1,4 @@
-"""Which line of a file became which line of another, as far as two of git's diff algorithms agree."""
+"""Align the lines of two files, where two of git's diff algorithms agree."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Alignment:
     ours_norm: Sequence[bytes]
 
     def before(self, at: int) -> tuple[int, int]:
-        """Return the nearest old line before `at` that has a counterpart, and that; (-1, -1) is the start."""
+        """Return the nearest old line before `at` that has a counterpart, and that one; (-1, -1) is the start."""
         for index in range(at - 1, -1, -1):
             if self.to[index] >= 0:
                 return index, self.to[index]
         return -1, -1
 
     def after(self, at: int) -> tuple[int, int]:
-        """Return the nearest old line from `at` on that has a counterpart, and that; the ends if none."""
+        """Return the nearest old line from `at` on that has a counterpart, and that one; else the ends."""
         for index in range(at, len(self.base)):
             if self.to[index] >= 0:
                 return index, self.to[index]
@@ -49,34 +49,22 @@ class Alignment:
 
 
 def align(base: Sequence[bytes], ours: Sequence[bytes]) -> Alignment:
-    """Align two files.
+    """Align two files; blanks at line starts and ends do not count, so that re-indented code aligns.
 
-    Blanks at line starts and ends do not count, so that re-indented code aligns. Histogram and minimal Myers
-    differ exactly where an alignment is a matter of taste (repeated blocks, lone brackets); only what they
-    agree on is used.
+    Histogram and minimal Myers differ where an alignment is ambiguous (repeated blocks, lone brackets). Only what
+    they agree on is used.
     """
     return _align(tuple(base), tuple(ours))
 
 
 @lru_cache(maxsize=64)
 def _align(base: tuple[bytes, ...], ours: tuple[bytes, ...]) -> Alignment:
-    """Align two files; the same two are asked for hunk by hunk."""
     base_norm, ours_norm = [norm(line) for line in base], [norm(line) for line in ours]
     if base_norm == ours_norm:
         identity = list(range(len(base)))
         return Alignment(base, ours, identity, identity, base_norm, ours_norm)
     first, second = (_map(base_norm, ours_norm, name) for name in ("histogram", "minimal"))
     to = [a if a == b else -1 for a, b in zip(first, second, strict=True)]
-    return from_map(base, ours, to, base_norm, ours_norm)
-
-
-def from_map(
-    base: Sequence[bytes],
-    ours: Sequence[bytes],
-    to: list[int],
-    base_norm: Sequence[bytes],
-    ours_norm: Sequence[bytes],
-) -> Alignment:
     back = [-1] * len(ours)
     for index, target in enumerate(to):
         if target >= 0:
@@ -102,5 +90,5 @@ def _map(base: Sequence[bytes], ours: Sequence[bytes], algorithm: str) -> list[i
         to += [index + shift for index in range(len(to), start)]
         to += [-1] * old_count
         shift += new_count - old_count
-    # Equal lines between two differences keep the distance that the difference before them left.
+    # Equal lines after a difference keep the distance that it left.
     return to + [index + shift for index in range(len(to), len(base))]

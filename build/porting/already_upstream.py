@@ -1,4 +1,4 @@
-"""Recognise a change that the new file has already, whole or in part, although reformatted or among others."""
+"""Recognise a change that the new file already has, whole or in part, reformatted or among other changes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from build.porting.placement import GroupResult, Outcome, stuck
 
 
 def look(alignment: Alignment, group: Group) -> GroupResult:
-    """Return whether the new file has the change between the lines that both files share around it.
+    """Look for the change between the lines around it that both files share.
 
-    Returns:
-        A result with outcome UPSTREAM, PARTLY (with the edit that makes it whole), or STUCK.
+    The outcome is UPSTREAM, PARTLY (with the edit that completes it), or STUCK.
     """
     before, after = alignment.before(group.start), alignment.after(group.end)
     if after[1] <= before[1]:
@@ -46,7 +45,7 @@ def _same_lines(new: Sequence[bytes], head: Sequence[bytes], group: Group, tail:
 
 
 def only_moved(alignment: Alignment, group: Group) -> bool:
-    """Whether lines that are gone from here were only moved: then removing them is still to be done."""
+    """Whether the removed lines were only moved: then they still have to be removed."""
     removed = [norm(line) for line in group.removed(alignment.base)]
     if group.added or not recognisable(removed):
         return False
@@ -54,7 +53,7 @@ def only_moved(alignment: Alignment, group: Group) -> bool:
 
 
 def _inside(new: Sequence[bytes], group: Group, base: Sequence[bytes]) -> int | None:
-    """Return in which of `new` the added code begins, None unless it is there once and the removed code is not."""
+    """Return the line of `new` where the added code begins; None unless it is there once, without the removed code."""
     added = tokens(group.added)
     if not recognisable(group.added):
         return None
@@ -75,13 +74,9 @@ def _inside(new: Sequence[bytes], group: Group, base: Sequence[bytes]) -> int | 
 
 
 def _partly(
-    alignment: Alignment,
-    group: Group,
-    span: tuple[int, int],
-    head: Sequence[bytes],
-    tail: Sequence[bytes],
+    alignment: Alignment, group: Group, span: tuple[int, int], head: Sequence[bytes], tail: Sequence[bytes]
 ) -> GroupResult:
-    """Return the edit that completes a change that the new file has in part, with nothing else in between."""
+    """Return the edit that completes a change which the new file has in part, without other lines in between."""
     new = [norm(line) for line in alignment.ours[span[0] : span[1]]]
     first, last = len(head), len(new) - len(tail)
     if first > last or new[:first] != [norm(x) for x in head] or new[last:] != [norm(x) for x in tail]:
@@ -100,7 +95,7 @@ def _partly(
 
 
 def _woven(middle: Sequence[bytes], added: Sequence[bytes], removed: Sequence[bytes]) -> bool:
-    """Whether `middle` is made of lines of `added` and `removed` alone, each in its own order."""
+    """Whether `middle` has only lines of `added` and `removed`, each in its own order."""
     left = {(0, 0)}
     for line in middle:
         reach: set[tuple[int, int]] = set()

@@ -33,7 +33,7 @@ from build.series.model import PatchFile
 from build.series.patchfile import read
 from build.signals import deferred_signals
 
-#: How the reason begins by which a port enters a patch that it found upstream.
+#: Start of the reason that a port records for a patch which it found upstream.
 ALREADY_THERE = "the release has it already"
 
 
@@ -71,7 +71,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The patches to port: those of `origin` whose range covers the release; `skipped` says why others are not."""
+    """The patches of `origin` whose range covers the release; `skipped` says why others are not ported."""
 
     origin: str
     ids: tuple[str, ...]
@@ -81,14 +81,11 @@ class Chosen:
 
 
 def port_release(request: Request) -> PortReport:
-    """Port a series to a release.
-
-    Returns:
-        The report, also kept with the patches.
+    """Port a series to a release and return the report, which is also kept with the patches.
 
     Raises:
-        UsageError: no release to start from, or nothing waits under `continue`.
-        ToolError: as the stages raise; the series on disk is then as it was.
+        UsageError: no release to start from, or no port to continue.
+        ToolError: as the stages raise; the series on disk is then unchanged.
     """
     manifest = manifests.load(request.folder)
     done = _finished(request, manifest)
@@ -107,7 +104,7 @@ def port_release(request: Request) -> PortReport:
         keep(before, request.state)
         entry = _entry(release, chosen, outcome)
         if not entry.missing:
-            # It streams wheels: before the entry is written, since with that a port counts as finished.
+            # It streams wheels. A port counts as finished once its entry is written, so this comes first.
             fill_build_ids(request.release)
         with deferred_signals():
             _write(request, manifest, chosen, outcome, report, entry)
@@ -124,12 +121,12 @@ def _finished(request: Request, manifest: Manifest) -> PortReport | None:
     if not kept.is_file():
         raise UsageError(
             f"{request.series} has its patches for {request.release}, written by hand",
-            remedy="--again ports anew and replaces them",
+            remedy="--again ports again and replaces them",
         )
     known = releases.load().get(request.release)
     if known is None or request.series not in known.series:
-        return None  # a port was interrupted at its end: it goes on
-    step(f"{request.series} has its patches for {request.release} already; --again ports anew")
+        return None  # the port was interrupted at its end: go on
+    step(f"{request.series} has its patches for {request.release} already; --again ports again")
     return from_json(kept.read_bytes())
 
 
@@ -138,7 +135,7 @@ def _origin(request: Request, manifest: Manifest) -> str:
     if request.origin and request.origin not in whole:
         raise UsageError(
             f"{request.series} has no complete patches for {request.origin}",
-            remedy=f"--from one of: {', '.join(whole) or 'none there is'}",
+            remedy=f"--from one of: {', '.join(whole) or '(no release is complete)'}",
         )
     others = [name for name in releases.nearest(request.release, whole) if name != request.release]
     if not others:
@@ -150,7 +147,7 @@ def choose(folder: Path, manifest: Manifest, origin: str, release: str) -> Chose
     files = manifests.patch_paths(folder, manifest, origin)
     wanted = {name: file for name, file in files.items() if manifest.entry(name).covers(release)}
     known = manifest.release.get(release)
-    # What an earlier port found upstream is looked for again: that is a finding, not a decision.
+    # What an earlier port found upstream is looked for again: it is a finding, not a decision.
     skipped = tuple(
         item for item in (known.not_applicable if known else ()) if not item.reason.startswith(ALREADY_THERE)
     )
@@ -162,7 +159,7 @@ def choose(folder: Path, manifest: Manifest, origin: str, release: str) -> Chose
 
 
 def _tree(release: Release, source: str, workplace: Path) -> Tree:
-    """Return a release's tree; what the user names is taken as it is."""
+    """Return a release's tree; a tree that the user names is not checked."""
     if source:
         tree = open_tree(source, workplace)
         return Tree(tree.git, tree.commit, release.tag)
@@ -179,7 +176,7 @@ def _report(request: Request, chosen: Chosen, outcome: Outcome) -> PortReport:
         request.release,
         tuple(report_of(item.port, names.get(item.port.patch.name, "")) for item in outcome.committed),
         skipped=tuple(f"{name}: {chosen.origin} has no patch to port from" for name in chosen.lacking),
-        # Not the whole path: reports are kept in the repository.
+        # Only the name: reports are kept in the repository.
         checkout=outcome.checkout.name if outcome.checkout else "",
         edit=outcome.edit,
     )
@@ -198,14 +195,9 @@ def _names(manifest: Manifest, chosen: Chosen, committed: Sequence[Committed]) -
 
 
 def _write(
-    request: Request,
-    manifest: Manifest,
-    chosen: Chosen,
-    outcome: Outcome,
-    report: PortReport,
-    entry: ReleaseEntry,
+    request: Request, manifest: Manifest, chosen: Chosen, outcome: Outcome, report: PortReport, entry: ReleaseEntry
 ) -> None:
-    """Write patches and reports as one step, then the manifest's entry, and last by what `_finished` tells the end."""
+    """Write patches and reports in one step, then the manifest's entry, and last what `_finished` looks for."""
     names = _names(manifest, chosen, outcome.committed)
     files = [
         Exported(names[item.port.patch.name], render(outcome.git, item))
@@ -223,7 +215,7 @@ def _write(
 
 
 def _entry(release: Release, chosen: Chosen, outcome: Outcome) -> ReleaseEntry:
-    """Return the manifest's entry: what was ported is `ported` and no more until it is built and probed."""
+    """Return the manifest's entry; it is `ported` until the patches are built and probed."""
     upstream = tuple(
         NotApplicable(id=name, reason=_already_there(item))
         for name, item in _ids(chosen, outcome.committed, PatchState.UNNEEDED)
@@ -249,7 +241,7 @@ _NAME = "before.json"
 
 
 class Before(msgspec.Struct, frozen=True):
-    """The files of a release's folder (None: it had no folder), and its entry in the manifest (None: it had none)."""
+    """The files of a release's folder and its entry in the manifest; None if there was no folder or entry."""
 
     files: dict[str, bytes] | None
     entry: ReleaseEntry | None
@@ -262,21 +254,21 @@ def remember(folder: Path, release: str) -> Before:
 
 
 def keep(before: Before, state: Path) -> None:
-    """Store `before` with a port that waits, unless an earlier run has."""
+    """Store `before` with a waiting port, unless an earlier run has stored it."""
     if state.is_dir() and not (state / _NAME).exists():
         with atomic_write(state / _NAME) as part:
             part.write_bytes(signed(msgspec.json.encode(before)))
 
 
 def give_up(folder: Path, release: str, state: Path) -> None:
-    """Forget a port that waits, and bring back what the series had.
+    """Discard a waiting port and restore what the series had.
 
     Raises:
-        UsageError: none waits, or what it had is not known.
+        UsageError: no port waits, or the record of what the series had is damaged.
     """
     kept = state / _NAME
     if not os.path.lexists(kept):
-        discard(state)  # says that none waits; a port that was interrupted before it wrote anything is forgotten
+        discard(state)  # raises if no port waits; a port may be interrupted before it wrote anything
         return
     try:
         before = msgspec.json.decode(unsigned(kept.read_bytes()) or b"", type=Before)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import UsageError
-from build.git import Git
 from build.porting.engine import PatchState
 from build.porting.output import Committed, render
 from build.porting.quilt import load_folder
@@ -42,15 +41,12 @@ class Request:
 
 
 def port_folder(request: Request) -> PortReport:
-    """Port a folder of patches and write what could be ported.
-
-    Returns:
-        The report, also written to `PORT.md` and `port.json` in `out`.
+    """Port a folder of patches, write what could be ported, and return the report, which is in `out` as well.
 
     Raises:
         PatchError: a patch is malformed or unsafe; nothing is written.
-        SourceError: a tree cannot be had.
-        UsageError: `out` is someone else's, or nothing waits under `continue`.
+        SourceError: a tree cannot be read.
+        UsageError: `out` is not a port's folder, or there is no port to continue.
     """
     check_out(request.out)
     with tempfile.TemporaryDirectory(prefix="multiworld-trees-") as workplace:
@@ -73,13 +69,11 @@ def run(session: Session, action: str) -> Outcome:
 
 
 def check_out(out: Path) -> None:
-    """Refuse to replace a folder that holds anything but an earlier port.
-
-    Raises:
-        UsageError: it does.
-    """
+    """Raise UsageError for a folder that holds anything but an earlier port."""
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / JSON).is_file())):
-        raise UsageError(f"{out} exists and holds something else than a port", remedy="give another --out, or empty it")
+        raise UsageError(
+            f"{out} exists and holds files that are not a port's", remedy="give another --out, or empty it"
+        )
 
 
 def reports(report: PortReport) -> list[Exported]:
@@ -102,15 +96,11 @@ def _report(request: Request, old: Tree, new: Tree, outcome: Outcome) -> PortRep
 
 
 def _files(outcome: Outcome) -> list[Exported]:
-    """Return the ported patches with a `series` file; none where it would list nothing while a human is waited for."""
-    found = rendered(outcome.git, outcome.committed)
+    """Return the ported patches with a `series` file; nothing if all patches need a human."""
+    found = [Exported(written(item), render(outcome.git, item)) for item in outcome.committed if written(item)]
     waiting = [item.port.patch.name for item in outcome.committed if item.port.state is PatchState.NEEDS_HUMAN]
     if waiting and not found:
         return []
     open_ones = [f"# {name} needs a human: see {MARKDOWN}\n" for name in waiting]
     lines = [*open_ones, *(f"{item.name}\n" for item in found)]
     return [*found, Exported("series", "".join(lines).encode())]
-
-
-def rendered(git: Git, committed: tuple[Committed, ...]) -> list[Exported]:
-    return [Exported(written(item), render(git, item)) for item in committed if written(item)]

@@ -1,4 +1,4 @@
-"""Is the place where a group went the only one it could have gone to?"""
+"""Check that the place where a group went is the only possible one."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ from build.porting.alignment import Alignment
 from build.porting.groups import Placed
 from build.porting.lines import distinctive, headings, norm, occurrences, similarity, weight
 
-#: Lines around a hunk that are compared to tell one place from another.
+#: Number of lines around a hunk that are compared to distinguish places.
 REACH = 12
-#: Share of the distinctive lines around a place that must have stayed for the place to speak for itself.
+#: Share of the distinctive lines around a place that must be kept for the place to be certain by itself.
 STRONG = 0.75
 
 
 def other_candidates(alignment: Alignment, placed: Placed, at: int) -> list[int]:
-    """Return the other places (new lines, from 0) that a hunk's old side fits as well as the one at `at`.
+    """Return the other new lines (from 0) where a hunk's old side fits as well as at `at`.
 
-    A place that another, equal part of the old file became is no candidate: that part went there.
+    A place that an equal part of the old file became is not a candidate.
     """
     old = list(alignment.base_norm[placed.start : placed.end])
     if not any(old):
         return []
-    size = len(old)
-    others = [p for p in occurrences(alignment.ours_norm, old) if p != at]
-    return [p for p in others if not _taken(alignment, p, size)]
+    places = occurrences(alignment.ours_norm, old)
+    return [p for p in places if p != at and not _taken(alignment, p, len(old))]
 
 
 def _taken(alignment: Alignment, at: int, size: int) -> bool:
-    """Whether new lines `at..at+size` are what a block of the old file became: this one or an equal one."""
+    """Whether the new lines `at..at+size` are aligned with one block of the old file."""
     origin = alignment.back[at]
     return origin >= 0 and all(alignment.back[at + n] == origin + n for n in range(size))
 
 
 def removed_duplicates(alignment: Alignment, placed: Placed) -> list[int]:
-    """Return equal blocks of the old file that went nowhere: any of them may be the one that survived."""
+    """Return equal blocks of the old file that are gone: the one that is left may be any of them."""
     old = list(alignment.base_norm[placed.start : placed.end])
     if not any(old):
         return []
@@ -46,7 +45,7 @@ def removed_duplicates(alignment: Alignment, placed: Placed) -> list[int]:
 
 
 def same_function(alignment: Alignment, old_at: int, new_at: int) -> bool:
-    """Tell whether two places are in the same function, or in one that was merely renamed."""
+    """Whether two places are in the same function, or in one that was only renamed."""
     old = [alignment.base_norm[n] for n in headings(alignment.base, old_at)]
     new = [alignment.ours_norm[n] for n in headings(alignment.ours, new_at)]
     # Lines that only one file has may be new conditions around the code, or a rewritten first line.
@@ -63,10 +62,10 @@ def same_function(alignment: Alignment, old_at: int, new_at: int) -> bool:
 
 
 def only_home(alignment: Alignment, old_at: int, new_at: int, others: Sequence[int]) -> bool:
-    """Tell whether `new_at`, and none of `others`, is where `old_at` was.
+    """Whether `old_at` became `new_at` and not one of `others`.
 
-    That is certain when the whole function down to the place is the same at `new_at`, and at each of the others
-    is the same below a first line that differs: a copy under another name.
+    That is certain when the function down to the place is the same at `new_at`, and each of the others is a copy
+    under another name: only its first line differs.
     """
     chain = headings(alignment.base, old_at)
     if not chain:
@@ -94,7 +93,7 @@ def support(alignment: Alignment, start: int, end: int) -> float:
     known = [n for n in near if distinctive(alignment.base[n])]
     if not known:
         return 1.0 if all(alignment.to[n] >= 0 for n in near) else 0.0
-    # A line that is kept, but far from its neighbours, is no support: it moved, or it is another one.
+    # A kept line far from its neighbours does not count: it moved, or it is another line.
     images = sorted(alignment.to[n] for n in known if alignment.to[n] >= 0)
     middle = images[len(images) // 2] if images else 0
     close = [image for image in images if abs(image - middle) <= 4 * REACH]

@@ -1,4 +1,4 @@
-"""Port a series from one tree to another: every patch is tried, none stops the others."""
+"""Port a series from one tree to another; a patch that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 
-from build.porting.fileport import port_change
+from build.porting.fileport import ChangePort, Context, Files, port_change
 from build.porting.markers import Labels
 from build.porting.moved_files import Finder
-from build.porting.result import ChangePort, Context
-from build.porting.trees import FileState, Layer, Tree
+from build.porting.trees import Layer, Tree
 from build.series.fields import diffstat
 from build.series.model import PatchFile
 from build.series.verdicts import HunkVerdict, Method, Verdict
@@ -34,7 +33,7 @@ class PatchPort:
         patch: the patch as it was.
         state: see `PatchState`.
         verdicts: one per hunk.
-        files: what it makes of the new tree's files (None: removed).
+        files: the new tree's files after it (None: removed).
         marked: files for a person to edit, if it needs one.
         identical: the files it touches are the same in both trees, so its bytes can stay.
         notes: what else a person should know.
@@ -43,36 +42,19 @@ class PatchPort:
     patch: PatchFile
     state: PatchState
     verdicts: tuple[HunkVerdict, ...]
-    files: Mapping[str, FileState | None] = field(default_factory=dict)
-    marked: Mapping[str, FileState | None] = field(default_factory=dict)
+    files: Files = field(default_factory=dict)
+    marked: Files = field(default_factory=dict)
     identical: bool = False
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
-    """What a person made of a patch that needed one: the new tree's files after it."""
-
-    files: Mapping[str, FileState | None]
-
-
 def port_series(
-    patches: Sequence[PatchFile],
-    old: Tree,
-    new: Tree,
-    resolved: Mapping[str, Resolution] | None = None,
+    patches: Sequence[PatchFile], old: Tree, new: Tree, resolved: Mapping[str, Files] | None = None
 ) -> tuple[PatchPort, ...]:
-    """Port every patch.
+    """Port every patch from `old` to `new`, in order.
 
-    Args:
-        patches: in order, made for `old`.
-        old: the tree they apply to.
-        new: the tree they are wanted for.
-        resolved: patches decided by a person, by file name.
-
-    Returns:
-        One result per patch, in order. A later patch is ported on top of what the earlier ones made of the new
-        tree, even where one of them needs a human.
+    A later patch is ported on top of what the earlier ones made of the new tree, even where one needs a human.
+    `resolved` has the new tree's files after the patches that a person decided, by the patch's file name.
     """
     before, after = Layer(old), Layer(new)
     finder = Finder(old, after)
@@ -88,7 +70,7 @@ def port_series(
     return tuple(results)
 
 
-def _port_patch(ctx: Context, patch: PatchFile, decided: Resolution | None) -> PatchPort:
+def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchPort:
     start = dict(ctx.new.changed)
     identical = all(ctx.old.get(path) == ctx.new.get(path) for path in patch.paths)
     ports: list[ChangePort] = []
@@ -118,7 +100,7 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Resolution | None) -> P
     )
 
 
-def _state(verdicts: Sequence[HunkVerdict], files: Mapping[str, FileState | None], new: Layer) -> PatchState:
+def _state(verdicts: Sequence[HunkVerdict], files: Files, new: Layer) -> PatchState:
     """Return what became of a patch; an empty one is ported as it is."""
     if any(item.verdict.needs_human for item in verdicts):
         return PatchState.NEEDS_HUMAN
@@ -126,8 +108,8 @@ def _state(verdicts: Sequence[HunkVerdict], files: Mapping[str, FileState | None
     return PatchState.PORTED if changes or not verdicts else PatchState.UNNEEDED
 
 
-def _decided(ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], decided: Resolution) -> PatchPort:
-    """Return a patch as a person decided it; what was a conflict says so."""
+def _decided(ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], decided: Files) -> PatchPort:
+    """Return a patch as a person decided it; the evidence names the former conflict."""
     final = tuple(
         replace(
             item,
@@ -140,18 +122,16 @@ def _decided(ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], de
         for item in verdicts
     )
     state = PatchState.PORTED
-    if all(ctx.new.get(path) == content for path, content in decided.files.items()):
+    if all(ctx.new.get(path) == content for path, content in decided.items()):
         state = PatchState.UNNEEDED
-    return PatchPort(patch, state, final, decided.files, notes=_notes(patch))
+    return PatchPort(patch, state, final, decided, notes=_notes(patch))
 
 
 def _notes(patch: PatchFile) -> tuple[str, ...]:
-    """Return what is odd about a patch: a diffstat that its hunks do not bear out hints at a cut."""
+    """Return a note if the diffstat does not fit the hunks: the patch may be cut off."""
     stat = diffstat(patch.header)
     mails = len(re.findall(rb"^From [0-9a-f]{40} ", patch.data, re.MULTILINE))
-    if stat is None or mails > 1 or any(change.binary is not None for change in patch.changes):
-        return ()
-    if stat == patch.counts:
+    if stat in {None, patch.counts} or mails > 1 or any(change.binary is not None for change in patch.changes):
         return ()
     return (
         f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}: cut off or edited?",
@@ -159,7 +139,7 @@ def _notes(patch: PatchFile) -> tuple[str, ...]:
 
 
 def gone_since(tree: Tree, path: str) -> str:
-    """Say when a path disappeared from a tree; empty where the repository's history does not reach."""
+    """Return when a path disappeared from a tree, in words; empty if the repository's history is too short."""
     form = "--format=%h of %cs, %s"
     done = tree.git.call("log", "-1", "--no-renames", "--diff-filter=D", form, tree.commit, "--", path)
     text = done.stdout.decode("utf-8", "replace").strip()

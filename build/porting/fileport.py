@@ -1,11 +1,11 @@
-"""Port what a patch does to one file, whatever kind of change it is."""
+"""Port a change of one file, of any kind."""
 
 from __future__ import annotations
 
 import posixpath
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from build.git import Git
@@ -15,12 +15,62 @@ from build.porting.groups import split
 from build.porting.lines import tokens
 from build.porting.markers import Labels
 from build.porting.moved_code import moved_away, port_moved
-from build.porting.result import ChangePort, Context, Files, whole
+from build.porting.moved_files import Finder
 from build.porting.textport import TextPort, port_text
-from build.porting.trees import FileState
+from build.porting.trees import FileState, Layer
 from build.series.inspect import Text, locate
 from build.series.model import ChangeKind, FileChange, Hunk
 from build.series.verdicts import HunkVerdict, Method, Verdict
+
+Files = Mapping[str, "FileState | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What porting a change needs.
+
+    Attributes:
+        patch: the patch's file name.
+        old: the old tree with the patches before this one; `new` the new tree with them as ported.
+        finder: finds what moved between the trees.
+        labels: what the sides of a conflict are called.
+        crlf: the patch itself has DOS line ends.
+        gone_since: returns when a path disappeared from the new tree, in words; empty if unknown.
+    """
+
+    patch: str
+    old: Layer
+    new: Layer
+    finder: Finder
+    labels: Labels
+    crlf: bool = False
+    gone_since: Callable[[str], str] = field(default=lambda _: "")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePort:
+    """A change, ported.
+
+    Attributes:
+        verdicts: one per hunk, or one for a change without hunks.
+        old: the old tree's files after the change (None: no file).
+        new: the new tree's files after the hunks that were placed.
+        marked: files for a person to edit, with markers where they are text.
+    """
+
+    verdicts: tuple[HunkVerdict, ...]
+    old: Files = field(default_factory=dict)
+    new: Files = field(default_factory=dict)
+    marked: Files = field(default_factory=dict)
+
+
+def whole(
+    ctx: Context, change: FileChange, verdict: Verdict, evidence: str = "", *, hunks: Sequence[int] = ()
+) -> tuple[HunkVerdict, ...]:
+    """Return one verdict for a whole change: for hunk 0, or for all of `hunks`."""
+    method = {Verdict.CLEAN: Method.EXACT, Verdict.UPSTREAM: Method.UPSTREAM}.get(verdict, Method.HUMAN)
+    path = change.old_path or change.path
+    return tuple(HunkVerdict(ctx.patch, path, number, verdict, method, evidence=evidence) for number in (hunks or [0]))
 
 
 def port_change(ctx: Context, change: FileChange) -> ChangePort:
@@ -63,7 +113,7 @@ def _added(ctx: Context, change: FileChange) -> ChangePort:
 
 
 def _blocked(ctx: Context, path: str) -> str:
-    """Return the file or link of the new tree that is where `path` needs a folder."""
+    """Return the file or link of the new tree where `path` needs a folder; empty if there is none."""
     folder = posixpath.dirname(path)
     while folder:
         if ctx.new.has(folder):
@@ -73,18 +123,10 @@ def _blocked(ctx: Context, path: str) -> str:
 
 
 def _two_sides(labels: Labels, ours: bytes, base: bytes, theirs: bytes) -> bytes:
-
-    def lines(data: bytes) -> bytes:
-        return data if not data or data.endswith(b"\n") else data + b"\n"
-
-    return b"".join(
-        (
-            b"<<<<<<< " + labels.ours + b"\n" + lines(ours),
-            b"||||||| " + labels.base + b"\n" + lines(base),
-            b"=======\n" + lines(theirs),
-            b">>>>>>> " + labels.theirs + b"\n",
-        )
-    )
+    sides = [data if not data or data.endswith(b"\n") else data + b"\n" for data in (ours, base, theirs)]
+    heads = (b"<<<<<<< " + labels.ours, b"||||||| " + labels.base, b"=======")
+    marked = b"".join(head + b"\n" + side for head, side in zip(heads, sides, strict=True))
+    return marked + b">>>>>>> " + labels.theirs + b"\n"
 
 
 def _deleted(ctx: Context, change: FileChange) -> ChangePort:
@@ -127,8 +169,7 @@ def _renamed(ctx: Context, change: FileChange) -> ChangePort:
     copied = change.kind is ChangeKind.COPIED
     has_source, has_target = ctx.new.has(source), ctx.new.has(target)
     inner = port_modified(ctx, change, source) if change.hunks else ChangePort(())
-    moved_here = ctx.old.get(source)
-    state = inner.old.get(source, moved_here)
+    state = inner.old.get(source, ctx.old.get(source))
     old = {target: state} if copied else {source: None, target: state}
     if has_source and not has_target:
         content = inner.new.get(source, ctx.new.get(source))
@@ -156,7 +197,7 @@ def _renamed_upstream(ctx: Context, change: FileChange, target: str, old: dict[s
 
 
 def _opaque(ctx: Context, change: FileChange) -> ChangePort:
-    """Port a change that is whole or nothing: a binary file, a submodule."""
+    """Port a change that cannot be divided: of a binary file or a submodule."""
     source, target = change.old_path or change.path, change.path
     base, current = ctx.old.get(source), ctx.new.get(source)
     after = _after(change, base)
@@ -169,11 +210,9 @@ def _opaque(ctx: Context, change: FileChange) -> ChangePort:
         return ChangePort(whole(ctx, change, Verdict.UPSTREAM, "the new tree has it already"), old)
     if current is None and change.kind is not ChangeKind.ADDED:
         return ChangePort(whole(ctx, change, Verdict.GONE, f"no such file{ctx.gone_since(source)}"), old)
-    same = current.data == base.data if current and base else current is base
-    if not same:
-        return ChangePort(
-            whole(ctx, change, Verdict.CONFLICT, "it differs in the new tree, and has no lines to merge"), old
-        )
+    if not (current.data == base.data if current and base else current is base):
+        text = "it differs in the new tree, and has no lines to merge"
+        return ChangePort(whole(ctx, change, Verdict.CONFLICT, text), old)
     return ChangePort(whole(ctx, change, Verdict.CLEAN), old, {source: None, target: after})
 
 
@@ -189,12 +228,10 @@ def _after(change: FileChange, base: FileState | None) -> FileState | None:
 
 
 def _binary_content(change: FileChange, base: bytes | None) -> bytes | None:
-    """Return what a binary change makes of `base` (None: no file).
+    """Return the content that a binary change makes of `base` (None: no file).
 
-    git decodes it, and refuses a `base` whose blob id is not the one that the patch names.
-
-    Returns:
-        None when it does not apply, or the patch carries no content (`Binary files differ`).
+    git decodes the change, and refuses a `base` whose blob id is not the one in the patch. The result is None when it
+    does not apply, or the patch has no content (`Binary files differ`).
     """
     if not change.binary:
         return None
@@ -206,12 +243,12 @@ def _binary_content(change: FileChange, base: bytes | None) -> bytes | None:
         if base is not None:
             file.write_bytes(base)
         patch = (head + index).encode() + change.binary
-        # GIT_DIR keeps git from finding a repository above, whose index would then count.
+        # GIT_DIR keeps git from using the index of a repository above this folder.
         done = Git(Path(folder)).call("apply", "--binary", "-", stdin=patch, env={"GIT_DIR": folder})
         return file.read_bytes() if done.returncode == 0 and file.is_file() else None
 
 
-#: Verdicts that stay what they are when the file moved; the others become `file moved`.
+#: Verdicts that are kept when the file moved; the others become `file moved`.
 _KEPT = {Verdict.UPSTREAM, Verdict.PARTLY, Verdict.CONFLICT, Verdict.GONE}
 
 
@@ -240,17 +277,17 @@ def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
             marked[path] = FileState(mode, ported.marked)
         verdicts |= _verdicts(ctx, source, path, chosen, ported, why)
     lost = [number for number in numbers if number not in verdicts]
-    since = ctx.gone_since(source) if lost else ""  # asks the history, which takes seconds
+    since = ctx.gone_since(source) if lost else ""  # searches the history, which takes seconds
     text = f"the new tree has no such file{since}"
     verdicts |= {n: whole(ctx, change, Verdict.GONE, text, hunks=[n])[0] for n in lost}
-    old: Files = {source: FileState(_mode_after(change, base.mode), _old_side(data, hunks))} if base else {}
+    old: Files = {source: FileState(_mode_after(change, base.mode), apply_hunks(data, hunks))} if base else {}
     return ChangePort(tuple(verdicts[n] for n in numbers), old, new, marked)
 
 
 def _hunks(ctx: Context, change: FileChange, base: FileState | None) -> Sequence[Hunk]:
     if not ctx.crlf or base is None or b"\r\n" in base.data:
         return change.hunks
-    # The whole patch went through a conversion to DOS line ends, the file did not.
+    # The patch was converted to DOS line ends, the file was not.
     return [
         replace(h, lines=tuple(t[:-2] + b"\n" if t.endswith(b"\r\n") else t for t in h.lines)) for h in change.hunks
     ]
@@ -268,7 +305,7 @@ def _target(ctx: Context, source: str, base: FileState | None) -> tuple[str | No
 def _shared_out(
     ctx: Context, source: str, data: bytes, target: str | None, hunks: Sequence[Hunk]
 ) -> tuple[list[int], list[tuple[str, list[int], str]]]:
-    """Return which hunks go to `target`, and which to other files that have taken their code over."""
+    """Return which hunks go to `target`, and which to other files that now have their code."""
     current = ctx.new.get(target) if target else None
     alignment = align(Text(data).lines, Text(current.data if current else b"").lines)
     here: list[int] = []
@@ -283,7 +320,7 @@ def _shared_out(
 
 
 def _elsewhere(ctx: Context, source: str, alignment: Alignment, hunk: Hunk) -> tuple[str, str] | None:
-    """Return the other file that has a hunk's code, which is gone from its own, with the evidence."""
+    """Return the other file that a hunk's code moved to, with the evidence."""
     at, _ = locate(Text(b"".join(alignment.base)), hunk)
     if at is None or not moved_away(alignment, split(hunk, 1, at)):
         return None
@@ -297,8 +334,7 @@ def _fits(ctx: Context, data: bytes, path: str, hunk: Hunk) -> bool:
     other = ctx.new.get(path)
     if other is None:
         return False
-    result = port_text(data, other.data, [hunk], ctx.labels).hunks[0]
-    return not result.verdict.needs_human
+    return not port_text(data, other.data, [hunk], ctx.labels).hunks[0].verdict.needs_human
 
 
 def _mode_after(change: FileChange, current: str) -> str:
@@ -306,7 +342,8 @@ def _mode_after(change: FileChange, current: str) -> str:
     return change.new_mode if changes and change.new_mode else current
 
 
-def _old_side(data: bytes, hunks: Sequence[Hunk]) -> bytes:
+def apply_hunks(data: bytes, hunks: Sequence[Hunk]) -> bytes:
+    """Apply hunks to their own file; a hunk that does not fit is left out."""
     lines = Text(data).lines
     shift, floor = 0, 0
     for hunk in hunks:
@@ -323,8 +360,7 @@ def _verdicts(
 ) -> dict[int, HunkVerdict]:
     found = {}
     for number, result, line in zip(numbers, ported.hunks, ported.lines, strict=True):
-        verdict, method = result.verdict, result.method
-        evidence = result.evidence
+        verdict, method, evidence = result.verdict, result.method, result.evidence
         if path != source:
             evidence = "; ".join(part for part in (why, evidence) if part)
             if verdict not in _KEPT:

@@ -1,4 +1,4 @@
-"""Port a hunk within its function, wherever that is now: its first line is its name."""
+"""Port a hunk within its function, which is found by its first line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ from build.series.verdicts import Method, Verdict
 
 
 def port_in_function(alignment: Alignment, placed: Placed) -> HunkResult | None:
-    """Port a hunk between the old and the new form of the function (or class) it is in.
+    """Port a hunk between the old and the new form of its function (or class).
 
-    An alignment of whole files goes wrong where functions were moved or copied. The first line of a function that
-    both files have once tells which one is meant.
-
-    Returns:
-        None when there is no such line, or no certain place in that function.
+    The alignment of whole files is wrong where functions were moved or copied. A first line that both files have once
+    identifies the function. Without such a line, or without a certain place in that function, the result is None.
     """
     found = function_of(alignment, placed)
     if found is None:
@@ -43,7 +40,7 @@ class Function:
 
 
 def function_of(alignment: Alignment, placed: Placed) -> Function | None:
-    """Return the function (or class) a hunk is in, None when its first line is not in each file just once."""
+    """Return the function (or class) of a hunk; None unless its first line is in each file exactly once."""
     chain = headings(alignment.base, placed.groups[0].start)
     if not chain or placed.start < chain[-1]:
         return None
@@ -58,18 +55,17 @@ def function_of(alignment: Alignment, placed: Placed) -> Function | None:
 
 
 def conflict_of(alignment: Alignment, placed: Placed) -> Region:
-    """Return the lines that a hunk left to a human is about: in its function, if that is known."""
+    """Return the lines to mark for a hunk left to a human: in its function, if that is known."""
     found = function_of(alignment, placed)
     if found is None:
         return region(alignment, placed)
     inner = region(found.alignment, shifted(placed, -found.old))
-    return Region(
-        (inner.old[0] + found.old, inner.old[1] + found.old), (inner.new[0] + found.new, inner.new[1] + found.new)
-    )
+    old, new = found.old, found.new
+    return Region((inner.old[0] + old, inner.old[1] + old), (inner.new[0] + new, inner.new[1] + new))
 
 
 def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool:
-    """Whether the rest of the file speaks against what was found within the function."""
+    """Whether the rest of the file contradicts the result within the function."""
     if result.verdict is Verdict.UPSTREAM:
         return any(only_moved(alignment, group) for group in placed.groups)
     return any(added_elsewhere(alignment, group) for group in placed.groups)
@@ -91,7 +87,7 @@ def shifted(placed: Placed, by: int) -> Placed:
 
 
 def outward(result: HunkResult, placed: Placed, start: int, alignment: Alignment, *, moved: bool) -> HunkResult:
-    """Return a result found within a piece of the new file that begins at `start`, for the whole file."""
+    """Convert a result for the part of the new file from `start` on to one for the whole file."""
     at = result.at + start
     edits = tuple(Edit(e.start + start, e.end + start, e.lines) for e in result.edits)
     offset = at - placed.hunk.first

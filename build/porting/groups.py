@@ -1,4 +1,4 @@
-"""The smallest parts of a hunk: each run of removed and added lines, at its place in the old file."""
+"""The groups of a hunk: each run of removed and added lines, with its place in the old file."""
 
 from __future__ import annotations
 
@@ -62,11 +62,7 @@ def split(hunk: Hunk, number: int, start: int) -> Placed:
 
 
 def apply_edits(lines: Sequence[bytes], edits: Sequence[Edit]) -> list[bytes]:
-    """Return `lines` with `edits` made.
-
-    Raises:
-        ValueError: two edits overlap, or insert at the same place.
-    """
+    """Return `lines` after `edits`; ValueError if two of them overlap or insert at the same place."""
     result: list[bytes] = []
     at, last = 0, -1
     for edit in sorted(edits, key=lambda item: (item.start, item.end)):
@@ -75,5 +71,5 @@ def apply_edits(lines: Sequence[bytes], edits: Sequence[Edit]) -> list[bytes]:
         result += [*lines[at : edit.start], *edit.lines]
         at, last = edit.end, edit.start
     result += lines[at:]
-    # Only the last line of a file may lack its end; one that no longer is the last gets it.
+    # Only the last line of a file may have no line end.
     return [line if line.endswith(b"\n") or n == len(result) else line + b"\n" for n, line in enumerate(result, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from build.porting import already_upstream
@@ -19,7 +20,7 @@ from build.porting.lines import norm, occurrences
 from build.porting.placement import GroupResult, Outcome, added_elsewhere, place_group, stuck, target
 from build.series.verdicts import Method, Verdict
 
-#: Share of the distinctive lines near a hunk that must still be there for its place to count as the same place.
+#: Share of the distinctive lines near a hunk that must be kept for its place to count as the same place.
 SUPPORT = 0.5
 
 
@@ -30,7 +31,7 @@ class HunkResult:
     Attributes:
         verdict, method, evidence: as in `HunkVerdict`.
         at: first line (from 0) it touches there, -1 for none.
-        edits: what it does there; none for a hunk that is upstream or left to a human.
+        edits: its edits of the new file; none if it is upstream or left to a human.
         offset: lines between where the patch says and where it went.
     """
 
@@ -55,7 +56,7 @@ def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
 
 
 def _rigid(alignment: Alignment, placed: Placed) -> int | None:
-    """Return where the hunk's old side is unchanged as a whole, by alignment; None if it is not."""
+    """Return where the hunk's old side is unchanged as a whole, by alignment; else None."""
     if placed.end == placed.start:
         return None
     at = alignment.to[placed.start]
@@ -63,13 +64,13 @@ def _rigid(alignment: Alignment, placed: Placed) -> int | None:
     if at < 0 or list(alignment.to[placed.start : placed.end]) != list(range(at, at + size)):
         return None
     same = list(alignment.base[placed.start : placed.end]) == list(alignment.ours[at : at + size])
-    # At the rim of a hunk (start of a file, diff -U0) its own lines do not say what is next to an insertion.
-    rim = [g for g in placed.groups if g.start == g.end and g.start in {placed.start, placed.end}]
-    return at if same and all(target(alignment, group)[0] is not None for group in rim) else None
+    # At the edge of a hunk (start of a file, diff -U0) its own lines do not say what is next to an insertion.
+    edge = [g for g in placed.groups if g.start == g.end and g.start in {placed.start, placed.end}]
+    return at if same and all(target(alignment, group)[0] is not None for group in edge) else None
 
 
 def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
-    """Return the result of a hunk whose lines are unchanged at `at`, if that is beyond doubt."""
+    """Return the result of a hunk whose lines are unchanged at `at`, if that place is certain."""
     trouble, note = doubts(alignment, placed, placed.start, at)
     if trouble:
         return human(trouble)
@@ -84,24 +85,24 @@ def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
 
 
 def doubts(alignment: Alignment, placed: Placed, old_at: int, new_at: int) -> tuple[str, str]:
-    """Return why a place is not certain (empty if it is), and a note about how it was told from others."""
+    """Return why a place is uncertain (empty if it is certain), and a note how it was distinguished from others."""
     note = ""
     shift = old_at - placed.start
     others = [at + shift for at in other_candidates(alignment, placed, new_at - shift)]
     if others:
         lines = ", ".join(str(line + 1) for line in others[:4])
         if not only_home(alignment, old_at, new_at, others):
-            return f"the same lines are also at line {lines}: it is not certain which are meant", ""
+            return f"the same lines are also at line {lines}: it is uncertain which are meant", ""
         note = f"the same lines are also at line {lines}; decided by the function they are in"
     elif removed_duplicates(alignment, placed) and not only_home(alignment, old_at, new_at, []):
-        return "one of several equal blocks of the old file is gone; which one is not certain", ""
+        return "one of several equal blocks of the old file is gone; it is uncertain which one", ""
     if not same_function(alignment, old_at, new_at):
         return f"line {new_at + 1} has the same lines, but in another function", ""
     return "", note
 
 
 def _group(alignment: Alignment, placed: Placed, group: Group) -> GroupResult:
-    """Place a group of a hunk whose surroundings changed, or find it upstream."""
+    """Place a group of a hunk whose context changed, or find it upstream."""
     trust = support(alignment, group.start, group.end)
     result = place_group(alignment, group)
     if result.outcome is Outcome.PLACED:
@@ -136,25 +137,21 @@ def combine(placed: Placed, results: list[GroupResult], method: Method) -> HunkR
 
 
 def context_changes(alignment: Alignment, placed: Placed) -> str:
-    gone = [
-        norm(alignment.base[n])[:60].decode("utf-8", "replace")
-        for n in range(placed.start, placed.end)
-        if alignment.to[n] < 0 and alignment.base[n].strip()
-    ]
     first, last = alignment.before(placed.start)[1], alignment.after(placed.end)[1]
-    new = [
-        norm(alignment.ours[n])[:60].decode("utf-8", "replace")
-        for n in range(first + 1, last)
-        if alignment.back[n] < 0 and alignment.ours[n].strip()
-    ]
+    gone = _unmatched(alignment.base, alignment.to, range(placed.start, placed.end))
+    new = _unmatched(alignment.ours, alignment.back, range(first + 1, last))
     parts = [f"changed: {gone[0]!r}"] if gone else []
     parts += [f"new: {new[0]!r}"] if new else []
     more = len(gone) + len(new) - len(parts)
     return ", ".join(parts) + (f" and {more} more lines" if more > 0 else "")
 
 
-def stands_once(alignment: Alignment, placed: Placed) -> int | None:
-    """Return where the old side is, re-indented or not, when that is one place in each file."""
+def _unmatched(lines: Sequence[bytes], images: Sequence[int], span: range) -> list[str]:
+    return [norm(lines[n])[:60].decode("utf-8", "replace") for n in span if images[n] < 0 and lines[n].strip()]
+
+
+def unique_place(alignment: Alignment, placed: Placed) -> int | None:
+    """Return where the old side is, re-indented or not, if it occurs once in each file."""
     old = list(alignment.base_norm[placed.start : placed.end])
     places = occurrences(alignment.ours_norm, old)
     if len(places) != 1 or len(occurrences(alignment.base_norm, old)) != 1 or not recognisable(old):

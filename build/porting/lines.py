@@ -1,15 +1,16 @@
-"""What lines and tokens are compared by, and how much a line says about its place."""
+"""How lines and tokens are compared, and how distinctive a line is for its place."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 _TOKEN = re.compile(rb"\w+|[^\w\s]")
 _WORD = re.compile(rb"[A-Za-z_]\w+")
 _STATEMENT = re.compile(rb";\s*(?://.*)?$")
 _NO_HEADING = (b"#", b"//", b"/*", b"* ")
-#: Lines that are in a thousand places and so say nothing about their own.
+#: Words that are in too many places to be distinctive.
 _COMMON = frozenset(
     {b"return", b"break", b"else", b"continue", b"endif", b"pass", b"try", b"public", b"private", b"override"}
 )
@@ -21,12 +22,12 @@ def norm(line: bytes) -> bytes:
 
 
 def tokens(lines: Iterable[bytes]) -> list[bytes]:
-    """Return the tokens of code, whatever its line breaks and blanks."""
+    """Return the tokens of code, independent of line breaks and blanks."""
     return _TOKEN.findall(b"\n".join(lines))
 
 
 def distinctive(line: bytes) -> bool:
-    """Tell whether a line has enough words to say where it belongs."""
+    """Whether a line has enough words to identify its place."""
     words = [word for word in _WORD.findall(line) if word not in _COMMON]
     return len(words) >= 2 or any(len(word) >= 8 for word in words)
 
@@ -43,8 +44,7 @@ def occurrences(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]
     """Return every index at which `needle` begins in `haystack`; none for an empty needle."""
     if not needle:
         return []
-    size, first = len(needle), needle[0]
-    wanted = list(needle)
+    size, first, wanted = len(needle), needle[0], list(needle)
     return [
         at
         for at, item in enumerate(haystack)
@@ -53,10 +53,10 @@ def occurrences(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]
 
 
 def headings(lines: Sequence[bytes], at: int) -> list[int]:
-    """Return what encloses the place before line `at`, innermost first: lines with ever smaller indentation.
+    """Return the lines that enclose the place before line `at`, innermost first, by smaller and smaller indentation.
 
-    Preprocessor lines, comments, statements, labels of access and lone brackets enclose nothing. The last is usually
-    the first line of a function or class; there is none at the top level of a file.
+    Preprocessor lines, comments, statements, access labels and lone brackets are passed over. The last line is usually
+    the first line of a function or class. At the top level of a file the list is empty.
     """
     depth = _depth_at(lines, at)
     chain: list[int] = []
@@ -92,12 +92,4 @@ def similarity(a: Sequence[bytes], b: Sequence[bytes]) -> float:
     left, right = tokens(a), tokens(b)
     if not left or not right:
         return float(left == right)
-    pool: dict[bytes, int] = {}
-    for token in right:
-        pool[token] = pool.get(token, 0) + 1
-    shared = 0
-    for token in left:
-        if pool.get(token, 0):
-            pool[token] -= 1
-            shared += 1
-    return 2 * shared / (len(left) + len(right))
+    return 2 * (Counter(left) & Counter(right)).total() / (len(left) + len(right))

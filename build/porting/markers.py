@@ -1,4 +1,4 @@
-"""A file with diff3 markers around exactly the hunks that a person has to decide."""
+"""Conflict markers as diff3 writes them, around the hunks that a person has to decide."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from build.porting.groups import Edit, Placed, apply_edits
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What the sides of a conflict are called in its markers."""
+    """The names of a conflict's sides in its markers."""
 
     ours: bytes
     base: bytes
@@ -27,7 +27,7 @@ class Region:
 
 
 def region(alignment: Alignment, placed: Placed) -> Region:
-    """Return the smallest stretch around a hunk's changes whose ends both files share."""
+    """Return the smallest region around a hunk's changes whose ends both files share."""
     first, last = placed.groups[0].start, placed.groups[-1].end
     before, after = alignment.before(first), alignment.after(last)
     if after[1] <= before[1]:
@@ -36,14 +36,7 @@ def region(alignment: Alignment, placed: Placed) -> Region:
 
 
 def mark(alignment: Alignment, placed: Sequence[Placed], area: Region, labels: Labels) -> Edit:
-    """Return the edit that puts markers around `area`.
-
-    Args:
-        alignment: the two files.
-        placed: the hunks that conflict there.
-        area: see `region`.
-        labels: what the three sides are called.
-    """
+    """Return the edit that puts markers around `area`; `placed` are the hunks that conflict there."""
     old = list(alignment.base[area.old[0] : area.old[1]])
     edits = [
         Edit(g.start - area.old[0], g.end - area.old[0], g.added)
@@ -63,7 +56,7 @@ def mark(alignment: Alignment, placed: Sequence[Placed], area: Region, labels: L
 
 
 def merged(areas: Sequence[tuple[Region, Placed]]) -> list[tuple[Region, list[Placed]]]:
-    """Join conflicts whose stretches touch, so that no line is marked twice."""
+    """Join conflicts whose regions touch, so that each line is marked once."""
     joined: list[tuple[Region, list[Placed]]] = []
     for area, item in sorted(areas, key=lambda pair: (pair[0].new, pair[0].old)):
         if joined and (area.new[0] <= joined[-1][0].new[1] or area.old[0] <= joined[-1][0].old[1]):

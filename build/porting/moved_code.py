@@ -1,22 +1,21 @@
-"""Find code that moved within its file, or into another one, by what its lines say."""
+"""Find code that moved within its file, or into another one, by its distinctive lines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from build.porting.alignment import Alignment, align
 from build.porting.candidates import REACH, recognisable
 from build.porting.functions import outward, shifted
 from build.porting.groups import Edit, Group, Placed
-from build.porting.hunks import HunkResult, human, port_hunk, stands_once
+from build.porting.hunks import HunkResult, human, port_hunk, unique_place
 from build.porting.lines import distinctive
 from build.porting.placement import UnevenError, fit, text
 from build.series.verdicts import Method, Verdict
 
 #: Code counts as moved when at most this share of its distinctive lines is still in the old place.
 STAYED = 0.34
-#: A place is taken for the new one from this share of distinctive lines on, if the second best has less than half.
+#: Least share of distinctive lines at the new place; the second best may have half as many at most.
 FOUND = 0.6
 
 
@@ -30,21 +29,16 @@ class Region:
 
 
 def port_moved(alignment: Alignment, placed: Placed) -> HunkResult | None:
-    """Port a hunk whose code is gone from its place to where that code went.
-
-    Returns:
-        None when the code did not move, or not to one certain place.
-    """
+    """Port a hunk to the place where its code moved; None when it did not move, or the place is uncertain."""
     if not moved_away(alignment, placed):
         return None
-    size = placed.end - placed.start
-    once = stands_once(alignment, placed)
+    once = unique_place(alignment, placed)
     if once is not None and _is_new(alignment, once, placed):
-        found = None if _remains(alignment, placed, Region(once, once + size)) else _as_it_was(alignment, placed, once)
-        if found:
+        region = Region(once, once + placed.end - placed.start)
+        if not _remains(alignment, placed, region) and (found := _as_it_was(alignment, placed, once)):
             return found
-    region = _best(alignment, placed)
-    return None if region is None or _remains(alignment, placed, region) else _within(alignment, placed, region)
+    best = _best(alignment, placed)
+    return None if best is None or _remains(alignment, placed, best) else _within(alignment, placed, best)
 
 
 def _window(alignment: Alignment, placed: Placed) -> tuple[int, int]:
@@ -52,30 +46,29 @@ def _window(alignment: Alignment, placed: Placed) -> tuple[int, int]:
 
 
 def _lost_run(alignment: Alignment, placed: Placed) -> tuple[int, int]:
-    """Return the old lines around a hunk that are gone together: the whole piece that moved."""
+    """Return the old lines around a hunk that are gone together: the whole block that moved."""
     start, end = placed.start, placed.end
     while start > 0 and _lost(alignment, start - 1):
         start -= 1
     while end < len(alignment.base) and _lost(alignment, end):
         end += 1
-    first, last = _window(alignment, placed)
-    return (start, end) if end - start > placed.end - placed.start + 4 else (first, last)
+    return (start, end) if end - start > placed.end - placed.start + 4 else _window(alignment, placed)
 
 
 def _lost(alignment: Alignment, at: int) -> bool:
-    """Whether an old line is gone, or is alone between lines that are."""
+    """Whether an old line is gone, or is a single kept line between lines that are gone."""
     near = alignment.to[max(0, at - 1) : at + 2]
     return alignment.to[at] < 0 or sum(image < 0 for image in near) >= 2
 
 
 def moved_away(alignment: Alignment, placed: Placed) -> bool:
-    """Whether hardly any distinctive line of a hunk is still in its place."""
+    """Whether few distinctive lines of a hunk are still in their place."""
     known = [n for n in range(placed.start, placed.end) if distinctive(alignment.base[n])]
     return bool(known) and sum(alignment.to[n] >= 0 for n in known) <= STAYED * len(known)
 
 
 def _remains(alignment: Alignment, placed: Placed, region: Region) -> bool:
-    """Whether the old place, `region` apart, still has a good part of the hunk's lines: then that is a copy."""
+    """Whether the old place outside `region` still has many of the hunk's lines: then `region` is a copy."""
     first, last = alignment.before(placed.start)[1] + 1, alignment.after(placed.end)[1]
     here = {alignment.ours_norm[n] for n in range(first, last) if not region.start <= n < region.end}
     known = [n for n in range(placed.start, placed.end) if distinctive(alignment.base[n])]
@@ -83,7 +76,7 @@ def _remains(alignment: Alignment, placed: Placed, region: Region) -> bool:
 
 
 def _is_new(alignment: Alignment, at: int, placed: Placed) -> bool:
-    """Whether no distinctive line at `at` is what another part of the old file became."""
+    """Whether the distinctive lines at `at` are not what another part of the old file became."""
     for n in range(placed.end - placed.start):
         origin = alignment.back[at + n]
         if origin >= 0 and distinctive(alignment.ours[at + n]) and not placed.start <= origin < placed.end:
@@ -92,37 +85,32 @@ def _is_new(alignment: Alignment, at: int, placed: Placed) -> bool:
 
 
 def _as_it_was(alignment: Alignment, placed: Placed, at: int) -> HunkResult | None:
-    """Return the result of a hunk all of whose lines are together at `at`, perhaps re-indented."""
+    """Return the result of a hunk whose lines are together at `at`, possibly re-indented."""
     shift = at - placed.start
     edits, notes = [], []
     for group in placed.groups:
-        span = (group.start + shift, group.end + shift)
         try:
             lines, note = fit(group.added, _pairs(alignment, placed, group, shift))
         except UnevenError:
             return None
-        edits.append(Edit(*span, tuple(lines)))
+        edits.append(Edit(group.start + shift, group.end + shift, tuple(lines)))
         notes += [note] if note else []
     same = list(alignment.base[placed.start : placed.end]) == list(alignment.ours[at : at + placed.end - placed.start])
-    evidence = "; ".join([_moved_to(at, alignment.ours), *dict.fromkeys(notes)])
+    evidence = "; ".join([f"moved to line {at + 1}, {text(alignment.ours[at])}", *dict.fromkeys(notes)])
     verdict = Verdict.OFFSET if same else Verdict.DRIFTED
     return HunkResult(verdict, Method.MOVED_CODE, evidence, at, tuple(edits), at - placed.hunk.first)
 
 
 def _pairs(alignment: Alignment, placed: Placed, group: Group, shift: int) -> list[tuple[bytes, bytes]]:
-    """Return the lines that decide the indentation: those replaced, else the hunk's next to them."""
+    """Return the line pairs that decide the indentation: the replaced ones, else the hunk's lines next to them."""
     span = range(group.start, group.end)
     if not any(alignment.base[n].strip() for n in span):
         span = range(max(placed.start, group.start - 1), min(placed.end, group.end + 1))
     return [(alignment.base[n], alignment.ours[n + shift]) for n in span]
 
 
-def _moved_to(at: int, ours: Sequence[bytes]) -> str:
-    return f"moved to line {at + 1}, {text(ours[at])}"
-
-
 def regions(alignment: Alignment) -> list[Region]:
-    """Return the runs of new lines, two lines apart at most."""
+    """Return the runs of new lines; a run may have gaps of two lines."""
     found: list[Region] = []
     for at, origin in enumerate(alignment.back):
         if origin >= 0:
@@ -135,7 +123,7 @@ def regions(alignment: Alignment) -> list[Region]:
 
 
 def _best(alignment: Alignment, placed: Placed) -> Region | None:
-    """Return the region that has most of the lines around the hunk, if no other has half as many."""
+    """Return the region with most of the lines around the hunk, if every other has less than half as many."""
     start, end = _window(alignment, placed)
     lost = {alignment.base_norm[n] for n in range(start, end) if alignment.to[n] < 0 and distinctive(alignment.base[n])}
     if len(lost) < 3:
@@ -161,12 +149,11 @@ def _within(alignment: Alignment, placed: Placed, region: Region) -> HunkResult 
 
 
 def port_without_base(ours: Alignment, hunk_old: Placed) -> HunkResult:
-    """Port a hunk that is not in the old file either: only its own lines can say where it goes."""
-    once = stands_once(ours, hunk_old)
+    """Port a hunk that does not fit the old file: only its own lines can identify the place."""
+    once = unique_place(ours, hunk_old)
     if once is None or not recognisable(ours.base_norm[hunk_old.start : hunk_old.end]):
         return human("does not apply to the old tree, and its lines are not in exactly one place of the new one")
     result = _as_it_was(ours, hunk_old, once)
     if result is None:
         return human("does not apply to the old tree")
-    note = f"does not apply to the old tree; {result.evidence}"
-    return replace(result, method=Method.OFFSET, evidence=note)
+    return replace(result, method=Method.OFFSET, evidence=f"does not apply to the old tree; {result.evidence}")

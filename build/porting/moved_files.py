@@ -1,4 +1,4 @@
-"""Where a file, or a piece of one, went in the new tree."""
+"""Find where a file, or a part of one, moved in the new tree."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _KINDS = (
 _VENDORED = ("third_party/", "vendor/", "external/")
 #: Share of an old file's distinctive lines that a new one must have to be the same file.
 RENAMED = 0.5
-#: The same for a piece of a file, which is short and must be certain.
+#: The same for a part of a file, which is short and must be certain.
 SPLIT = 0.7
-#: How far the second best must be behind.
+#: Least distance to the second best.
 MARGIN = 0.2
-#: Long lines that a file is first asked for, since most files have none of them.
+#: Number of long lines that are searched first: most files have none of them.
 PROBES = 8
-#: Files read at once, and the size in bytes from which a file is no source that anyone splits or renames.
+#: Number of files read at once, and the greatest size in bytes of a source that may be split or renamed.
 BATCH, LARGEST = 256, 1 << 19
 
 
 @dataclass(slots=True)
 class Finder:
-    """Finds what moved between two trees; reads the candidates once."""
+    """Finds what moved between two trees; each candidate is read once."""
 
     old: Tree
     new: Layer
@@ -38,7 +38,7 @@ class Finder:
     _names: dict[str, list[str]] = field(default_factory=dict)
 
     def renamed(self, path: str, data: bytes) -> tuple[str, str] | None:
-        """Return the new path of a file that is gone, with the evidence; None if it is not certain."""
+        """Return the new path of a file that is gone, with the evidence; None if it is uncertain."""
         before = self.old.entries.get(path)
         fresh = [name for name in self.new.tree.entries if name not in self.old.entries]
         same = [name for name in fresh if before and self.new.tree.entries[name].blob == before.blob]
@@ -49,17 +49,16 @@ class Finder:
         return (found[0], f"{found[1]:.0%} of its distinctive lines are in {found[0]}") if found else None
 
     def piece(self, path: str, lines: Sequence[bytes]) -> tuple[str, str] | None:
-        """Return the one file that has a piece of `path` which is gone from there, with the evidence."""
+        """Return the one file that a part of `path` moved to, with the evidence."""
         wanted = {norm(line) for line in lines if distinctive(line)}
         if len(wanted) < 3:
             return None
         old = self.old.entries
-        names = [name for name in self._changed(path) if name != path]
-        found = _best(wanted, self._read(names), SPLIT, path)
+        found = _best(wanted, self._read([name for name in self._changed(path) if name != path]), SPLIT, path)
         if found is None:
             return None
         if found[0] in old and _share(wanted, self.old.read_many([found[0]]).get(found[0], b"")) > SPLIT / 2:
-            return None  # the file had such lines before: a copy, not the piece that moved
+            return None  # the file had such lines before: a copy, not the part that moved
         return found[0], f"{found[1]:.0%} of the distinctive lines around it are in {found[0]}"
 
     def _changed(self, path: str) -> list[str]:
@@ -74,7 +73,7 @@ class Finder:
         return self._names[kind]
 
     def _read(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Return the candidates' contents, each read once, some at a time: a whole tree at once takes too much room."""
+        """Return the candidates' contents, each read once, in batches: a whole tree takes too much memory."""
         wanted = [name for name in names if name not in self._contents]
         for start in range(0, len(wanted), BATCH):
             part = wanted[start : start + BATCH]
@@ -85,7 +84,7 @@ class Finder:
 
 
 def alike(a: str, b: str) -> bool:
-    """Tell whether two paths are of one kind of file, and both or neither other people's code."""
+    """Whether two paths are of one kind of file, and both or neither vendored."""
     if a.startswith(_VENDORED) != b.startswith(_VENDORED):
         return False
     left, right = posixpath.splitext(a)[1], posixpath.splitext(b)[1]
@@ -97,7 +96,7 @@ def _share(lines: set[bytes], data: bytes) -> float:
 
 
 def _promising(probe: Sequence[bytes], data: bytes, enough: float) -> bool:
-    """Whether `data` has enough of a few long lines; gives up as soon as it cannot."""
+    """Whether `data` has enough of a few long lines; stops as soon as it cannot."""
     misses = len(probe) - int(enough * len(probe))
     for line in probe:
         misses -= line not in data
@@ -111,14 +110,12 @@ def _best(lines: set[bytes], files: dict[str, bytes], enough: float, path: str) 
     probe = sorted(lines, key=len, reverse=True)[:PROBES]
     likely = {name: data for name, data in files.items() if _promising(probe, data, enough / 2)}
     scored = sorted(((_share(lines, data) + _bonus(path, name), name) for name, data in likely.items()), reverse=True)
-    if not scored or scored[0][0] < enough:
-        return None
-    if len(scored) > 1 and scored[0][0] - scored[1][0] < MARGIN:
+    if not scored or scored[0][0] < enough or (len(scored) > 1 and scored[0][0] - scored[1][0] < MARGIN):
         return None
     return scored[0][1], min(scored[0][0], 1.0)
 
 
 def _bonus(path: str, name: str) -> float:
-    """Prefer a file that kept its name, or at least its folder: by little, never enough to decide alone."""
+    """Return a small bonus for a kept name or folder; it is too small to decide alone."""
     same_name = posixpath.basename(path) == posixpath.basename(name)
     return 0.05 * same_name + 0.02 * (posixpath.dirname(path) == posixpath.dirname(name))

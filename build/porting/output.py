@@ -15,13 +15,13 @@ from build.porting.trees import FileState
 from build.series.commits import commit_patch, export_commit, export_diff
 from build.series.fields import is_mail
 
-#: What other tools write between a patch's words and its first file.
+#: What other tools write between a patch's description and its first file.
 _LEFTOVER = re.compile(rb"(?:^(?:Index: |=====|diff |Only in |# ).*\n|^\n)*\Z", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A ported patch and the commit it became; `commit` is its parent's where it changes nothing."""
+    """A ported patch and its commit, which is `parent` where the patch changes nothing."""
 
     port: PatchPort
     commit: str
@@ -29,13 +29,9 @@ class Committed:
 
 
 def commit_ports(git: Git, base: str, ports: Sequence[PatchPort]) -> tuple[Committed, ...]:
-    """Commit every port on `base`, each on the one before.
+    """Commit every port in order, the first on `base`, the new tree's commit, in a repository that may be written to.
 
-    Args:
-        git: a repository that may be written to, and has `base`.
-        base: the new tree's commit.
-        ports: in order. Of one that needs a human, what found its place is committed, so that later ones
-            build on what they were ported to.
+    Of a port that needs a human, the placed hunks are committed: later ones were ported on top of them.
     """
     head, found = base, []
     with tempfile.TemporaryDirectory(prefix="multiworld-port-") as folder:
@@ -66,7 +62,7 @@ def stage(staged: Git, files: Mapping[str, FileState | None]) -> None:
 
 
 def render(git: Git, item: Committed) -> bytes:
-    """Return a ported patch as bytes: its own where nothing differs, else a new export with the same words."""
+    """Return a ported patch as bytes: the same bytes where nothing differs, else a new export with its description."""
     patch = item.port.patch
     if item.port.identical:
         return patch.data

@@ -1,4 +1,4 @@
-"""Where one group of a hunk goes in the new file, and how its lines fit in there; or why it goes nowhere."""
+"""Find the place of one group of a hunk in the new file and fit its lines in, or say why that is not possible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from build.porting.candidates import recognisable
 from build.porting.groups import Edit, Group
 from build.porting.lines import indent, norm, occurrences, similarity
 
-#: How much two versions of a changed line must share to count as one line that was edited.
+#: Least similarity of two versions of a line to count as one line that was edited.
 SAME_LINE = 0.5
 
 
@@ -30,8 +30,8 @@ class GroupResult:
 
     Attributes:
         outcome: see `Outcome`.
-        at: where in the new file (line from 0): of the edit, or of the change that is there already.
-        edit: what to do there, None unless placed or partly upstream.
+        at: line of the new file (from 0) of the edit, or of the change that is there already.
+        edit: the edit of the new file, None unless placed or partly upstream.
         evidence: for people.
     """
 
@@ -46,23 +46,22 @@ def stuck(evidence: str) -> GroupResult:
 
 
 def place_group(alignment: Alignment, group: Group) -> GroupResult:
-    """Place one group by what its own lines and its neighbours became; never by line numbers."""
+    """Place one group by what its own lines and its neighbours became, without line numbers."""
     span, why = target(alignment, group)
     if span is None:
         return stuck(why)
     if elsewhere := added_elsewhere(alignment, group):
         return stuck(f"the lines it adds are already at line {elsewhere[0] + 1}")
-    first, last = span
     try:
         lines, note = fit(group.added, _pairs(alignment, group, span))
     except UnevenError:
         return stuck("the lines around it were indented in different ways")
-    edit = Edit(first, last, tuple(lines))
-    return GroupResult(Outcome.PLACED, first, edit, "; ".join(part for part in (why, note) if part))
+    edit = Edit(*span, tuple(lines))
+    return GroupResult(Outcome.PLACED, edit.start, edit, "; ".join(part for part in (why, note) if part))
 
 
 def target(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, str]:
-    """Return which new lines the group replaces, None with the reason when that is not certain."""
+    """Return the new lines that the group replaces; None with the reason when that is uncertain."""
     if group.end > group.start:
         images = alignment.to[group.start : group.end]
         if min(images) < 0:
@@ -74,7 +73,7 @@ def target(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, 
 
 
 def _gap(alignment: Alignment, at: int) -> tuple[tuple[int, int] | None, str]:
-    """Return where something between the old lines `at - 1` and `at` goes."""
+    """Return the place of an insertion between the old lines `at - 1` and `at`."""
     size = len(alignment.base)
     above = -1 if at == 0 else alignment.to[at - 1]
     below = len(alignment.ours) if at == size else alignment.to[at]
@@ -89,7 +88,7 @@ def _gap(alignment: Alignment, at: int) -> tuple[tuple[int, int] | None, str]:
 
 
 def _next_to_edited(alignment: Alignment, at: int, above: int | None) -> tuple[tuple[int, int] | None, str]:
-    """Return the place between a kept line and one that was edited; both runs must pair line by line."""
+    """Return the place between a kept line and an edited one; the lines must pair one by one."""
     if above is not None:
         old = range(at, alignment.after(at)[0])
         new = range(above + 1, alignment.after(at)[1])
@@ -108,12 +107,12 @@ def _next_to_edited(alignment: Alignment, at: int, above: int | None) -> tuple[t
 
 
 def text(line: bytes) -> str:
-    """Return a line as it is shown to people."""
+    """Return a line as messages show it."""
     return repr(norm(line)[:70].decode("utf-8", "replace"))
 
 
 def _pairs(alignment: Alignment, group: Group, span: tuple[int, int]) -> list[tuple[bytes, bytes]]:
-    """Return the old and new forms of the lines that decide the indentation: replaced ones, else neighbours."""
+    """Return the line pairs (old, new) that decide the indentation: replaced lines, else neighbours."""
     if group.end > group.start:
         pairs = zip(alignment.base[group.start : group.end], alignment.ours[span[0] : span[1]], strict=True)
         found = [pair for pair in pairs if pair[0].strip()]
@@ -130,7 +129,7 @@ def _pairs(alignment: Alignment, group: Group, span: tuple[int, int]) -> list[tu
 
 
 def added_elsewhere(alignment: Alignment, group: Group) -> list[int]:
-    """Return where the new file has all added lines together although the old one had them nowhere."""
+    """Return where the new file has all added lines together, if the old file has them less often."""
     lines = [norm(line) for line in group.added if line.strip()]
     if not lines or not recognisable(group.added):
         return []
@@ -139,24 +138,19 @@ def added_elsewhere(alignment: Alignment, group: Group) -> list[int]:
 
 
 def _loosely(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]:
-    """Return where `needle` begins, blank lines not counted."""
+    """Return where `needle` begins; blank lines do not count."""
     kept = [(n, line) for n, line in enumerate(haystack) if line]
     return [kept[at][0] for at in occurrences([line for _, line in kept], needle)]
 
 
 class UnevenError(Exception):
-    """The lines around are not all shifted by the same amount."""
+    """The lines around the place are not all indented by the same amount."""
 
 
 def fit(added: Sequence[bytes], pairs: Iterable[tuple[bytes, bytes]]) -> tuple[list[bytes], str]:
-    """Return `added` as the new file would have it.
+    """Return added lines with the new file's indentation and line ends, and a note about what was changed.
 
-    Args:
-        added: the lines a patch adds.
-        pairs: lines of the old file near the place, each with the line of the new file it became.
-
-    Returns:
-        The lines, and what was done to them, for people; empty when nothing.
+    `pairs` are lines of the old file near the place, each with the line of the new file it became.
 
     Raises:
         UnevenError: the pairs do not agree on one change of indentation.
@@ -178,7 +172,7 @@ def fit(added: Sequence[bytes], pairs: Iterable[tuple[bytes, bytes]]) -> tuple[l
 
 
 def _shift(old: bytes, new: bytes) -> tuple[bytes, bytes] | None:
-    """Return what was taken from and what was put before an indentation; None if it is neither."""
+    """Return the prefix removed from and the prefix added to an indentation; None if it is neither."""
     if new.endswith(old):
         return b"", new[: len(new) - len(old)]
     if old.endswith(new):

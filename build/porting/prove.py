@@ -1,4 +1,4 @@
-"""After a port: build it and let the probes decide, since porting text is not yet porting behaviour."""
+"""After a port: build the release and run its probes, since a patch that applies need not work."""
 
 from __future__ import annotations
 
@@ -22,19 +22,13 @@ from build.wheeltest.suite import prove_release
 def prove(report: PortReport, folder: Path, source: Path | None = None) -> tuple[PortReport, ToolError | None]:
     """Build the release a series was ported to, and run its probes on the stock and on the patched wheel.
 
-    Args:
-        report: of the port; its `new` is the release.
-        folder: `patches/<series>/<release>`, whose reports are written again with what the probes said.
-        source: where the release's tree is, default found.
-
-    Returns:
-        The report with the probes, and the error that ended the build or its tests, if one did.
+    Returns the report with the probes' results, which is written to `folder` (`patches/<series>/<release>`) as well,
+    and the error that ended the build or its tests, if any.
     """
-    request = Request(report.new, source=source)
     failure: ToolError | None = None
     record: TestRecord | None = None
     try:
-        build_release(request)
+        build_release(Request(report.new, source=source))
         record = prove_release(report.new, paths.DIST, multiworld=False)
     except ToolError as error:
         failure = error
@@ -42,8 +36,7 @@ def prove(report: PortReport, folder: Path, source: Path | None = None) -> tuple
     found = structs.replace(report, probes=probes_of(record) if record else ())
     for patch in not_needed(found.probes):
         step(f"no probe of {patch} fails on the stock wheel: it may no longer be needed")
-    keep = [path.name for path in folder.glob("*.patch")]
-    write_series(folder, reports(found), keep=keep)
+    write_series(folder, reports(found), keep=[path.name for path in folder.glob("*.patch")])
     return found, failure
 
 

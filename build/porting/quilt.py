@@ -1,4 +1,4 @@
-"""A folder of patches that this project did not write: quilt's `series` file or file names, any strip level."""
+"""Folders of patches from other projects: quilt's `series` file or file names, any strip level."""
 
 from __future__ import annotations
 
@@ -27,21 +27,16 @@ class Listed:
 
 
 def load_folder(folder: Path, tree: Container[str]) -> tuple[PatchFile, ...]:
-    """Read the patches of a folder in their order.
+    """Read the patches of a folder in the order of its `series` file (quilt), else by name.
 
-    Args:
-        folder: with a `series` file (quilt), or else every `*.patch` and `*.diff` in it by name.
-        tree: the paths of the tree they are for: the strip level is the one whose names it has.
-
-    Returns:
-        The patches; their paths are those of the tree.
+    `tree` has the paths of the tree that the patches are for. It decides the strip level.
 
     Raises:
         PatchError: malformed, unsafe, or a listed file is missing.
-        UsageError: no such folder, or nothing in it.
+        UsageError: the folder does not exist or has no patches.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder", remedy="give the folder that holds the patches")
+        raise UsageError(f"{folder} is not a folder", remedy="give the folder that holds the patches")
     listed = read_series(folder) or [
         Listed(path.name, None) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES
     ]
@@ -59,11 +54,7 @@ def load_folder(folder: Path, tree: Container[str]) -> tuple[PatchFile, ...]:
 
 
 def read_series(folder: Path) -> list[Listed]:
-    """Read a folder's `series` file; empty when it has none.
-
-    Raises:
-        PatchError: an option this tool does not have.
-    """
+    """Read a folder's `series` file, empty if there is none; PatchError for an unknown option."""
     path = folder / "series"
     if not path.is_file():
         return []
@@ -76,7 +67,7 @@ def read_series(folder: Path) -> list[Listed]:
         if len(words) > 2 or None in options:
             raise PatchError(
                 f"series:{number}: cannot read {line.strip()!r}",
-                cause="only a file name and -pN are understood (no reversed patches)",
+                cause="a line may have a file name and -pN only (reversed patches are not supported)",
             )
         level = next((int(match[1]) for match in options if match), None)
         listed.append(Listed(words[0], level))
@@ -94,18 +85,12 @@ def _read(folder: Path, item: Listed) -> PatchFile:
 
 
 def detect_strip(patch: PatchFile, tree: Container[str], known: Container[str] = frozenset()) -> int:
-    """Return the strip level at which most of the files a patch changes exist.
+    """Return the strip level at which most of a patch's files exist in `tree`, or in `known` from earlier patches.
 
-    Args:
-        patch: as `parse_raw` gives it.
-        tree: paths of the tree; `known` those that earlier patches make.
-
-    Returns:
-        The level; 1, which git and quilt use, when none is better.
+    The default is 1, as for git and quilt. `patch` comes from `parse_raw`.
     """
-    scores = {}
+    scores = dict.fromkeys(DEPTHS, 0)
     for depth in DEPTHS:
-        hits = 0
         for change in patch.changes:
             moved = change.kind in {ChangeKind.RENAMED, ChangeKind.COPIED}
             for raw in change.raw:
@@ -113,7 +98,6 @@ def detect_strip(patch: PatchFile, tree: Container[str], known: Container[str] =
                     path = strip(raw, max(depth - 1, 0) if moved else depth) if raw else ""
                 except ValueError:
                     continue
-                hits += path in tree or path in known
-        scores[depth] = hits
+                scores[depth] += path in tree or path in known
     best = max(scores.values())
     return 1 if scores[1] == best else min(depth for depth, hits in scores.items() if hits == best)

@@ -1,4 +1,4 @@
-"""Enter what a port found out: a new release in `build/releases.toml`, its patches in a series' manifest."""
+"""Record a port: a new release in `build/releases.toml`, its patches in a series' manifest."""
 
 from __future__ import annotations
 
@@ -18,28 +18,23 @@ from build.series.manifest import ReleaseEntry
 
 
 def known_release(version: str, like: str, path: Path = releases.RELEASES_TOML) -> Release:
-    """Return a release's entry; a new one is made of the facts of its official wheel.
-
-    Args:
-        version: e.g. `2.9.1`.
-        like: the release whose macros and compiler it is assumed to share until someone looks.
-        path: the releases file.
+    """Return a release's entry; a new one is made from its official wheel, with the macros and compiler of `like`.
 
     Raises:
-        SourceError: the index has no such release.
+        SourceError: the index does not have the release.
     """
     known = releases.parse(path.read_bytes(), path.name)
     if version in known:
         return known[version]
     step(f"release {version} is new: reading its official wheel")
-    # Without the build ids: they lie deep in wheels of 770 MB, and first it has to be seen whether it can be ported.
+    # The build ids come later: they are deep in wheels of 770 MB, and the port may still fail.
     text = entry_text(read_facts(version, build_ids=False), known[like])
     _write(path, path.read_bytes().rstrip(b"\n") + b"\n\n" + text.encode())
     return releases.parse(path.read_bytes(), path.name)[version]
 
 
 def entry_text(facts: WheelFacts, like: Release) -> str:
-    """Return the TOML of a release that nobody has looked at yet."""
+    """Return the TOML of a release that is not verified by a person yet."""
     packages = [
         {
             "name": package.name,
@@ -72,7 +67,7 @@ def entry_text(facts: WheelFacts, like: Release) -> str:
 
 
 def fill_build_ids(version: str, path: Path = releases.RELEASES_TOML) -> None:
-    """Read the build ids of a release that was entered without, since an overlay is bound to them.
+    """Read the build ids of a release that was entered without them: an overlay is bound to them.
 
     Raises:
         SourceError: the index no longer has the release.
@@ -101,27 +96,20 @@ def set_series(version: str, series: str, path: Path = releases.RELEASES_TOML) -
     data = path.read_bytes()
     start = data.index(f'[release."{version}"]'.encode())
     names = ", ".join(f'"{name}"' for name in (*known.series, series))
-    line = re.compile(rb"^series = .*$", re.MULTILINE)
+    line = f"series = [{names}]".encode()
     stop = data.find(b"\n[", start)
     stop = len(data) if stop < 0 else stop
-    block = data[start:stop]
-    new = line.sub(f"series = [{names}]".encode(), block) if line.search(block) else None
-    if new is None:
-        head = f'[release."{version}"]\n'.encode()
-        new = block.replace(head, head + f"series = [{names}]\n".encode(), 1)
-    _write(path, data[:start] + new + data[stop:])
+    block, found = re.subn(rb"^series = .*$", line, data[start:stop], flags=re.MULTILINE)
+    if not found:
+        block = block.replace(b"\n", b"\n" + line + b"\n", 1)
+    _write(path, data[:start] + block + data[stop:])
 
 
 def write_entry(folder: Path, version: str, entry: ReleaseEntry) -> None:
-    """Write a release's entry into a series' manifest, leaving the rest of the file as it is.
-
-    Args:
-        folder: `patches/<series>`.
-        version: the release.
-        entry: what to write; replaces an entry of that release.
+    """Write or replace a release's entry in the manifest of `folder`; the rest of the file is not changed.
 
     Raises:
-        ReleaseDataError: the manifest would not be valid with it; it stays as it was.
+        ReleaseDataError: the manifest would not be valid with it; it is not changed.
     """
     text = (folder / "manifest.toml").read_text(encoding="utf-8")
     block = _entry_text(version, entry)
@@ -135,10 +123,10 @@ def write_entry(folder: Path, version: str, entry: ReleaseEntry) -> None:
 
 
 def remove_entry(folder: Path, version: str) -> None:
-    """Take a release's entry out of a series' manifest, if it has one.
+    """Remove a release's entry from a series' manifest, if it has one.
 
     Raises:
-        ReleaseDataError: the manifest would not be valid without it; it stays as it was.
+        ReleaseDataError: the manifest would not be valid without it; it is not changed.
     """
     text = (folder / "manifest.toml").read_text(encoding="utf-8")
     found = _find(text, version)
@@ -148,14 +136,14 @@ def remove_entry(folder: Path, version: str) -> None:
 
 
 def _find(text: str, version: str) -> re.Match[str] | None:
-    """Find a release's entry: it ends where a table that is not its own begins, or the comment above that."""
+    """Find a release's entry: it ends before the next table that is not its own, or the comment above that."""
     name = re.escape(version)
     head = re.escape(f'[release."{version}"]')
     return re.search(rf'^{head}\n(?:(?!^\[(?!\[?release\."{name}")|^#).*\n?)*', text, re.MULTILINE)
 
 
 def _store(folder: Path, version: str, text: str, entry: ReleaseEntry | None) -> None:
-    """Write a manifest that says `entry` about a release, and is valid."""
+    """Write a manifest after checking that it is valid and has `entry` for the release."""
     path = folder / "manifest.toml"
     data = text.encode("utf-8")
     if manifests.parse(data, f"{folder.name}/manifest.toml").release.get(version) != entry:

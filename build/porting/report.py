@@ -13,7 +13,7 @@ from build.porting.engine import PatchPort, PatchState
 from build.series.show import LEGEND, STYLES, legend, verdict_table
 from build.series.verdicts import HunkVerdict, Method, Verdict
 
-#: What a probe says when no defect showed, and the patches' names under which both wheels must do the same.
+#: The result of a probe without defects, and the patch names for which both wheels must give the same result.
 PASSED = "ok"
 SAME = ("unchanged", "baseline")
 _STATE_STYLE = {PatchState.PORTED: "green", PatchState.UNNEEDED: "cyan", PatchState.NEEDS_HUMAN: "bold red"}
@@ -36,7 +36,7 @@ class ProbeReport(msgspec.Struct, frozen=True):
         name: the probe.
         patch: the patch whose defect it shows; `unchanged` or `baseline` where stock and patched must do the same.
         stock: what it did on the stock wheel; empty if it was not run there.
-        patched: what it did on the patched wheels: where they differ, what is not `wanted`.
+        patched: what it did on the patched wheels; where they differ, the result that is not `wanted`.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ProbeReport(msgspec.Struct, frozen=True):
 
     @property
     def wanted(self) -> str:
-        """What it has to do on a patched wheel; where stock was not run, nothing can be said of what must stay."""
+        """The result it must have on a patched wheel; if stock was not run, any result is accepted for `SAME`."""
         return PASSED if self.of_patch else self.stock or self.patched
 
     @property
@@ -63,7 +63,7 @@ class ProbeReport(msgspec.Struct, frozen=True):
 
 
 def not_needed(probes: Sequence[ProbeReport]) -> tuple[str, ...]:
-    """Return the patches of which no probe failed on the stock wheel: the release may not need them."""
+    """Return the patches whose probes all passed on the stock wheel: the release may not need them."""
     patches = dict.fromkeys(probe.patch for probe in probes if probe.of_patch and probe.stock)
     needed = {probe.patch for probe in probes if probe.fails_on_stock}
     return tuple(patch for patch in patches if patch not in needed)
@@ -109,11 +109,6 @@ def to_json(report: PortReport) -> bytes:
 
 
 def from_json(data: bytes) -> PortReport:
-    """Read a report back.
-
-    Raises:
-        msgspec.DecodeError: it is none.
-    """
     return msgspec.json.decode(data, type=PortReport)
 
 
@@ -159,14 +154,8 @@ def to_markdown(report: PortReport) -> bytes:
 
 
 def _probes(probes: Sequence[ProbeReport]) -> list[str]:
-    out = [
-        "",
-        "## Probes",
-        "",
-        "Backend: nccl (simulated). A patch is needed while one of its probes fails on stock.",
-        "",
-    ]
-    out += ["| patch | probes | fail on the stock wheel | as wanted on the patched wheels |", "|---|---|---|---|"]
+    out = ["", "## Probes", "", "Backend: nccl (simulated). A patch is needed while one of its probes fails on stock."]
+    out += ["", "| patch | probes | fail on the stock wheel | as wanted on the patched wheels |", "|---|---|---|---|"]
     for patch in dict.fromkeys(probe.patch for probe in probes):
         mine = [probe for probe in probes if probe.patch == patch]
         failing = sum(probe.fails_on_stock for probe in mine) if mine[0].of_patch else "-"

@@ -1,9 +1,10 @@
-"""A port that may need a person: its state on disk, the checkout with markers, going on and giving up."""
+"""A port that may need a person: its state on disk, and a checkout with conflict markers to edit and continue."""
 
 from __future__ import annotations
 
 import os
 import posixpath
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -15,9 +16,9 @@ import msgspec
 from build.errors import UsageError
 from build.git import SUBMODULE, Git
 from build.paths import atomic_write
-from build.porting.engine import PatchPort, PatchState, Resolution, port_series
+from build.porting.engine import PatchState, port_series
+from build.porting.fileport import Files
 from build.porting.output import Committed, commit_ports, stage
-from build.porting.resolve import take_up
 from build.porting.trees import FileState, Tree
 from build.seals import signed, unsigned
 from build.series.apply import changed_paths, key_of
@@ -25,17 +26,19 @@ from build.series.checkout import new_repository, remove_folder, replacing
 from build.series.model import PatchFile
 
 _STATE = "state.json"
-#: Folders that git does not look for a repository in, nor above.
+#: git does not search these folders for a repository.
 _CEILING = "GIT_CEILING_DIRECTORIES"
+_MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |\r?$)", re.MULTILINE)
+_WHOLE = re.compile(rb"^<{7} .*?\n(.*?)^\|{7} .*?\n.*?^={7}\n.*?^>{7} .*?\n", re.MULTILINE | re.DOTALL)
 
 
 class State(msgspec.Struct, frozen=True):
     """What `state.json` holds.
 
     Attributes:
-        key: digest of patches and trees: a state only fits the port that made it.
+        key: digest of patches and trees; a state is only for the port that wrote it.
         resolved: commits of the patches that a person decided, by patch name.
-        current: the patch the checkout is about, empty between two.
+        current: the patch to be decided in the checkout, empty between two.
         edit: its files to edit.
         left: tree id of the checkout as it was left, to tell whether anyone edited it.
     """
@@ -49,7 +52,7 @@ class State(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished or waiting port: `checkout` is where a person has to edit `edit`, None when nothing is left.
+    """A finished or waiting port: a person has to edit `edit` in `checkout`, which is None for a finished one.
 
     `git` holds the commits until `close` is called.
     """
@@ -62,7 +65,7 @@ class Outcome:
 
 
 class Session:
-    """One port between two trees, with a folder for its state; who makes one holds the lock on that."""
+    """One port between two trees, with a folder for its state; the caller holds the lock on that."""
 
     def __init__(self, patches: Sequence[PatchFile], old: Tree, new: Tree, folder: Path) -> None:
         self.patches = patches
@@ -72,10 +75,10 @@ class Session:
         self.repo = folder / "checkout"
 
     def start(self) -> Outcome:
-        """Port everything; where a patch needs a person, leave a checkout. Run again, it changes nothing.
+        """Port everything; leave a checkout if a patch needs a person. A second run changes nothing.
 
         Raises:
-            UsageError: another port's checkout with someone's edits is in the way.
+            UsageError: the folder has another port's checkout with edits.
         """
         state = self._state()
         if state is not None and state.key != self._key():
@@ -88,29 +91,26 @@ class Session:
             remove_folder(self.folder)
             state = None
         if state is None:
-            self._create()
             state = State(self._key())
+            with replacing(self.folder) as new:
+                new_repository(self.new.git, new / "checkout")
+                (new / _STATE).write_bytes(signed(msgspec.json.encode(state)))
         return self._go_on(state)
 
     def resume(self, *, drop: bool = False) -> Outcome:
-        """Take up what a person edited and port the patches behind it.
-
-        Args:
-            drop: give up the hunks that need a person instead.
+        """Continue with what a person edited (with `drop`: without the hunks that need a person).
 
         Raises:
-            UsageError: nothing waits, markers are left, or files are changed that nobody asked for.
+            UsageError: no port waits, markers are left, or other files are changed.
         """
         state = self._state()
         if state is None:
             raise UsageError(f"no port waits in {self.folder}", remedy="start one without --continue")
         if state.key != self._key():
-            raise UsageError(
-                "the port that waits is another one", cause="patches or trees have changed", remedy="use --abort"
-            )
+            raise UsageError("another port waits", cause="patches or trees have changed", remedy="use --abort")
         if state.current:
             git = Git(self.repo)
-            tree = take_up(git, state.edit, state.left, drop=drop)
+            tree = _take_up(git, state.edit, state.left, drop=drop)
             commit = git.commit(tree, state.current.encode(), "HEAD")
             git.out("update-ref", f"refs/resolved/{commit}", commit)
             state = State(state.key, {**state.resolved, state.current: commit})
@@ -121,7 +121,7 @@ class Session:
         remove_folder(self.folder)
 
     def _go_on(self, state: State) -> Outcome:
-        """Port all patches with what was decided so far, and leave a checkout for the first that is open."""
+        """Port all patches with the decisions so far, and leave a checkout for the first that needs a person."""
         git = Git(self.repo)
         resolved = {name: _resolution(git, commit) for name, commit in state.resolved.items()}
         ports = port_series(self.patches, self.old, self.new, resolved)
@@ -140,7 +140,7 @@ class Session:
         port = waiting.port
         folders = {posixpath.dirname(path) for patch in self.patches for path in patch.paths}
         folders |= {posixpath.dirname(path) for path in (*port.files, *port.marked)}
-        # Only where the series works: a whole PyTorch tree would take seconds and say no more.
+        # Only the folders of the series: a whole PyTorch tree would take seconds.
         named = "".join(f"{folder}\n" for folder in sorted(folders) if folder).encode()
         git.out("sparse-checkout", "set", "--cone", "--stdin", stdin=named)
         git.out("checkout", "--quiet", "--force", "--detach", waiting.parent)
@@ -156,18 +156,11 @@ class Session:
             if state is not None:
                 (git.folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (git.folder / path).write_bytes(state.data)
-        self._reject(port)
-        return tuple(sorted({*port.marked, *_pathless(port)})), _tree_of(git)
-
-    def _reject(self, port: PatchPort) -> None:
-        """Write the patch next to the checkout, for the hunks that no file can show."""
+        # For the hunks that cannot be shown by markers in a file.
         with atomic_write(self.folder / "current.patch") as part:
             part.write_bytes(port.patch.data)
-
-    def _create(self) -> None:
-        with replacing(self.folder) as new:
-            new_repository(self.new.git, new / "checkout")
-            (new / _STATE).write_bytes(signed(msgspec.json.encode(State(self._key()))))
+        unmarked = {v.new_path or v.path for v in port.verdicts if v.verdict.needs_human and not port.marked}
+        return tuple(sorted({*port.marked, *unmarked})), _tree_of(git)
 
     def _state(self) -> State | None:
         try:
@@ -180,9 +173,11 @@ class Session:
         return state
 
     def _check_repository(self) -> None:
-        """Refuse a checkout whose repository is gone: git would take one around it, and clean that."""
+        """Refuse a checkout whose repository is gone: git would use one in a folder above, and clean that."""
         if Git(self.repo).call("rev-parse", "--git-dir", env={_CEILING: str(self.folder)}).returncode:
-            raise UsageError(f"{self.repo} is damaged: it is no git repository", remedy="use --abort and start again")
+            raise UsageError(
+                f"{self.repo} is damaged: it is not a git repository", remedy="use --abort and start again"
+            )
 
     def _save(self, state: State) -> None:
         with atomic_write(self.folder / _STATE) as part:
@@ -196,23 +191,77 @@ class Session:
 
 
 def discard(folder: Path) -> None:
-    """Give a waiting port up; nothing outside its folder was touched.
+    """Discard a waiting port, which is only in its folder.
 
     Raises:
-        UsageError: none waits.
+        UsageError: no port waits.
     """
     if not os.path.lexists(folder / _STATE):
         raise UsageError(f"no port waits in {folder}")
     remove_folder(folder)
 
 
-def _pathless(port: PatchPort) -> set[str]:
-    """Return the paths of hunks for a human that have no markers anywhere."""
-    return {item.new_path or item.path for item in port.verdicts if item.verdict.needs_human and not port.marked}
+def _take_up(git: Git, edit: Sequence[str], left: str, *, drop: bool) -> str:
+    """Return the id of the tree that a person made of a checkout; it is written to the repository.
+
+    Args:
+        git: the checkout; what was placed is staged in it.
+        edit: the files that were to be edited.
+        left: id of the tree as it was left for the person.
+        drop: keep the new tree's side of every conflict instead.
+
+    Raises:
+        UsageError: markers are left, nothing was decided, or other files were changed without being staged.
+    """
+    if others := sorted(_unstaged(git) - set(edit)):
+        raise UsageError(
+            f"changed files that are not part of the conflict: {', '.join(others[:5])}",
+            cause="the checkout was edited elsewhere, or a build was run in it",
+            remedy="git add those that belong to the patch, git checkout or remove the others",
+        )
+    for file in (git.folder / path for path in edit) if drop else ():
+        if file.is_file():
+            file.write_bytes(_WHOLE.sub(rb"\1", file.read_bytes()))
+    if marks := [place for path in edit for place in _marks(git.folder / path, path)]:
+        raise UsageError(
+            f"conflict markers are left: {', '.join(marks[:8])}",
+            remedy="edit these places, then use --continue again (or --drop to leave the hunks out)",
+        )
+    existing = [path for path in edit if (git.folder / path).exists()]
+    gone = [path for path in edit if path not in existing]
+    if existing:
+        git.out("add", "--force", "--", *existing)
+    if gone:
+        git.out("rm", "--cached", "--quiet", "--ignore-unmatch", "--", *gone)
+    tree = git.line("write-tree", "--missing-ok")
+    if tree == left and not drop:
+        raise UsageError(
+            "nothing was decided: the checkout is as it was left",
+            cause=f"these need an edit: {', '.join(edit)}",
+            remedy="make the change and git add it, or use --continue --drop to leave the hunks out",
+        )
+    return tree
+
+
+def _unstaged(git: Git) -> set[str]:
+    """Return the files with unstaged changes, and the untracked files."""
+    git.call("update-index", "--refresh", "-q")
+    changed = git.out("diff-files", "--name-only", "-z").split(b"\0")
+    unknown = git.out("ls-files", "--others", "--exclude-standard", "-z").split(b"\0")
+    return {os.fsdecode(name) for name in (*changed, *unknown) if name}
+
+
+def _marks(file: Path, path: str) -> list[str]:
+    """Return the places with markers, as `path:line`."""
+    if not file.is_file():
+        return []
+    data = file.read_bytes()
+    found = [match for match in _MARKER.finditer(data) if match[1] == b"<" * 7] or _MARKER.finditer(data)
+    return [f"{path}:{data.count(bytes([10]), 0, match.start()) + 1}" for match in found]
 
 
 def _tree_of(git: Git) -> str:
-    """Return the tree id of the work tree, without touching its index."""
+    """Return the tree id of the work tree; its index is not changed."""
     with tempfile.TemporaryDirectory(prefix="multiworld-port-") as folder:
         index = Path(folder, "index")
         shutil.copyfile(git.git_dir() / "index", index)
@@ -221,7 +270,7 @@ def _tree_of(git: Git) -> str:
         return private.line("write-tree", "--missing-ok")
 
 
-def _resolution(git: Git, commit: str) -> Resolution:
+def _resolution(git: Git, commit: str) -> Files:
     files: dict[str, FileState | None] = {}
     for item in changed_paths(git, f"{commit}^", commit):
         if item.new_blob.strip("0"):
@@ -229,4 +278,4 @@ def _resolution(git: Git, commit: str) -> Resolution:
             files[item.path] = FileState(item.new_mode, data)
         if item.old_path != item.path or not item.new_blob.strip("0"):
             files[item.old_path] = None
-    return Resolution(files)
+    return files

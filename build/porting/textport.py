@@ -24,14 +24,12 @@ class TextPort:
     """One file, ported.
 
     Attributes:
-        old: the old file with all hunks that apply to it: the next patch's base.
         new: the new file with every hunk that found its place.
-        marked: the same with diff3 markers around the others; equal to `new` if there are none.
+        marked: the same with conflict markers around the others; equal to `new` if there are none.
         hunks: one result per hunk.
         lines: where each hunk is in `new` (from 1, 0 for none).
     """
 
-    old: bytes
     new: bytes
     marked: bytes
     hunks: tuple[HunkResult, ...]
@@ -46,16 +44,13 @@ def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.L
         _port(alignment, placed) if placed else _lone(new, hunk, number)
         for number, (placed, hunk) in enumerate(zip(located, hunks, strict=True), 1)
     ]
-    known = [placed for placed in located if placed]
     results = crosscheck(alignment, located, _apart(results))
     conflicts, results = _conflicts(alignment, located, results)
     edits = [edit for result in results for edit in result.edits]
     done = b"".join(apply_edits(new.lines, edits))
     marks = [markers.mark(alignment, items, area, labels) for area, items in conflicts]
     marked = b"".join(apply_edits(new.lines, [*edits, *marks]))
-    changed = [Edit(g.start, g.end, g.added) for item in known for g in item.groups]
-    patched = b"".join(apply_edits(old.lines, changed))
-    return TextPort(patched, done, marked, tuple(results), tuple(_line(result, edits) for result in results))
+    return TextPort(done, marked, tuple(results), tuple(_line(result, edits) for result in results))
 
 
 def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
@@ -69,7 +64,7 @@ def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
 
 
 def _port(alignment: Alignment, placed: Placed) -> HunkResult:
-    """Port one hunk in its place, or where its code moved to."""
+    """Port one hunk at its place, or at the place its code moved to."""
     result = port_hunk(alignment, placed)
     if result.verdict is Verdict.CONFLICT:
         result = port_in_function(alignment, placed) or port_moved(alignment, placed) or result
@@ -80,12 +75,11 @@ def _port(alignment: Alignment, placed: Placed) -> HunkResult:
 
 
 def _lone(new: Text, hunk: Hunk, number: int) -> HunkResult:
-    alone = align(hunk.old, new.lines)
-    return port_without_base(alone, split(hunk, number, 0))
+    return port_without_base(align(hunk.old, new.lines), split(hunk, number, 0))
 
 
 def _apart(results: list[HunkResult]) -> list[HunkResult]:
-    """Leave hunks to a human that would be put into each other's lines."""
+    """Leave hunks to a human that would change each other's lines."""
     taken: list[tuple[int, int, int]] = []
     clash: set[int] = set()
     for number, result in enumerate(results):
@@ -101,7 +95,7 @@ def _apart(results: list[HunkResult]) -> list[HunkResult]:
 def _conflicts(
     alignment: Alignment, located: Sequence[Placed | None], results: list[HunkResult]
 ) -> tuple[list[tuple[markers.Region, list[Placed]]], list[HunkResult]]:
-    """Return the stretches to mark; hunks placed inside one are left to the human as well."""
+    """Return the regions to mark; hunks placed inside one are left to the human as well."""
     final = list(results)
     while True:
         areas = [
@@ -120,10 +114,7 @@ def _conflicts(
         if not inside:
             return joined, final
         for number in inside:
-            if located[number] is None:
-                final[number] = human("is inside the lines of a conflict")
-            else:
-                final[number] = human("is inside the lines of a conflicting hunk")
+            final[number] = human("is inside the lines of a conflicting hunk")
 
 
 def _line(result: HunkResult, edits: Sequence[Edit]) -> int:
@@ -139,9 +130,9 @@ _BY_ALIGNMENT = {Method.EXACT, Method.OFFSET, Method.MERGE}
 def crosscheck(
     alignment: Alignment, located: Sequence[Placed | None], results: Sequence[HunkResult]
 ) -> list[HunkResult]:
-    """Return `results`, with those left to a human that git merges cleanly to something else.
+    """Return `results`; those that git merges cleanly to something else are left to a human.
 
-    git may well find a conflict where lines next to each other changed; that is no objection.
+    A conflict in git's merge is accepted: git finds one wherever adjacent lines changed.
     """
     if alignment.base == alignment.ours:
         return list(results)

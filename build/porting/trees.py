@@ -1,4 +1,4 @@
-"""The trees a port goes between: a git repository, `PATH@REV`, or a plain folder."""
+"""The old and the new tree of a port: a git repository, `PATH@REV`, or a plain folder."""
 
 from __future__ import annotations
 
@@ -19,19 +19,13 @@ class FileState:
     data: bytes
 
 
+@dataclass(frozen=True)
 class Tree:
-    """A tree in a repository that is only read.
+    """The tree of a commit in a repository that is only read; `label` is its name in messages."""
 
-    Attributes:
-        git: the repository.
-        commit: the commit.
-        label: what people call it.
-    """
-
-    def __init__(self, git: Git, commit: str, label: str) -> None:
-        self.git = git
-        self.commit = commit
-        self.label = label
+    git: Git
+    commit: str
+    label: str
 
     @cached_property
     def entries(self) -> dict[str, Entry]:
@@ -46,7 +40,7 @@ class Tree:
         return FileState(entry.mode, self.git.out("cat-file", "blob", entry.blob))
 
     def read_many(self, paths: Iterable[str]) -> dict[str, bytes]:
-        """Return the content of several files in one go; those an incomplete clone lacks are left out."""
+        """Return the content of several files in one call; files missing from a partial clone are left out."""
         wanted = [self.entries[path] for path in paths if self.entries[path].mode != SUBMODULE]
         contents = self.git.blobs([entry.blob for entry in wanted])
         return {entry.path: data for entry, data in zip(wanted, contents, strict=True) if data is not None}
@@ -70,17 +64,10 @@ class Layer:
 
 
 def open_tree(spec: str, workplace: Path) -> Tree:
-    """Open what a user names.
-
-    Args:
-        spec: a git repository (its HEAD), `PATH@REV`, or a plain folder.
-        workplace: where a plain folder's files are imported to, as a repository of its own.
-
-    Returns:
-        The tree.
+    """Open a git repository (its HEAD), `PATH@REV`, or a plain folder, which is imported to a repository `workplace`.
 
     Raises:
-        SourceError: no such folder, no such revision.
+        SourceError: the folder or the revision does not exist.
     """
     path, revision = split_revision(spec)
     if not path.is_dir():
@@ -94,7 +81,7 @@ def open_tree(spec: str, workplace: Path) -> Tree:
         commit = git.resolve(revision or "HEAD")
         return Tree(git, commit, f"{path.name}@{commit[:12] if revision in {None, 'HEAD'} else revision}")
     if revision is not None:
-        raise SourceError(f"{path} is no git repository, so it has no revision {revision!r}")
+        raise SourceError(f"{path} is not a git repository, so it has no revision {revision!r}")
     return _import(path.resolve(), workplace)
 
 
@@ -103,7 +90,7 @@ def _import(folder: Path, workplace: Path) -> Tree:
     workplace.mkdir(parents=True)
     git = init(workplace, bare=True)
     env = {"GIT_DIR": str(workplace), "GIT_WORK_TREE": str(folder)}
-    # One pack instead of a file for each blob; it is thrown away, so it need not be small.
+    # One pack instead of a file for each blob. It is temporary, so it need not be small.
     inside = Git(folder, config=("core.bigFileThreshold=1", "core.compression=0"))
     inside.out("add", "--all", "--force", ".", env=env)
     commit = git.commit(inside.line("write-tree", env=env), f"{folder.name}, imported".encode())

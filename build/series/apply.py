@@ -1,4 +1,4 @@
-"""Apply a series to its own release: a checkout with one commit per patch, and a verdict per hunk. No fuzz."""
+"""Apply a series to its own release without fuzz: a checkout with one commit per patch, and a verdict per hunk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from build.series.inspect import inspect, require_all_placed
 from build.series.model import ChangeKind, PatchFile
 from build.series.verdicts import HunkVerdict
 
-#: Inside the checkout's `.git`: what was applied to what, so that a second run knows there is nothing to do.
+#: In the checkout's `.git`: what was applied to what, so that a second run with the same input does nothing.
 _RECORD = "multiworld-applied.json"
 _FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _STATUS = {
@@ -76,20 +76,14 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Path) -> AppliedTree:
-    """Apply `patches` to `base` in a checkout of their own; call it with the lock on `target` held.
+    """Apply `patches` in order to the release's commit `base`; call it with the lock on `target` held.
 
-    Args:
-        repo: a git repository that has `base`; it is only read.
-        base: the release's commit.
-        patches: in order.
-        target: folder of the checkout; replaced as a whole when base or patches changed, else kept.
-
-    Returns:
-        The checkout with what changed and a verdict per hunk.
+    `repo` has `base` and is only read. `target`, the folder of the checkout, is replaced as a whole when base or
+    patches changed, else kept.
 
     Raises:
         PatchError: a hunk does not fit where it should; nothing is left in `target`.
-        SourceError: `repo` is no repository or lacks `base`.
+        SourceError: `repo` is not a repository or lacks `base`.
         UsageError: `target` holds changes that are not committed.
     """
     source = Git(repo)
@@ -108,10 +102,10 @@ def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Pa
 
 
 def _kept(target: Path, base: str, key: str) -> AppliedTree | None:
-    """Return the checkout of an earlier run, None when there is none or it is of other patches.
+    """Return the checkout of an earlier run; None if it does not exist or is of other patches.
 
     Raises:
-        SourceError: it is damaged; it may hold someone's commits, so that it is not replaced.
+        SourceError: it is damaged; it may have commits of a person, so it is not replaced.
         UsageError: it holds changes that are not committed, or was not made here.
     """
     record = _read_record(target)
@@ -134,18 +128,14 @@ def _kept(target: Path, base: str, key: str) -> AppliedTree | None:
         raise SourceError(
             f"the checkout {target} cannot be read: {error.what}",
             cause=error.cause or "it is damaged",
-            remedy="remove the folder and run again; commits of your own in it, if any, are to be saved before",
+            remedy="save your own commits in it, if any; then remove the folder and run again",
         ) from None
 
 
 def check_files(applied: AppliedTree, names: Collection[str]) -> None:
-    """Compare files of the checkout with the commit: their bytes went into a result.
+    """Compare the files `names` of the checkout with the commit: their bytes went into a result.
 
-    git itself compares times and sizes first, and reads no file where these are as they were.
-
-    Args:
-        applied: the checkout.
-        names: paths in it; one that the commit does not have is passed over.
+    git itself does not read a file whose time and size are unchanged. Names that the commit lacks are passed over.
 
     Raises:
         SourceError: a file is not the commit's.
@@ -156,8 +146,8 @@ def check_files(applied: AppliedTree, names: Collection[str]) -> None:
     if wrong:
         raise SourceError(
             f"files of the checkout {applied.checkout} are not those of its commit: {', '.join(wrong[:5])}",
-            cause="they were edited just now, or the disk has damaged them",
-            remedy="remove the folder and run again; nothing was built of it",
+            cause="they were edited during the build, or the disk damaged them",
+            remedy="remove the folder and run again; nothing was built from it",
         )
 
 
@@ -168,10 +158,7 @@ def _blob_id(path: Path, like: str) -> str:
 
 
 def commit_patches(git: Git, base: str, patches: Sequence[PatchFile]) -> tuple[str, tuple[HunkVerdict, ...]]:
-    """Commit `patches` on `base` without a work tree.
-
-    Returns:
-        Id of the last commit, and the verdicts.
+    """Commit `patches` on `base` without a work tree; return the id of the last commit, and the verdicts.
 
     Raises:
         PatchError: a hunk does not apply.
@@ -190,7 +177,7 @@ def commit_patches(git: Git, base: str, patches: Sequence[PatchFile]) -> tuple[s
 
 
 def _stage(staged: Git, patch: PatchFile) -> None:
-    """Apply one patch to the index; git refuses fuzz and anything beyond a symbolic link by itself."""
+    """Apply one patch to the index; git itself refuses fuzz and paths beyond a symbolic link."""
     if not patch.changes:
         return
     options = ["--unidiff-zero"] if any(hunk.bare for c in patch.changes for hunk in c.hunks) else []
@@ -211,9 +198,9 @@ def _check_out(git: Git, base: str, record: _Record) -> None:
 
 
 def _read_record(target: Path) -> _Record | None:
-    """Return what an earlier run left in `target`, None when it is no such checkout.
+    """Return the record of an earlier run in `target`; None if it is not such a checkout.
 
-    One that is not signed was written before records were: it is known whose it is, and not believed otherwise.
+    Earlier versions did not sign records. An unsigned one gets an empty key, so that the checkout is made again.
     """
     try:
         data = (target / ".git" / _RECORD).read_bytes()
@@ -234,7 +221,7 @@ def _refuse_dirty(target: Path) -> None:
 
 
 def key_of(base: str, patches: Sequence[PatchFile]) -> str:
-    """Return the digest of what applying patches depends on; `base` names the trees."""
+    """Return a digest of the trees, which `base` names, and of the patches."""
     digest = hashlib.sha256(base.encode())
     for patch in patches:
         digest.update(b"\0" + patch.name.encode() + b"\0" + hashlib.sha256(patch.data).digest())

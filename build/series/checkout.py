@@ -1,4 +1,4 @@
-"""Checkouts: a repository of its own over another one's objects, and folders that are replaced as one step."""
+"""Checkouts: repositories that share the objects of another one, and folders that are replaced in one step."""
 
 from __future__ import annotations
 
@@ -21,19 +21,12 @@ _PROMISOR = r"^(remote\.|extensions\.partialclone)"
 
 
 def new_repository(source: Git, target: Path) -> Git:
-    """Make a repository in `target` that has every object of `source`, by hard links where possible.
+    """Make a repository in the new folder `target` that has every object of `source`, by hard links where possible.
 
-    Nothing is written into the source.
-
-    Args:
-        source: the repository to share objects with; it is only read.
-        target: a folder that does not exist yet.
-
-    Returns:
-        git in the new repository, which has no commit checked out and no branch.
+    The source is only read. The new repository has no commit checked out and no branch.
     """
     target.mkdir(parents=True)
-    # Of the source's format: the objects are its own.
+    # The objects are the source's, so the format is, too.
     git = init(target, "patched", object_format=source.line("rev-parse", "--show-object-format"))
     inside = target / ".git"
     common = Path(source.line("rev-parse", "--path-format=absolute", "--git-common-dir"))
@@ -46,7 +39,7 @@ def new_repository(source: Git, target: Path) -> Git:
 
 
 def _share_objects(source: Path, target: Path) -> None:
-    """Hard-link the object store; across file systems refer to it instead."""
+    """Hard-link the object store; across file systems, refer to it instead."""
     borrowed = [str(path) for path in _alternates(source)]
     try:
         for path in source.rglob("*"):
@@ -72,7 +65,7 @@ def _alternates(objects: Path) -> list[Path]:
 
 
 def _copy_promisor(source: Git, target: Git) -> None:
-    """Let a partial clone's copy fetch what is missing from where the source would."""
+    """Let the copy of a partial clone fetch missing objects from the source's remote."""
     if source.call("config", "--get", "extensions.partialClone").returncode:
         return
     target.out("config", "core.repositoryFormatVersion", "1")
@@ -97,10 +90,10 @@ def _copy_sparse(source: Git, target: Git) -> None:
 
 @contextlib.contextmanager
 def replacing(final: Path) -> Iterator[Path]:
-    """Yield where to make a folder, which takes the place of `final` when the block succeeds.
+    """Yield the path for a new folder, which replaces `final` when the block succeeds.
 
-    Unlike with `paths.built_beside`, the old folder stays until the new one is in its place: it may be someone's work.
-    Temporary folders of killed runs are removed first: call it with the lock on `final` held.
+    Unlike with `paths.built_beside`, the old folder is kept until then: it may have the work of a person. Temporary
+    folders of killed runs are removed first: call it with the lock on `final` held.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     sweep(final)
@@ -110,10 +103,10 @@ def replacing(final: Path) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, final: Path) -> None:
-    """Put the finished folder `new` in the place of `final`.
+    """Replace the folder `final` by the finished folder `new`.
 
-    An interruption leaves the old one or the new one. A kill may leave the old one as `.NAME.old-PID`, which the next
-    call removes, as it does what an interrupted removal left.
+    After an interruption, `final` is the old folder or the new one. A killed run may leave the old one as
+    `.NAME.old-PID`, which the next call removes.
 
     Raises:
         SourceError: `final` exists and is not a folder.
@@ -137,7 +130,7 @@ def replace_folder(new: Path, final: Path) -> None:
 
 
 def remove_folder(final: Path) -> None:
-    """Remove a folder as one step: an interruption leaves nothing of it under its name."""
+    """Remove a folder in one step: after an interruption, no part of it has its name."""
     _sweep_old(final)
     if final.exists():
         old = _aside(final)
@@ -150,12 +143,12 @@ def _aside(final: Path) -> Path:
 
 
 def _sweep_old(final: Path) -> None:
-    """Remove what runs that are no more have put aside and not removed; `final` must be in place or not wanted."""
+    """Remove what ended runs renamed and did not remove; `final` must be in place or not wanted."""
     for old in final.parent.glob(f".{glob.escape(final.name)}.old-*"):
         if not _other_runs(old.name.rpartition("-")[2]):
             shutil.rmtree(old, ignore_errors=True)
 
 
 def _other_runs(pid: str) -> bool:
-    """Whether another process of this id runs; what has no id that we have given is left alone."""
+    """Whether another process with this id runs; a name without such an id counts as one, so that it is kept."""
     return pid != str(os.getpid()) and (not pid.isdecimal() or runs(int(pid)))

@@ -1,6 +1,6 @@
-"""Patches become commits whose ids depend on the patches alone, and commits become patches in one form.
+"""Commit patches, with ids that depend on the patches alone, and export commits as patches in one form.
 
-Exporting what was applied gives the same bytes, so that a changed byte is a changed patch.
+Exporting an applied patch gives the same bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Exported:
 def commit_patch(git: Git, tree: str, parent: str, patch: PatchFile) -> str:
     """Commit `tree` on `parent` with a patch's author, date and message; return the commit's id.
 
-    A patch without mail header gives its description.
+    Without a mail header, the message is the patch's description.
 
     Raises:
         PatchError: the mail header lacks something.
@@ -61,10 +61,8 @@ def commit_patch(git: Git, tree: str, parent: str, patch: PatchFile) -> str:
         text = git.out("stripspace", stdin=head.get("Subject", b"") + b"\n\n" + body.read_bytes())
     missing = [name for name in ("Author", "Email", "Date", "Subject") if not head.get(name)]
     if missing:
-        raise PatchError(
-            f"{patch.name}: the mail header lacks {', '.join(missing)}",
-            remedy="write it as git format-patch does",
-        )
+        what = f"{patch.name}: the mail header lacks {', '.join(missing)}"
+        raise PatchError(what, remedy="write it as git format-patch does")
     author = Author(os.fsdecode(head["Author"]), os.fsdecode(head["Email"]), head["Date"].decode())
     return git.commit(tree, text, parent, author)
 
@@ -79,24 +77,15 @@ def export_diff(git: Git, old: str, new: str) -> bytes:
 
 
 def export_series(git: Git, base: str, head: str, names: Iterable[str]) -> tuple[Exported, ...]:
-    """Return the commits of `base..head`, oldest first, as patches called `names`.
-
-    Raises:
-        ValueError: there are more or fewer commits than names.
-    """
+    """Return the commits of `base..head`, oldest first, as patches called `names`, one per commit."""
     commits = git.line("rev-list", "--reverse", "--topo-order", f"{base}..{head}").split()
     return tuple(Exported(name, export_commit(git, commit)) for name, commit in zip(names, commits, strict=True))
 
 
 def write_series(folder: Path, patches: Iterable[Exported], keep: Iterable[str] = ()) -> None:
-    """Write a release's patches as one step: the folder holds the old ones or the new ones, never a mixture.
+    """Write all patches of a release to its folder in one step, and keep the files named in `keep` (reports).
 
-    Call it with the lock on the port held: what killed runs left is removed.
-
-    Args:
-        folder: `patches/<series>/<release>`.
-        patches: all of the release's patches.
-        keep: names of other files to carry over (reports).
+    Call it with the lock on the port held: the leftovers of killed runs are removed.
     """
     with replacing(folder) as new:
         new.mkdir()

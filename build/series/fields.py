@@ -34,7 +34,7 @@ def read_fields(header: bytes) -> dict[str, str]:
 
 
 def diffstat(header: bytes) -> tuple[int, int, int] | None:
-    """Return files, insertions and deletions of the diffstat in a mail, None when it has none."""
+    """Return files, insertions and deletions of the diffstat in a mail; None if it has no diffstat."""
     found = list(_STAT.finditer(header))
     if not found:
         return None
@@ -47,5 +47,5 @@ def is_mail(data: bytes) -> bool:
 
 
 def has_header(data: bytes) -> bool:
-    """Tell whether the bytes begin like a described patch, so that one without changes is empty, not junk."""
+    """Whether the bytes begin like a described patch: then a patch without changes is valid."""
     return is_mail(data) or _LOOKS_LIKE_HEADER.search(data[:4096]) is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cached_property
+from io import BytesIO
+from itertools import accumulate
 
 from build.errors import PatchError
 from build.git import Git
@@ -19,17 +21,11 @@ class Text:
 
     @cached_property
     def lines(self) -> list[bytes]:
-        """The lines, split at `\\n` only: a lone `\\r` is content."""
-        parts = self.data.split(b"\n")
-        return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+        return BytesIO(self.data).readlines()  # split at \n only: a lone \r is content
 
     @cached_property
     def starts(self) -> list[int]:
-        offsets, at = [], 0
-        for line in self.lines:
-            offsets.append(at)
-            at += len(line)
-        return offsets
+        return [0, *accumulate(map(len, self.lines))]
 
     def find(self, block: list[bytes]) -> list[int]:
         """Return every index (from 0) where the lines of `block` begin; none for an empty block."""
@@ -79,16 +75,10 @@ def _verdicts(name: str, change: FileChange, text: Text | None) -> list[HunkVerd
 
 
 def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
-    """Find a hunk's old side, byte for byte.
+    """Find a hunk's old side, byte for byte, from line `floor` (from 0) on, which follows the earlier hunks.
 
-    Args:
-        text: the file.
-        hunk: the hunk.
-        floor: first line (from 0) that earlier hunks leave free.
-
-    Returns:
-        Index of the line, None if it is nowhere, or in several places but not in the expected one;
-        and a note for people.
+    Returns the index of the line and a note for people. The index is None if the old side is in no place, or in several
+    places but not in the expected one.
     """
     old, expected = hunk.old, hunk.first
     if not old:
@@ -106,13 +96,8 @@ def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
 
 
 def require_all_placed(patch: PatchFile, verdicts: list[HunkVerdict]) -> None:
-    """Refuse a patch with hunks that have no place.
-
-    Raises:
-        PatchError: lists them.
-    """
-    bad = [item for item in verdicts if item.verdict.needs_human]
-    if bad:
+    """Raise PatchError for a patch with hunks that have no place."""
+    if bad := [item for item in verdicts if item.verdict.needs_human]:
         raise PatchError(
             f"{patch.name} does not fit the tree",
             cause="\n".join(f"{item.path} hunk {item.hunk}: {item.evidence}" for item in bad),

@@ -1,4 +1,4 @@
-"""Check series: manifest, coverage, files, and, where a release's sources are at hand, apply and export again."""
+"""Check series: manifest, coverage and files; if a release's sources are on this machine, apply and export again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from build.series.verdicts import Verdict
 REPORTS = ("PORT.md", "port.json")
 _HEADERS = (".h", ".hpp", ".hh", ".hxx", ".cuh", ".inc", ".inl")
 _ZERO = b"From " + b"0" * 40 + b" "
-_RENAMES = {ChangeKind.RENAMED, ChangeKind.COPIED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +38,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A release's tree at hand: a git repository and the commit in it."""
+    """A release's tree on this machine: a git repository and the commit in it."""
 
     repo: Path
     base: str
 
 
-#: Gives a release's source where it is at hand, else None; it never downloads.
+#: Returns a release's source if it is on this machine, else None; it does not download.
 FindSource = Callable[[str], "Source | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What lint found, and the releases whose patches were really applied and exported again."""
+    """What lint found, and the releases whose patches were applied and exported again."""
 
     findings: tuple[Finding, ...]
     files: int
@@ -60,15 +59,7 @@ class LintReport:
 
 
 def lint_series(folder: Path, find_source: FindSource | None = None) -> LintReport:
-    """Check one series.
-
-    Args:
-        folder: `patches/<series>`.
-        find_source: where sources are; None checks without any.
-
-    Returns:
-        The findings; none of them is raised.
-    """
+    """Check the series in `folder` (`patches/<series>`); without `find_source`, patches are not applied."""
     try:
         manifest = manifests.load(folder)
     except ReleaseDataError as error:
@@ -89,7 +80,7 @@ def lint_series(folder: Path, find_source: FindSource | None = None) -> LintRepo
 
 
 def _coverage(series: str, manifest: Manifest) -> Iterator[Finding]:
-    """A patch whose range covers a release has a file there, or a reason why not; no other patch has one."""
+    """Check that exactly the patches whose range covers a release have a file there, or a reason why not."""
     for release, entry in manifest.release.items():
         where = f"{series}/{release}"
         listed = {*entry.patches, *(item.id for item in entry.not_applicable), *entry.missing}
@@ -103,7 +94,7 @@ def _coverage(series: str, manifest: Manifest) -> Iterator[Finding]:
 
 
 def _files(folder: Path, manifest: Manifest) -> Iterator[Finding]:
-    """No file that the manifest does not name, none missing, no symbolic links."""
+    """Find files that the manifest does not name, and symbolic links."""
     named = {"manifest.toml", "README.md"}
     for release in manifest.release:
         named |= {f"{release}/{name}" for name in (*manifest.file_names(release), *REPORTS)}
@@ -112,7 +103,7 @@ def _files(folder: Path, manifest: Manifest) -> Iterator[Finding]:
         if path.is_symlink():
             yield Finding(f"{folder.name}/{name}", "is a symbolic link")
         elif path.is_file() and name not in named:
-            yield Finding(f"{folder.name}/{name}", "no manifest names this file")
+            yield Finding(f"{folder.name}/{name}", "the manifest does not name this file")
 
 
 def _read_release(folder: Path, manifest: Manifest, release: str) -> tuple[list[PatchFile], list[Finding]]:
@@ -149,15 +140,12 @@ def _round_trip(where: str, source: Source, patches: list[PatchFile]) -> Iterato
             return
     for item in verdicts:
         if item.verdict is not Verdict.CLEAN:
-            yield Finding(
-                f"{where}/{item.patch}", f"{item.path} hunk {item.hunk} applies with an offset of {item.offset}"
-            )
+            what = f"{item.path} hunk {item.hunk} applies with an offset of {item.offset}"
+            yield Finding(f"{where}/{item.patch}", what)
     for patch, again in zip(patches, exported, strict=True):
         if patch.data != again.data:
-            yield Finding(
-                f"{where}/{patch.name}",
-                f"exporting it again gives other bytes ({_first_difference(patch, again.data)})",
-            )
+            what = f"exporting it again gives other bytes ({_first_difference(patch, again.data)})"
+            yield Finding(f"{where}/{patch.name}", what)
 
 
 def _first_difference(patch: PatchFile, other: bytes) -> str:
@@ -168,19 +156,8 @@ def _first_difference(patch: PatchFile, other: bytes) -> str:
 
 
 def problems(patch: PatchFile, entry: PatchEntry) -> list[str]:
-    """Return what is wrong with a patch of this project, as sentences.
-
-    Args:
-        patch: the file, already read.
-        entry: what the manifest says about it.
-    """
-    return [
-        *_form(patch),
-        *_fields(patch, entry),
-        *_content(patch),
-        *_headers(patch, entry),
-        *_second_reading(patch),
-    ]
+    """Return the problems of a patch of this project, as sentences."""
+    return [*_form(patch), *_fields(patch, entry), *_content(patch), *_headers(patch, entry), *_second_reading(patch)]
 
 
 def _form(patch: PatchFile) -> Iterator[str]:
@@ -193,7 +170,7 @@ def _form(patch: PatchFile) -> Iterator[str]:
     if not patch.changes:
         yield "changes nothing"
     if patch.trailer.strip():
-        yield f"has something behind its last hunk: {patch.trailer[:40]!r}"
+        yield f"has text after its last hunk: {patch.trailer[:40]!r}"
     elif patch.trailer not in {b"", b"\n"}:
         yield "ends in blank lines"
 
@@ -232,9 +209,9 @@ def _headers(patch: PatchFile, entry: PatchEntry) -> Iterator[str]:
 
 
 def _second_reading(patch: PatchFile) -> Iterator[str]:
-    """Compare with unidiff, which reads patches by other code than ours."""
+    """Compare with unidiff, an independent parser."""
     try:
-        # Latin-1 maps every byte to one character, so nothing is lost.
+        # Latin-1 maps every byte to one character.
         other = PatchSet(patch.diff.decode("latin-1"))
     except UnidiffParseError as error:
         yield f"unidiff cannot read it: {error}"

@@ -22,7 +22,7 @@ _ID = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 class Verified(Enum):
-    """How far a release's patches were taken: each step includes the ones before it."""
+    """The state of a release's patches: each step includes the ones before it."""
 
     NONE = "none"
     PORTED = "ported"
@@ -31,7 +31,7 @@ class Verified(Enum):
 
 
 class HeaderChange(Frozen, frozen=True):
-    """A header the patch changes, and why units outside an overlay do not notice."""
+    """A header that the patch changes, and why that does not affect units outside an overlay."""
 
     path: str
     reason: str
@@ -49,9 +49,9 @@ class PatchEntry(Frozen, frozen=True):
 
     Attributes:
         id: its name in this manifest; `slug` its name in file names.
-        reason: the defect it is for.
+        reason: the defect that it corrects.
         applies: the releases it applies to, as a version specifier.
-        upstream: issue or pull request, or how it went upstream.
+        upstream: issue or pull request, or how it came upstream.
         applied_upstream: the first release that has the change, empty if none.
         header_changes: the headers it changes.
     """
@@ -77,7 +77,7 @@ class ReleaseEntry(Frozen, frozen=True):
         patches: ids in order; the n-th is the file `NNNN-<slug>.patch`.
         not_applicable: patches whose range contains the release, but which it does not need.
         missing: patches still to be made; lint refuses a release that has any.
-        verified: how far it was taken.
+        verified: see `Verified`.
         note: for people.
     """
 
@@ -91,7 +91,7 @@ class ReleaseEntry(Frozen, frozen=True):
 
 
 class SeriesEntry(Frozen, frozen=True):
-    """The series itself: from `legacy_from` on it serves only those who ask for the old behaviour."""
+    """The series itself; from release `legacy_from` on, it is only for users who want the old behaviour."""
 
     name: str
     purpose: str
@@ -132,11 +132,7 @@ def parse(text: bytes, origin: str) -> Manifest:
 
 
 def load(folder: Path) -> Manifest:
-    """Read the manifest of the series in `folder`.
-
-    Raises:
-        ReleaseDataError: there is none, or it is not valid.
-    """
+    """Read the manifest of the series in `folder`; ReleaseDataError if it does not exist or is not valid."""
     path = folder / "manifest.toml"
     if not path.is_file():
         raise ReleaseDataError(f"series {folder.name!r} has no manifest", cause=f"{path} does not exist")
@@ -149,30 +145,18 @@ def folders(root: Path | None = None) -> dict[str, Path]:
 
 
 def folder(name: str, root: Path | None = None) -> Path:
-    """Return the folder of the series `name`.
-
-    Raises:
-        UsageError: there is none; the message lists those there are.
-    """
+    """Return the folder of the series `name`; UsageError, with the known series, if it does not exist."""
     known = folders(root)
     if name not in known:
-        raise UsageError(f"no series is called {name!r}", remedy="use one of: " + ", ".join(known))
+        raise UsageError(f"there is no series {name!r}", remedy="use one of: " + ", ".join(known))
     return known[name]
 
 
 def patches_of(release: str, series: Iterable[str], root: Path | None = None) -> tuple[PatchFile, ...]:
-    """Read the patches of `release`, series after series.
-
-    Args:
-        release: e.g. `2.6.0`.
-        series: names, in the order in which they are applied.
-        root: the folder of all series, default the project's.
-
-    Returns:
-        The patches in order.
+    """Read the patches of `release`, one series after the other; `root` is the folder of all series.
 
     Raises:
-        PatchError: a series has no complete set of patches for the release, or a patch is malformed.
+        PatchError: a series does not have all its patches for the release, or a patch is malformed.
     """
     found: list[PatchFile] = []
     for name in series:
@@ -198,7 +182,7 @@ def patch_paths(series: Path, manifest: Manifest, release: str) -> dict[str, Pat
     """Return the patch files of a release by patch id, in order.
 
     Raises:
-        ReleaseDataError: one of them does not exist; the message names the nearest that does.
+        ReleaseDataError: one of them does not exist; the message has the nearest name that exists.
     """
     ids = manifest.release[release].patches
     found = {name: series / release / file for name, file in zip(ids, manifest.file_names(release), strict=True)}
@@ -215,7 +199,7 @@ def patch_paths(series: Path, manifest: Manifest, release: str) -> dict[str, Pat
 
 
 def nearest_file(path: Path) -> str:
-    """Return the patch in a missing file's folder whose name is most like its own; empty if there is none."""
+    """Return the patch in a missing file's folder with the nearest name; empty if the folder has no patches."""
     names = sorted(item.name for item in path.parent.glob("*.patch"))
     return next(iter(difflib.get_close_matches(path.name, names, 1, 0.0)), "")
 
@@ -257,9 +241,9 @@ def _release_problems(manifest: Manifest) -> list[str]:
             if not item.reason.strip()
         ]
         if not re.fullmatch(r"[0-9a-f]{40}", entry.base_commit):
-            found.append(f"release {release}: base_commit {entry.base_commit!r} is no 40-digit commit id")
+            found.append(f"release {release}: base_commit {entry.base_commit!r} is not a 40-digit commit id")
         try:
             Version(release)
         except InvalidVersion:
-            found.append(f"release {release!r} is no version")
+            found.append(f"release {release!r} is not a version")
     return found

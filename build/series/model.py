@@ -1,4 +1,4 @@
-"""What a patch is made of, as immutable data. A line keeps its prefix and its line end, byte for byte."""
+"""The parts of a patch, as immutable data. Lines keep their prefix and line end, byte for byte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from build.git import SUBMODULE, SYMLINK
 #: Blob id of an empty file (SHA-1), what git writes in `index` lines of empty files.
 EMPTY_BLOB = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
 MODES = frozenset({"100644", "100755", SYMLINK, SUBMODULE})
-NO_NEWLINE = b"\\ No newline at end of file\n"
 _COMMIT = re.compile(rb"Subproject commit ([0-9a-f]{40})")
 
 
@@ -35,14 +34,12 @@ class Hunk:
         new_start: first line of the result, likewise.
         lines: each with its prefix (space, `-`, `+`) and its line end; a last line without `\\n` is one that
             ends its file without a newline.
-        section: what follows the second `@@`, without the line end.
         line: line number of its `@@` in the patch file, from 1.
     """
 
     old_start: int
     new_start: int
     lines: tuple[bytes, ...]
-    section: bytes = b""
     line: int = 0
 
     @property
@@ -73,16 +70,6 @@ class Hunk:
         """Index (from 0) of the line where the old side begins; `-N,0` means *after* line N."""
         return self.old_start - 1 if self.old else self.old_start
 
-    def render(self) -> bytes:
-        old, new = len(self.old), len(self.new)
-        head = b"@@ -%s +%s @@%s\n" % (_range(self.old_start, old), _range(self.new_start, new), self.section)
-        return head + b"".join(text if text.endswith(b"\n") else text + b"\n" + NO_NEWLINE for text in self.lines)
-
-
-def _range(start: int, count: int) -> bytes:
-    """Write a hunk's range as git does: a count of one is left out."""
-    return b"%d" % start if count == 1 else b"%d,%d" % (start, count)
-
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
@@ -90,8 +77,7 @@ class FileChange:
 
     Attributes:
         kind: see `ChangeKind`.
-        old_path: path before, None for a new file.
-        new_path: path after, None for a deleted file.
+        old_path: path before, None for a new file; `new_path` after, None for a deleted file.
         old_mode: octal mode before, where the patch names it; `new_mode` likewise after.
         old_blob: blob id before, possibly abbreviated, where the patch names it; `new_blob` likewise after.
         hunks: in the order of the file.
@@ -101,8 +87,8 @@ class FileChange:
     """
 
     kind: ChangeKind
-    old_path: str | None
-    new_path: str | None
+    old_path: str | None = None
+    new_path: str | None = None
     old_mode: str | None = None
     new_mode: str | None = None
     old_blob: str | None = None
@@ -118,18 +104,17 @@ class FileChange:
 
     @property
     def added_content(self) -> bytes:
-        """The content of the new file that a text change makes."""
+        """The content of a new text file."""
         return b"".join(line for hunk in self.hunks for line in hunk.new)
 
     @property
     def submodule_commits(self) -> tuple[bytes, bytes] | None:
-        """The commits of a submodule before and after (empty for none), None if the change is about something else."""
+        """The commits of a submodule before and after (empty for none); None for a change of another kind of file."""
         if SUBMODULE not in {self.old_mode, self.new_mode}:
             return None
         removed = b"".join(line for hunk in self.hunks for line in hunk.old)
-        found = [_COMMIT.search(lines) for lines in (removed, self.added_content)]
-        before, after = (match[1] if match else b"" for match in found)
-        return before, after
+        before, after = (_COMMIT.search(lines) for lines in (removed, self.added_content))
+        return before[1] if before else b"", after[1] if after else b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""Patch x release: which patch a release needs, has, or can do without; and the words for how far that is proven."""
+"""Patches by release: which patch a release needs, has, or does not need, and how far that is proven."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,20 +17,15 @@ from build.series.patchfile import read
 
 
 class Progress(Enum):
-    """How far the patches of a release are, as every table and page says it; each step includes the ones before."""
+    """The state of a release's patches, in the words of all tables and pages; each step includes the ones before."""
 
     NONE = ("not ported", "patches are missing, or do not apply yet")
     PORTED = ("ported", "the patches apply to the release's source")
     BUILT = ("built", "they are compiled and linked against the official wheel")
     PROVEN = ("proven", "the probes fail on the official wheel and pass on the patched one")
 
-    @property
-    def word(self) -> str:
-        return self.value[0]
-
-    @property
-    def meaning(self) -> str:
-        return self.value[1]
+    def __init__(self, word: str, meaning: str) -> None:
+        self.word, self.meaning = word, meaning
 
 
 _PROGRESS = {
@@ -41,7 +37,6 @@ _PROGRESS = {
 
 
 def progress(entry: ReleaseEntry | None) -> Progress:
-    """Return how far a release is, by its entry in the manifest."""
     return _PROGRESS[entry.verified] if entry else Progress.NONE
 
 
@@ -54,17 +49,8 @@ class PatchStatus(Enum):
     MISSING = ("✗", "missing", "the release needs the patch and does not have it")
     NOT_NEEDED = ("·", "not needed", "the release does not need the patch")
 
-    @property
-    def symbol(self) -> str:
-        return self.value[0]
-
-    @property
-    def word(self) -> str:
-        return self.value[1]
-
-    @property
-    def meaning(self) -> str:
-        return self.value[2]
+    def __init__(self, symbol: str, word: str, meaning: str) -> None:
+        self.symbol, self.word, self.meaning = symbol, word, meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +137,16 @@ class _Patch(msgspec.Struct):
 
 
 class _Port(msgspec.Struct):
-    """The part of a `port.json` that counts."""
+    """The part of `port.json` that is used here."""
 
     patches: list[_Patch]
 
 
 def _port(folder: Path) -> tuple[tuple[str, int], ...]:
-    """Return the verdicts of a release's port, counted; none when it was not ported."""
+    """Return the counted verdicts of a release's port; empty if it was not ported."""
     path = folder / "port.json"
     if not path.is_file():
         return ()
-    counts: dict[str, int] = {}
-    for patch in msgspec.json.decode(path.read_bytes(), type=_Port).patches:
-        for item in patch.verdicts:
-            word = "by hand" if item.method == "human" and item.verdict == "drifted" else item.verdict
-            counts[word] = counts.get(word, 0) + 1
-    return tuple(counts.items())
+    verdicts = [v for patch in msgspec.json.decode(path.read_bytes(), type=_Port).patches for v in patch.verdicts]
+    by_hand = {("human", "drifted"): "by hand"}
+    return tuple(Counter(by_hand.get((v.method, v.verdict), v.verdict) for v in verdicts).items())

@@ -54,7 +54,7 @@ th[scope=row] small { display: block; font-weight: 400; color: var(--soft); marg
 .note { color: var(--soft); font-size: 13.5px; margin: 12px 2px 0; max-width: 90ch; }
 @media (max-width: 560px) { th[scope=row] small { display: none; } }
 """
-#: Each colour means one thing, and these only the status of a patch or a release.
+#: These colours are used only for the status of a patch or a release.
 _CLASS = {
     PatchStatus.PROVEN: "proven",
     PatchStatus.UNPROVEN: "unproven",
@@ -66,7 +66,7 @@ _CLASS = {
     Progress.PORTED: "unproven",
     Progress.NONE: "missing",
 }
-#: The colours of a bar are of one hue: the stronger, the more work the hunks were.
+#: The colours of a bar have one hue: the stronger the colour, the more work the hunks needed.
 _HUNKS = {
     "unchanged": ("clean", "offset"),
     "adapted": ("drifted", "file moved"),
@@ -96,7 +96,6 @@ def page(series: Sequence[Overview]) -> str:
 
 
 def _series(item: Overview) -> str:
-    """Return one series: its table, and a card per release."""
     about = item.manifest.series
     head = "".join(_head(item, column) for column in item.columns)
     body = "".join(_row(item, row) for row in item.rows)
@@ -141,7 +140,7 @@ def _cell(item: Overview, column: Column, cell: Cell) -> str:
 
 
 def _card(column: Column) -> str:
-    """Return the card of a release: where its patches come from, how its port went, what is known."""
+    """Return the card of a release: the origin of its patches, the result of its port, and its note."""
     entry = column.entry
     if entry is None:
         return ""
@@ -156,7 +155,7 @@ def _card(column: Column) -> str:
 
 
 def _bar(port: Iterable[tuple[str, int]]) -> str:
-    """Return how a port went: a bar of its hunks, and the key to its colours."""
+    """Return a bar of a port's hunks by verdict, and the key to its colours."""
     counts = dict(port)
     parts, key = "", ""
     for shade, (label, verdicts) in enumerate(_HUNKS.items(), 1):

@@ -1,7 +1,6 @@
-"""Read patches: what `git format-patch`, `git diff` and plain `diff -u` write, as bytes.
+"""Read patches of `git format-patch`, `git diff` and plain `diff -u`, as bytes.
 
-Follows the format that `git apply` (git's apply.c) and GNU patch read;
-what either would have to guess is an error.
+The format is that of `git apply` (git's apply.c) and GNU patch. What either would have to guess is an error.
 """
 
 from __future__ import annotations
@@ -17,38 +16,27 @@ from build.series.safety import check_symlink, problem, refuse, strip
 from build.series.sections import take_change
 
 
-def parse(data: bytes, name: str, *, strip_folders: int = 1) -> PatchFile:
-    """Read one patch.
+def parse(data: bytes, name: str) -> PatchFile:
+    """Read one patch, with one leading folder stripped (`patch -p1`); `name` is for messages.
 
-    Args:
-        data: the file's bytes.
-        name: its name, for messages.
-        strip_folders: leading folders to strip from its names, the N of `patch -pN`.
-
-    Returns:
-        The patch; without changes when it is empty (an empty file, or a header with nothing behind it).
+    An empty file, or one with a header only, gives a patch without changes.
 
     Raises:
-        PatchError: no patch, cut off, wrong counts, or a path it may not touch; names the line.
+        PatchError: not a patch, cut off, wrong counts, or a path it may not touch; names the line.
     """
-    return restrip(parse_raw(data, name), strip_folders)
+    return restrip(parse_raw(data, name), 1)
 
 
-def read(path: Path, *, strip_folders: int = 1) -> PatchFile:
-    """Read the patch in `path`; see `parse`.
-
-    Raises:
-        PatchError: as `parse`, or the file cannot be read.
-    """
+def read(path: Path) -> PatchFile:
+    """Read the patch in `path`; PatchError as `parse` raises it, or if the file cannot be read."""
     try:
-        data = path.read_bytes()
+        return parse(path.read_bytes(), path.name)
     except OSError as error:
         raise PatchError(f"cannot read the patch {path}: {error.strerror}") from None
-    return parse(data, path.name, strip_folders=strip_folders)
 
 
 def parse_raw(data: bytes, name: str) -> PatchFile:
-    """Read one patch without looking at its names: they are kept as written (`FileChange.raw`)."""
+    """Read one patch without checking its names, which are kept as written (`FileChange.raw`)."""
     reader = Reader(data, name)
     changes: list[FileChange] = []
     first: int | None = None
@@ -64,7 +52,7 @@ def parse_raw(data: bytes, name: str) -> PatchFile:
         end = reader.at
     offset = sum(map(len, reader.lines[:first])) if first is not None else len(data)
     if first is None and data.strip() and not has_header(data):
-        raise refuse(name, 1, "this is no patch", "no file header (diff --git, or --- and +++) anywhere in it")
+        raise refuse(name, 1, "this is not a patch", "it has no file header (diff --git, or --- and +++)")
     _refuse_cut_header(reader, end)
     header = data[:offset]
     crlf = first is not None and reader.lines[first].endswith(b"\r\n")
@@ -73,7 +61,7 @@ def parse_raw(data: bytes, name: str) -> PatchFile:
 
 
 def _refuse_cut_header(reader: Reader, end: int) -> None:
-    """Refuse a patch that ends within the first characters of another hunk or file: the rest of it would be lost."""
+    """Refuse a patch that ends within the first characters of another hunk or file."""
     rest = b"".join(reader.lines[end:]) if end else b""
     if rest and any(start.startswith(rest) for start in (b"@@", b"diff --git ")):
         raise reader.truncated("where another hunk or file begins")
@@ -101,9 +89,8 @@ def _restrip(name: str, change: FileChange, count: int) -> FileChange:
         try:
             path = strip(raw, count)
         except ValueError:
-            raise refuse(
-                name, change.line, f"{raw!r} has no {count} leading folders to strip", "wrong strip level"
-            ) from None
+            what = f"{raw!r} has no {count} leading folders to strip"
+            raise refuse(name, change.line, what, "wrong strip level") from None
         trouble = trouble or problem(path)
         if trouble:
             raise refuse(
@@ -121,7 +108,7 @@ def _restrip(name: str, change: FileChange, count: int) -> FileChange:
 
 
 def _one_name(change: FileChange, old: str | None, new: str | None) -> tuple[str | None, str | None]:
-    """Plain diffs name `x.orig` and `x` for one file: both sides get the better name."""
+    """Return one name for both sides: plain diffs name `x.orig` and `x` for one file."""
     if change.kind not in {ChangeKind.MODIFIED, ChangeKind.MODE} or old is None or new is None or old == new:
         return old, new
     best = old if new.endswith((".orig", "~")) or new == old + ".new" else new

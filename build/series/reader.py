@@ -1,8 +1,9 @@
-"""A cursor over the lines of a patch, which knows where it is and how to complain about it."""
+"""A cursor over the lines of a patch, whose errors name the line."""
 
 from __future__ import annotations
 
 import re
+from io import BytesIO
 
 from build.errors import PatchError
 from build.series.model import Hunk
@@ -17,17 +18,15 @@ class Reader:
 
     def __init__(self, data: bytes, name: str) -> None:
         self.name = name
-        self.lines = data.split(b"\n")
-        # Every line but the last keeps its end; the last exists only if the file does not end with one.
-        self.lines = [line + b"\n" for line in self.lines[:-1]] + ([self.lines[-1]] if self.lines[-1] else [])
+        self.lines = BytesIO(data).readlines()  # split at \n only: a lone \r is content
         self.at = 0
 
     def peek(self, ahead: int = 0) -> bytes:
         index = self.at + ahead
         return self.lines[index] if index < len(self.lines) else b""
 
-    def bare(self, ahead: int = 0) -> bytes:
-        return self.peek(ahead).rstrip(b"\r\n")
+    def bare(self) -> bytes:
+        return self.peek().rstrip(b"\r\n")
 
     def take(self) -> bytes:
         line = self.peek()
@@ -57,7 +56,7 @@ class Reader:
             merge = self.peek().startswith(b"@@@")
             raise self.error(
                 f"malformed hunk header {self.bare()[:60].decode('utf-8', 'replace')!r}",
-                "a merge's combined diff is no patch" if merge else "expected @@ -LINE,COUNT +LINE,COUNT @@",
+                "a merge's combined diff is not a patch" if merge else "expected @@ -LINE,COUNT +LINE,COUNT @@",
             )
         old_start, new_start = int(match[1]), int(match[3])
         counts = [1 if match[2] is None else int(match[2]), 1 if match[4] is None else int(match[4])]
@@ -67,10 +66,10 @@ class Reader:
         lines = self._body(line, counts)
         if all(text[:1] == b" " for text in lines):
             raise self.error("a hunk that changes nothing", line=line)
-        return Hunk(old_start, new_start, tuple(lines), match[5], line)
+        return Hunk(old_start, new_start, tuple(lines), line)
 
     def _body(self, head: int, counts: list[int]) -> list[bytes]:
-        """Take the lines of a hunk whose header, at line `head`, promises `counts` (old, new)."""
+        """Take the lines of a hunk whose header, at line `head`, has `counts` (old, new)."""
         lines: list[bytes] = []
         left = list(counts)
         while left[0] > 0 or left[1] > 0 or self.peek()[:1] == b"\\":
@@ -109,7 +108,7 @@ class Reader:
         )
 
     def _goes_on(self, head: int, counts: list[int]) -> None:
-        """Refuse further hunk lines behind a hunk that is complete by its counts."""
+        """Refuse further hunk lines after a hunk that is complete by its counts."""
         text = self.peek()
         next_file = text.startswith(b"--- ") and self.peek(1).startswith(b"+++ ")
         signature = text.rstrip(b"\r\n") in {b"-- ", b"--", b"---"}

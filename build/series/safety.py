@@ -1,4 +1,4 @@
-"""Which paths a patch may name: inside the tree, and nothing that leads out of it when it is followed."""
+"""Check the paths of a patch: they, and the targets of symbolic links, must be inside the tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def refuse(name: str, line: int, what: str, cause: str = "", remedy: str = "") -
 
 
 def unquote(raw: bytes) -> str:
-    """Undo git's C-style quoting of a path (`"a/\\303\\244.c"`); other bytes are taken as they are."""
+    """Undo git's C-style quoting of a path (`"a/\\303\\244.c"`); other bytes are kept."""
     if len(raw) >= 2 and raw[:1] == b'"' and raw[-1:] == b'"':
         raw = _ESCAPE.sub(_unescape, raw[1:-1])
     return os.fsdecode(raw)
@@ -47,18 +47,14 @@ def problem(path: str) -> str:
         return "a path that leaves the tree"
     if any(part in {"", "."} for part in parts):
         return "a path with empty parts"
-    # What case-folding or 8.3-naming file systems open as `.git`.
+    # File systems that fold case or have 8.3 names open these as `.git`.
     if any(part.rstrip(". ").lower() in {".git", "git~1"} for part in parts):
         return "a path into a .git folder"
     return ""
 
 
 def strip(raw: str, count: int) -> str:
-    """Remove `count` leading folders, as `patch -pN` does.
-
-    Raises:
-        ValueError: the path has fewer.
-    """
+    """Remove `count` leading folders, as `patch -pN` does; ValueError if the path has fewer."""
     parts = raw.split("/", count)
     if len(parts) <= count:
         raise ValueError(raw)
@@ -66,11 +62,7 @@ def strip(raw: str, count: int) -> str:
 
 
 def check_symlink(name: str, change: FileChange) -> None:
-    """Refuse a symbolic link whose target leaves the tree.
-
-    Raises:
-        PatchError: the target is absolute or climbs out.
-    """
+    """Raise PatchError for a symbolic link whose target is absolute or leaves the tree."""
     if change.new_mode != SYMLINK or change.new_path is None:
         return
     target = os.fsdecode(b"".join(line for hunk in change.hunks for line in hunk.added).rstrip(b"\r\n"))
@@ -81,6 +73,6 @@ def check_symlink(name: str, change: FileChange) -> None:
             name,
             change.line,
             f"symbolic link {change.new_path} points outside the tree, to {target!r}",
-            cause="whatever is written through such a link lands somewhere on the machine",
+            cause="writing through such a link would change a file outside the tree",
             remedy="do not use this patch",
         )

@@ -1,4 +1,4 @@
-"""Take one file section of a patch, git's or a plain `diff -u`'s, from a reader."""
+"""Read one file section of a patch, of git or of plain `diff -u`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def take_change(reader: Reader) -> FileChange | None:
     if line.startswith(b"diff --git "):
         return _git(reader)
     if line.startswith((b"diff --cc ", b"diff --combined ")):
-        raise reader.error("a merge's combined diff is no patch")
+        raise reader.error("a merge's combined diff is not a patch")
     if line.startswith(b"--- ") and reader.peek(1).startswith(b"+++ "):
         return _plain(reader)
     if line.startswith(b"@@ -") or (line.startswith(b"--- ") and reader.peek(1).startswith(b"@@ -")):
@@ -76,12 +76,12 @@ def _plain(reader: Reader) -> FileChange:
     if old is None and new is None:
         raise reader.error("both sides are /dev/null", line=line)
     if no_old and not any(hunk.old for hunk in hunks):
-        return FileChange(ChangeKind.ADDED, None, None, hunks=hunks, line=line, raw=(None, new))
+        return FileChange(ChangeKind.ADDED, hunks=hunks, line=line, raw=(None, new))
     if no_new and not any(hunk.new for hunk in hunks):
-        return FileChange(ChangeKind.DELETED, None, None, hunks=hunks, line=line, raw=(old, None))
+        return FileChange(ChangeKind.DELETED, hunks=hunks, line=line, raw=(old, None))
     if old is None or new is None:
         raise reader.error("one side is /dev/null, but its hunk has lines on that side", line=line)
-    return FileChange(ChangeKind.MODIFIED, None, None, hunks=hunks, line=line, raw=(old, new))
+    return FileChange(ChangeKind.MODIFIED, hunks=hunks, line=line, raw=(old, new))
 
 
 def _git(reader: Reader) -> FileChange:
@@ -116,7 +116,7 @@ def _agree(
     names: tuple[str | None, str | None],
     seen: dict[str, bytes],
 ) -> None:
-    """Refuse a section whose `diff --git` line and `---`/`+++` lines speak of different files."""
+    """Refuse a section whose `diff --git` line and `---`/`+++` lines name different files."""
     moved = "rename_from" in seen or "copy_from" in seen
     differ = pair is not None and any(b is not None and a != b for a, b in zip(pair, names, strict=True))
     if differ or (pair is None and not moved):
@@ -137,7 +137,7 @@ def _extended(reader: Reader) -> dict[str, bytes]:
 
 
 def _pair(text: bytes) -> tuple[str, str] | None:
-    """Return the names of a `diff --git` line, None where blanks leave them open (other lines then say)."""
+    """Return the names of a `diff --git` line, None where blanks make them ambiguous (other lines then decide)."""
     if text.startswith(b'"'):
         match = re.fullmatch(rb'("(?:[^"\\]|\\.)*") (.+)', text)
         return (unquote(match[1]), unquote(match[2])) if match else None
@@ -155,20 +155,17 @@ def _assemble(reader: Reader, line: int, pair: tuple[str, str] | None, seen: dic
     index = _INDEX.fullmatch(seen.get("index", b""))
     if "index" in seen and index is None:
         raise reader.error("malformed index line", line=line)
-    modes = [seen.get(key, b"").decode("ascii", "replace") for key in ("old_mode", "new_mode")]
-    modes[1] = modes[1] or seen.get("added", b"").decode("ascii", "replace")
-    modes[0] = modes[0] or seen.get("deleted", b"").decode("ascii", "replace")
+    pairs = (("old_mode", "deleted"), ("new_mode", "added"))
+    modes = [(seen.get(a) or seen.get(b, b"")).decode("ascii", "replace") for a, b in pairs]
     if index and index[3] and not any(modes):
         modes = [index[3].decode()] * 2
     if unknown := [mode for mode in modes if mode and mode not in MODES]:
-        raise reader.error(f"file mode {unknown[0]} is none git keeps", line=line)
+        raise reader.error(f"git does not keep the file mode {unknown[0]}", line=line)
     kind, raw = _kind(seen, pair)
     if raw == (None, None):
         raise reader.error("cannot tell which file this section is about", line=line)
     return FileChange(
         kind,
-        old_path=None,
-        new_path=None,
         old_mode=modes[0] or None,
         new_mode=modes[1] or None,
         old_blob=index[1].decode() if index else None,
@@ -179,7 +176,7 @@ def _assemble(reader: Reader, line: int, pair: tuple[str, str] | None, seen: dic
 
 
 def _kind(seen: dict[str, bytes], pair: tuple[str, str] | None) -> tuple[ChangeKind, tuple[str | None, str | None]]:
-    """Return what a git section does, and the two names as written."""
+    """Return the kind of a git section, and the two names as written."""
     for verb, kind in (("rename", ChangeKind.RENAMED), ("copy", ChangeKind.COPIED)):
         if f"{verb}_from" in seen and f"{verb}_to" in seen:
             return kind, (unquote(seen[f"{verb}_from"]), unquote(seen[f"{verb}_to"]))
@@ -215,7 +212,7 @@ def _binary(reader: Reader) -> bytes:
 
 
 def _complete(reader: Reader, change: FileChange, seen: dict[str, bytes]) -> None:
-    """Refuse a git section that promises more than it has."""
+    """Refuse a git section whose header promises more than it has."""
     has_body = bool(change.hunks) or change.binary is not None
     if change.kind is ChangeKind.ADDED and any(hunk.old for hunk in change.hunks):
         raise reader.error("a new file's hunk removes or keeps lines", line=change.line)

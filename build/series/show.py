@@ -1,4 +1,4 @@
-"""Verdicts as people read them."""
+"""Show verdicts on the terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEGEND = {
     Verdict.UPSTREAM: "the new tree has the change already",
     Verdict.PARTLY: "the new tree has part of the change; the rest was applied",
     Verdict.CONFLICT: "needs a human",
-    Verdict.GONE: "needs a human: the file is not there any more",
+    Verdict.GONE: "needs a human: the file is gone",
 }
 
 

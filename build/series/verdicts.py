@@ -1,4 +1,4 @@
-"""What can happen to a hunk, and the record that says what did."""
+"""The verdict about a hunk: what happened to it, and how."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ class Verdict(Enum):
 
     @property
     def needs_human(self) -> bool:
-        """Whether a person has to decide before the patch is whole."""
         return self in {Verdict.CONFLICT, Verdict.GONE}
 
 
 class Method(Enum):
-    """What carried the hunk, in the order in which methods are tried."""
+    """How the hunk was placed, in the order in which methods are tried."""
 
     EXACT = "exact"
     OFFSET = "offset"
@@ -45,10 +44,10 @@ class HunkVerdict:
         path: the file as the patch names it.
         hunk: number of the hunk in its file, from 1; 0 for a change without hunks (mode, rename, binary).
         verdict: see `Verdict`.
-        method: what carried it.
+        method: how it was placed.
         line: first line of the hunk in the result, from 1; 0 where it has none.
         offset: lines between where the patch says and where it went.
-        new_path: the file it went to, where that is another one.
+        new_path: the file it went to, if that is another one.
         evidence: why the verdict is what it is, for a person.
     """
 

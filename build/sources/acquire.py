@@ -1,4 +1,4 @@
-"""The one way to a source tree: what the user names, else upstream git, else Debian."""
+"""Get a source tree: what the user names, else upstream git, else Debian."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from build.sources import debian, upstream
 from build.sources.local import acquire_local
 from build.sources.tree import Proof, SkippedOrigin, SourceKind, SourceTree, TreePurpose
 
+_Locate = Callable[[Release, TreePurpose], "Path | None"]
+_Fetch = Callable[[Release, TreePurpose], Path]
 #: Origins in the order they are tried: where each keeps its tree, and how it gets it.
-_ORIGINS: dict[
-    SourceKind, tuple[Callable[[Release, TreePurpose], Path | None], Callable[[Release, TreePurpose], Path]]
-] = {
+_ORIGINS: dict[SourceKind, tuple[_Locate, _Fetch]] = {
     SourceKind.GIT: (upstream.path, upstream.fetch),
     SourceKind.DEBIAN: (debian.path, debian.fetch),
 }
@@ -32,19 +32,19 @@ def _tree(release: Release, repo: Path, kind: SourceKind, passed_over: tuple[Ski
 
 
 def cached_folder(release: Release, need: TreePurpose) -> Path | None:
-    """Return the tree that an earlier run has left, without a look at what is in it now."""
+    """Return the tree of an earlier run, without checking it."""
     paths = (path(release, need) for path, _ in _ORIGINS.values())
     return next((repo for repo in paths if repo is not None and repo.is_dir()), None)
 
 
 def cached_tree(release: Release, need: TreePurpose) -> SourceTree | None:
-    """Return a tree of an earlier run that is what was put there, so that no network is asked again."""
+    """Return an intact tree of an earlier run, without using the network."""
     passed_over: list[SkippedOrigin] = []
     for kind, (path, _) in _ORIGINS.items():
         repo = path(release, need)
         if repo is not None and intact(repo):
             return _tree(release, repo, kind, tuple(passed_over))
-        passed_over.append(SkippedOrigin(kind.value, "not asked: another origin's tree is in the cache"))
+        passed_over.append(SkippedOrigin(kind.value, "not tried: the cache has another origin's tree"))
     return None
 
 
@@ -55,21 +55,14 @@ def _reason(error: SourceError | EnvironmentUnfitError) -> str:
 
 
 def acquire(release: Release, source: Path | None = None, *, need: TreePurpose = TreePurpose.OVERLAY) -> SourceTree:
-    """Return the source tree of a release, from the cache or the first origin that serves.
+    """Return the source tree of a release: from `source` only, if given, else from the cache or an origin.
 
-    Args:
-        release: which.
-        source: what the user named with `--source` (then nothing else is tried): a git repository, `PATH@REV`,
-            a tarball or a folder. It is only read.
-        need: what the tree is for.
-
-    Returns:
-        The tree, with the reasons why other origins were passed over.
+    `source` is what the user named with `--source`: a git repository, `PATH@REV`, a tarball or a folder.
 
     Raises:
-        DigestMismatchError: an origin has another commit or archive than the pinned one. Nothing else is tried
-            then: a moved tag is a matter for people.
-        SourceError: no origin serves; each with its reason.
+        DigestMismatchError: an origin has another commit or archive than the pinned one. Other origins are not tried
+            then: a person has to look at a moved tag.
+        SourceError: every origin failed; each is named with its reason.
         UsageError: `source` does not exist.
     """
     if source is not None:
@@ -94,7 +87,7 @@ def acquire(release: Release, source: Path | None = None, *, need: TreePurpose =
         step(f"source: {kind.value} ({tree.identity}; {tree.proof.value})")
         return tree
     raise SourceError(
-        f"no source of PyTorch {release.version} can be had",
+        f"the source of PyTorch {release.version} is not available from any origin",
         cause="\n".join(f"{item.origin}: {item.reason}" for item in passed_over),
         remedy=f"name one: --source PATH (a checkout at {release.tag}, a tarball, a folder), or connect to a network",
     )

@@ -1,4 +1,4 @@
-"""A Debian source package: its orig tarball, through the machine's own apt mirror and a private apt state."""
+"""Debian source packages: the orig tarball, from the machine's own apt mirror with a private apt state."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class NotDebianError(SourceError):
 
 
 def mirrors() -> tuple[str, ...]:
-    """Return the Debian mirrors this machine's apt is configured with, the likeliest first.
+    """Return the Debian mirrors of this machine's apt configuration, in its order.
 
     Raises:
-        NotDebianError: no apt, or another distribution.
+        NotDebianError: apt is missing, or this is another distribution.
     """
     if not shutil.which("apt-get"):
         raise NotDebianError("this machine has no apt-get")
@@ -49,7 +49,7 @@ def mirrors() -> tuple[str, ...]:
 
 
 def _apt(state: Path, *arguments: str) -> list[str]:
-    """Return an apt-get command that keeps everything below `state`: no root needed, the system's lists untouched."""
+    """Return an apt-get command that uses only `state`: it needs no root, and does not change the system's lists."""
     options = {
         "Dir::State": state / "state",
         "Dir::State::lists": state / "lists",
@@ -82,11 +82,8 @@ def _download(state: Path, mirror: str, source: DebianSource) -> Path:
     updated = run(_apt(state, "update"), timeout=600)
     if updated.returncode:
         raise SourceError(f"{mirror}: no index of Debian {source.suite}", cause=updated.tail)
-    got = run(
-        _apt(state, "source", "--download-only", "--tar-only", source.package),
-        cwd=state / "download",
-        timeout=1800,
-    )
+    command = _apt(state, "source", "--download-only", "--tar-only", source.package)
+    got = run(command, cwd=state / "download", timeout=1800)
     if got.returncode:
         raise SourceError(f"{mirror}: no source of {source.package} in Debian {source.suite}", cause=got.tail)
     pattern = f"{source.package}_{source.version}.orig.tar.*"
@@ -112,7 +109,7 @@ def _fetched(state: Path, release: Release, source: DebianSource) -> Path:
 
 
 def path(release: Release, need: TreePurpose) -> Path | None:
-    """Return where this source is in the cache, whether it exists or not; None for a release without one."""
+    """Return the path of this source in the cache, which need not exist; None for a release without one."""
     if release.debian is None or need is TreePurpose.FULL:
         return None
     return cache_path(release, f"sha256 {release.debian.orig_sha256}", need)
@@ -122,10 +119,10 @@ def fetch(release: Release, need: TreePurpose) -> Path:
     """Return a repository with the release's source from Debian's orig tarball.
 
     Raises:
-        NotDebianError: no such package, no apt, another distribution.
+        NotDebianError: the release has no package, apt is missing, or this is another distribution.
         DigestMismatchError: the tarball is not the pinned one.
         SourceError: no mirror has it.
-        EnvironmentUnfitError: no network.
+        EnvironmentUnfitError: the network cannot be reached.
     """
     source = release.debian
     if source is None:

@@ -1,4 +1,4 @@
-"""Files into a git repository: the same files give the same commit, on every machine and from every origin."""
+"""Import files into a git repository: the same files give the same commit on every machine and from every origin."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from build.releases import Release
 from build.seals import built
 from build.sources.tree import TreePurpose
 
-#: What an overlay is made from: all code of torch's own libraries and the CMake files that name their macros.
-#: Files of the top level come along, except dot files, which belong to the forge.
+#: Folders for an overlay: the code of torch's own libraries and the CMake files that name their macros.
+#: Files of the top level are imported as well, except dot files, which are for the forge.
 OVERLAY_PATHS = ("aten", "c10", "caffe2", "cmake", "torch")
 
-#: Raised when an import gives another commit for the same files.
+#: Increased when an import gives another commit for the same files.
 FORMAT = "1"
 
 
@@ -35,9 +35,9 @@ class SourceFile:
     data: bytes
 
 
-#: A stream of files; closing it ends what it reads from (a process, an archive).
+#: A stream of files; closing it closes its source (a process, an archive).
 SourceFiles: TypeAlias = Generator[SourceFile, None, None]
-#: Gives the files of a source; it may use the folder that it gets, which is removed after the import.
+#: Returns the files of a source; it gets a temporary folder, which is removed after the import.
 Reader: TypeAlias = Callable[[Path], SourceFiles]
 
 
@@ -49,11 +49,7 @@ def wanted(path: str, need: TreePurpose) -> bool:
 
 
 def check_inside(path: str, target: bytes | None = None) -> None:
-    """Refuse a path, or a symbolic link's target, that reaches outside of the tree or into a `.git` folder.
-
-    Raises:
-        SourceError: it does.
-    """
+    """Raise SourceError for a path, or a symbolic link's target, outside of the tree or in a `.git` folder."""
     pure = PurePosixPath(path)
     bad = pure.is_absolute() or ".." in pure.parts or any(part.lower() == ".git" for part in pure.parts)
     if target is not None and not bad:
@@ -71,7 +67,7 @@ def check_inside(path: str, target: bytes | None = None) -> None:
 
 
 def new_repository(folder: Path) -> Git:
-    """Make an empty repository whose work tree is exact to the byte, also for a git with other settings."""
+    """Make an empty repository whose work tree is exact to the byte, for any settings of git."""
     git = init(folder)
     for key, value in (("core.autocrlf", "false"), ("core.symlinks", "true"), ("gc.auto", "0")):
         git.out("config", key, value)
@@ -84,7 +80,7 @@ def new_repository(folder: Path) -> Git:
 
 def _import(folder: Path, read: Reader, release: Release, need: TreePurpose) -> None:
     git = new_repository(folder)
-    # In the folder that is made: what a killed run leaves of a download goes with that.
+    # In the new folder: what a killed run leaves of a download is removed with it.
     scratch = tempfile.TemporaryDirectory(prefix="source-", dir=folder / ".git")
     with scratch as name, contextlib.closing(read(Path(name))) as stream:
         git.fast_import(_checked(stream, need), f"PyTorch {release.version}\n".encode(), release.tag)
@@ -112,13 +108,13 @@ def cached_tree(release: Release, key: str, need: TreePurpose, read: Reader) -> 
     """Return the cached repository for `key`, importing it on the first call, and again when it is damaged.
 
     Args:
-        release: whose tag and version the commit carries.
-        key: what identifies the content: a commit, a digest, a fingerprint.
-        need: chooses the files.
-        read: gives the files, called only when the cache has none.
+        release: gives the commit its tag and version.
+        key: identifies the content: a commit, a digest, a fingerprint.
+        need: selects the files.
+        read: returns the files; called only if the cache does not have them.
 
     Raises:
-        SourceError: nothing could be imported, or a member reaches outside.
+        SourceError: the import failed, or a member reaches outside.
     """
     purpose = f"the source of PyTorch {release.version}"
     return built(cache_path(release, key, need), purpose, lambda part: _import(part, read, release, need))

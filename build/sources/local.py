@@ -1,4 +1,4 @@
-"""What the user names with `--source`: a git repository (at a revision), a tarball, or a folder. Only read."""
+"""Read what the user names with `--source`: a git repository (at a revision), a tarball, or a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from build.sources.tree import Proof, SourceKind, SourceTree, TreePurpose
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a `--source` turned out to be: its kind, what identifies it, and how to read it."""
+    """A `--source`: its kind, what identifies it, and how to read it."""
 
     kind: SourceKind
     key: str
@@ -30,22 +30,19 @@ def _commit(git: Git, revision: str | None, release: Release) -> str:
     try:
         return git.resolve(revision or "HEAD")
     except SourceError as error:
-        raise UsageError(
-            error.what,
-            cause=error.cause,
-            remedy=f"name one that it has: --source {git.folder}@{release.tag}",
-        ) from None
+        remedy = f"name one that it has: --source {git.folder}@{release.tag}"
+        raise UsageError(error.what, cause=error.cause, remedy=remedy) from None
 
 
 def _changed(path: Path) -> None:
-    """Say so when a work tree has changes: the commit is what is taken."""
+    """Print a note if a work tree has changes, since its commit is used."""
     if not (path / ".git").exists():
         return
     done = uncommitted(path)
     if done.returncode:
-        note(f"{path}: its commit is used, not what is uncommitted there; git cannot tell what that is: {done.tail}")
+        note(f"{path}: its commit is used, without uncommitted changes; git cannot list these: {done.tail}")
     elif done.stdout:
-        note(f"{path}: {len(done.stdout.splitlines())} uncommitted changes are not used; its commit is")
+        note(f"{path}: {len(done.stdout.splitlines())} uncommitted changes are not used, only its commit")
 
 
 def _repository(git: Git, revision: str | None, release: Release, need: TreePurpose) -> _Found:
@@ -62,26 +59,23 @@ def _tarball(path: Path, need: TreePurpose) -> _Found:
 
 
 def _folder(path: Path, need: TreePurpose) -> _Found:
-    """Identify a folder by names, sizes and times: reading it all again would cost what the cache saves."""
+    """Identify a folder by names, sizes and times: reading all files would take as long as the import."""
     fingerprint = hashlib.sha256(str(path.resolve()).encode())
     for name, status in readers.folder_files(path, need):
-        fingerprint.update(
-            # ctime: an edit that keeps the size and sets mtime back is one all the same.
-            f"{name}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n".encode(
-                "utf-8", "surrogateescape"
-            )
-        )
+        # ctime also shows an edit that keeps the size and sets mtime back.
+        values = (status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        fingerprint.update("\0".join([name, *map(str, values)]).encode("utf-8", "surrogateescape") + b"\n")
     return _Found(SourceKind.FOLDER, f"folder {fingerprint.hexdigest()}", "", lambda _: readers.folder(path, need))
 
 
 def _look(source: Path, release: Release, need: TreePurpose) -> _Found:
     path, revision = split_revision(str(source))
     if not path.exists():
-        raise UsageError(f"--source {source}: no such file or folder")
+        raise UsageError(f"--source {source}: the file or folder does not exist")
     if path.is_dir() and (git := repository(path)) is not None:
         return _repository(git, revision, release, need)
     if revision is not None:
-        raise UsageError(f"--source {source}: {path} is no git repository, so it has no revisions")
+        raise UsageError(f"--source {source}: {path} is not a git repository, so it has no revisions")
     return _folder(path, need) if path.is_dir() else _tarball(path, need)
 
 
@@ -116,15 +110,10 @@ def _proof(release: Release, found: _Found, repo: Path, where: str) -> tuple[Pro
 
 
 def acquire_local(release: Release, source: Path, need: TreePurpose) -> SourceTree:
-    """Return the tree of what the user names.
-
-    Args:
-        release: which release it must be.
-        source: `PATH` or, for a git repository, `PATH@REV` (default: its HEAD). A tarball has one top folder.
-        need: chooses the files.
+    """Return the tree of `source`: `PATH` or, for a git repository, `PATH@REV` (default: its HEAD).
 
     Raises:
-        UsageError: no such path or revision.
+        UsageError: the path or revision does not exist.
         DigestMismatchError: it is not the release.
         SourceError: damaged, or a member that reaches outside.
     """

@@ -1,4 +1,4 @@
-"""Readers of source trees: a tarball, a folder, a git repository, each as a stream of entries."""
+"""Read source trees: tarballs, folders and git repositories, each as a stream of files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from build.sources.tree import TreePurpose
 
 
 def _without_top(name: str) -> str:
-    """Return a member's path without the one folder that source tarballs wrap everything in."""
+    """Return a member's path without the one top folder of source tarballs."""
     return name.removeprefix("./").partition("/")[2]
 
 
@@ -26,10 +26,10 @@ def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> SourceFile 
     if member.isfile() or member.islnk():
         stream = archive.extractfile(member)
         if stream is None:
-            raise SourceError(f"{member.name}: a hard link to nothing")
+            raise SourceError(f"{member.name}: the target of this hard link is missing")
         return SourceFile(path, "100755" if member.mode & 0o100 else "100644", stream.read())
     if not member.isdir():
-        raise SourceError(f"the archive has a member that is no file: {member.name}")
+        raise SourceError(f"the archive has a member that is not a file: {member.name}")
     return None
 
 
@@ -53,7 +53,7 @@ def tarball(path: Path, need: TreePurpose) -> SourceFiles:
         raise SourceError(
             f"{path} cannot be read as a tarball: {error}",
             cause="damaged, cut off, or of another format",
-            remedy="get it anew",
+            remedy="get it again from its publisher",
         ) from None
 
 
@@ -81,12 +81,12 @@ def folder(top: Path, need: TreePurpose) -> SourceFiles:
 
 
 def repository(repo: Path, commit: str, need: TreePurpose) -> SourceFiles:
-    """Yield the files of one commit of a repository, bare or not, without touching it; submodules are left out.
+    """Yield the files of one commit of a repository, bare or not, which is only read; submodules are left out.
 
     Raises:
-        SourceError: a wanted blob is not there (a partial clone).
+        SourceError: a wanted blob is missing (a partial clone).
     """
-    # A partial clone fetches what it lacks from its remote, which the user's settings may lead to.
+    # A partial clone fetches missing objects from its remote, which may need the user's settings.
     git = Git(repo, settings=Settings.REMOTE)
     files = [item for item in git.files(commit).values() if item.mode != SUBMODULE and wanted(item.path, need)]
     contents = git.blobs([item.blob for item in files])

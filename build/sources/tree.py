@@ -1,4 +1,4 @@
-"""What a source tree is, whatever its origin."""
+"""A source tree, of any origin."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Proof(Enum):
     COMMIT = "its commit is the pinned one"
     DIGEST = "its archive has the pinned SHA-256"
     BLOBS = "the files that the series patch have the pinned blob ids"
-    NONE = "nothing is pinned for it: only its headers can tell"
+    NONE = "nothing is pinned for it: only its headers are compared"
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedOrigin:
-    """An origin that did not serve, and why."""
+    """An origin that failed or was not tried, and why."""
 
     origin: str
     reason: str
@@ -54,7 +54,7 @@ class SourceTree:
         base: commit id of HEAD. It depends on the files alone, not on when or where they were imported; with
             `TreePurpose.FULL` it is upstream's own commit.
         kind: where it came from.
-        identity: what was compared, for people and for `build.json`.
+        identity: what was compared, for messages and for `build.json`.
         proof: how it is known to be the release's.
         passed_over: the origins tried before.
     """

@@ -1,4 +1,4 @@
-"""Upstream git: the commit at the release's tag, and of it only the files that are needed."""
+"""Upstream git: the commit at the release's tag, with only the files that are needed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from build.sources.tree import TreePurpose
 
 UPSTREAM = "https://github.com/pytorch/pytorch.git"
 
-#: Seconds the remote has to say what its tag is; a machine without network is told so within them.
+#: Seconds the remote has to answer what its tag is; then the network counts as unreachable.
 CONNECT_TIMEOUT = 20.0
 
 
 def url() -> str:
-    """Return upstream's address (`MULTIWORLD_UPSTREAM`, for a mirror of one's own)."""
+    """Return upstream's address; `MULTIWORLD_UPSTREAM` names a mirror."""
     return os.environ.get("MULTIWORLD_UPSTREAM") or UPSTREAM
 
 
@@ -40,11 +40,11 @@ def _ls_remote(release: Release) -> Completed:
 
 
 def remote_commit(release: Release) -> str:
-    """Return the commit that the release's tag is upstream now.
+    """Return the commit that the release's tag has upstream now.
 
     Raises:
         EnvironmentUnfitError: upstream cannot be reached.
-        SourceError: it has no such tag.
+        SourceError: it does not have the tag.
     """
     done = _ls_remote(release)
     if done.returncode:
@@ -89,29 +89,27 @@ def _fetch(release: Release, repo: Path, need: TreePurpose) -> None:
 
 
 def _fetch_files(git: Git, release: Release, need: TreePurpose) -> None:
-    """Fetch the content of the wanted files, as git does by itself when it misses some, but with progress."""
+    """Fetch the content of the wanted files, as git itself fetches missing ones, but with progress."""
     files = git.files(release.tag).values()
     ids = {item.blob for item in files if item.mode != SUBMODULE and wanted(item.path, need)}
     options = ["--progress", "--no-tags", "--no-write-fetch-head", "--recurse-submodules=no", "--filter=blob:none"]
     asked = "".join(f"{blob}\n" for blob in sorted(ids)).encode()
-    # Nothing to negotiate: the remote need not know which commits are here.
+    # No negotiation: the remote need not know which commits are here.
     plain = Git(git.folder, settings=Settings.REMOTE, config=("fetch.negotiationAlgorithm=noop",))
     plain.transfer("fetch", *options, "--stdin", "origin", stdin=asked, timeout=3600)
 
 
-def _fetch_with_retry(release: Release, repo: Path, need: TreePurpose, attempts: int = 2) -> None:
+def _fetch_with_retry(release: Release, repo: Path, need: TreePurpose) -> None:
     """Fetch, and once more from the start after a broken transfer: git cannot resume one."""
     try:
-        return _fetch(release, repo, need)
+        _fetch(release, repo, need)
     except DigestMismatchError:
         raise
     except SourceError as error:
-        if attempts <= 1:
-            raise
-        note(f"transfer broke off, starting anew: {error.cause.splitlines()[-1] if error.cause else error}")
-    shutil.rmtree(repo)
-    repo.mkdir()
-    return _fetch_with_retry(release, repo, need, attempts - 1)
+        note(f"the transfer broke off and starts again: {error.cause.splitlines()[-1] if error.cause else error}")
+        shutil.rmtree(repo)
+        repo.mkdir()
+        _fetch(release, repo, need)
 
 
 def _entries(release: Release, repo: Path, need: TreePurpose) -> SourceFiles:
@@ -122,7 +120,7 @@ def _entries(release: Release, repo: Path, need: TreePurpose) -> SourceFiles:
 
 
 def _full(release: Release) -> Path:
-    """Return upstream's own clone with its submodules: a full build needs more than files."""
+    """Return a clone of upstream with its submodules, which a full build needs."""
 
     def clone(part: Path) -> None:
         check_commit(release, remote_commit(release), url())
@@ -146,7 +144,7 @@ def fetch(release: Release, need: TreePurpose) -> Path:
     Raises:
         EnvironmentUnfitError: upstream cannot be reached.
         DigestMismatchError: the tag is another commit than the pinned one.
-        SourceError: no such tag, or a transfer that broke off twice.
+        SourceError: the tag does not exist, or the transfer broke off twice.
     """
     if need is TreePurpose.FULL:
         return _full(release)

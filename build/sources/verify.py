@@ -1,4 +1,4 @@
-"""Do source tree and wheel belong together? Their shared headers say so, byte for byte."""
+"""Check that source tree and wheel belong together, by comparing their shared headers byte for byte."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class HeaderDifference:
 
 @dataclass(frozen=True, slots=True)
 class HeaderComparison:
-    """What comparing the wheel's headers with the tree's gave; paths are relative to `torch/include`.
+    """The comparison of the wheel's headers with the tree's; paths are relative to `torch/include`.
 
     Attributes:
-        equal: how many shared headers are the same byte for byte.
-        generated: headers of the wheel that the tree has not: made by the build, or of a third party.
-        differing: shared headers that differ but that nothing compiled here includes (empty when all count).
+        equal: number of shared headers with the same bytes.
+        generated: headers of the wheel that the tree lacks: made by the build, or of a third party.
+        differing: shared headers that differ, but are not included by compiled code (empty when all count).
     """
 
     equal: int
@@ -75,18 +75,12 @@ def _refuse(tree: SourceTree, decisive: list[HeaderDifference], equal: int) -> N
 
 
 def check_headers(tree: SourceTree, include_dir: Path, only: frozenset[str] | None = None) -> HeaderComparison:
-    """Compare all headers of the wheel with the tree's.
+    """Compare all headers of the wheel (`include_dir` is its `torch/include`) with the unpatched tree's.
 
-    Args:
-        tree: the source, unpatched.
-        include_dir: the wheel's `torch/include`.
-        only: headers that decide, relative to `include_dir`; default: all.
-
-    Returns:
-        The counts; headers outside `only` that differ are listed in it.
+    Only the headers in `only` decide, relative to `include_dir`; default: all. The others are listed if they differ.
 
     Raises:
-        DigestMismatchError: a header that decides differs, or the two share no header at all.
+        DigestMismatchError: a header that decides differs, or there are no shared headers.
     """
     equal, generated, differing = _compare(include_dir, tree.repo)
     decisive = [item for item in differing if only is None or item.path in only]
@@ -97,34 +91,31 @@ def check_headers(tree: SourceTree, include_dir: Path, only: frozenset[str] | No
             f"source tree and wheel of PyTorch {tree.release.version} share no header",
             cause=f"{include_dir} is not the include folder of a torch wheel, or {tree.repo} no PyTorch source",
         )
-    rest = tuple(item for item in differing if item not in decisive)
-    return HeaderComparison(equal, tuple(generated), rest)
+    return HeaderComparison(equal, tuple(generated), tuple(item for item in differing if item not in decisive))
 
 
 def _check_pinned(tree: SourceTree, read: frozenset[str]) -> None:
-    """Refuse files of the tree that went into the result although nothing says that they are the release's."""
-    strangers = sorted(read - set(tree.release.blobs))
-    if strangers:
+    """Refuse files of the tree that were compiled although they are not pinned."""
+    if unpinned := sorted(read - set(tree.release.blobs)):
         raise DigestMismatchError(
-            f"{len(strangers)} files of the tree were compiled, but nothing pins them:\n" + "\n".join(strangers),
+            f"{len(unpinned)} files of the tree were compiled, but are not pinned:\n" + "\n".join(unpinned),
             cause=f"the tree is known by {len(tree.release.blobs)} files only ({tree.identity})",
             remedy=f"use the source of {tree.release.tag} itself, or pin their blob ids in build/releases.toml",
         )
 
 
 def check_belongs(tree: SourceTree, include_dir: Path, read: frozenset[str]) -> HeaderComparison:
-    """Check that tree and wheel belong together, as strictly as the tree's proof demands.
+    """Check that tree and wheel belong together, as strictly as the tree's proof requires.
 
-    The wheel's headers come first on the include path, and its digest is pinned: a header that the compiler took
-    from the wheel is the release's, whatever the tree's copy says. So a tree that is known by its patched files
-    alone (`Proof.BLOBS`) may differ elsewhere, but everything that the compiler read *from the tree* must be
-    pinned or equal to the wheel's copy. For any other proof all shared headers must be equal.
+    The wheel's headers come first on the include path, and its digest is pinned: a header that the compiler read
+    from the wheel is the release's. So a tree that is known by its patched files alone (`Proof.BLOBS`) may differ
+    elsewhere, but every file that the compiler read *from the tree* must be pinned or equal to the wheel's copy.
+    For any other proof, all shared headers must be equal.
 
     Args:
         tree: the source, unpatched.
         include_dir: the wheel's `torch/include`.
-        read: files of the tree that the compiler read, relative to the tree's top: units and headers, as its
-            dependency output lists them.
+        read: files of the tree that the compiler read (units and headers), relative to the tree's top.
 
     Raises:
         DigestMismatchError: they do not belong together.

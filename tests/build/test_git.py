@@ -65,7 +65,7 @@ def test_what_a_path_is(tmp_path: Path) -> None:
     assert repository(tmp_path) is None
     assert split_revision(str(git.folder)) == (git.folder, None)
     assert split_revision(f"{git.folder}@v1") == (git.folder, "v1")
-    with pytest.raises(SourceError, match="no git repository"):
+    with pytest.raises(SourceError, match="not a git repository"):
         Git(tmp_path).resolve("HEAD")
     with pytest.raises(SourceError, match="no revision 'v1'"):
         git.resolve("v1")

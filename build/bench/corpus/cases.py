@@ -31,24 +31,17 @@ class Draft:
 
 
 def generate(sources: Mapping[str, bytes], count: int, seed: int) -> Iterator[Case]:
-    """Yield `count` cases.
-
-    Args:
-        sources: real files by path.
-        count: how many.
-        seed: the same seed and sources give the same cases.
-    """
+    """Yield `count` cases; the same sources (real files by path) and seed give the same cases."""
     dice = random.Random(seed)  # noqa: S311 - reproducible, not secret
     names = [name for name in sorted(sources) if 120 <= sources[name].count(b"\n") <= 3000]
     weights = [weight for _, _, weight in scenarios.SCENARIOS]
     for number in range(count):
         title, scenario, _ = dice.choices(scenarios.SCENARIOS, weights)[0]
-        # Not every file has a place for every scenario: look on, so that each keeps its share.
-        while True:
+        # Some files have no place for a scenario. Trying another file keeps the share of each scenario.
+        case = None
+        while case is None:
             case = _case(f"{number:04d}", title, scenario, dice.choice(names), sources, dice)
-            if case is not None:
-                yield case
-                break
+        yield case
 
 
 def _case(
@@ -109,7 +102,7 @@ def _keys(drafts: Sequence[Draft]) -> set[int]:
 
 
 def _seen(draft: Draft, lines: Sequence[Line], current: Sequence[Line]) -> Draft:
-    """Call a change by what really happened around it: what another hunk's scenario did may have come near."""
+    """Name a change by what happened around it: the scenario of another hunk may have come near."""
     if draft.scenario != "nothing near":
         return draft
     first = place(lines, draft.change.after) - 2
@@ -147,6 +140,7 @@ def _assemble(
         if draft.evolved.change is not None:
             truth[path] = perform(truth[path], draft.evolved.change, draft.evolved.indent)
         expected.append((draft, path))
+    expected.sort(key=lambda pair: place(lines, pair[0].change.after))
     around = dice.sample(sorted(set(sources) - {name}), NEIGHBOURS)
     rest = {path: sources[path] for path in around}
     return Case(
@@ -154,12 +148,8 @@ def _assemble(
         {name: join(lines), **rest},
         {**{path: join(content) for path, content in new.items()}, **rest},
         {name: join(patched), **rest},
-        tuple(_expected(draft, path, new[path], truth[path]) for draft, path in _in_order(expected, lines)),
+        tuple(_expected(draft, path, new[path], truth[path]) for draft, path in expected),
     )
-
-
-def _in_order(expected: list[tuple[Draft, str]], lines: Sequence[Line]) -> list[tuple[Draft, str]]:
-    return sorted(expected, key=lambda pair: place(lines, pair[0].change.after))
 
 
 def _expected(draft: Draft, path: str, new: Sequence[Line], truth: Sequence[Line]) -> Expected:
@@ -180,5 +170,4 @@ def _segment(draft: Draft, truth: Sequence[Line]) -> tuple[bytes, ...]:
 def _new_name(name: str, dice: random.Random) -> str:
     folder, base = posixpath.split(name)
     stem, suffix = posixpath.splitext(base)
-    choices = [f"{folder}/impl/{base}", f"{folder}/{stem}_impl{suffix}", f"moved/{base}"]
-    return dice.choice(choices)
+    return dice.choice([f"{folder}/impl/{base}", f"{folder}/{stem}_impl{suffix}", f"moved/{base}"])

@@ -13,7 +13,7 @@ _WORD = re.compile(rb"[A-Za-z_]\w+")
 
 
 def usable(lines: Sequence[Line], at: int, reach: int = 4) -> bool:
-    """Tell whether a patch could be about line `at`: code, with code around it."""
+    """Whether a patch could change line `at`: it is code, with code around it."""
     near = lines[max(0, at - reach) : at + reach + 1]
     text = lines[at].text
     if len(near) < 2 * reach + 1 or not distinctive(text) or text.lstrip().startswith((b"#", b"//", b"*")):
@@ -54,14 +54,8 @@ def rewrite(lines: Sequence[Line], at: int, mark: bytes, dice: random.Random) ->
     return Change(lines[at - 1].key, lines[at + count].key, keys, added, mark)
 
 
-KINDS: tuple[Callable[[Sequence[Line], int, bytes, random.Random], Change], ...] = (
-    insertion,
-    insertion,
-    replacement,
-    rewrite,
-)
-
-
+Kind = Callable[[Sequence[Line], int, bytes, random.Random], Change]
+KINDS: tuple[Kind, ...] = (insertion, insertion, replacement, rewrite)
 _LONG_WORD = re.compile(rb"[A-Za-z_]\w{3,}")
 #: Lines kept free of unrelated edits around a hunk.
 CALM = 9

@@ -13,7 +13,7 @@ _ids = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that can be told from its equals: `key` stays when the text or the place changes."""
+    """A line with an identity: `key` stays when the text or the place changes."""
 
     text: bytes
     key: int = field(default_factory=lambda: next(_ids))
@@ -29,10 +29,7 @@ def join(lines: Iterable[Line]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the patch does at one place: replace the lines `removed` (keys) by `added`, behind the line `after`.
-
-    `before` is the key of the line that follows.
-    """
+    """Replace the lines `removed` by `added`, between the lines `after` and `before`; lines are named by key."""
 
     after: int
     before: int
@@ -81,15 +78,8 @@ class Case:
 
 
 def place(lines: Sequence[Line], key: int) -> int:
-    """Return the index of the line with `key`.
-
-    Raises:
-        ValueError: it is gone.
-    """
-    for at, line in enumerate(lines):
-        if line.key == key:
-            return at
-    raise ValueError(key)
+    """Return the index of the line with `key`; ValueError if it is gone."""
+    return [line.key for line in lines].index(key)
 
 
 def perform(lines: Sequence[Line], change: Change, indent: bytes = b"") -> list[Line]:

@@ -1,4 +1,4 @@
-"""The scenarios: what upstream does where the patch is, and what is right then."""
+"""The scenarios: what upstream does where the patch is, and the right verdicts for it."""
 
 from __future__ import annotations
 
@@ -54,20 +54,17 @@ def untouched(lines: Sequence[Line], change: Change, _: random.Random) -> Evolve
 def context(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
     """A line of the context changes, but none next to the change."""
     start, end = _span(lines, change)
-    choices = [n for n in (start - 3, start - 2, end + 1, end + 2) if 0 < n < len(lines)]
-    choices = [n for n in choices if distinctive(lines[n].text)]
-    if not choices:
-        return None
-    new = list(lines)
-    at = dice.choice(choices)
-    new[at] = edited(new[at], dice)
-    return Evolved(new, change, DRIFTS)
+    return _edit_one(lines, change, (start - 3, start - 2, end + 1, end + 2), dice)
 
 
 def adjacent(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
     """The line right above or below the change changes."""
     start, end = _span(lines, change)
-    choices = [n for n in (start - 1, end) if distinctive(lines[n].text)]
+    return _edit_one(lines, change, (start - 1, end), dice)
+
+
+def _edit_one(lines: Sequence[Line], change: Change, places: Sequence[int], dice: random.Random) -> Evolved | None:
+    choices = [n for n in places if 0 < n < len(lines) and distinctive(lines[n].text)]
     if not choices:
         return None
     new = list(lines)
@@ -93,9 +90,7 @@ def moved_code(lines: Sequence[Line], change: Change, dice: random.Random) -> Ev
     """The function with the change moves to another place of the file."""
     where = block(lines, _span(lines, change)[0])
     new = moved(lines, *where, dice) if where else None
-    if new is None:
-        return None
-    return Evolved(new, change, frozenset({Verdict.OFFSET}))
+    return None if new is None else Evolved(new, change, frozenset({Verdict.OFFSET}))
 
 
 def moved_and_edited(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
@@ -131,8 +126,7 @@ def split(lines: Sequence[Line], change: Change, _: random.Random) -> Evolved | 
 
 def upstream_whole(lines: Sequence[Line], change: Change, _: random.Random) -> Evolved:
     """Upstream made the same change."""
-    new = perform(lines, change)
-    return Evolved(new, None, frozenset({Verdict.UPSTREAM}))
+    return Evolved(perform(lines, change), None, frozenset({Verdict.UPSTREAM}))
 
 
 def upstream_reformatted(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
@@ -191,7 +185,7 @@ def copied_function(lines: Sequence[Line], change: Change, dice: random.Random) 
 
 
 def copied_block(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
-    """Upstream repeats the very lines around the change: nobody can tell which ones are meant."""
+    """Upstream repeats the lines around the change, so that it is uncertain which ones are meant."""
     start, end = _span(lines, change)
     first, last = start - 5, end + 5
     if first < 0 or last > len(lines):
@@ -202,7 +196,7 @@ def copied_block(lines: Sequence[Line], change: Change, dice: random.Random) -> 
 
 
 def changed_target(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
-    """Upstream changes the very lines the patch replaces."""
+    """Upstream changes the lines that the patch replaces."""
     if not change.removed:
         return None
     new = list(lines)
@@ -215,7 +209,7 @@ def changed_target(lines: Sequence[Line], change: Change, dice: random.Random) -
 
 
 def same_gap(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
-    """Upstream adds other lines at the very place where the patch adds its own."""
+    """Upstream adds other lines where the patch adds its own."""
     if change.removed:
         return None
     start, _ = _span(lines, change)

@@ -1,4 +1,4 @@
-"""Run the tools that are compared, each the way its manual says, on one case."""
+"""Run the compared tools on one case, each as its manual says."""
 
 from __future__ import annotations
 
@@ -84,10 +84,8 @@ def git_am(bench: Bench) -> dict[str, bytes]:
 
 def gnu_patch(bench: Bench) -> dict[str, bytes]:
     """`patch -p1`, with its default fuzz; a change that is there already is skipped."""
-    run(
-        ["patch", "-p1", "--forward", "--batch", "--no-backup-if-mismatch", "-i", str(bench.file)],
-        cwd=bench.git.folder,
-    )
+    options = ["-p1", "--forward", "--batch", "--no-backup-if-mismatch", "-i", str(bench.file)]
+    run(["patch", *options], cwd=bench.git.folder)
     return _after(bench)
 
 

@@ -138,7 +138,7 @@ def test_the_making_of_wheels_is_measured(little: Little, tmp_path: Path) -> Non
 
 def test_what_cannot_be_measured(tmp_path: Path, little: Little) -> None:
     place = lr.make(little, tmp_path)
-    cases = (["overlay", "--dist", str(place.dist)], "holds no build"), (["speed"], "no benchmark is called speed")
+    cases = (["overlay", "--dist", str(place.dist)], "holds no build"), (["speed"], "unknown benchmark: speed")
     for arguments, said in cases:
         with lr.started(place, "bench", *arguments) as process:
             output = lr.finish(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from build.porting.fileport import apply_hunks
 from build.porting.markers import Labels
 from build.porting.textport import TextPort, port_text
 from build.series.model import Hunk
@@ -48,5 +49,5 @@ def hunks(old: str, new: str) -> tuple[Hunk, ...]:
 
 def port(old: str, patched: str, new: str) -> TextPort:
     found = port_text(old.encode(), new.encode(), hunks(old, patched), LABELS)
-    assert found.old == patched.encode()
+    assert apply_hunks(old.encode(), hunks(old, patched)) == patched.encode()
     return found

@@ -9,9 +9,8 @@ import pytest
 
 from build.bench.corpus.cases import generate
 from build.bench.corpus.model import Case
-from build.bench.corpus.score import Result, score
 from build.bench.corpus.tools import git_am, ours, set_up
-from build.bench.porting import measure
+from build.bench.porting import Result, measure, score
 
 WORDS = ("tensor", "stream", "device", "kernel", "buffer", "handle", "status", "index", "shape", "engine")
 

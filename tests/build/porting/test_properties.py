@@ -101,7 +101,7 @@ def test_porting_to_the_same_tree_is_the_identity(case: Any) -> None:
 @given(CASE)
 def test_a_conflict_changes_nothing_but_its_markers(case: Any) -> None:
     """Taking the new tree's side of every conflict gives exactly what was placed."""
-    from build.porting.resolve import _WHOLE
+    from build.porting.session import _WHOLE
 
     with tempfile.TemporaryDirectory() as folder:
         git, made = build(Path(folder), case)

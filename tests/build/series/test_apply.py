@@ -145,7 +145,7 @@ def test_a_patch_through_a_symbolic_link_of_the_tree_is_refused(repo: Git, tmp_p
 
 
 def test_no_repository_and_no_such_commit(repo: Git, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no git repository"):
+    with pytest.raises(SourceError, match="not a git repository"):
         apply_series(tmp_path / "nowhere", "HEAD", [], tmp_path / "out")
     with pytest.raises(SourceError, match="no revision"):
         apply_series(repo.folder, "v9", [], tmp_path / "out")

@@ -90,7 +90,7 @@ def test_each_rule_sees_its_violation(folder: Path, old: bytes, new: bytes, mess
 def test_trailing_garbage_is_seen(folder: Path) -> None:
     path = folder / "1.0" / "0001-one.patch"
     path.write_bytes(path.read_bytes() + b"-- \n2.39.5\n")
-    assert "behind its last hunk" in whats(lint(folder))
+    assert "text after its last hunk" in whats(lint(folder))
 
 
 def test_an_undeclared_header_change_is_seen(folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_coverage_and_files(folder: Path) -> None:
     edit(folder / "manifest.toml", b'"one", "two"', b'"one"')
     text = whats(lint(folder))
     assert "'two' covers the release" in text
-    assert "no manifest names this file" in text
+    assert "the manifest does not name this file" in text
     edit(folder / "manifest.toml", b'["one"]', b'["one", "two"]')
     (folder / "1.0" / "0002-two.patch").unlink()
     assert "does not exist" in whats(lint(folder))
@@ -154,7 +154,7 @@ def test_a_patch_that_does_not_apply_is_seen(folder: Path, repo: Git) -> None:
         ('["one", "two"]', '["one", "three"]', "unknown patch 'three'"),
         ("base_commit = ", "base = ", "unknown field"),
         ("1111111111111111111111111111111111111111", "v1.0", "40-digit"),
-        ('release."1.0"', 'release."one"', "no version"),
+        ('release."1.0"', 'release."one"', "not a version"),
     ],
 )
 def test_a_manifest_that_cannot_be_is_refused(old: str, new: str, message: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from build.errors import PatchError
 from build.series.model import ChangeKind
-from build.series.patchfile import parse, parse_raw, read
+from build.series.patchfile import parse, parse_raw, read, restrip
 
 from .repos import make_patch, make_repo, numbered
 
@@ -21,14 +21,14 @@ def test_plain_and_git_headers_give_the_same_change() -> None:
     plain, git = parse(HEAD + HUNK, "p"), parse(GIT + HEAD + HUNK, "g")
     assert plain.changes[0].hunks[0].lines == git.changes[0].hunks[0].lines
     assert plain.changes[0].path == git.changes[0].path == "x.c"
-    assert plain.changes[0].hunks[0].render() == HUNK
+    assert b"".join(plain.changes[0].hunks[0].lines) == HUNK.partition(b"\n")[2]
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"hello\nworld\n", "no patch"),
-        (b"\x7fELF\0\0\0", "no patch"),
+        (b"hello\nworld\n", "not a patch"),
+        (b"\x7fELF\0\0\0", "not a patch"),
         (HEAD + HUNK[:-7], "inside the hunk of line 3"),
         (HEAD + HUNK[:-3], "middle of a line"),
         (GIT, "before the first hunk"),
@@ -122,9 +122,10 @@ def test_names_of_plain_diffs() -> None:
     assert parse(dated + HUNK, "p").changes[0].path == "x.c"
     created = b"--- a/n\t1970-01-01 00:00:00 +0000\n+++ b/n\t2020-01-01 00:00:00 +0000\n@@ -0,0 +1 @@\n+n\n"
     assert parse(created, "p").changes[0].kind is ChangeKind.ADDED
-    assert parse(HEAD.replace(b"a/x", b"x").replace(b"b/x", b"x") + HUNK, "p", strip_folders=0).paths == {"x.c"}
+    bare = parse_raw(HEAD.replace(b"a/x", b"x").replace(b"b/x", b"x") + HUNK, "p")
+    assert restrip(bare, 0).paths == {"x.c"}
     with pytest.raises(PatchError, match="leading folders"):
-        parse(HEAD + HUNK, "p", strip_folders=2)
+        restrip(parse_raw(HEAD + HUNK, "p"), 2)
 
 
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:

@@ -121,4 +121,4 @@ def test_checkout_that_another_user_owns_gives_its_commit(
     tree = acquire(release(), tmp_path / "work")
     assert tree.kind is SourceKind.CHECKOUT
     assert (tree.repo / NCCL).read_bytes() == FILES[NCCL]
-    assert "not what is uncommitted there" in capsys.readouterr().out
+    assert "without uncommitted changes" in capsys.readouterr().out
