@@ -19,11 +19,7 @@ REMEDY = (
 
 
 def traces(folder: str) -> list[str]:
-    """Return what pymultiworld has left in the package's folder and beside it.
-
-    Args:
-        folder: the folder of the package ``multiworld``.
-    """
+    """What pymultiworld has left in ``folder``, the folder of this package, and next to it."""
     place = Path(folder)
     found = [name for name in _THEIRS if (place / name).exists()]
     # Not torch_multiworld-…, which is ours, nor multiworld_torch_overlay-…, a package of its own.
@@ -35,11 +31,7 @@ def traces(folder: str) -> list[str]:
 
 
 def warn(folder: str) -> None:
-    """Warn when pymultiworld is installed over this package, or this package over it; a fraction of a millisecond.
-
-    Args:
-        folder: as in ``traces``.
-    """
+    """Warn if pymultiworld and this package are installed over each other; takes a fraction of a millisecond."""
     if found := traces(folder):
         warnings.warn(
             f"pymultiworld and torch-multiworld are both installed in {Path(folder).parent} ({', '.join(found)}): "
@@ -50,11 +42,7 @@ def warn(folder: str) -> None:
 
 
 def mixed(folder: str) -> str:
-    """Return the message for a package whose files are partly pymultiworld's.
-
-    Args:
-        folder: as in ``traces``.
-    """
+    """The message for a package whose files are partly pymultiworld's."""
     return (
         f"the package in {folder} is a mixture of torch-multiworld and pymultiworld, and works as neither\n"
         "  likely cause: the distributions 'multiworld' (pymultiworld) and 'torch-multiworld' share a folder\n"

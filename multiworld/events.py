@@ -210,9 +210,6 @@ class EventBus:
 
     Sessions hold the bus; the bus does not hold the callbacks, which may refer to the ``MultiWorld``: that one holds
     them, so that it can be collected.
-
-    Args:
-        callbacks: of the ``MultiWorld``.
     """
 
     def __init__(self, callbacks: Callbacks) -> None:

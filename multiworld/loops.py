@@ -8,16 +8,7 @@ from multiworld.errors import WrongContext
 
 
 def running_loop(operation: str, world: str | None = None, rank: int | None = None) -> asyncio.AbstractEventLoop:
-    """The running asyncio loop.
-
-    Args:
-        operation: what needs it, for the message.
-        world: its name; None where no world is concerned.
-        rank: ours in it.
-
-    Raises:
-        WrongContext: none runs in this thread.
-    """
+    """The running asyncio loop; raises ``WrongContext`` if this thread runs none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -25,7 +16,6 @@ def running_loop(operation: str, world: str | None = None, rank: int | None = No
 
 
 def no_loop(operation: str, world: str | None = None, rank: int | None = None) -> WrongContext:
-    """The error for an awaitable where no asyncio loop runs; arguments as of ``running_loop``."""
     return WrongContext(
         world,
         "no asyncio event loop runs in this thread",

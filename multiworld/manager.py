@@ -44,7 +44,6 @@ class WorldManager:
 
     @property
     def communicator(self) -> WorldCommunicator:
-        """The operations."""
         return self._communicator
 
     async def initialize_world(
@@ -63,12 +62,9 @@ class WorldManager:
         Args:
             world_name: the world's name, new in this process, or broken before.
             rank: ours, from 0.
-            world_size: number of members.
             backend: ``"gloo"`` or ``"nccl"``.
             addr: address of rank 0, which hosts the store.
             port: port of the store.
-            timeout: seconds to wait for the others.
-            device: device of the tensors.
 
         Raises:
             ValueError: there is a world of this name.

@@ -55,7 +55,6 @@ class Metrics:
     """A Prometheus collector; registers itself.
 
     Args:
-        worlds: whose worlds.
         registry: a ``prometheus_client.CollectorRegistry``; None is the default one.
 
     Raises:

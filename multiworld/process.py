@@ -43,7 +43,6 @@ _hooked = False
 
 
 def register(owner: Owner) -> None:
-    """Look after ``owner`` when the process forks or exits."""
     global _hooked
     with _guard:
         _alive.add(owner)

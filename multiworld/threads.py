@@ -71,9 +71,6 @@ def within(seconds: float, function: Callable[[], T], name: str, give_back: Call
     """Run ``function()`` in a daemon thread and wait for its result, but no longer than ``seconds``.
 
     Args:
-        seconds: how long.
-        function: what to run.
-        name: of the thread.
         give_back: what to do with a result that comes when nobody waits any more.
 
     Raises:

@@ -40,9 +40,7 @@ class Check:
     """One thing looked at.
 
     Attributes:
-        name: what.
         verdict: whether worlds work with it.
-        found: what was found.
         remedy: what to do; empty if nothing.
     """
 

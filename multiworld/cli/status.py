@@ -52,11 +52,8 @@ class ProcessStatus:
     """One process.
 
     Attributes:
-        pid: of the process.
-        name: of its program.
         at: wall-clock time of the status, seconds since the epoch.
         interval: seconds between two of them.
-        worlds: its worlds.
         events: the latest, newest last.
     """
 
@@ -69,7 +66,7 @@ class ProcessStatus:
 
     @property
     def stale(self) -> bool:
-        """Whether the process has stopped telling."""
+        """Whether the process has stopped writing its status."""
         return time.time() - self.at > 3 * self.interval + 1.0
 
 
@@ -81,7 +78,6 @@ class StatusFile:
     silent.
 
     Args:
-        mw: the ``MultiWorld`` to show.
         folder: the argument of ``multiworld top``. It is made, for its owner only, if it does not exist.
         interval: seconds between two writes. An event is written at once.
     """
@@ -100,7 +96,7 @@ class StatusFile:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and take the file away."""
+        """Stop, and remove the file."""
         self._closed = True
         self._unsubscribe()
         self._wake.set()

@@ -28,7 +28,6 @@ class Context:
     """The first argument of every function that a worker runs.
 
     Attributes:
-        name: of the worker.
         kept: what one function leaves for later ones.
     """
 

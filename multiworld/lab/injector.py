@@ -24,8 +24,6 @@ class Fired:
     """A fault that has happened.
 
     Attributes:
-        fault: which one.
-        target: whom it hit.
         at: monotonic time just before it was done.
         proof: what was seen.
     """
@@ -60,11 +58,7 @@ def proven(seen: Callable[[], str | None], what: str) -> str:
 
 
 class Injector:
-    """Makes faults and keeps the list of those that were proven.
-
-    Attributes:
-        fired: all of them, in order.
-    """
+    """Makes faults, and keeps the proven ones in ``fired``, in order."""
 
     def __init__(self) -> None:
         self.fired: list[Fired] = []

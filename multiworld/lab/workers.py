@@ -74,7 +74,6 @@ class Running:
         return self._worker.outcome_of(self.number, timeout)
 
     def result(self, timeout: float = 20.0) -> Any:
-        """What it returned; raises what it raised."""
         outcome = self.outcome(timeout)
         if outcome.error is not None:
             raise outcome.error from RemoteTraceback(outcome.trace)
@@ -88,9 +87,7 @@ class Worker:
     """A worker process.
 
     Attributes:
-        name: for messages.
         pid: of the process; the kernel may give it to another one once this one is reaped.
-        code: its exit code once it is reaped.
         gone: whether its channel was found closed.
     """
 
@@ -121,7 +118,6 @@ class Worker:
             self._channel.sendall(data)
 
     def send(self, value: Any) -> None:
-        """Give ``Context.recv`` a value."""
         self.post(Tell(value))
 
     def recv(self, timeout: float = DEADLINE) -> Any:
@@ -151,7 +147,6 @@ class Worker:
         return found
 
     def exit_code(self, timeout: float = DEADLINE) -> int:
-        """Wait until the process has ended and is reaped: its exit code, negative for a signal."""
         return self.pool.exit_code(self, timeout)
 
     def signal(self, number: int) -> None:
@@ -268,7 +263,7 @@ class WorkerPool:
         return worker
 
     def exit_code(self, worker: Worker, timeout: float) -> int:
-        """Wait until ``worker`` has ended, reap it, and return its exit code."""
+        """Wait until ``worker`` has ended, and reap it: its exit code, negative for a signal."""
         if worker.code is None:
             descriptor = os.pidfd_open(worker.pid)
             try:

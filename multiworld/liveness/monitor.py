@@ -98,11 +98,7 @@ class Monitor:
         """Watch peers for ``session``. From any thread.
 
         Args:
-            session: whose.
-            claims: of the peers, by world rank.
-            heartbeat: how they are watched.
             pulses: heartbeat connections that were made while joining, by world rank.
-            dial: makes another.
         """
 
         def work() -> None:
@@ -131,7 +127,6 @@ class Monitor:
         return list(found)  # should the hub look too late
 
     def drop_in_child(self) -> None:
-        """Close our copies in a forked child."""
         for process in self._processes.values():
             process.drop_in_child()
         for pulses in self._arriving.values():

@@ -32,7 +32,6 @@ class ProcessId:
 
     Attributes:
         machine: this boot of this machine, and the namespace that ``pid`` is a number in.
-        pid: process number.
         started: when it started, in clock ticks since boot; tells it from a later one of the same number.
     """
 
@@ -64,11 +63,7 @@ class _Sample:
 
 
 class Starvation:
-    """Looks at a silent process again and again: is there evidence that it would answer if it could?
-
-    Args:
-        process: which one.
-    """
+    """Looks at a silent process again and again: is there evidence that it would answer if it could?"""
 
     def __init__(self, process: ProcessId) -> None:
         self._process = process
@@ -99,7 +94,6 @@ def machine() -> str:
 
 
 def this_process() -> ProcessId:
-    """We, as others may know us."""
     fields = _stat(Path(f"/proc/{os.getpid()}"))
     return ProcessId(machine(), os.getpid(), int(fields[19]) if fields else 0)
 

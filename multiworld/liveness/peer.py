@@ -63,11 +63,7 @@ class Watch:
     """One world's interest in one peer.
 
     Attributes:
-        session: of the world.
-        peer: its rank there.
-        heartbeat: how long it may be silent.
         since: silence from before this is not held against it: others may have listened less often.
-        suspected: whether ``PeerSuspected`` was told.
     """
 
     session: Watched
@@ -96,12 +92,7 @@ class PeerProcess:
     Answers are not waited for: they are read when the next ping is due, or a silence is to be judged. The kernel knows
     when they came. So a peer costs one wake-up of ours per interval, and several peers share it.
 
-    Args:
-        hub: whose thread this is.
-        process: which one.
-
     Attributes:
-        watches: who wants to know of its silence.
         last_heard: monotonic time when it was alive; it may have been heard later, which the kernel knows.
     """
 
@@ -119,7 +110,6 @@ class PeerProcess:
 
     @property
     def connected(self) -> bool:
-        """Whether it can be pinged."""
         return self._sock is not None
 
     def watch(self, watch: Watch) -> None:
@@ -174,12 +164,10 @@ class PeerProcess:
             watch.since = min(now, watch.since + gap)
 
     def close(self) -> None:
-        """Close the connection; nobody watches it any more."""
         self._closed = True
         self._drop()
 
     def drop_in_child(self) -> None:
-        """Close our copy in a forked child."""
         if self._sock is not None:
             self._sock.close()
 

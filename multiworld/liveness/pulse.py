@@ -58,11 +58,7 @@ class Responder:
     """Answers the pings of peers. Its methods are for the hub's thread.
 
     Args:
-        hub: the hub that hears which connections have ended.
         loop: what answers; None for a Python thread.
-
-    Attributes:
-        native: whether compiled code answers; if not, a held GIL looks like silence.
     """
 
     def __init__(self, hub: Reactor, loop: Loop | None) -> None:

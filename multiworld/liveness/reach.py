@@ -23,12 +23,7 @@ ACK_SECONDS = 0.3
 
 
 class Reach:
-    """What one session asks the kernels of awaited peers. For the hub's thread.
-
-    Args:
-        session: whose peers.
-        heartbeat: of its world.
-    """
+    """What one session asks the kernels of awaited peers. For the hub's thread."""
 
     def __init__(self, session: Watched, heartbeat: Heartbeat) -> None:
         self._session = session
@@ -41,8 +36,6 @@ class Reach:
         """Ask and judge, if it is time.
 
         Args:
-            now: monotonic time.
-            watched: ranks that are pinged.
             unreached: ranks that should be pinged, but cannot be now: they are asked here meanwhile.
         """
         interval = self._heartbeat.interval

@@ -16,7 +16,6 @@ class Cause:
     """Why a call of the operating system failed.
 
     Attributes:
-        cause: the likely cause.
         remedy: what to do about it; None where only the caller can say.
     """
 

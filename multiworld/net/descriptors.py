@@ -73,15 +73,7 @@ def none_free() -> bool:
 
 
 def require(need: int, what: str) -> None:
-    """See that ``need`` descriptors are free.
-
-    Args:
-        need: how many.
-        what: what needs them, for the message.
-
-    Raises:
-        DescriptorsExhausted: fewer are.
-    """
+    """Raise ``DescriptorsExhausted`` unless ``need`` descriptors are free; ``what`` needs them."""
     top, taken = limit(), used()
     if top - taken < need:
         raise DescriptorsExhausted.counted(what, limit=top, used=taken, need=need)
@@ -121,9 +113,6 @@ class Reserve:
 
     def refuse(self, listener: socket.socket) -> bool:
         """Accept one connection for which no descriptor is free, and close it, so that its other end need not wait.
-
-        Args:
-            listener: non-blocking.
 
         Returns:
             Whether one was refused; if not, the listener stays readable, and is best left alone for a while.

@@ -47,13 +47,7 @@ Member: TypeAlias = tuple[str, int, str]
 
 @dataclass(slots=True, eq=False)
 class _Visitor:
-    """A connection that has not introduced itself yet.
-
-    Attributes:
-        sock: the connection.
-        acceptor: our side of the greeting.
-        until: monotonic time when it is given up.
-    """
+    """A connection that has not introduced itself yet. It is closed at ``until``, a monotonic time."""
 
     sock: socket.socket
     acceptor: Acceptor
@@ -64,9 +58,6 @@ class Endpoint:
     """The listener at one address. Connections greet, see ``greeting``, and are handed to whom they want.
 
     Args:
-        hub: in whose thread everything happens.
-        address: local address.
-        network: secret and ports.
         serve_pulse: takes over heartbeat connections, once they have introduced themselves.
 
     Raises:

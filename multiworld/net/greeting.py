@@ -99,11 +99,8 @@ class Hello:
     """What a dialler says of itself and wants; fields that a role does not need keep their defaults.
 
     Attributes:
-        role: what the connection is for.
-        world: name of the world.
         generation: of the world, from 1.
         sender: rank of the dialler, -1 if it is not a member.
-        to: rank of the acceptor.
         incarnation: of the acceptor's claim.
     """
 

@@ -61,11 +61,7 @@ class _Lines:
         self._said = bytearray()
 
     def take(self, data: bytes) -> tuple[bytes | None, bytes]:
-        """The line that ``data`` completes, without its end, and what follows it; None if it is not whole yet.
-
-        Raises:
-            GreetingError: a line is too long.
-        """
+        """The line that ``data`` completes, without its end, and what follows it; None if the line is not whole yet."""
         head, end, rest = data.partition(b"\n")
         if len(self._said) + len(head) + 1 > MAX_GREETING_BYTES:
             raise GreetingError(Reason.GARBAGE, f"sent a greeting of more than {MAX_GREETING_BYTES} bytes")
@@ -91,11 +87,7 @@ class Turn:
 
 
 class Acceptor:
-    """The side that is dialled: feed it what comes, send what it returns, then ``accept`` or ``refuse``.
-
-    Args:
-        secret: that the dialler has to know; None if there is none.
-    """
+    """The side that is dialled: feed it what comes, send what it returns, then ``accept`` or ``refuse``."""
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
@@ -180,10 +172,6 @@ def _hello_or_none(fields: dict[str, Any]) -> Hello | None:
 
 class Dialler:
     """The side that dials: send ``begin()``, feed it what comes, send what it returns, until it is ``done``.
-
-    Args:
-        hello: who we are and what we want.
-        secret: that the acceptor has to know; None if there is none.
 
     Attributes:
         done: True once the acceptor has said yes.
@@ -271,8 +259,6 @@ def greet(sock: socket.socket, hello: Hello, settings: NetworkSettings, timeout:
 
     Args:
         sock: connected; its own timeout is afterwards as before.
-        hello: who we are and what we want.
-        settings: with our secret, if there is one.
         timeout: seconds that the whole greeting may take, however slowly the other side speaks.
 
     Raises:

@@ -21,7 +21,6 @@ class LocalAddress:
     """An address of an interface that is up.
 
     Attributes:
-        interface: its name.
         address: in text; an IPv6 link-local one with its scope, as ``fe80::1%eth0``.
     """
 
@@ -57,11 +56,7 @@ _IfAddrs._fields_ = [
 
 
 def local_addresses() -> tuple[LocalAddress, ...]:
-    """The addresses of all interfaces that are up, IPv4 before IPv6 and link-local ones last.
-
-    Raises:
-        OSError: the kernel does not tell.
-    """
+    """The addresses of all interfaces that are up, IPv4 before IPv6 and link-local ones last; raises ``OSError``."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_IfAddrs)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
@@ -96,11 +91,7 @@ def _address(pointer: int, interface: str) -> str | None:
 
 
 def check_interfaces(interfaces: tuple[str, ...]) -> None:
-    """See that each entry can be a name or a network.
-
-    Raises:
-        InvalidArgument: one cannot.
-    """
+    """Raise ``InvalidArgument`` for an entry that is neither a name nor a network."""
     for wanted in interfaces:
         if not wanted or wanted.split() != [wanted] or ("/" in wanted and _network(wanted) is None):
             raise InvalidArgument(

@@ -18,12 +18,7 @@ _ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """One address of a name.
-
-    Attributes:
-        family: ``AF_INET`` or ``AF_INET6``.
-        address: as sockets take it.
-    """
+    """One address of a name, as sockets take it."""
 
     family: socket.AddressFamily
     address: Any
@@ -31,11 +26,6 @@ class Resolved:
 
 def resolved(host: str, port: int, left: Callable[[], float]) -> list[Resolved]:
     """The addresses of ``host``; a name is asked for in a thread of its own, because nothing ends that wait.
-
-    Args:
-        host: a name or an address.
-        port: TCP port.
-        left: seconds that are left.
 
     Raises:
         OSError: there is none, or the name service does not answer in time.

@@ -29,7 +29,6 @@ class AgreedKeys(abc.ABC):
 
     Args:
         store: a client of the calling thread's own.
-        prefix: of all keys.
     """
 
     def __init__(self, store: Any, prefix: str) -> None:

@@ -37,13 +37,12 @@ _OTHER_FILE = "pass the path of a file that every member can write, in a folder 
 
 
 def store_silent(config: WorldConfig, where: object, after: int) -> RendezvousError:
-    """The error for a store of torch's that does not come back from a call."""
+    """The error for a store of torch's that does not return from a call."""
     silent = StoreFailed("does not answer", SILENT)
     return store_failed(config, where, after, silent)
 
 
 def store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
-    """The error for a store that cannot be used."""
     return RendezvousError(
         config.name, f"the store {where} {failed.what}", cause=failed.cause, remedy=failed.remedy,
         generation=after or None, rank=config.rank, operation="rejoin" if after else "join",
@@ -59,8 +58,6 @@ class Meeting:
     """A generation whose members have all met.
 
     Attributes:
-        generation: its number.
-        wires: our connections to the others.
         acceptor: answers for our membership from now on.
         claims: of all members, by rank.
         seconds: how long it took to meet.
@@ -77,10 +74,7 @@ class Rendezvous:
     """One call of ``join`` or ``rejoin``, over as many generations as it takes.
 
     Args:
-        listener: gives the process's listener at a local address.
         unconnected: picks those claims whose process no heartbeat connection leads to yet.
-        config: the membership.
-        source: the store.
         resize: whether to wait when the world exists with another size.
         after: our last generation; the new one is higher.
         cancelled: asked now and then; True gives up.

@@ -21,12 +21,6 @@ class Claim:
 
     Attributes:
         incarnation: random number, new for every attempt to join.
-        address: where its listener is.
-        port: of the listener.
-        machine: see ``ProcessId``.
-        pid: process number.
-        started: see ``ProcessId``.
-        backend: what it means to use.
         protocol: of its greeting; 1 where a claim does not say.
     """
 
@@ -73,14 +67,13 @@ class Ledger:
 
     Args:
         store: a client of the thread's own.
-        world: name of the world.
     """
 
     def __init__(self, store: Any, world: str) -> None:
         self._keys = keys_of(store, f"multiworld/{world}")
 
     def generation(self) -> int:
-        """The newest generation, 0 if there is none."""
+        """The newest generation; 0 before the first."""
         return self._keys.number("generation")
 
     def advance(self, current: int, to: int | None = None) -> int:

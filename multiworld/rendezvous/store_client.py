@@ -59,7 +59,7 @@ class StoreFailed(Exception):
 
 
 class Cancelled(Exception):
-    """Nobody waits for the store any more."""
+    """The caller has stopped waiting for the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Deadline:
         return Deadline(min(self.until, time.monotonic() + seconds), self.cancelled)
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long, or until nobody waits any more."""
+        """Wait ``seconds``; raises ``Cancelled`` once the caller has given up."""
         until = time.monotonic() + seconds
         while (rest := min(until - time.monotonic(), self.left())) > 0:
             time.sleep(min(STEP_SECONDS, rest))
@@ -122,7 +122,6 @@ class StoreClient:
     """A connection to a store. For one thread; after any error it is closed.
 
     Args:
-        sock: connected.
         deadline: for how long each call may wait; set another one with ``deadline``.
     """
 
@@ -136,8 +135,6 @@ class StoreClient:
         """A client of the store at ``where``, tried again and again until it answers.
 
         Args:
-            where: its address.
-            deadline: for how long, here and in the calls that follow.
             mode: how it is spoken to; None: as torch's clients do.
 
         Raises:
@@ -297,12 +294,7 @@ def _key(key: str) -> bytes:
 
 
 def _ready(sock: socket.socket, event: int, deadline: Deadline) -> None:
-    """Wait until ``sock`` is ready.
-
-    Raises:
-        TimeoutError: it is not in time.
-        Cancelled: nobody waits any more.
-    """
+    """Wait until ``sock`` is ready; raises ``TimeoutError`` at the deadline, ``Cancelled`` after a cancellation."""
     poll = select.poll()
     poll.register(sock, event)
     while True:

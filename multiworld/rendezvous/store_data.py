@@ -32,9 +32,6 @@ class Limits:
     """How much a store takes.
 
     Args:
-        key_bytes: longest key, in bytes.
-        value_bytes: largest value, in bytes.
-        request_bytes: largest request as a whole, in bytes.
         list_keys: most keys in one request.
         keys: most keys in the store, queued values included.
         total_bytes: most bytes in the store, keys and a constant for each included.
@@ -49,11 +46,7 @@ class Limits:
 
 
 class StoreData:
-    """The keys of one store. For one thread.
-
-    Args:
-        limits: how much it takes.
-    """
+    """The keys of one store. For one thread."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -79,7 +72,6 @@ class StoreData:
         self._wake(key)
 
     def append(self, key: bytes, value: bytes) -> None:
-        """Write behind the value that is there."""
         whole = self.get(key) + value
         if len(whole) > self._limits.value_bytes:
             raise Refused("the value grows too large")

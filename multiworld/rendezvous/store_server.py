@@ -45,10 +45,8 @@ class StoreServer:
     """Serves one store on one listening socket until it is closed.
 
     Args:
-        hub: whose thread serves.
         listener: bound and listening; the server owns it from now on.
         secret: that every client has to prove; None accepts torch's own clients as well.
-        limits: how much the store takes.
     """
 
     def __init__(

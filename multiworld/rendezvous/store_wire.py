@@ -57,5 +57,4 @@ def sized(data: bytes) -> bytes:
 
 
 def request(kind: Request, *arguments: bytes) -> bytes:
-    """A request with arguments that are packed already."""
     return bytes([kind]) + b"".join(arguments)

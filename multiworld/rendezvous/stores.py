@@ -42,11 +42,7 @@ StoreLike: TypeAlias = "str | TcpStoreAddress | FileStorePath | Any"
 
 
 class ClientPool:
-    """Clients of one TCP store that nobody uses now: connecting anew takes longer than all the rest of a rejoin.
-
-    Args:
-        mode: how that store is spoken to.
-    """
+    """Idle clients of one TCP store: a new connection takes longer than all the rest of a rejoin."""
 
     def __init__(self, mode: GreetingMode) -> None:
         self._mode = mode
@@ -94,7 +90,6 @@ class StoreSource:
     """A store that can be opened, each time with a client of its own.
 
     Attributes:
-        where: its address, or the caller's store.
         address: the local address that peers of such a store reach us at.
         kept: clients that nobody uses now, shared by all worlds of one store.
         owner: what has to live as long as the store is used, such as the caller's object.
@@ -144,7 +139,6 @@ class HostedStores:
     """The stores that this process hosts; one per address, for all its worlds and their generations.
 
     Args:
-        hub: whose thread serves them.
         network: the secret that connections to them have to prove, and the ports that they may have.
     """
 
@@ -187,8 +181,6 @@ class HostedStores:
         """What ``store`` means for this membership; hosts it where that is our part.
 
         Args:
-            store: as given to ``join``.
-            config: the membership.
             cancelled: True ends a wait for the name service.
 
         Raises:
@@ -216,7 +208,6 @@ class HostedStores:
         self._gate.close()
 
     def drop_in_child(self) -> None:
-        """Close our copies in a forked child."""
         for server in set(self._hosted.values()):
             server.drop_in_child()
         for clients in self._kept.values():

@@ -31,11 +31,7 @@ class Gate:
 
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
-        """Be inside for the block.
-
-        Raises:
-            Cancelled: the gate is closed.
-        """
+        """Be inside for the block; raises ``Cancelled`` once the gate is closed."""
         with self._changed:
             if self._closed:
                 raise Cancelled
@@ -55,12 +51,7 @@ class Gate:
 
 
 class TorchStore:
-    """A store object behind a gate, with all its methods.
-
-    Args:
-        gate: which all calls pass.
-        make: makes the object, or returns the caller's.
-    """
+    """A store object behind a gate, with all its methods."""
 
     def __init__(self, gate: Gate, make: Callable[[], Any]) -> None:
         self._gate = gate

@@ -45,13 +45,7 @@ class WiringFailed(Exception):
 
 
 class Incompatible(Exception):
-    """A peer has another secret or speaks another protocol: no further try can succeed.
-
-    Args:
-        peer: its rank.
-        claim: how it was to be reached.
-        error: what it said.
-    """
+    """A peer has another secret or speaks another protocol: another try cannot succeed."""
 
     def __init__(self, peer: int, claim: Claim, error: GreetingError) -> None:
         super().__init__(f"rank {peer} at {printed(claim.address, claim.port)} {error.what}")
@@ -60,15 +54,7 @@ class Incompatible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PeerDialler:
-    """Makes the connections of one member to the others.
-
-    Attributes:
-        world: its name.
-        generation: its generation.
-        rank: ours.
-        claims: of all members, by rank.
-        network: with our secret.
-    """
+    """Makes the connections of one member to the others."""
 
     world: str
     generation: int
@@ -77,7 +63,6 @@ class PeerDialler:
     network: NetworkSettings
 
     def dial(self, role: Role, peer: int, timeout: float) -> socket.socket:
-        """Connect to ``peer``; raises as the function ``dial``."""
         claim = self.claims[peer]
         hello = Hello(role, self.world, self.generation, self.rank, peer, claim.incarnation)
         return dial(claim, hello, self.network, timeout)
@@ -122,8 +107,6 @@ class Wires:
     """The connections, by world rank.
 
     Attributes:
-        lanes: for data.
-        controls: for control.
         pulses: for heartbeats, to those that we ping and that no other world of ours pings.
         dial_pulse: makes another of these within some seconds.
     """
@@ -134,7 +117,6 @@ class Wires:
     dial_pulse: Callable[[int, float], socket.socket]
 
     def put(self, peer: int, role: Role, sock: socket.socket) -> None:
-        """Take the lane or the control connection of ``peer``."""
         (self.lanes if role is Role.LANE else self.controls)[peer] = sock
 
     def close(self) -> None:
@@ -146,12 +128,6 @@ class HandshakeAcceptor:
     """Answers visitors for one world and generation: peers that dial us, and probes that ask whether we live.
 
     Args:
-        endpoint: where they come to.
-        world: its name.
-        generation: its generation.
-        rank: ours.
-        size: number of members.
-        incarnation: of our claim.
         withdrawn: True once we do not want to be that member any more: a cancelled join gives its rank back at once.
     """
 
@@ -232,9 +208,6 @@ def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float) -
     """Connect to a member and greet it; the connection, once it has said yes.
 
     Args:
-        claim: where it is.
-        hello: who we are and what we want.
-        network: with our secret.
         timeout: seconds for all of it.
 
     Raises:
@@ -268,11 +241,6 @@ def alive(world: str, generation: int, rank: int, claim: Claim, network: Network
     """Whether the process that made ``claim`` is still a member, or on the way to be one.
 
     Args:
-        world: name of the world.
-        generation: of the claim.
-        rank: that it claims.
-        claim: as it is in the store.
-        network: with our secret.
         timeout: seconds until it counts as gone.
 
     Raises:
@@ -300,8 +268,6 @@ def wire(
     """Make all connections of a member.
 
     Args:
-        dialler: connects to the others.
-        acceptor: answers those that dial us.
         deadline: monotonic time.
         cancelled: asked now and then; True gives up, because nobody wants it any more or the others have moved on.
         unconnected: picks those claims whose process no heartbeat connection leads to yet.

@@ -43,7 +43,6 @@ def compare(python: Path | None, progress: Progress) -> list[Figure]:
 
     Args:
         python: interpreter that has pymultiworld installed and set up; None leaves the comparison out.
-        progress: called with one line at each step.
 
     Raises:
         InvalidArgument: the interpreter is not there, or the program fails with it.

@@ -30,10 +30,6 @@ def check(path: Path) -> None:
 def draw(report: BenchReport, path: Path) -> None:
     """Write a plot of the ratios with their intervals.
 
-    Args:
-        report: with comparisons.
-        path: file to write; its ending says the format.
-
     Raises:
         InvalidArgument: see ``check``; or there is nothing to plot.
     """

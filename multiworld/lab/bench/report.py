@@ -45,10 +45,6 @@ class Figure:
     """A promised figure, what was measured, and the verdict.
 
     Attributes:
-        name: what it is about.
-        wanted: the promise.
-        measured: in words.
-        verdict: of the comparison.
         values: the numbers behind it.
         timed: whether a busy machine can spoil it; a leak or a false alarm is one on any machine.
     """
@@ -81,13 +77,7 @@ def judged(name: str, wanted: str, measured: str, good: bool, *, timed: bool = T
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """Everything.
-
-    Attributes:
-        comparisons: worlds against plain, in turns.
-        figures: what was promised.
-        facts: where and under what load it was measured.
-    """
+    """Comparisons in turns with plain torch.distributed, the promised figures, and where it was measured."""
 
     comparisons: tuple[Comparison, ...]
     figures: tuple[Figure, ...]

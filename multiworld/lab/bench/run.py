@@ -34,9 +34,7 @@ class BenchOptions:
     """What to measure.
 
     Args:
-        quick: fewer sizes and repetitions.
         parts: some of ``PARTS``; empty for all.
-        rounds: interleaved rounds per size and operation.
         pymultiworld: interpreter that has pymultiworld, to compare with; None for none.
     """
 

@@ -61,8 +61,6 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float], see
     """Median of the ratios of paired rounds, with a bootstrap interval over the rounds.
 
     Args:
-        numerators: one figure per round.
-        denominators: the other one of the same round.
         seed: of the resampling, so that a report can be made again.
     """
     ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]

@@ -25,13 +25,11 @@ _WINDOW_SECONDS = 2.0
 
 
 def _endpoint_port(context: Context) -> int:
-    """Where the worker's peers reach it."""
     (endpoint,) = context.mw._hub._endpoints.values()
     return endpoint.port
 
 
 def _resident(context: Context) -> int:  # noqa: ARG001
-    """Memory of this process, in bytes."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmRSS:")[2].split()[0])
 

@@ -76,9 +76,7 @@ class Workload:
     """One row: what is done in one turn, waiting in the thread and awaited.
 
     Attributes:
-        name: for the report.
         waiting: ``waiting(group, tensors)`` for a plain group or the synchronous twin of a world.
-        awaited: the same to be awaited.
         payloads: how many times ``nbytes`` move in one turn, for throughputs.
         sized: whether it has a length.
     """

@@ -48,8 +48,6 @@ class Fault:
 
     Attributes:
         at: seconds from the start, at the earliest; a fault waits until the one before it is recovered from.
-        kind: what is done.
-        worker: to whom.
         second: who is killed at the same time; None for nobody.
         world: the world concerned; empty where it is all of the worker's.
         seconds: how long it lasts, where it does.
@@ -76,11 +74,7 @@ class Plan:
     """Workers, worlds and faults.
 
     Attributes:
-        seed: that it was drawn from.
-        seconds: how long faults go on.
-        workers: how many.
         worlds: members of each world, workers in the order of their ranks.
-        faults: in the order of time.
     """
 
     seed: int
@@ -101,8 +95,6 @@ def draw_plan(seed: int, seconds: float, workers: int, worlds: int) -> Plan:
     """Draw a plan.
 
     Args:
-        seed: of everything.
-        seconds: how long faults go on.
         workers: how many, at least three.
         worlds: how many, at least two; of two to four members each.
 

@@ -16,8 +16,6 @@ class Story:
     """One fault and what came of it.
 
     Attributes:
-        fault: as planned.
-        fired: how it was proven.
         concerned: worlds that must break.
         notices: who noticed what, until all was well again.
         back_after: seconds until all were back; None if they were not in time.
@@ -69,14 +67,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class ChaosReport:
-    """Everything.
-
-    Attributes:
-        plan: that was played.
-        stories: a story per fault.
-        promises: with what was seen of them.
-        facts: where and under what load.
-    """
+    """The plan, a story per fault, the promises with what was seen of them, and where it was played."""
 
     plan: Plan
     stories: tuple[Story, ...]
@@ -108,10 +99,7 @@ def judge(
     """All promises.
 
     Args:
-        plan: that was played.
-        stories: one per fault.
         stray: breaks that belong to no fault.
-        tallies: of the workers, by number.
         deaths: workers that ended without having been killed.
     """
     return (

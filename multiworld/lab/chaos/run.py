@@ -63,7 +63,6 @@ class Run:
 
     Attributes:
         stray: breaks that belong to no fault.
-        deaths: workers that ended without having been killed.
     """
 
     def __init__(self, plan: Plan, pool: WorkerPool, progress: Progress) -> None:

@@ -53,12 +53,9 @@ class Notice:
     """Something that a worker noticed.
 
     Attributes:
-        worker: who.
-        world: where.
         what: ``broken`` or ``back``.
         at: monotonic time.
         generation: that broke, or that was joined.
-        error: class of the first cause.
         ranks: accused.
         how: it was noticed.
     """
@@ -227,8 +224,6 @@ class Impatient:
     No message may be torn, and memory that was given back may not be written to.
 
     Args:
-        world: in which.
-        draw: when waiting is given up.
         wrong: gets a line for everything that is not as it should be.
     """
 
