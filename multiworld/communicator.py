@@ -27,8 +27,7 @@ class MismatchInWorld(TensorMismatch, BrokenWorldException):
 class Worlds(Protocol):
     """What finds a world by its name: ``WorldManager``."""
 
-    def find(self, world_name: str) -> World | None:
-        """The world of that name; None if there is none."""
+    def find(self, world_name: str) -> World | None: ...
 
 
 async def _as_before(operation: Awaitable[Any]) -> None:

@@ -65,6 +65,7 @@ class WorldManager:
             backend: ``"gloo"`` or ``"nccl"``.
             addr: address of rank 0, which hosts the store.
             port: port of the store.
+            timeout: seconds to wait for the others.
 
         Raises:
             ValueError: there is a world of this name.
@@ -81,11 +82,7 @@ class WorldManager:
             raise
 
     def add_world(self, world_name: str, backend: str) -> None:
-        """Announce a world that ``initialize_world`` will join.
-
-        Raises:
-            ValueError: there is a world of this name.
-        """
+        """Announce a world that ``initialize_world`` will join; raises ``ValueError`` if it exists."""
         world = self._worlds.worlds.get(world_name)
         if world is not None and world.state is not WorldState.ACTIVE:
             world._leave_sync(0.0)
@@ -96,11 +93,7 @@ class WorldManager:
         self._communicator.add_world(world_name, backend)
 
     def remove_world(self, world_name: str) -> None:
-        """Leave a world.
-
-        Raises:
-            ValueError: there is no world of this name.
-        """
+        """Leave a world; raises ``ValueError`` if it does not exist."""
         if world_name not in self._announced:
             raise ValueError(f"World {world_name} does not exist.")
         del self._announced[world_name]

@@ -41,13 +41,8 @@ class _SigAction(ctypes.Structure):
 
 
 def park(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
-    """Stop those of ``threads`` that wait, for good; only while the process exits.
-
-    A thread that runs is left alone: it may hold a lock that the exit needs.
-
-    Returns:
-        Those that were stopped.
-    """
+    """Stop those of ``threads`` that wait, for good, and return them; only while the process exits. A thread that runs
+    is left alone: it may hold a lock that the exit needs."""
     before = {thread: _switches(thread) for thread in threads}
     time.sleep(LOOK_SECONDS)  # without the GIL, so that who only waits for that goes on
     waiting = [thread for thread, count in before.items() if count is not None and _switches(thread) == count]

@@ -25,14 +25,9 @@ LEAST_SECONDS = 0.05
 class Owner(Protocol):
     """What is looked after: a ``MultiWorld``."""
 
-    def _drop_in_child(self) -> None:
-        """Close our copies of everything in a forked child."""
-
-    def _waiting_threads(self) -> set[int]:
-        """Idents of the threads that wait for an operation."""
-
-    def _close_sync(self, linger: float) -> None:
-        """Close in this thread, waiting ``linger`` seconds per world for what was sent."""
+    def _drop_in_child(self) -> None: ...
+    def _waiting_threads(self) -> set[int]: ...
+    def _close_sync(self, linger: float) -> None: ...
 
 
 #: monotonic time by which everything of ours has ended when the process exits; None while it does not

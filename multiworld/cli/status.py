@@ -49,13 +49,7 @@ class WorldStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One process.
-
-    Attributes:
-        at: wall-clock time of the status, seconds since the epoch.
-        interval: seconds between two of them.
-        events: the latest, newest last.
-    """
+    """One process, at a time in seconds since the epoch; it is written every ``interval`` seconds."""
 
     pid: int
     name: str

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """The first argument of every function that a worker runs.
-
-    Attributes:
-        kept: what one function leaves for later ones.
-    """
+    """The first argument of every function that a worker runs; in ``kept`` one function leaves things for later
+    ones."""
 
     def __init__(self, name: str, channel: socket.socket) -> None:
         self.name = name
@@ -64,11 +61,8 @@ class Context:
         self.mark(SAID, value)
 
     def recv(self, timeout: float = 30.0) -> Any:
-        """Return the next value of ``Worker.send``; only for the function of a worker that runs one alone.
-
-        Raises:
-            TimeoutError: none came within ``timeout`` seconds.
-        """
+        """The next value of ``Worker.send``; raises ``TimeoutError``. For the function of a worker that runs one
+        alone."""
         if not select.select([self._channel], [], [], timeout)[0]:
             raise TimeoutError(f"the pool sent nothing within {timeout} s")
         message: Tell = self._read()

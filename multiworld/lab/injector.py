@@ -21,12 +21,7 @@ _CONNECTIONS = 40
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """A fault that has happened.
-
-    Attributes:
-        at: monotonic time just before it was done.
-        proof: what was seen.
-    """
+    """A fault that has happened; ``at`` is the monotonic time just before it was done."""
 
     fault: str
     target: str
@@ -73,13 +68,10 @@ class Injector:
         """Kill ``worker`` with a signal; it is reaped when this returns."""
         at = time.monotonic()
         os.kill(worker.pid, number)
-        code = worker.exit_code()
-        if code != -number:
-            raise NotFiredError(f"{worker.name} ended with {code}, not by signal {number}")
-        return self.record("kill", worker.name, at, f"pid {worker.pid} reaped with {code}")
+        return self.died(worker, "kill", at, -number)
 
     def died(self, worker: Worker, fault: str, at: float, code: int) -> Fired:
-        """Record that ``worker`` ended by itself with ``code``, as it was told to."""
+        """Record that ``worker`` ended with ``code``."""
         got = worker.exit_code()
         if got != code:
             raise NotFiredError(f"{worker.name} ended with {got}, not {code}")

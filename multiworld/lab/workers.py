@@ -84,12 +84,8 @@ class Running:
 
 
 class Worker:
-    """A worker process.
-
-    Attributes:
-        pid: of the process; the kernel may give it to another one once this one is reaped.
-        gone: whether its channel was found closed.
-    """
+    """A worker process. Once it is reaped, the kernel may give its ``pid`` to another one. Its channel is closed if it
+    is ``gone``."""
 
     def __init__(self, pool: WorkerPool, name: str, pid: int, channel: socket.socket) -> None:
         self.pool = pool

@@ -95,11 +95,7 @@ class Monitor:
         pulses: dict[int, socket.socket],
         dial: DialPeer,
     ) -> None:
-        """Watch peers for ``session``. From any thread.
-
-        Args:
-            pulses: heartbeat connections that were made while joining, by world rank.
-        """
+        """Watch peers for ``session``, on the connections ``pulses`` that joining has made. From any thread."""
 
         def work() -> None:
             if not self._closed:

@@ -51,12 +51,8 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What the kernel says of a thread.
-
-    Attributes:
-        state: its letter; R waits for a CPU or has one, D waits for a disk or is frozen.
-        progress: grows whenever it runs, waits for a CPU or has memory swapped in.
-    """
+    """What the kernel says of a thread: R waits for a CPU or has one, D waits for a disk or is frozen. ``progress``
+    grows whenever it runs, waits for a CPU or has memory swapped in."""
 
     state: str
     progress: tuple[int, int, int]
@@ -132,13 +128,7 @@ def _stat(folder: Path) -> list[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A place where control groups can be looked at.
-
-    Attributes:
-        version: 1 (the freezer's hierarchy) or 2.
-        root: control group that is shown there.
-        point: folder that it is mounted at.
-    """
+    """Where control groups of ``version`` 1 (the freezer's hierarchy) or 2 are mounted, from group ``root`` on."""
 
     version: int
     root: str

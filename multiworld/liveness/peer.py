@@ -60,11 +60,8 @@ class Watched(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """One world's interest in one peer.
-
-    Attributes:
-        since: silence from before this is not held against it: others may have listened less often.
-    """
+    """One world's interest in one peer. Silence before ``since`` does not count: others may have listened less
+    often."""
 
     session: Watched
     peer: int

@@ -55,14 +55,9 @@ def native_loop() -> Loop | None:
 
 
 class Responder:
-    """Answers the pings of peers. Its methods are for the hub's thread.
-
-    Args:
-        loop: what answers; None for a Python thread.
-    """
+    """Answers the pings of peers. Its methods are for the hub's thread. Without a ``loop`` a Python thread answers."""
 
     def __init__(self, hub: Reactor, loop: Loop | None) -> None:
-        self.native = loop is not None
         if loop is None:
             logger.warning(
                 "multiworld was installed without its native responder, because there was no compiler: a held GIL will "

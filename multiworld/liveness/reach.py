@@ -33,11 +33,7 @@ class Reach:
         self._next_look = 0.0
 
     def tick(self, now: float, watched: Collection[int], unreached: Collection[int]) -> None:
-        """Ask and judge, if it is time.
-
-        Args:
-            unreached: ranks that should be pinged, but cannot be now: they are asked here meanwhile.
-        """
+        """Ask and judge, if it is time. Peers in ``unreached`` should be pinged, but cannot be now."""
         interval = self._heartbeat.interval
         if now < self._next_look - SLACK * interval:
             return

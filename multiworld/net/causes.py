@@ -13,11 +13,7 @@ from multiworld.net.descriptors import descriptor_shortage
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a call of the operating system failed.
-
-    Attributes:
-        remedy: what to do about it; None where only the caller can say.
-    """
+    """Why a call of the operating system failed; ``remedy`` is None where only the caller knows it."""
 
     cause: str
     remedy: str | None = None

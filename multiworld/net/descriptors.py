@@ -113,10 +113,7 @@ class Reserve:
 
     def refuse(self, listener: socket.socket) -> bool:
         """Accept one connection for which no descriptor is free, and close it, so that its other end need not wait.
-
-        Returns:
-            Whether one was refused; if not, the listener stays readable, and is best left alone for a while.
-        """
+        False if that failed: the listener stays readable, and is best left alone for a while."""
         with self._guard:
             if not self._held:
                 return False
@@ -130,11 +127,7 @@ class Reserve:
             return True
 
     def make(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call ``function``, which opens one descriptor; where none is free, one that was kept back is given for it.
-
-        Raises:
-            OSError: what ``function`` raises; of a shortage, if nothing was kept back either.
-        """
+        """Call ``function``, which opens one descriptor; if none is free, one of the reserve is closed for it."""
         with self._guard:
             try:
                 made = function(*args, **kwargs)

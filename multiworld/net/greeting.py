@@ -119,11 +119,8 @@ class Hello:
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Hello:
-        """From the wire.
-
-        Raises:
-            ValueError: a field is missing, of another type, or no role of ours.
-        """
+        """From the wire; raises ``ValueError`` for a field that is missing or of another type, and for an unknown
+        role."""
         made = cls(
             Role(_typed(fields, "role", str)), _typed(fields, "world", str), _typed(fields, "generation", int),
             _typed(fields, "from", int), _typed(fields, "to", int), _typed(fields, "incarnation", str),

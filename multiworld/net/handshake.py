@@ -75,12 +75,7 @@ class _Lines:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What to do after the other side has said something.
-
-    Attributes:
-        send: bytes to send now.
-        hello: what the dialler wants, once it is proven where a secret is set: accept or refuse it.
-    """
+    """What to ``send`` now. ``hello`` is set once the dialler's wish is known, and proven if there is a secret."""
 
     send: bytes = b""
     hello: Hello | None = None
@@ -97,11 +92,8 @@ class Acceptor:
         self._transcript: list[bytes] = []
 
     def take(self, data: bytes) -> Turn:
-        """Go on with bytes of the dialler, however they are cut.
-
-        Raises:
-            GreetingError: it failed; send its ``answer`` and close the connection.
-        """
+        """Go on with bytes of the dialler, however they are cut. After a ``GreetingError`` send its ``answer`` and
+        close."""
         line, rest = self._lines.take(data)
         if line is None:
             return Turn()
@@ -171,12 +163,8 @@ def _hello_or_none(fields: dict[str, Any]) -> Hello | None:
 
 
 class Dialler:
-    """The side that dials: send ``begin()``, feed it what comes, send what it returns, until it is ``done``.
-
-    Attributes:
-        done: True once the acceptor has said yes.
-        rest: bytes that came after the greeting, for whoever uses the connection next.
-    """
+    """The side that dials: send ``begin()``, feed it what comes, send what it returns, until it is ``done``. ``rest``
+    is what came after the greeting."""
 
     def __init__(self, hello: Hello, secret: bytes | None) -> None:
         self.done = False
@@ -192,11 +180,7 @@ class Dialler:
         return self._transcript[0] + b"\n"
 
     def take(self, data: bytes) -> bytes:
-        """Go on with bytes of the acceptor, however they are cut; what to send now.
-
-        Raises:
-            GreetingError: it failed; close the connection.
-        """
+        """Go on with bytes of the acceptor, however they are cut; what to send now. After a ``GreetingError`` close."""
         line, rest = self._lines.take(data)
         if line is None:
             return b""

@@ -18,11 +18,7 @@ _Network: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
 
 @dataclass(frozen=True, slots=True)
 class LocalAddress:
-    """An address of an interface that is up.
-
-    Attributes:
-        address: in text; an IPv6 link-local one with its scope, as ``fe80::1%eth0``.
-    """
+    """An address of an interface that is up; an IPv6 link-local one has its scope, as in ``fe80::1%eth0``."""
 
     interface: str
     address: str
@@ -101,11 +97,7 @@ def check_interfaces(interfaces: tuple[str, ...]) -> None:
 
 
 def chosen_address(interfaces: tuple[str, ...]) -> str:
-    """The address that peers reach us at: of the first entry of ``interfaces`` that anything here fits.
-
-    Raises:
-        InvalidArgument: nothing fits.
-    """
+    """Our first address that fits an entry of ``interfaces``, tried in order; ``InvalidArgument`` if none fits."""
     here = local_addresses()
     for wanted in interfaces:
         for one in here:

@@ -25,11 +25,8 @@ _TURNS: Final = 3
 
 
 class AgreedKeys(abc.ABC):
-    """The operations that members agree with; each is atomic for all processes.
-
-    Args:
-        store: a client of the calling thread's own.
-    """
+    """The operations that members agree with; each is atomic for all processes. ``store`` is this thread's own
+    client."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = store

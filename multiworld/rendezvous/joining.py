@@ -38,11 +38,10 @@ _OTHER_FILE = "pass the path of a file that every member can write, in a folder 
 
 def store_silent(config: WorldConfig, where: object, after: int) -> RendezvousError:
     """The error for a store of torch's that does not return from a call."""
-    silent = StoreFailed("does not answer", SILENT)
-    return store_failed(config, where, after, silent)
+    return _store_failed(config, where, after, StoreFailed("does not answer", SILENT))
 
 
-def store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
+def _store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
     return RendezvousError(
         config.name, f"the store {where} {failed.what}", cause=failed.cause, remedy=failed.remedy,
         generation=after or None, rank=config.rank, operation="rejoin" if after else "join",
@@ -55,13 +54,8 @@ class _Moved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """A generation whose members have all met.
-
-    Attributes:
-        acceptor: answers for our membership from now on.
-        claims: of all members, by rank.
-        seconds: how long it took to meet.
-    """
+    """A generation whose members have all met, after ``seconds``. ``acceptor`` answers for our membership from now
+    on."""
 
     generation: int
     wires: Wires
@@ -117,7 +111,7 @@ class Rendezvous:
         try:
             with self._failures_of_the_store():
                 self._endpoint = self._open_endpoint(self._source.address)
-                self._client = self._open_client(self._source)
+                self._client = self._open_client()
                 self._ledger = Ledger(self._client, self._config.name)
                 return self._meet()
         except BaseException:
@@ -131,7 +125,7 @@ class Rendezvous:
                 generation = self._newest()
                 if generation is not None:
                     return self._enter(generation)
-                self._pause(LONGEST_PAUSE)
+                time.sleep(LONGEST_PAUSE)
             except _Moved:
                 continue
             except Incompatible as other:
@@ -144,7 +138,7 @@ class Rendezvous:
         except MultiWorldError:
             raise
         except StoreFailed as failed:
-            raise store_failed(self._config, self._source.where, self._after, failed) from None
+            raise _store_failed(self._config, self._source.where, self._after, failed) from None
         except Cancelled:
             self._fail_cancelled()
         except ValueError as error:
@@ -170,14 +164,15 @@ class Rendezvous:
                 cause=found.cause, remedy=found.remedy or "pass address= with an address of this machine", **place,
             ) from None  # fmt: skip
 
-    def _open_client(self, source: StoreSource) -> Any:
+    def _open_client(self) -> Any:
+        source = self._source
         try:
             return source.open(Deadline(self._deadline + ANSWER_GRACE_SECONDS, self._cancelled))
         except (StoreFailed, Cancelled):
             raise
         except OSError as error:
             found = cause_of(error, "its folder is not there, or its file cannot be written")
-            raise store_failed(
+            raise _store_failed(
                 self._config, source.where, self._after,
                 StoreFailed(f"cannot be reached: {said(error)}", found.cause, found.remedy or _OTHER_FILE),
             ) from None  # fmt: skip
@@ -273,7 +268,7 @@ class Rendezvous:
             if time.monotonic() > next_check:
                 self._check_alive(generation, claims)
                 next_check = time.monotonic() + ALIVE_CHECK_SECONDS
-            self._pause(pause)
+            time.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
 
     def _check_alive(self, generation: int, claims: dict[int, Claim]) -> None:
@@ -336,9 +331,6 @@ class Rendezvous:
                 f"other members joined with backend {', '.join(sorted(others))}, this one with {self._config.backend}",
                 "backend= differs between the members",
             )
-
-    def _pause(self, seconds: float) -> None:
-        time.sleep(seconds)
 
     def _check_time(self) -> None:
         if self._cancelled():

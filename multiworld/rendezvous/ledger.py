@@ -17,12 +17,8 @@ from multiworld.rendezvous.agreed_keys import keys_of
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A rank taken by one incarnation of a process, and how to reach it.
-
-    Attributes:
-        incarnation: random number, new for every attempt to join.
-        protocol: of its greeting; 1 where a claim does not say.
-    """
+    """A rank taken by one incarnation of a process, and how to reach it. ``incarnation`` is a random number, new for
+    every attempt to join; ``protocol`` is 1 where a claim has none."""
 
     incarnation: str
     address: str
@@ -42,11 +38,8 @@ class Claim:
 
     @classmethod
     def unpacked(cls, value: str) -> Claim:
-        """From the value of a key. Other versions have other fields: what is missing is empty, what is new is left out.
-
-        Raises:
-            RendezvousError: it is no claim at all.
-        """
+        """From the value of a key. Other versions have other fields: a missing one is empty, a new one is left out.
+        Raises ``RendezvousError`` for a value that is not a claim."""
         try:
             said = {"protocol": 1, **json.loads(value)}
             of_type = {name: type(example) for name, example in asdict(_EMPTY).items()}
@@ -63,11 +56,7 @@ _EMPTY = Claim("", "", 0, "", 0, 0, "", 0)
 
 
 class Ledger:
-    """The keys of one world in one store. For one thread.
-
-    Args:
-        store: a client of the thread's own.
-    """
+    """The keys of one world in one store. For one thread, with a client of its own."""
 
     def __init__(self, store: Any, world: str) -> None:
         self._keys = keys_of(store, f"multiworld/{world}")

@@ -64,22 +64,13 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """For how long a store is waited for.
-
-    Args:
-        until: monotonic time.
-        cancelled: True ends every wait within ``STEP_SECONDS``.
-    """
+    """How long to wait for a store: until a monotonic time, or ``STEP_SECONDS`` after ``cancelled`` returns True."""
 
     until: float
     cancelled: Callable[[], bool] = lambda: False
 
     def left(self) -> float:
-        """Seconds that are left.
-
-        Raises:
-            Cancelled: nobody waits any more.
-        """
+        """The seconds that are left; raises ``Cancelled`` once the caller has given up."""
         if self.cancelled():
             raise Cancelled
         return self.until - time.monotonic()
@@ -119,11 +110,8 @@ class GreetingMode:
 
 
 class StoreClient:
-    """A connection to a store. For one thread; after any error it is closed.
-
-    Args:
-        deadline: for how long each call may wait; set another one with ``deadline``.
-    """
+    """A connection to a store. For one thread; after any error it is closed. Each call waits until ``deadline``, which
+    the caller may replace."""
 
     def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self.deadline = deadline

@@ -15,12 +15,8 @@ KEY_OVERHEAD_BYTES = 128
 
 
 class Refused(Exception):
-    """A request that cannot be served; the connection that made it is closed, because many requests have no answer.
-
-    Args:
-        why: for the log.
-        complaint: the settings of the two sides differ, so that the host should hear of it; None: a stranger's rubbish.
-    """
+    """A request that cannot be served; its connection is closed, because many requests have no answer. ``complaint`` is
+    for the host: the settings of the two sides differ. It is None for a stranger's rubbish."""
 
     def __init__(self, why: str, complaint: GreetingError | None = None) -> None:
         super().__init__(why)
@@ -29,13 +25,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a store takes.
-
-    Args:
-        list_keys: most keys in one request.
-        keys: most keys in the store, queued values included.
-        total_bytes: most bytes in the store, keys and a constant for each included.
-    """
+    """How much a store takes. ``keys`` includes queued values, ``total_bytes`` the keys and a constant for each."""
 
     key_bytes: int = 4096
     value_bytes: int = 1 << 20

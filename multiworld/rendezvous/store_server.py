@@ -42,12 +42,8 @@ MIN_CONNECTIONS: Final = 128
 
 
 class StoreServer:
-    """Serves one store on one listening socket until it is closed.
-
-    Args:
-        listener: bound and listening; the server owns it from now on.
-        secret: that every client has to prove; None accepts torch's own clients as well.
-    """
+    """Serves one store on a listening socket, which it owns, until it is closed. Every client has to prove ``secret``;
+    None accepts torch's own clients as well."""
 
     def __init__(
         self, hub: Reactor, listener: socket.socket, secret: bytes | None = None, limits: Limits | None = None

@@ -136,11 +136,7 @@ class StoreSource:
 
 
 class HostedStores:
-    """The stores that this process hosts; one per address, for all its worlds and their generations.
-
-    Args:
-        network: the secret that connections to them have to prove, and the ports that they may have.
-    """
+    """The stores that this process hosts; one per address, for all its worlds and their generations."""
 
     def __init__(self, hub: Reactor, network: NetworkSettings) -> None:
         self._hub = hub
@@ -152,11 +148,8 @@ class HostedStores:
         self._closed = False
 
     def serve(self, host: str, port: int) -> TcpStoreAddress:
-        """Host a store at ``host``:``port``, bound there only; the address that others use, with the real port.
-
-        Raises:
-            RendezvousError: the address is in use or not ours.
-        """
+        """Host a store at ``host``:``port``, bound there only; the address that others use, with the real port. Raises
+        ``RendezvousError`` if the address is in use or not ours."""
         if not isinstance(host, str) or type(port) is not int or not 0 <= port <= 65535:
             raise InvalidArgument(
                 what=f"no store can be hosted at {host!r}, port {port!r}",
@@ -297,13 +290,10 @@ def _parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStor
 
 def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
     return InvalidArgument(
-        config.name,
-        f"{store!r} is not a store",
+        config.name, f"{store!r} is not a store", rank=config.rank, operation="join",
         cause="known are tcp://host:port, file:///path, env:// and the stores of torch.distributed",
         remedy="correct it; for port 0 call serve_store() and pass on the address it returns",
-        rank=config.rank,
-        operation="join",
-    )
+    )  # fmt: skip
 
 
 def _from_environment(config: WorldConfig) -> TcpStoreAddress:
@@ -312,12 +302,9 @@ def _from_environment(config: WorldConfig) -> TcpStoreAddress:
         return TcpStoreAddress(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted)
     except (KeyError, ValueError):
         raise InvalidArgument(
-            config.name,
-            "store='env://' needs MASTER_ADDR and MASTER_PORT",
+            config.name, "store='env://' needs MASTER_ADDR and MASTER_PORT", rank=config.rank, operation="join",
             remedy="launch with torchrun, set them, or pass store=",
-            rank=config.rank,
-            operation="join",
-        ) from None
+        ) from None  # fmt: skip
 
 
 def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
@@ -337,12 +324,8 @@ def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
 
 
 def _open_file(path: str, deadline: Deadline) -> None:
-    """Make the file of a store, or see that it is there, once its folder is, on a file system that may lag behind.
-
-    Raises:
-        OSError: it cannot be opened, or its folder does not come in time.
-        Cancelled: nobody waits any more.
-    """
+    """Make the file of a store, or open it, once its folder is there: file systems lag. Raises ``OSError`` if it cannot
+    be opened or the folder does not come in time, ``Cancelled`` once the caller has given up."""
     while not Path(path).parent.is_dir() and deadline.left() > 0:
         deadline.sleep(0.05)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))

@@ -68,11 +68,8 @@ class PeerDialler:
         return dial(claim, hello, self.network, timeout)
 
     def pulse(self, peer: int, timeout: float) -> socket.socket:
-        """Connect to the responder of ``peer`` and see that it answers.
-
-        Raises:
-            OSError: it cannot be reached, refuses, or does not answer, each step within ``timeout`` seconds.
-        """
+        """Connect to the responder of ``peer`` and wait for one answer; raises ``OSError``. Each step has ``timeout``
+        seconds."""
         sock = self.dial(Role.PULSE, peer, timeout)
         try:
             first_ping(sock)
@@ -82,12 +79,8 @@ class PeerDialler:
         return sock
 
     def wire(self, peer: int, role: Role, timeout: float) -> socket.socket:
-        """Connect to ``peer`` for ``role``.
-
-        Raises:
-            WiringFailed: it cannot be reached, or refuses.
-            Incompatible: it has another secret or protocol.
-        """
+        """Connect to ``peer`` for ``role``. Raises ``WiringFailed`` if it cannot be reached or refuses,
+        ``Incompatible`` if it has another secret or protocol."""
         claim = self.claims[peer]
         try:
             return self.dial(role, peer, timeout)
@@ -104,12 +97,8 @@ class PeerDialler:
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """The connections, by world rank.
-
-    Attributes:
-        pulses: for heartbeats, to those that we ping and that no other world of ours pings.
-        dial_pulse: makes another of these within some seconds.
-    """
+    """The connections, by world rank. ``pulses`` lead to the peers that we ping and that no other world of ours pings;
+    ``dial_pulse`` makes another of these within some seconds."""
 
     lanes: dict[int, socket.socket]
     controls: dict[int, socket.socket]
@@ -126,10 +115,7 @@ class Wires:
 
 class HandshakeAcceptor:
     """Answers visitors for one world and generation: peers that dial us, and probes that ask whether we live.
-
-    Args:
-        withdrawn: True once we do not want to be that member any more: a cancelled join gives its rank back at once.
-    """
+    ``withdrawn`` returns True once we give the membership up: a cancelled join frees its rank at once."""
 
     def __init__(
         self,

@@ -9,11 +9,7 @@ from multiworld.lab.bench.report import BenchReport, Comparison
 
 
 def check(path: Path) -> None:
-    """See, before anything is measured, that a plot can be written.
-
-    Raises:
-        InvalidArgument: matplotlib is missing, or the ending of ``path`` or its folder is unknown.
-    """
+    """Before anything is measured, raise ``InvalidArgument`` unless a plot can be written to ``path``."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -28,11 +24,7 @@ def check(path: Path) -> None:
 
 
 def draw(report: BenchReport, path: Path) -> None:
-    """Write a plot of the ratios with their intervals.
-
-    Raises:
-        InvalidArgument: see ``check``; or there is nothing to plot.
-    """
+    """Write a plot of the ratios with their intervals; raises as ``check``, or if there is nothing to plot."""
     check(path)
     from matplotlib.figure import Figure
 

@@ -42,12 +42,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A promised figure, what was measured, and the verdict.
-
-    Attributes:
-        values: the numbers behind it.
-        timed: whether a busy machine can spoil it; a leak or a false alarm is one on any machine.
-    """
+    """A promised figure, what was measured, and the verdict. A busy machine can spoil a ``timed`` one; a leak or a
+    false alarm is one on any machine."""
 
     name: str
     wanted: str

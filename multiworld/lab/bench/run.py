@@ -31,12 +31,8 @@ PARTS = ("ratios", *_FIGURES)
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What to measure.
-
-    Args:
-        parts: some of ``PARTS``; empty for all.
-        pymultiworld: interpreter that has pymultiworld, to compare with; None for none.
-    """
+    """What to measure: ``parts`` are some of ``PARTS``, empty for all; ``pymultiworld`` is an interpreter that has
+    it."""
 
     quick: bool = False
     parts: tuple[str, ...] = ()
@@ -45,11 +41,7 @@ class BenchOptions:
 
 
 def run(options: BenchOptions, progress: Progress) -> BenchReport:
-    """Measure; ``progress`` is called with one line at each step.
-
-    Raises:
-        InvalidArgument: a part that does not exist.
-    """
+    """Measure; ``progress`` gets a line at each step. Raises ``InvalidArgument`` for an unknown part."""
     wanted = options.parts or PARTS
     if unknown := set(wanted) - set(PARTS):
         raise InvalidArgument(

@@ -71,11 +71,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Workers, worlds and faults.
-
-    Attributes:
-        worlds: members of each world, workers in the order of their ranks.
-    """
+    """Workers, worlds (each with its members, by rank) and faults."""
 
     seed: int
     seconds: float

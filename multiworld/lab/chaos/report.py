@@ -96,12 +96,8 @@ OTHERS_SECONDS = 1.0
 def judge(
     plan: Plan, stories: Sequence[Story], stray: Sequence[Notice], tallies: Mapping[int, Tally], deaths: Sequence[str]
 ) -> tuple[Promise, ...]:
-    """All promises.
-
-    Args:
-        stray: breaks that belong to no fault.
-        deaths: workers that ended without having been killed.
-    """
+    """All promises. ``stray`` breaks belong to no fault; ``deaths`` are workers that ended without having been
+    killed."""
     return (
         _promise("only worlds of the struck worker break", _wrong_worlds(stories, stray), "no break elsewhere"),
         _promise("every other member notices, in time", _late(plan, stories), _noticed(stories)),

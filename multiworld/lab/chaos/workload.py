@@ -50,15 +50,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that a worker noticed.
-
-    Attributes:
-        what: ``broken`` or ``back``.
-        at: monotonic time.
-        generation: that broke, or that was joined.
-        ranks: accused.
-        how: it was noticed.
-    """
+    """At a monotonic time, a worker notices that a world is ``broken`` (``how``, and which ``ranks``) or ``back``."""
 
     worker: int
     world: str
@@ -219,13 +211,8 @@ async def mismatch(context: Context, name: str, peer: int, sending: bool) -> str
 
 
 class Impatient:
-    """One member of traffic whose waiting is given up at random moments; all members of a world take the same turns.
-
-    No message may be torn, and memory that was given back may not be written to.
-
-    Args:
-        wrong: gets a line for everything that is not as it should be.
-    """
+    """One member of traffic that stops waiting at random moments; all members of a world take the same turns. A message
+    must not be torn, and memory that was given back must not be written to: ``wrong`` gets a line for each case."""
 
     def __init__(self, world: World, draw: random.Random, wrong: list[str]) -> None:
         self._world = world
