@@ -21,7 +21,7 @@ DEFAULT_WORLD_NAME = ""
 
 
 class MismatchInWorld(TensorMismatch, BrokenWorldException):
-    """A ``TensorMismatch`` that programs for pymultiworld catch as they always did; the world stays usable."""
+    """A ``TensorMismatch`` that programs for pymultiworld catch as before; the world stays usable."""
 
 
 class Worlds(Protocol):
@@ -107,8 +107,8 @@ class WorldCommunicator:
         if world is None:
             raise BrokenWorldException(
                 world_name,
-                "there is no such world here",
-                cause="it was removed, or never initialized",
+                "this process has no such world",
+                cause="it was removed, or was never initialized",
                 remedy="call initialize_world first",
             )
         return world

@@ -1,6 +1,6 @@
-"""Tell when pymultiworld lies in the same folder: its distribution and its package are both called ``multiworld``.
+"""Detect pymultiworld in the same folder: its distribution and its package are both called ``multiworld``.
 
-Whichever of the two was installed last has the files that both have, and uninstalling one removes them from the other.
+The one installed last owns the files that both have; uninstalling either removes them from the other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import warnings
 from pathlib import Path
 
-#: Whose folder name is neither a file of this package nor one that a user makes.
+#: names of pymultiworld that neither this package nor a user has
 _THEIRS = ("threadsafe_async.py", "init.txt", "patch")
 REMEDY = (
     "pip uninstall -y multiworld torch-multiworld && pip install torch-multiworld; pymultiworld changed files of torch "
@@ -25,8 +25,8 @@ def traces(folder: str) -> list[str]:
     # Not torch_multiworld-…, which is ours, nor multiworld_torch_overlay-…, a package of its own.
     start, end = "multiworld-", ".dist-info"
     # A zip archive has no folder: no installer puts two packages into one.
-    with contextlib.suppress(OSError), os.scandir(place.parent) as beside:  # names only: a site-packages has hundreds
-        found += sorted(item.name for item in beside if item.name.startswith(start) and item.name.endswith(end))
+    with contextlib.suppress(OSError), os.scandir(place.parent) as siblings:  # names only: a site-packages has hundreds
+        found += sorted(item.name for item in siblings if item.name.startswith(start) and item.name.endswith(end))
     return found
 
 

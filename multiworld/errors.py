@@ -151,7 +151,7 @@ class PeerLost(BrokenWorldException):
         how: how the loss was noticed.
     """
 
-    likely_cause = "the process died, was stopped, or the network between the hosts is cut"
+    likely_cause = "the process died or was stopped, or the network between the hosts is cut"
 
     def __init__(
         self, world: str | None = None, what: str = "", *, how: str, ranks: tuple[int, ...] = (), **fields: Any
@@ -211,7 +211,7 @@ class StaleGeneration(BrokenWorldException):
     """The world has gone on without this rank under a newer generation.
 
     Attributes:
-        current: the generation that the world is in by now.
+        current: the generation that the world is in now.
     """
 
     likely_cause = "this process was frozen or cut off, and the others have replaced it"

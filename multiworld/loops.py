@@ -18,8 +18,8 @@ def running_loop(operation: str, world: str | None = None, rank: int | None = No
 def no_loop(operation: str, world: str | None = None, rank: int | None = None) -> WrongContext:
     return WrongContext(
         world,
-        "no asyncio event loop runs in this thread",
-        cause="multiworld's awaitables need asyncio; this is trio, another event loop, or none",
+        "this thread runs no asyncio event loop",
+        cause="multiworld's awaitables need asyncio; the program runs trio, another event loop, or none",
         remedy="under trio use the synchronous twins in a thread: trio.to_thread.run_sync(w.sync.send, ...), "
         "or anyio on asyncio",
         rank=rank,

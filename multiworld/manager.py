@@ -19,7 +19,7 @@ from multiworld.world import World
 
 logger = logging.getLogger("multiworld")
 
-#: the time that an operation had before the worlds of pymultiworld gave up, which was never
+#: the worlds of pymultiworld never gave an operation up
 OP_TIMEOUT = float("inf")
 
 
@@ -27,8 +27,8 @@ class WorldManager:
     """Makes, finds and removes worlds.
 
     Args:
-        enable_monitor: whether broken worlds are removed by a ``WatchDog``, as they always were; that a world breaks
-            is noticed in any case.
+        enable_monitor: whether a ``WatchDog`` removes broken worlds, as in pymultiworld. A break is noticed in
+            any case.
     """
 
     def __init__(self, enable_monitor: bool = True) -> None:
@@ -118,7 +118,7 @@ class WorldManager:
         """Its name is free for ``initialize_world`` again; operations go on raising the first cause."""
         world = self.find(world_name)
         if world is None or world.state is not WorldState.BROKEN:
-            return  # the program was faster: it has removed this world, or made it anew
+            return  # the program was faster: it has removed this world, or made it again
         with contextlib.suppress(ValueError):
             self.remove_world(world_name)
 

@@ -6,7 +6,7 @@
     metrics = Metrics(mw)
     start_http_server(9100)
 
-Worlds are counted as they run, whether or not anybody scrapes; the numbers are put together when somebody does.
+Worlds are counted as they run, scraped or not; a scrape puts the numbers together.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _prometheus(name: str) -> Any:
 
 
 _registering = threading.Lock()
-#: registries that have metrics of ours; a registry does not look for names of ours itself unless it was told to
+#: registries that have metrics of ours; a registry looks for our names only if it was made with ``auto_describe``
 _registered: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

@@ -59,8 +59,8 @@ def _at_exit() -> None:
     """Leave every world that is still joined, pending operations or not, without waiting for any peer.
 
     Daemon threads that waited for an operation or for a join get their error now, and a moment to end: Python aborts
-    if one of them is about to print its traceback when the interpreter goes. So do threads of ours, of which some are
-    in C++ code: that would end the process if it came back then. What does not end is stopped where it is.
+    if one of them is about to print its traceback when the interpreter ends. Threads of ours get the same moment: one
+    that returns from C++ later would end the process. What does not end is stopped where it is.
     """
     global _exit_by
     _exit_by = until = time.monotonic() + ENDING_SECONDS

@@ -1,4 +1,4 @@
-"""Counts of one world, kept by the session at the price of an addition, read by whoever asks."""
+"""Counts of one world, kept by the session at the price of an addition."""
 
 from __future__ import annotations
 

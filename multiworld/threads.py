@@ -1,4 +1,4 @@
-"""Blocking work beside an event loop: one named daemon thread per piece, never an executor whose exit blocks."""
+"""Blocking work next to an event loop, each in a named daemon thread: the exit of an executor would block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class _Handover(Generic[T]):
-    """A result that is either taken by whoever waits or, when nobody does any more, given back."""
+    """A result that the waiting thread takes, or that is given back once that thread has stopped waiting."""
 
     def __init__(self, give_back: Callable[[T], None]) -> None:
         self._give_back = give_back
@@ -28,7 +28,7 @@ class _Handover(Generic[T]):
     def work(self, function: Callable[[], T]) -> None:
         try:
             value = function()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             self._outcome.put((None, error))
             return
         with self._lock:
@@ -71,7 +71,7 @@ def within(seconds: float, function: Callable[[], T], name: str, give_back: Call
     """Run ``function()`` in a daemon thread and wait for its result, but no longer than ``seconds``.
 
     Args:
-        give_back: what to do with a result that comes when nobody waits any more.
+        give_back: what to do with a result that comes too late.
 
     Raises:
         TimeoutError: it is not done; its thread goes on alone.
@@ -108,10 +108,10 @@ async def run_in_thread(name: str, function: Callable[P, T], /, *args: P.args, *
         try:
             value = function(*args, **kwargs)
             outcome: Callable[[], None] = lambda: future.set_result(value)  # noqa: E731
-        except BaseException as error:  # noqa: BLE001 - handed to whoever awaits
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
             failure = error
             outcome = lambda: future.set_exception(failure)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nothing awaits it
             loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=work, name=name, daemon=True).start()

@@ -9,7 +9,7 @@ A process does so only if its program asks for it. Add this to the program:
             ...
 
 Then run ``multiworld top /run/user/1000/my-service``. The processes may belong to many jobs. The program opens no port:
-whoever may read the folder sees the status. This module needs neither typer nor rich.
+every user who may read the folder sees the status. This module needs neither typer nor rich.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class StatusFile:
 
 
 def read_all(folder: Path) -> list[ProcessStatus]:
-    """The statuses in ``folder``, by process number; a file that goes away meanwhile is left out."""
+    """The statuses in ``folder``, by process number; a file that vanishes while we read is left out."""
     found = []
     for path in folder.glob(f"*{_SUFFIX}"):
         status = _read(path)

@@ -132,7 +132,7 @@ class Context:
         self._post(Outcome(call.number, started, time.monotonic(), value, error, trace))
 
     def _read(self) -> Any:
-        """Read one message and block meanwhile; ``EOFError`` when the pool has closed the channel."""
+        """Wait for one message; ``EOFError`` when the pool has closed the channel."""
         (length,) = LENGTH.unpack(self._read_bytes(LENGTH.size))
         return pickle.loads(self._read_bytes(length))  # noqa: S301 - from our pool
 

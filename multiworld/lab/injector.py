@@ -34,7 +34,7 @@ class NotFiredError(AssertionError):
 
 
 def thread_states(pid: int) -> dict[int, str]:
-    """State letter of each thread of ``pid``, as the kernel tells: R, S, D, T (stopped), t (traced), Z."""
+    """State letter of each thread of ``pid``, from the kernel: R, S, D, T (stopped), t (traced), Z."""
     states = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -106,7 +106,7 @@ class Injector:
                     break
             time.sleep(max(0.0, at + seconds - time.monotonic()))
         if not made:
-            raise NotFiredError(f"no port of {worker.name} took a connection, of {sorted(ports)}")
+            raise NotFiredError(f"{worker.name} took a connection on none of its ports {sorted(ports)}")
         return self.record("stranger", worker.name, at, f"{made} connections to {tuple(ports)}")
 
 

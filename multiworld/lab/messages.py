@@ -1,4 +1,4 @@
-"""What a pool and its workers tell each other, as frozen data over one socket per worker."""
+"""The messages between a pool and its workers, as frozen data over one socket per worker."""
 
 from __future__ import annotations
 

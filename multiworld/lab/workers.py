@@ -110,7 +110,7 @@ class Worker:
 
     def post(self, message: Call | Cancel | Tell) -> None:
         data = packed(message)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who waits for its answer is told
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the wait for its answer reports it
             self._channel.sendall(data)
 
     def send(self, value: Any) -> None:
@@ -150,7 +150,9 @@ class Worker:
         os.kill(self.pid, number)
         if number == signal.SIGSTOP:
             stat, deadline = Path(f"/proc/{self.pid}/stat"), time.monotonic() + 5
-            while stat.read_text().rpartition(")")[2].split()[0] not in "Tt":  # nothing tells a process without parent
+            while (
+                stat.read_text().rpartition(")")[2].split()[0] not in "Tt"
+            ):  # the kernel offers no event to a process that is not the parent
                 if time.monotonic() > deadline:
                     raise OverdueError(f"worker {self.name} (pid {self.pid}) did not stop")
                 time.sleep(0.001)

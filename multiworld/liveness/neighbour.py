@@ -4,10 +4,10 @@ On an overloaded machine a process may not get to answer a ping for a second alt
 the kernel can be asked (same boot, same namespaces of processes and network), a silent peer is given more time, but
 only while there is evidence that the thread that answers wants to run: it waits for a CPU or for its memory to be
 swapped in, or it has run since it was last looked at. A stopped or frozen thread does none of these, and neither does
-one that is asleep because no ping reaches it.
+one that sleeps because pings do not reach it.
 
 The kernel shows a process that is frozen (``docker pause``, ``systemctl freeze``, a batch system's suspend) as asleep,
-as it shows an idle one. Its control group tells the difference, in version 1 (``freezer.state``) and version 2
+as it shows an idle one. Its control group shows the difference, in version 1 (``freezer.state``) and version 2
 (``cgroup.events``), where the file system of control groups can be read.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from multiworld.liveness.pulse import THREAD_NAME
 
-#: a silent neighbour that wants to run is lost after this many times the usual patience all the same
+#: a silent neighbour that wants to run is lost only after this many times the usual time
 PATIENCE = 10.0
 _STOPPED = "TtZXx"
 
@@ -136,7 +136,7 @@ class _Mount:
 
 
 def frozen(pid: int) -> bool | None:
-    """Whether the control group of ``pid``, or one above it, is frozen or about to be; None if nobody can tell."""
+    """Whether the control group of ``pid``, or one above it, is frozen or about to be; None if unknown."""
     known: bool | None = None
     with contextlib.suppress(OSError):
         mounts = tuple(_mounts())

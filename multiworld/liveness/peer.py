@@ -30,7 +30,7 @@ Dial = Callable[[float], socket.socket]
 
 
 class ControlSockets(Protocol):
-    """The control connections of a session, as far as they tell whether a host can be reached."""
+    """The control connections of a session, as far as they show whether a host can be reached."""
 
     def sock(self, peer: int) -> socket.socket | None:
         """The connection to ``peer``, if it is open."""
@@ -153,7 +153,7 @@ class PeerProcess:
         return due
 
     def forgive(self, gap: float) -> None:
-        """We did not listen for ``gap`` seconds: nobody is accused for that."""
+        """We did not listen for ``gap`` seconds: do not hold that against the peer."""
         now = time.monotonic()
         self.last_heard = min(now, self.last_heard + gap)
         self._asked = deque(min(now, asked + gap) for asked in self._asked)
@@ -170,7 +170,7 @@ class PeerProcess:
 
     def _silent_since(self, watch: Watch, now: float) -> float:
         """When its silence began: at its last sign of life, but no sooner than an interval before the first question
-        that it has not answered, for until then nobody asked."""
+        that it has not answered: before that, nothing was asked."""
         if self._sock is None:
             return max(self.last_heard, watch.since)
         if not self._asked:

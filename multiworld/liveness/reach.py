@@ -1,8 +1,8 @@
-"""Peers that an operation waits for, and that nobody here pings: can their host still be reached?
+"""Peers that an operation waits for, and that this process does not ping: can their host still be reached?
 
 A member pings only its successors in the ring. That is enough to notice every member that is stopped, but not a cut
 between two members that are no neighbours. So while an operation has waited for a peer for longer than an interval,
-an empty line goes out on the control connection, and the kernel tells whether it was acknowledged. That takes no
+an empty line goes out on the control connection, and the kernel knows whether it was acknowledged. That takes no
 further connection, and no thread of the peer has to run: it raises no false alarm when the peer is slow, starved or
 stopped, which its predecessors in the ring notice.
 """

@@ -20,13 +20,13 @@ class Cause:
 
 
 def said(error: OSError) -> str:
-    """What the operating system said, without what Python adds: ``create_server`` appends the address again."""
+    """The operating system's message alone: Python's ``create_server`` appends the address again."""
     number = error.errno or 0
     return os.strerror(number) if number > 0 else error.strerror or str(error)  # the resolver's are below 0
 
 
 def cause_of(error: OSError, otherwise: str) -> Cause:
-    """The cause of ``error``; ``otherwise`` where it is none that is known here."""
+    """The cause of ``error``; ``otherwise`` if it is unknown here."""
     shortage = descriptor_shortage(error)
     if shortage is not None:
         machine = error.errno == errno.ENFILE

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 #: descriptors kept back: one stays, one can be written over, two can be given up
 RESERVED = 4
-#: where the open ones cannot be listed, numbers below this are tried even if the limit is lower by now
+#: where the open ones cannot be listed, numbers below this are tried even if the limit was lowered since
 _TRIED = 4096
 #: errors of an accept that fails for lack of something that others may give back soon
 NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -143,7 +143,7 @@ class Reserve:
     def copied(self, number: int) -> Iterator[int]:
         """A copy of descriptor ``number`` for as long as the block lasts.
 
-        Where none is free, one that was kept back is written over, so that nobody can take it before us.
+        If none is free, one of the reserve is written over, so that another thread cannot take it first.
         """
         try:
             copy = os.dup(number)

@@ -7,7 +7,7 @@ With a secret the dialler's line has a nonce too, and one more line goes each wa
     acceptor: {"multiworld": 2, "ok": true, "proof": HMAC-SHA256(secret, acceptor's label, all lines before)}
 
 Both nonces and every field are in the lines that the proofs cover. The dialler proves first: a stranger gets nothing
-that it could try passwords on. Each side has its own label, so that no proof can be sent back to whoever made it.
+that it could try passwords on. Each side has its own label, so that a proof cannot be sent back to its maker.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _NONCE_BYTES: Final = 16
 _DIALLER_LABEL: Final = b"multiworld greeting 2, dialler\n"
 _ACCEPTOR_LABEL: Final = b"multiworld greeting 2, acceptor\n"
 
-# What either side says of the other one.
+# What each side says of the other.
 _OTHER_HAS: Final = "has a secret, this process has none"
 _OTHER_LACKS: Final = "has no secret, this process has one"
 _OTHER_DIFFERS: Final = "has another secret than this process"
 
 
 def _proof(secret: bytes, label: bytes, *lines: bytes) -> str:
-    """Proof that whoever made it knows the secret; no line holds the separator."""
+    """Proof of knowing the secret; lines do not contain the separator."""
     return hmac.new(secret, label + b"\n".join(lines), "sha256").hexdigest()
 
 
@@ -55,7 +55,7 @@ def _nonce_of(fields: dict[str, Any], name: str) -> bool:
 
 
 class _Lines:
-    """Cuts what comes into lines, and keeps no more than one of them."""
+    """Cuts the bytes that arrive into lines, and keeps at most one."""
 
     def __init__(self) -> None:
         self._said = bytearray()
@@ -198,7 +198,7 @@ class Dialler:
         if self._secret is None:
             raise GreetingError(Reason.SECRET, _OTHER_HAS)
         if len(self._transcript) > 1 or not _nonce_of(fields, "challenge"):
-            raise GreetingError(Reason.GARBAGE, "answered with something else than a greeting")
+            raise GreetingError(Reason.GARBAGE, "answered with something other than a greeting")
         self._transcript.append(line)
         proof = line_of({"proof": _proof(self._secret, _DIALLER_LABEL, *self._transcript)})
         self._transcript.append(proof)
@@ -206,7 +206,7 @@ class Dialler:
 
     def _finish(self, fields: dict[str, Any]) -> None:
         if fields.get("ok") is not True:
-            raise GreetingError(Reason.GARBAGE, "answered with something else than a greeting")
+            raise GreetingError(Reason.GARBAGE, "answered with something other than a greeting")
         if self._secret is not None:
             given = fields.get("proof")
             wanted = _proof(self._secret, _ACCEPTOR_LABEL, *self._transcript)
@@ -220,13 +220,13 @@ class Dialler:
     def _check_version(self, fields: dict[str, Any]) -> None:
         theirs = fields.get("multiworld", 1 if "ok" in fields else None)
         if type(theirs) is not int:
-            raise GreetingError(Reason.GARBAGE, "answered with something else than a greeting")
+            raise GreetingError(Reason.GARBAGE, "answered with something other than a greeting")
         if theirs != PROTOCOL:
             raise GreetingError(Reason.VERSION, versions(theirs, PROTOCOL))
 
 
 def _said_no(fields: dict[str, Any]) -> GreetingError:
-    """The error for a refusal. One of protocol 1 is an ordinary one: it does not look at versions."""
+    """The error for a refusal. One by protocol 1 is an ordinary one, since protocol 1 has no versions."""
     try:
         reason = Reason(fields.get("reason"))
     except ValueError:

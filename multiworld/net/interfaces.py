@@ -105,7 +105,7 @@ def chosen_address(interfaces: tuple[str, ...]) -> str:
                 return one.address
     raise InvalidArgument(
         what=f"no address of this machine fits interfaces= (MULTIWORLD_INTERFACES) {','.join(interfaces)!r}",
-        cause="here are "
+        cause="this machine has "
         + (", ".join(f"{one.interface} {one.address}" for one in here) or "no interfaces that are up"),
         remedy="name an interface of this machine, or the network that it is in",
     )

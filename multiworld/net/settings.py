@@ -119,10 +119,10 @@ def listen(host: str, port: int, network: NetworkSettings, backlog: int = 1024) 
             if error.errno != errno.EADDRINUSE:
                 raise
     first, last = min(network.ports), max(network.ports)
-    none = f"port {first} is not free" if first == last else f"none of the ports {first}-{last} is free"
+    busy = f"port {first} is in use" if first == last else f"the ports {first}-{last} are all in use"
     raise RendezvousError(
-        what=f"{none} at {host}",
-        cause=f"ports= ({PORTS}) allows no others, and other programs or processes of this job use them",
+        what=f"{busy} at {host}",
+        cause=f"ports= ({PORTS}) allows only these, and other programs or processes of this job use them",
         remedy="allow more ports: each process needs one, and one more for each store that it hosts",
     )
 

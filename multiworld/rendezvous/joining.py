@@ -1,9 +1,9 @@
 """Joining: claim a rank, wait for the others, connect, and be in, all under one generation or not at all.
 
-A generation is claimed rank by rank and complete when all have met; it never gets another member after that. Whoever
-finds that an assembly cannot be completed, because a claimant is dead or the world has to come back, opens the next
-one with a compare-and-set, and everybody still waiting moves there. Two halves of a split world cannot both complete
-one.
+A generation is claimed rank by rank and complete when all have met; it never gets another member after that. A member
+that finds a generation impossible to complete, because a claimant is dead or the world has to come back, opens the next
+one with a compare-and-set, and all members that still wait move there. Two halves of a split world cannot both
+complete one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 ALIVE_CHECK_SECONDS = 1.0
 #: how much longer than ``join_timeout`` a call of torch's store is waited for
 STORE_GRACE_SECONDS = 1.0
-#: the same for an answer to our own client: a store that answers is not blamed for members that do not come
+#: the same for an answer to our own client: a store that answers is not blamed for members that do not join
 ANSWER_GRACE_SECONDS = 0.3
 _OTHER_FILE = "pass the path of a file that every member can write, in a folder that exists"
 
@@ -49,7 +49,7 @@ def _store_failed(config: WorldConfig, where: object, after: int, failed: StoreF
 
 
 class _Moved(Exception):
-    """This generation will not be completed; look at the newest one."""
+    """This generation cannot be completed; look at the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ class Rendezvous:
         self._deadline = self._started + config.join_timeout
         self._source = source
         self._client: Any = None
-        self._why = "no other member has come"
-        #: why somebody who may be a member was turned away; said when the others have not come in time
+        self._why = "the other members have not joined"
+        #: why we refused a peer that may be a member; part of the message when the others do not join in time
         self._complaint: GreetingError | None = None
-        #: generations that we gave up for all; others may still be reading there until the next one is complete
+        #: generations that we ended for all; others may still read them until the next one is complete
         self._abandoned: list[int] = []
 
     def run(self) -> Meeting:
@@ -263,7 +263,7 @@ class Rendezvous:
             if len(claims) == config.size:
                 self._check_backends(claims)
                 return claims
-            self._why = f"rank {', '.join(str(r) for r in range(config.size) if r not in claims)} has not come"
+            self._why = f"rank {', '.join(str(r) for r in range(config.size) if r not in claims)} has not joined"
             self._check_time()
             if time.monotonic() > next_check:
                 self._check_alive(generation, claims)
@@ -299,12 +299,12 @@ class Rendezvous:
             return wire(dialler, acceptor, self._deadline, given_up, self._unconnected)
         except WiringFailed as failed:
             self._complaint = acceptor.complaint() or self._complaint
-            self._why = f"rank {failed.peer} came but could not be connected to: {failed.why}"
+            self._why = f"rank {failed.peer} joined but could not be connected to: {failed.why}"
             self._check_time()
             self._move_on(generation)
 
     def _clean_up(self, generation: int) -> None:
-        """Seal it and delete what is left of the one before; a store that fails now does not matter any more."""
+        """Seal it, and delete what is left of the one before. A store that fails now does no harm."""
         if isinstance(self._client, StoreClient):
             self._client.deadline = Deadline(time.monotonic() + STORE_GRACE_SECONDS)
         try:
@@ -347,7 +347,7 @@ class Rendezvous:
         self._fail(
             "joining was cancelled",
             "the await was cancelled, the MultiWorld was closed, or the program ends",
-            remedy="nothing if that was meant; else join again",
+            remedy="nothing if that was intended; otherwise join again",
         )
 
     def _refuse_size(self, generation: int, size: int) -> NoReturn:

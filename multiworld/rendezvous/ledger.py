@@ -66,7 +66,7 @@ class Ledger:
         return self._keys.number("generation")
 
     def advance(self, current: int, to: int | None = None) -> int:
-        """Open a generation after ``current`` unless somebody else has; the newest one."""
+        """Open a generation after ``current`` unless another process has; the newest one."""
         return self._keys.raise_from("generation", current, current + 1 if to is None else to)
 
     def claim(self, generation: int, rank: int, claim: Claim) -> Claim:
@@ -86,7 +86,7 @@ class Ledger:
         return int(value) if value else None
 
     def seal(self, generation: int) -> None:
-        """All members have met: nobody can be added any more."""
+        """All members have met: none can be added."""
         self._keys.put_first(f"{generation}/sealed", "yes")
 
     def sealed(self, generation: int) -> bool:

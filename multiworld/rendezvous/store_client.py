@@ -1,7 +1,7 @@
 """A client of a TCP store in Python: torch's protocol, and no wait that cannot be ended.
 
 torch's own client waits in C++ far beyond its timeouts when the store's host is frozen, and aborts the process when it
-comes back to an interpreter that has ended meanwhile. This one waits in short steps, for as long as its ``Deadline``
+returns to an interpreter that has ended. This one waits in short steps, for as long as its ``Deadline``
 lasts, and leaves neither thread nor descriptor behind. It has the methods of ``torch.distributed.Store`` that a ledger
 needs.
 """
@@ -90,7 +90,7 @@ class GreetingMode:
     """How the store at one address is spoken to; found out once, and kept.
 
     A store of ours asks for the greeting where there is a secret. One of torch's, such as torchrun's, knows none: who
-    hosts it has to protect it. Which one it is, its answers tell.
+    hosts it has to protect it. Its answers show which one it is.
 
     Args:
         secret: ours, None if there is none; None too for a store that is known to be torch's own.
@@ -127,7 +127,7 @@ class StoreClient:
 
         Raises:
             StoreFailed: it does not answer in time, it refuses us, or this process cannot connect.
-            Cancelled: nobody waits for it any more.
+            Cancelled: the caller has stopped waiting.
         """
         mode = mode or GreetingMode()
         pause = FIRST_PAUSE_SECONDS

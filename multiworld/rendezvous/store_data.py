@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from multiworld.net.greeting import GreetingError
 from multiworld.rendezvous.store_wire import NUMBER
 
-#: what is counted for a key beside its bytes and those of its value
+#: what is counted for a key in addition to its bytes and those of its value
 KEY_OVERHEAD_BYTES = 128
 
 
 class Refused(Exception):
     """A request that cannot be served; its connection is closed, because many requests have no answer. ``complaint`` is
-    for the host: the settings of the two sides differ. It is None for a stranger's rubbish."""
+    for the host: the settings of the two sides differ. It is None for input of a stranger."""
 
     def __init__(self, why: str, complaint: GreetingError | None = None) -> None:
         super().__init__(why)

@@ -32,7 +32,7 @@ class ServerProtocol:
 
     Args:
         secret: that the other side has to prove first; None accepts torch's own clients as well.
-        answered: called when a wait is over and ``out`` has its answer, while a request is served; it has to be brief.
+        answered: called when a wait ends and ``out`` has its answer, while a request is served; it has to be brief.
 
     Attributes:
         out: answers that are to be sent.

@@ -32,11 +32,11 @@ STRANGER_SECONDS: Final = 2.0
 ACCEPTS_AT_ONCE: Final = 64
 READ_BYTES: Final = 4096
 LARGE_READ_BYTES: Final = 1 << 18
-#: how long no connection is accepted when there is no descriptor for it
+#: how long to stop accepting when no descriptor is free
 BACK_OFF_SECONDS: Final = 0.2
 #: a connection that said nothing for so long gives way when there are too many
 IDLE_SECONDS: Final = 2.0
-#: a log line about refused clients is not repeated for so long
+#: a log line about refused clients is repeated after so long at the earliest
 TELL_SECONDS: Final = 60.0
 MIN_CONNECTIONS: Final = 128
 
@@ -87,7 +87,7 @@ class StoreServer:
         """Note that a connection was refused; log what may be a member's wrong setting, once in a while."""
         complaint, now = refused.complaint, time.monotonic()
         if complaint is None:
-            logger.debug("the store hangs up on a connection: %s", refused)
+            logger.debug("the store closes a connection: %s", refused)
             return
         self._complaint = now, complaint
         if now - self._told_at > TELL_SECONDS:
@@ -98,8 +98,7 @@ class StoreServer:
             )  # fmt: skip
 
     def complaint(self, since: float) -> GreetingError | None:
-        """Why somebody who may be a member was refused last, if that was after ``since``, a monotonic time. From any
-        thread."""
+        """Why a client that may be a member was last refused, if after ``since``, a monotonic time. From any thread."""
         at, error = self._complaint
         return error if at >= since else None
 
@@ -151,7 +150,7 @@ class StoreServer:
             self.dismiss(connection)
 
     def _has_room(self) -> bool:
-        """Half of the descriptors of the process may be ours; who has been silent for longest gives way."""
+        """Half of the descriptors of the process may be ours; the connection that was silent for longest gives way."""
         if len(self._connections) < max(MIN_CONNECTIONS, limit() // 2):
             return True
         idle = [each for each in self._connections if each.idle_seconds() > IDLE_SECONDS]
@@ -224,7 +223,7 @@ class _Connection:
         self._flush()
 
     def _refuse(self) -> None:
-        """Hang up; who is still to hear why does that first: with its data unread, the last words would be lost."""
+        """Hang up, after the answer that says why: unread data would make the kernel drop it."""
         last_words = not self._protocol.valid and bytes(self._protocol.out)
         if not last_words:
             self._server.dismiss(self)
@@ -259,7 +258,7 @@ class _Connection:
         self._watch()
 
     def _watch(self) -> None:
-        """Wait for what comes next; who does not take its answers is not listened to."""
+        """Wait for what comes next; a client that does not read its answers is not read either."""
         if self._closed:
             return
         more = self._protocol.out or not self._protocol.missing

@@ -54,7 +54,7 @@ class ClientPool:
         """One that still works, or a new one; raises as ``StoreClient.connect``."""
         while (client := self._pop()) is not None:
             client.deadline = deadline.at_most(KEPT_CLIENT_SECONDS)
-            with contextlib.suppress(StoreFailed):  # its host is gone, maybe another is there by now
+            with contextlib.suppress(StoreFailed):  # its host has ended; another one may have started
                 client.num_keys()
                 client.deadline = deadline
                 return client
@@ -75,7 +75,7 @@ class ClientPool:
             client.close()
 
     def drop_in_child(self) -> None:
-        """Close our copies in a forked child, where whoever held the lock does not exist."""
+        """Close our copies in a forked child, where the thread that held the lock does not exist."""
         for client in self._clients:
             client.close()
         self._clients = []
@@ -91,10 +91,10 @@ class StoreSource:
 
     Attributes:
         address: the local address that peers of such a store reach us at.
-        kept: clients that nobody uses now, shared by all worlds of one store.
+        kept: idle clients, shared by all worlds of one store.
         owner: what has to live as long as the store is used, such as the caller's object.
         gate: what calls of torch's own stores pass.
-        complaint: why a store that is hosted here has refused somebody since a monotonic time; None if it has not.
+        complaint: why a store that is hosted here refused a client since a monotonic time; None if it did not.
     """
 
     where: TcpStoreAddress | FileStorePath | Any
@@ -109,7 +109,7 @@ class StoreSource:
 
         Raises:
             StoreFailed: a TCP store does not answer in time.
-            Cancelled: nobody waits for it any more.
+            Cancelled: the caller has stopped waiting.
             OSError: the file of a file store cannot be made.
         """
         if isinstance(self.where, TcpStoreAddress):
@@ -130,7 +130,7 @@ class StoreSource:
             self.discard(client)
 
     def discard(self, client: Any) -> None:
-        """Close a client in the middle of whatever it did."""
+        """Close a client in the middle of a call."""
         if isinstance(client, StoreClient):
             client.close()
 
@@ -152,7 +152,7 @@ class HostedStores:
         ``RendezvousError`` if the address is in use or not ours."""
         if not isinstance(host, str) or type(port) is not int or not 0 <= port <= 65535:
             raise InvalidArgument(
-                what=f"no store can be hosted at {host!r}, port {port!r}",
+                what=f"cannot host a store at {host!r}, port {port!r}",
                 remedy="pass a local address as text and a port from 0 to 65535; 0 takes a free one",
                 operation="serve_store",
             )
@@ -236,7 +236,7 @@ class HostedStores:
 
 
 def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bool:
-    """Whether a store answers at ``where``, perhaps with no."""
+    """Whether a store answers at ``where``, even with a refusal."""
     try:
         kept.take(where, deadline).close()
     except StoreFailed as failed:
@@ -247,7 +247,7 @@ def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bo
 
 
 def _is_torchruns() -> bool:
-    """Whether torchrun's agent hosts the store of ``env://``, as it tells its workers."""
+    """Whether torchrun's agent hosts the store of ``env://``; it sets this variable for its workers."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -316,9 +316,9 @@ def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
         found = Cause("ports below 1024 are for privileged processes", other_port)
     return RendezvousError(
         None,
-        f"no store can be hosted at {printed(host, port) if port else host}: {said(error)}",
+        f"cannot host a store at {printed(host, port) if port else host}: {said(error)}",
         cause=found.cause,
-        remedy=found.remedy or "pass an address of this machine; rank 0 hosts the store, unless another process does",
+        remedy=found.remedy or "pass an address of this machine; rank 0 hosts the store unless another process does",
         operation="serve_store",
     )
 

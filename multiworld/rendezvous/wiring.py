@@ -2,8 +2,8 @@
 
 The higher rank dials the lower. Both say who they are; a wrong world, generation, rank or incarnation is refused,
 with the reason. Then each member dials those that it is going to ping, unless another world has done so already. When a
-member has all its connections it says so on each, and is in when everybody has: from then on nobody needs the Python of
-another one for a sign of life.
+member has all its connections it says so on each. It is in once all members have said so: from then on a sign of life
+does not need the Python of a peer.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 #: the connections between two members
 ROLES = (Role.LANE, Role.CONTROL)
 READY = b"R"
-#: how often a connection is made anew that was closed without a word: a flood of others may have pushed it out
+#: how often to dial when the peer hangs up without an answer: a flood of others may have pushed us out
 DIAL_TRIES = 3
 
 
 class WiringFailed(Exception):
-    """A peer could not be reached, refused us, or went away meanwhile; ``peer`` is its rank."""
+    """A peer could not be reached, refused us, or went away; ``peer`` is its rank."""
 
     def __init__(self, peer: int, why: str) -> None:
         super().__init__(f"rank {peer}: {why}")
@@ -133,7 +133,7 @@ class HandshakeAcceptor:
         self._me = rank, incarnation
         self._size = size
         self._withdrawn = withdrawn
-        #: who has yet to dial us, and for what: each does so once, and only higher ranks do
+        #: the peers that have not dialled us yet, and for what: only higher ranks dial, once for each role
         self._missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
         self._pulses: dict[int, socket.socket] = {}
         self._guard = threading.Lock()
@@ -149,7 +149,7 @@ class HandshakeAcceptor:
                 self.arrived.get_nowait()[2].close()
 
     def complaint(self) -> GreetingError | None:
-        """Why somebody who dialled us was turned away, if that may be a member with other settings."""
+        """Why a peer that dialled us was refused, if it may be a member with other settings."""
         return self._endpoint.complaint(*self._where)
 
     def _answer(self, hello: Hello) -> Taker | str:
@@ -163,7 +163,7 @@ class HandshakeAcceptor:
             return self._answer_to_wire(hello)
         if hello.role is Role.PULSE:
             return lambda sock: self._serve_pulse(hello.sender, sock)
-        return f"no {hello.role.value} is taken here"
+        return f"a connection for {hello.role.value} is not taken here"
 
     def _answer_to_wire(self, hello: Hello) -> Taker | str:
         if hello.sender < self._me[0]:
@@ -187,7 +187,7 @@ class HandshakeAcceptor:
             if not self._closed:
                 self.arrived.put((peer, role, sock))
                 return
-        sock.close()  # we were given up while it was answered
+        sock.close()  # we were closed while it was answered
 
 
 def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float) -> socket.socket:
@@ -255,7 +255,7 @@ def wire(
 
     Args:
         deadline: monotonic time.
-        cancelled: asked now and then; True gives up, because nobody wants it any more or the others have moved on.
+        cancelled: asked now and then; True gives up: the caller has stopped waiting, or the others have moved on.
         unconnected: picks those claims whose process no heartbeat connection leads to yet.
 
     Raises:
@@ -284,7 +284,7 @@ def _at_most_five(deadline: float) -> float:
 def _dial_pulses(
     wires: Wires, dialler: PeerDialler, deadline: float, unconnected: Callable[[Iterable[Claim]], list[Claim]]
 ) -> None:
-    """Connect to those whom we are going to watch first."""
+    """Connect to the peers that we watch first."""
     claims = dialler.claims
     ring = {claims[peer].incarnation: peer for peer in watched_by(dialler.rank, len(claims), (), ())}
     for claim in unconnected(claims[peer] for peer in ring.values()):

@@ -20,7 +20,9 @@ def check(path: Path) -> None:
             what=f"{path.name} has no known ending", remedy=f"choose one of {', '.join(sorted(known))}"
         )
     if not path.absolute().parent.is_dir():
-        raise InvalidArgument(what=f"{path.absolute().parent} is no folder", remedy="make it first, or choose another")
+        raise InvalidArgument(
+            what=f"{path.absolute().parent} is not a folder", remedy="make the folder first, or choose another"
+        )
 
 
 def draw(report: BenchReport, path: Path) -> None:
@@ -29,7 +31,7 @@ def draw(report: BenchReport, path: Path) -> None:
     from matplotlib.figure import Figure
 
     if not report.comparisons:
-        raise InvalidArgument(what="there is nothing to plot", cause="the part 'ratios' was not measured")
+        raise InvalidArgument(what="the report has nothing to plot", cause="the part 'ratios' was not measured")
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
     for name in dict.fromkeys(row.operation for row in report.comparisons if row.nbytes):

@@ -45,8 +45,8 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
     wanted = options.parts or PARTS
     if unknown := set(wanted) - set(PARTS):
         raise InvalidArgument(
-            what=f"there is no part {', '.join(sorted(unknown))}",
-            cause="it is misspelt, most likely",
+            what=f"unknown part {', '.join(sorted(unknown))}",
+            cause="it is probably misspelt",
             remedy=f"choose some of {', '.join(PARTS)}",
         )
     external.check(options.pymultiworld)

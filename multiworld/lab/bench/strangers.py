@@ -78,7 +78,7 @@ def _window(members: list[Worker], stranger: Worker, port: int, strike: bool) ->
     echoing = members[1].start(acts.echo, [_WORLD], 1)
     calling = members[0].start(acts.call, [_WORLD], _WINDOW_SECONDS, 1)
     members[0].wait_for("calling")
-    # The same work on the same machine either way: in calm windows they connect to somebody else.
+    # The same work on the same machine either way: in calm windows they connect to another listener.
     with socket.create_server(("127.0.0.1", 0), backlog=2 * _STRANGERS) as elsewhere:
         target = port if strike else elsewhere.getsockname()[1]
         coming = stranger.start(_connect, target, _STRANGERS, 0.8 * _WINDOW_SECONDS, _KEPT)

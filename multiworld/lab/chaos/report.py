@@ -44,7 +44,7 @@ class Story:
         who = sorted({notice.worker for notice in self.breaks} - struck)
         first, last = (f"{min(delays) * 1e3:,.0f} ms", f"{max(delays) * 1e3:,.0f} ms") if delays else ("", "")
         back = "" if not self.concerned else "NEVER" if self.back_after is None else f"{self.back_after:.2f} s"
-        by = f"{len(delays)} in {len({n.world for n in self.breaks})} worlds, workers {who}" if delays else "nobody"
+        by = f"{len(delays)} in {len({n.world for n in self.breaks})} worlds, workers {who}" if delays else "none"
         worker = str(self.fault.worker) if self.fault.second is None else f"{self.fault.worker}, {self.fault.second}"
         what = f"{self.fault.kind.value} {self.fault.world}".strip()
         return f"{self.fault.at:.1f} s", what, worker, self.fired[0].proof, by, first, last, back

@@ -242,11 +242,11 @@ class Impatient:
             return
 
     async def _reduce(self, length: int) -> None:
-        """Who gives up gets nothing; the others get the sum all the same."""
+        """A member that stops waiting gets nothing; the others still get the sum."""
         memory = torch.ones(length)
         given_up = await self._given_up(self._world.all_reduce(memory), memory, often=0.5)
         if not given_up and not bool((memory == self._world.size).all()):
-            self._wrong.append(f"{self._world.name}: a sum is wrong since somebody gave up waiting for it")
+            self._wrong.append(f"{self._world.name}: a sum is wrong after a member stopped waiting for it")
 
     async def _given_up(self, call: object, memory: torch.Tensor, often: float = 0.8) -> bool:
         """Await ``call``, mostly not for long; whether it was given up, its memory then being put to another use."""
