@@ -60,15 +60,12 @@ class MultiWorldError(Exception):
     @property
     def where(self) -> str:
         """World, generation, rank and operation in words, as far as known."""
-        parts = [f"world {self.world!r}" if self.world is not None else ""]
-        parts.append(f"generation {self.generation}" if self.generation is not None else "")
-        parts.append(f"rank {self.rank}" if self.rank is not None else "")
-        parts.append(f"in {self.operation}" if self.operation is not None else "")
-        return ", ".join(part for part in parts if part)
+        world = None if self.world is None else repr(self.world)
+        parts = (("world", world), ("generation", self.generation), ("rank", self.rank), ("in", self.operation))
+        return ", ".join(f"{label} {value}" for label, value in parts if value is not None)
 
     def __str__(self) -> str:
-        head = f"{self.where}: {self.what}" if self.where else self.what
-        lines = [head]
+        lines = [f"{self.where}: {self.what}" if self.where else self.what]
         if self.cause:
             lines.append(f"  likely cause: {self.cause}")
         if self.remedy:
@@ -248,9 +245,8 @@ class DescriptorsExhausted(BrokenWorldException):
     @classmethod
     def counted(cls, purpose: str, *, limit: int, used: int, need: int) -> DescriptorsExhausted:
         """The error for ``purpose``, with the numbers in its text."""
-        what = (
-            f"{purpose} needs {need} file descriptors, and {max(0, limit - used)} are free (limit {limit}, used {used})"
-        )
+        free = max(0, limit - used)
+        what = f"{purpose} needs {need} file descriptors, and {free} are free (limit {limit}, used {used})"
         return cls(None, what, limit=limit, used=used, need=need)
 
 

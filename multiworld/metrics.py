@@ -105,7 +105,7 @@ class Metrics:
         worlds = list(self._worlds.worlds.values())
         yield from self._states(worlds)
         yield from self._traffic(worlds)
-        yield from self._happenings()
+        yield from self._incidents()
 
     def _heard(self, event: Event) -> None:
         with self._guard:
@@ -142,7 +142,7 @@ class Metrics:
                     family.add_metric([world.name, str(peer)], count)
         yield from (operations, sent, received)
 
-    def _happenings(self) -> Iterator[Any]:
+    def _incidents(self) -> Iterator[Any]:
         joins = self._counter("multiworld_joins", "Generations joined", ["world"])
         breaks = self._counter("multiworld_breaks", "Breaks, by error and LossReason", ["world", "cause", "how"])
         suspicions = self._counter("multiworld_suspicions", "Times a peer was silent for long", ["world", "peer"])

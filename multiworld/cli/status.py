@@ -106,7 +106,7 @@ class StatusFile:
         self.close()
 
     def _note(self, event: Event) -> None:
-        self._events.append(_told(event))
+        self._events.append(_event_line(event))
         self._wake.set()
 
     def _run(self) -> None:
@@ -149,7 +149,7 @@ def _status(world: World) -> WorldStatus:
     return WorldStatus(world.name, world.world_rank, world.config.size, world.generation, world.state.value, text)
 
 
-def _told(event: Event) -> str:
+def _event_line(event: Event) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(event.at))
     what = f": {event.failure.what}" if isinstance(event, WorldBroken) else ""
     where = f" {event.world} generation {event.generation}" if event.world else ""

@@ -58,18 +58,18 @@ class _Lines:
     """Cuts the bytes that arrive into lines, and keeps at most one."""
 
     def __init__(self) -> None:
-        self._said = bytearray()
+        self._partial = bytearray()
 
     def take(self, data: bytes) -> tuple[bytes | None, bytes]:
         """The line that ``data`` completes, without its end, and what follows it; None if the line is not whole yet."""
         head, end, rest = data.partition(b"\n")
-        if len(self._said) + len(head) + 1 > MAX_GREETING_BYTES:
+        if len(self._partial) + len(head) + 1 > MAX_GREETING_BYTES:
             raise GreetingError(Reason.GARBAGE, f"sent a greeting of more than {MAX_GREETING_BYTES} bytes")
-        self._said += head
+        self._partial += head
         if not end:
             return None, b""
-        line = bytes(self._said)
-        self._said.clear()
+        line = bytes(self._partial)
+        self._partial.clear()
         return line, rest
 
 
@@ -186,7 +186,7 @@ class Dialler:
             return b""
         fields = parsed(line)
         if fields.get("ok") is False:
-            raise _said_no(fields)
+            raise _refusal_from(fields)
         self._check_version(fields)
         if "challenge" in fields and not rest:
             return self._answer(line, fields)
@@ -225,7 +225,7 @@ class Dialler:
             raise GreetingError(Reason.VERSION, versions(theirs, PROTOCOL))
 
 
-def _said_no(fields: dict[str, Any]) -> GreetingError:
+def _refusal_from(fields: dict[str, Any]) -> GreetingError:
     """The error for a refusal. One by protocol 1 is an ordinary one, since protocol 1 has no versions."""
     try:
         reason = Reason(fields.get("reason"))
@@ -258,11 +258,11 @@ def greet(sock: socket.socket, hello: Hello, settings: NetworkSettings, timeout:
         if reply:
             sock.settimeout(_left(until))
             sock.sendall(reply)
-        reply = dialler.take(_heard(sock, until))
+        reply = dialler.take(_receive(sock, until))
     sock.settimeout(before)
 
 
-def _heard(sock: socket.socket, until: float) -> bytes:
+def _receive(sock: socket.socket, until: float) -> bytes:
     """Some bytes, none of them after the end of a line."""
     sock.settimeout(_left(until))
     seen = sock.recv(MAX_GREETING_BYTES, socket.MSG_PEEK)

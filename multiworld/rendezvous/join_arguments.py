@@ -89,12 +89,8 @@ def _from_environment(name: str, variable: str, what: str) -> int:
     try:
         return int(os.environ[variable])
     except (KeyError, ValueError):
-        raise _invalid(
-            name,
-            None,
-            f"{what} is not given, and {variable} is not set to a number",
-            f"pass {what}=, or launch with torchrun",
-        ) from None
+        missing = f"{what} is not given, and {variable} is not set to a number"
+        raise _invalid(name, None, missing, f"pass {what}=, or launch with torchrun") from None
 
 
 def _checked_device(name: str, rank: int, backend: str, device: torch.device | str | None) -> str:
@@ -103,13 +99,8 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
             name, f"unknown backend {backend!r}", cause=f"known are {', '.join(BACKENDS)}", rank=rank, operation="join"
         )
     if backend == "gloo":
-        _require(
-            name,
-            rank,
-            "gloo",
-            dist.is_available() and hasattr(dist, "ProcessGroupGloo"),
-            "this torch is built without Gloo",
-        )
+        there = dist.is_available() and hasattr(dist, "ProcessGroupGloo")
+        _require(name, rank, "gloo", there, "this torch is built without Gloo")
         place = _device(name, rank, "cpu" if device is None else device)
         if place.type == "meta":
             raise _invalid(name, rank, "device 'meta' has no memory", "pass the device of the tensors")

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from multiworld.config import NetworkSettings, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.liveness.neighbour import this_process
-from multiworld.net.causes import cause_of, said
+from multiworld.net.causes import cause_of, system_message
 from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.endpoint import Endpoint
 from multiworld.net.greeting import PROTOCOL, GreetingError, Reason, versions
@@ -160,7 +160,7 @@ class Rendezvous:
             found = cause_of(error, "it is not an address of this machine")
             kind = InvalidArgument if descriptor_shortage(error) is None else RendezvousError
             raise kind(
-                self._config.name, f"peers cannot reach this process at {address!r}: {said(error)}",
+                self._config.name, f"peers cannot reach this process at {address!r}: {system_message(error)}",
                 cause=found.cause, remedy=found.remedy or "pass address= with an address of this machine", **place,
             ) from None  # fmt: skip
 
@@ -174,7 +174,7 @@ class Rendezvous:
             found = cause_of(error, "its folder is not there, or its file cannot be written")
             raise _store_failed(
                 self._config, source.where, self._after,
-                StoreFailed(f"cannot be reached: {said(error)}", found.cause, found.remedy or _OTHER_FILE),
+                StoreFailed(f"cannot be reached: {system_message(error)}", found.cause, found.remedy or _OTHER_FILE),
             ) from None  # fmt: skip
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
             what = f"the store {source.where} cannot be reached: {error}"

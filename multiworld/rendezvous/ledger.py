@@ -41,9 +41,9 @@ class Claim:
         """From the value of a key. Other versions have other fields: a missing one is empty, a new one is left out.
         Raises ``RendezvousError`` for a value that is not a claim."""
         try:
-            said = {"protocol": 1, **json.loads(value)}
+            fields = {"protocol": 1, **json.loads(value)}
             of_type = {name: type(example) for name, example in asdict(_EMPTY).items()}
-            return replace(_EMPTY, **{n: said[n] for n, kind in of_type.items() if type(said.get(n)) is kind})
+            return replace(_EMPTY, **{n: fields[n] for n, kind in of_type.items() if type(fields.get(n)) is kind})
         except (ValueError, TypeError, RecursionError):
             raise RendezvousError(
                 what="the store holds a claim that multiworld did not write",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from multiworld.config import TcpStoreAddress
-from multiworld.net.causes import cause_of, said
+from multiworld.net.causes import cause_of, system_message
 from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
 from multiworld.net.handshake import Dialler
@@ -329,6 +329,5 @@ def _unreachable(error: OSError) -> StoreFailed:
     if isinstance(error, (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):
         return StoreFailed("hung up", "its host ended, another program listens at its port, or it refuses this request")
     found = cause_of(error, "the way there is cut, or its host is down")
-    return StoreFailed(
-        f"cannot be reached: {said(error)}", found.cause, found.remedy, lasting=descriptor_shortage(error) is not None
-    )
+    what, lasting = f"cannot be reached: {system_message(error)}", descriptor_shortage(error) is not None
+    return StoreFailed(what, found.cause, found.remedy, lasting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableSet
 from dataclasses import dataclass
 
 from multiworld.net.greeting import GreetingError
@@ -45,7 +45,7 @@ class StoreData:
         self._queued = 0
         self._bytes = 0
         self._waiters: dict[bytes, dict[Callable[[], None], None]] = {}
-        self._awaited: dict[Callable[[], None], set[bytes]] = {}
+        self._awaited: dict[Callable[[], None], MutableSet[bytes]] = {}
 
     def __len__(self) -> int:
         return len(self._values)
@@ -127,13 +127,9 @@ class StoreData:
     def wait(self, keys: Iterable[bytes], waiter: Callable[[], None]) -> bool:
         """Whether all keys are there; if not, ``waiter`` is called once they are. A waiter has one wait at a time."""
         missing = {key for key in keys if not self.has((key,))}
-        if not missing:
-            return True
-        self.forget(waiter)
-        self._awaited[waiter] = missing
-        for key in missing:
-            self._waiters.setdefault(key, {})[waiter] = None
-        return False
+        if missing:
+            self._await(missing, waiter)
+        return not missing
 
     def barrier(self, key: bytes, size: int, waiter: Callable[[], None]) -> bool:
         """Count up ``key``; whether ``size`` have come. If not, ``waiter`` is called when the last one has."""
@@ -145,10 +141,14 @@ class StoreData:
         if count >= size:
             self._wake(key)
             return True
-        self.forget(waiter)
-        self._awaited[waiter] = {key}
-        self._waiters.setdefault(key, {})[waiter] = None
+        self._await({key}, waiter)
         return False
+
+    def _await(self, keys: MutableSet[bytes], waiter: Callable[[], None]) -> None:
+        self.forget(waiter)
+        self._awaited[waiter] = keys
+        for key in keys:
+            self._waiters.setdefault(key, {})[waiter] = None
 
     def forget(self, waiter: Callable[[], None]) -> None:
         for key in self._awaited.pop(waiter, ()):

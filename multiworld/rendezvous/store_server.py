@@ -14,7 +14,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Final
 
-from multiworld.net.causes import said
+from multiworld.net.causes import system_message
 from multiworld.net.descriptors import NO_RESOURCES, limit
 from multiworld.net.reactor import Reactor
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
@@ -37,7 +37,7 @@ BACK_OFF_SECONDS: Final = 0.2
 #: a connection that said nothing for so long gives way when there are too many
 IDLE_SECONDS: Final = 2.0
 #: a log line about refused clients is repeated after so long at the earliest
-TELL_SECONDS: Final = 60.0
+LOG_SECONDS: Final = 60.0
 MIN_CONNECTIONS: Final = 128
 
 
@@ -58,7 +58,7 @@ class StoreServer:
         self._strangers: dict[_Connection, None] = {}
         self._closed = False
         self._warned = False
-        self._told_at = -math.inf
+        self._logged_at = -math.inf
         self._complaint: tuple[float, GreetingError | None] = -math.inf, None
         listener.setblocking(False)
         hub.call(self._listen)
@@ -83,18 +83,18 @@ class StoreServer:
     def welcome(self, connection: _Connection) -> None:
         self._strangers.pop(connection, None)
 
-    def tell(self, refused: Refused) -> None:
+    def note_refusal(self, refused: Refused) -> None:
         """Note that a connection was refused; log what may be a member's wrong setting, once in a while."""
         complaint, now = refused.complaint, time.monotonic()
         if complaint is None:
             logger.debug("the store closes a connection: %s", refused)
             return
         self._complaint = now, complaint
-        if now - self._told_at > TELL_SECONDS:
-            self._told_at = now
+        if now - self._logged_at > LOG_SECONDS:
+            self._logged_at = now
             logger.warning(
                 "the store at port %d refused %s; likely cause: %s; what to do: %s (said once in %.0f s)",
-                self._listener.getsockname()[1], refused, complaint.cause, complaint.remedy, TELL_SECONDS,
+                self._listener.getsockname()[1], refused, complaint.cause, complaint.remedy, LOG_SECONDS,
             )  # fmt: skip
 
     def complaint(self, since: float) -> GreetingError | None:
@@ -122,7 +122,7 @@ class StoreServer:
                 sock, _address = self._listener.accept()
             except OSError as error:
                 if error.errno in NO_RESOURCES:
-                    self._back_off(said(error))
+                    self._back_off(system_message(error))
                 return
             self._admit(sock)
 
@@ -215,7 +215,7 @@ class _Connection:
         try:
             self._protocol.feed(data)
         except Refused as refused:
-            self._server.tell(refused)
+            self._server.note_refusal(refused)
             self._refuse()
             return
         if self._protocol.valid:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from multiworld.config import FileStorePath, NetworkSettings, TcpStoreAddress, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, WrongContext
-from multiworld.net.causes import Cause, cause_of, said
+from multiworld.net.causes import Cause, cause_of, system_message
 from multiworld.net.reactor import Reactor
 from multiworld.net.settings import listen
 from multiworld.rendezvous.addresses import own_address, resolved, usable_address
@@ -258,7 +258,7 @@ def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Dead
         if isinstance(error, Cancelled):
             why, found = "the wait was cancelled", Cause("joining was cancelled")
         else:
-            why, found = said(error), cause_of(error, "there is no route to it")
+            why, found = system_message(error), cause_of(error, "there is no route to it")
         raise RendezvousError(
             config.name, f"the store {where} cannot be reached: {why}",
             cause=found.cause, remedy=found.remedy, rank=config.rank, operation="join",
@@ -315,8 +315,7 @@ def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
     elif error.errno == errno.EACCES:
         found = Cause("ports below 1024 are for privileged processes", other_port)
     return RendezvousError(
-        None,
-        f"cannot host a store at {printed(host, port) if port else host}: {said(error)}",
+        what=f"cannot host a store at {printed(host, port) if port else host}: {system_message(error)}",
         cause=found.cause,
         remedy=found.remedy or "pass an address of this machine; rank 0 hosts the store unless another process does",
         operation="serve_store",
