@@ -65,7 +65,7 @@ class NetworkSettings:
     """What all connections of a ``MultiWorld`` have in common; made by ``multiworld.net.settings.network_settings``.
 
     Args:
-        secret: what every member has to know, the same for all; None: who reaches our ports may greet. Never printed.
+        secret: the same for all members; None lets every process that reaches our ports greet. Never printed.
         ports: that our listeners may have; None: the kernel chooses.
         interfaces: names of interfaces or networks in CIDR notation, the first that fits is where peers reach us;
             empty: the way to the store decides.

@@ -154,7 +154,7 @@ class Callbacks:
         return unsubscribe
 
     def put(self, event: Event) -> None:
-        """Queue ``event`` for those who are subscribed now; returns at once."""
+        """Queue ``event`` for the present subscribers; returns at once."""
         with self._lock:
             subscriptions = tuple(self._subscriptions)
         if not subscriptions:
@@ -206,7 +206,7 @@ def _hand_out(entries: queue.SimpleQueue[_Entry]) -> None:
 
 
 class EventBus:
-    """Hands events to subscribers, from any thread, without ever blocking the one who publishes.
+    """Hands events to subscribers, from any thread, without ever blocking the publisher.
 
     Sessions hold the bus; the bus does not hold the callbacks, which may refer to the ``MultiWorld``: that one holds
     them, so that it can be collected.

@@ -4,56 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, ParamSpec, TypeVar, cast
+from concurrent.futures import Future, InvalidStateError, wait
+from typing import ParamSpec, TypeVar
 
 #: idents of the threads that wait in ``within``
 _waiting: set[int] = set()
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class _Handover(Generic[T]):
-    """A result that the waiting thread takes, or that is given back once that thread has stopped waiting."""
-
-    def __init__(self, give_back: Callable[[T], None]) -> None:
-        self._give_back = give_back
-        self._lock = threading.Lock()
-        self._outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-        self._gone = False
-
-    def work(self, function: Callable[[], T]) -> None:
-        try:
-            value = function()
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-            self._outcome.put((None, error))
-            return
-        with self._lock:
-            if not self._gone:
-                self._outcome.put((value, None))
-                return
-        self._give_back(value)
-
-    def take(self, seconds: float) -> T:
-        try:
-            value, error = self._outcome.get(timeout=seconds)
-        except BaseException:
-            self._go()
-            raise
-        if error is not None:
-            raise error
-        return cast("T", value)
-
-    def _go(self) -> None:
-        with self._lock:
-            self._gone = True
-        with contextlib.suppress(queue.Empty):
-            value, error = self._outcome.get_nowait()
-            if error is None:
-                self._give_back(cast("T", value))
 
 
 def start_or_run(name: str, function: Callable[[], object]) -> None:
@@ -76,15 +36,33 @@ def within(seconds: float, function: Callable[[], T], name: str, give_back: Call
     Raises:
         TimeoutError: it is not done; its thread goes on alone.
     """
-    handover = _Handover(give_back)
-    threading.Thread(target=handover.work, args=(function,), name=name, daemon=True).start()
+    future: Future[T] = Future()
+    threading.Thread(target=_settle, args=(future, function, give_back), name=name, daemon=True).start()
     _waiting.add(threading.get_ident())
     try:
-        return handover.take(seconds)
-    except queue.Empty:
-        raise TimeoutError from None
+        wait([future], min(seconds, threading.TIMEOUT_MAX))
+    except BaseException:
+        if not future.cancel() and future.exception() is None:
+            give_back(future.result())
+        raise
     finally:
         _waiting.discard(threading.get_ident())
+    if future.cancel():  # not done yet
+        raise TimeoutError
+    return future.result()
+
+
+def _settle(future: Future[T], function: Callable[[], T], give_back: Callable[[T], None]) -> None:
+    try:
+        value = function()
+    except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+        with contextlib.suppress(InvalidStateError):
+            future.set_exception(error)
+        return
+    try:
+        future.set_result(value)
+    except InvalidStateError:  # cancelled: that thread has stopped waiting
+        give_back(value)
 
 
 def waiting_in_join() -> set[int]:

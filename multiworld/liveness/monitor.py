@@ -48,7 +48,7 @@ Place = TypeVar("Place", bound=PeerPlace)
 
 
 class _Member:
-    """One session: whom it watches now."""
+    """One session and the peers that it watches now."""
 
     def __init__(self, session: Watched, claims: Mapping[int, PeerPlace], heartbeat: Heartbeat, dial: DialPeer) -> None:
         self.session = session
@@ -60,7 +60,7 @@ class _Member:
         self._left = -1, -1
 
     def ring(self) -> tuple[int, ...] | None:
-        """Whom to watch; None if that has not changed since it was asked."""
+        """The ranks to watch; None if they have not changed since the last call."""
         session, us = self.session, self.session.membership
         left = len(session.departed), len(session.leaving)
         if left == self._left:

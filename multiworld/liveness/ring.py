@@ -1,4 +1,4 @@
-"""Whom a member watches: the next few members in the order of their ranks."""
+"""The peers that a member watches: the next few in the order of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the store says of a world: its generation, who claimed which rank, whether it is complete.
+"""What the store holds of a world: its generation, the claims of ranks, whether it is complete.
 
 One store may serve many worlds: all keys are under the world's name, those of one assembly under its generation.
 """

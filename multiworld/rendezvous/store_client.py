@@ -89,8 +89,8 @@ class Deadline:
 class GreetingMode:
     """How the store at one address is spoken to; found out once, and kept.
 
-    A store of ours asks for the greeting where there is a secret. One of torch's, such as torchrun's, knows none: who
-    hosts it has to protect it. Its answers show which one it is.
+    A store of ours asks for the greeting where there is a secret. One of torch's, such as torchrun's, has no
+    secret: its host has to protect it. Its answers show which one it is.
 
     Args:
         secret: ours, None if there is none; None too for a store that is known to be torch's own.

@@ -102,7 +102,7 @@ class StoreData:
         return all(key in self._values or key in self._queues for key in keys)
 
     def push(self, key: bytes, value: bytes) -> None:
-        """Put a value at the end of a queue; the first who waits for it goes on."""
+        """Put a value at the end of a queue; the first waiter goes on."""
         self._charge(self._cost(key, value), 1)
         self._queued += 1
         self._queues.setdefault(key, deque()).append(value)
