@@ -21,14 +21,13 @@ DEFAULT_WORLD_NAME = ""
 
 
 class MismatchInWorld(TensorMismatch, BrokenWorldException):
-    """A ``TensorMismatch`` that programs for pymultiworld catch as they always did; the world stays usable."""
+    """A ``TensorMismatch`` that programs for pymultiworld catch as before; the world stays usable."""
 
 
 class Worlds(Protocol):
     """What finds a world by its name: ``WorldManager``."""
 
-    def find(self, world_name: str) -> World | None:
-        """The world of that name; None if there is none."""
+    def find(self, world_name: str) -> World | None: ...
 
 
 async def _as_before(operation: Awaitable[Any]) -> None:
@@ -60,33 +59,27 @@ class WorldCommunicator:
         return world is None or world.state is not WorldState.ACTIVE
 
     async def send(self, tensor: torch.Tensor, dst: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
-        """Send ``tensor`` to rank ``dst``."""
         await _as_before(self._world(world_name).send(tensor, dst))
 
     async def recv(self, tensor: torch.Tensor, src: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
-        """Receive into ``tensor`` from rank ``src``."""
         await _as_before(self._world(world_name).recv(tensor, src))
 
     async def broadcast(self, tensor: torch.Tensor, src: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
-        """``tensor`` of rank ``src`` to everybody."""
         await _as_before(self._world(world_name).broadcast(tensor, src))
 
     async def all_reduce(
         self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, world_name: str = DEFAULT_WORLD_NAME
     ) -> None:
-        """Reduce ``tensor`` over all ranks, in place."""
         await _as_before(self._world(world_name).all_reduce(tensor, op))
 
     async def reduce(
         self, tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, world_name: str = DEFAULT_WORLD_NAME
     ) -> None:
-        """Reduce ``tensor`` over all ranks, the result at rank ``dst``."""
         await _as_before(self._world(world_name).reduce(tensor, dst, op))
 
     async def all_gather(
         self, tensors: Sequence[torch.Tensor], tensor: torch.Tensor, world_name: str = DEFAULT_WORLD_NAME
     ) -> None:
-        """Every rank's ``tensor`` into ``tensors``."""
         await _as_before(self._world(world_name).all_gather(tensors, tensor))
 
     async def gather(
@@ -96,7 +89,6 @@ class WorldCommunicator:
         dst: int = 0,
         world_name: str = DEFAULT_WORLD_NAME,
     ) -> None:
-        """Every rank's ``tensor`` into ``gather_list`` of rank ``dst``."""
         await _as_before(self._world(world_name).gather(tensor, gather_list, dst))
 
     async def scatter(
@@ -106,7 +98,6 @@ class WorldCommunicator:
         src: int = 0,
         world_name: str = DEFAULT_WORLD_NAME,
     ) -> None:
-        """Rank ``src``'s ``scatter_list`` into everybody's ``tensor``."""
         await _as_before(self._world(world_name).scatter(tensor, scatter_list, src))
 
     def _world(self, world_name: str) -> World:
@@ -116,8 +107,8 @@ class WorldCommunicator:
         if world is None:
             raise BrokenWorldException(
                 world_name,
-                "there is no such world here",
-                cause="it was removed, or never initialized",
+                "this process has no such world",
+                cause="it was removed, or was never initialized",
                 remedy="call initialize_world first",
             )
         return world

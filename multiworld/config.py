@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from multiworld.errors import InvalidArgument
 
 #: A healthy operation takes milliseconds to seconds, and gateways give up a request after about a minute: a call that
-#: takes longer serves nobody. Training steps with slow members may need more, a server that waits for work math.inf.
+#: takes longer is useless. Training steps with slow members may need more, a server that waits for work math.inf.
 DEFAULT_OP_TIMEOUT = 60.0
 DEFAULT_JOIN_TIMEOUT = 30.0
 
@@ -36,10 +36,10 @@ class Heartbeat:
     """How a world notices that a peer is silent. All in seconds.
 
     A peer answers pings from a native thread of its process, so that a held GIL or a long model load is no silence; a
-    stopped, frozen or cut-off process is. Each member pings the next three in the order of ranks, and whoever notices
-    a silence tells everybody. A silent peer on the same machine is given up to ten times ``lost_after`` while there is
-    evidence that it is starved: the thread that answers wants to run. The end of a connection is noticed at once,
-    whatever is set here.
+    stopped, frozen or cut-off process is. Each member pings the next three in the order of ranks, and a member that
+    notices a silence reports it to all. A silent peer on the same machine is given up to ten times ``lost_after`` while
+    there is evidence that it is starved: the thread that answers wants to run. The end of a connection is noticed at
+    once, whatever is set here.
 
     Args:
         interval: time between pings to each peer process.
@@ -65,7 +65,7 @@ class NetworkSettings:
     """What all connections of a ``MultiWorld`` have in common; made by ``multiworld.net.settings.network_settings``.
 
     Args:
-        secret: what every member has to know, the same for all; None: who reaches our ports may greet. Never printed.
+        secret: the same for all members; None lets every process that reaches our ports greet. Never printed.
         ports: that our listeners may have; None: the kernel chooses.
         interfaces: names of interfaces or networks in CIDR notation, the first that fits is where peers reach us;
             empty: the way to the store decides.

@@ -1,6 +1,6 @@
-"""Tell when pymultiworld lies in the same folder: its distribution and its package are both called ``multiworld``.
+"""Detect pymultiworld in the same folder: its distribution and its package are both called ``multiworld``.
 
-Whichever of the two was installed last has the files that both have, and uninstalling one removes them from the other.
+The one installed last owns the files that both have; uninstalling either removes them from the other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import warnings
 from pathlib import Path
 
-#: Whose folder name is neither a file of this package nor one that a user makes.
+#: names of pymultiworld that neither this package nor a user has
 _THEIRS = ("threadsafe_async.py", "init.txt", "patch")
 REMEDY = (
     "pip uninstall -y multiworld torch-multiworld && pip install torch-multiworld; pymultiworld changed files of torch "
@@ -19,27 +19,19 @@ REMEDY = (
 
 
 def traces(folder: str) -> list[str]:
-    """Return what pymultiworld has left in the package's folder and beside it.
-
-    Args:
-        folder: the folder of the package ``multiworld``.
-    """
+    """What pymultiworld has left in ``folder``, the folder of this package, and next to it."""
     place = Path(folder)
     found = [name for name in _THEIRS if (place / name).exists()]
     # Not torch_multiworld-…, which is ours, nor multiworld_torch_overlay-…, a package of its own.
     start, end = "multiworld-", ".dist-info"
     # A zip archive has no folder: no installer puts two packages into one.
-    with contextlib.suppress(OSError), os.scandir(place.parent) as beside:  # names only: a site-packages has hundreds
-        found += sorted(item.name for item in beside if item.name.startswith(start) and item.name.endswith(end))
+    with contextlib.suppress(OSError), os.scandir(place.parent) as siblings:  # names only: a site-packages has hundreds
+        found += sorted(item.name for item in siblings if item.name.startswith(start) and item.name.endswith(end))
     return found
 
 
 def warn(folder: str) -> None:
-    """Warn when pymultiworld is installed over this package, or this package over it; a fraction of a millisecond.
-
-    Args:
-        folder: as in ``traces``.
-    """
+    """Warn if pymultiworld and this package are installed over each other; takes a fraction of a millisecond."""
     if found := traces(folder):
         warnings.warn(
             f"pymultiworld and torch-multiworld are both installed in {Path(folder).parent} ({', '.join(found)}): "
@@ -50,11 +42,7 @@ def warn(folder: str) -> None:
 
 
 def mixed(folder: str) -> str:
-    """Return the message for a package whose files are partly pymultiworld's.
-
-    Args:
-        folder: as in ``traces``.
-    """
+    """The message for a package whose files are partly pymultiworld's."""
     return (
         f"the package in {folder} is a mixture of torch-multiworld and pymultiworld, and works as neither\n"
         "  likely cause: the distributions 'multiworld' (pymultiworld) and 'torch-multiworld' share a folder\n"

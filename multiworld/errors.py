@@ -60,15 +60,12 @@ class MultiWorldError(Exception):
     @property
     def where(self) -> str:
         """World, generation, rank and operation in words, as far as known."""
-        parts = [f"world {self.world!r}" if self.world is not None else ""]
-        parts.append(f"generation {self.generation}" if self.generation is not None else "")
-        parts.append(f"rank {self.rank}" if self.rank is not None else "")
-        parts.append(f"in {self.operation}" if self.operation is not None else "")
-        return ", ".join(part for part in parts if part)
+        world = None if self.world is None else repr(self.world)
+        parts = (("world", world), ("generation", self.generation), ("rank", self.rank), ("in", self.operation))
+        return ", ".join(f"{label} {value}" for label, value in parts if value is not None)
 
     def __str__(self) -> str:
-        head = f"{self.where}: {self.what}" if self.where else self.what
-        lines = [head]
+        lines = [f"{self.where}: {self.what}" if self.where else self.what]
         if self.cause:
             lines.append(f"  likely cause: {self.cause}")
         if self.remedy:
@@ -151,7 +148,7 @@ class PeerLost(BrokenWorldException):
         how: how the loss was noticed.
     """
 
-    likely_cause = "the process died, was stopped, or the network between the hosts is cut"
+    likely_cause = "the process died or was stopped, or the network between the hosts is cut"
 
     def __init__(
         self, world: str | None = None, what: str = "", *, how: str, ranks: tuple[int, ...] = (), **fields: Any
@@ -211,7 +208,7 @@ class StaleGeneration(BrokenWorldException):
     """The world has gone on without this rank under a newer generation.
 
     Attributes:
-        current: the generation that the world is in by now.
+        current: the generation that the world is in now.
     """
 
     likely_cause = "this process was frozen or cut off, and the others have replaced it"
@@ -248,9 +245,8 @@ class DescriptorsExhausted(BrokenWorldException):
     @classmethod
     def counted(cls, purpose: str, *, limit: int, used: int, need: int) -> DescriptorsExhausted:
         """The error for ``purpose``, with the numbers in its text."""
-        what = (
-            f"{purpose} needs {need} file descriptors, and {max(0, limit - used)} are free (limit {limit}, used {used})"
-        )
+        free = max(0, limit - used)
+        what = f"{purpose} needs {need} file descriptors, and {free} are free (limit {limit}, used {used})"
         return cls(None, what, limit=limit, used=used, need=need)
 
 

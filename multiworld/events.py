@@ -86,7 +86,7 @@ class WorldLeft(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnStall(Event):
-    """Our own liveness thread did not run for ``gap`` seconds; nobody is accused for that time."""
+    """Our own liveness thread did not run for ``gap`` seconds; peers are not suspected for that time."""
 
     gap: float
 
@@ -121,7 +121,7 @@ class Callbacks:
     """The callbacks of one ``MultiWorld``.
 
     They run in a thread of their own, so that a callback may block or call anything, ``rejoin`` and ``close``
-    included, and heartbeats go on. The thread is started by the first subscription.
+    included, while heartbeats go on. The thread is started by the first subscription.
 
     Only the queue is shared with the thread: nothing that runs keeps a callback, or the ``MultiWorld`` that a
     callback refers to, alive.
@@ -136,7 +136,7 @@ class Callbacks:
         self._overflowed = False
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``callback`` for each event from now on; returns what ends that."""
+        """Call ``callback`` for each event from now on; returns a function that ends this."""
         subscription = Subscription(callback)
         with self._lock:
             self._subscriptions.append(subscription)
@@ -154,7 +154,7 @@ class Callbacks:
         return unsubscribe
 
     def put(self, event: Event) -> None:
-        """Queue ``event`` for those who are subscribed now; returns at once."""
+        """Queue ``event`` for the present subscribers; returns at once."""
         with self._lock:
             subscriptions = tuple(self._subscriptions)
         if not subscriptions:
@@ -169,9 +169,9 @@ class Callbacks:
             return True
         if threading.current_thread() is self._thread:
             return False
-        told = threading.Event()
-        self._entries.put(told)
-        return told.wait(seconds)
+        reached = threading.Event()
+        self._entries.put(reached)
+        return reached.wait(seconds)
 
     def end(self) -> None:
         """Hand out what is queued, then end the thread; returns at once. From any thread, a destructor included."""
@@ -206,13 +206,10 @@ def _hand_out(entries: queue.SimpleQueue[_Entry]) -> None:
 
 
 class EventBus:
-    """Hands events to subscribers, from any thread, without ever blocking the one who publishes.
+    """Hands events to subscribers, from any thread, without ever blocking the publisher.
 
     Sessions hold the bus; the bus does not hold the callbacks, which may refer to the ``MultiWorld``: that one holds
     them, so that it can be collected.
-
-    Args:
-        callbacks: of the ``MultiWorld``.
     """
 
     def __init__(self, callbacks: Callbacks) -> None:
@@ -221,7 +218,7 @@ class EventBus:
         self._streams: list[Callable[[Event], None]] = []
 
     def attach(self, put: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``put`` for each event in the thread that publishes; it must not block. Returns what ends that."""
+        """Call ``put`` for each event in the thread that publishes; it must not block. Returns what ends this."""
         with self._lock:
             self._streams.append(put)
 
@@ -247,14 +244,14 @@ class EventBus:
 
 
 class _Stream(AsyncIterator[Event]):
-    """One subscriber's queue. Bounded: the oldest events go first when nobody reads."""
+    """One subscriber's queue. Bounded: without a reader the oldest events are dropped."""
 
     def __init__(self, bus: EventBus) -> None:
         self._unsubscribe: Callable[[], None] = lambda: None  # should there be no loop
         self._loop = running_loop("events")
         self._ready = asyncio.Event()
         self._backlog: deque[Event] = deque(maxlen=MAX_BACKLOG)
-        # Held weakly by the bus: a stream that nobody reads any more ends, and with it its backlog.
+        # Held weakly by the bus: a stream without a reader ends, and its backlog with it.
         stream = weakref.ref(self)
 
         def put(event: Event) -> None:
@@ -266,7 +263,7 @@ class _Stream(AsyncIterator[Event]):
 
     def _put(self, event: Event) -> None:
         self._backlog.append(event)
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to read
+        with contextlib.suppress(RuntimeError):  # the loop was closed: the reader has gone
             self._loop.call_soon_threadsafe(self._ready.set)
 
     async def __anext__(self) -> Event:

@@ -8,16 +8,7 @@ from multiworld.errors import WrongContext
 
 
 def running_loop(operation: str, world: str | None = None, rank: int | None = None) -> asyncio.AbstractEventLoop:
-    """The running asyncio loop.
-
-    Args:
-        operation: what needs it, for the message.
-        world: its name; None where no world is concerned.
-        rank: ours in it.
-
-    Raises:
-        WrongContext: none runs in this thread.
-    """
+    """The running asyncio loop; raises ``WrongContext`` if this thread runs none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -25,11 +16,10 @@ def running_loop(operation: str, world: str | None = None, rank: int | None = No
 
 
 def no_loop(operation: str, world: str | None = None, rank: int | None = None) -> WrongContext:
-    """The error for an awaitable where no asyncio loop runs; arguments as of ``running_loop``."""
     return WrongContext(
         world,
-        "no asyncio event loop runs in this thread",
-        cause="multiworld's awaitables need asyncio; this is trio, another event loop, or none",
+        "this thread runs no asyncio event loop",
+        cause="multiworld's awaitables need asyncio; the program runs trio, another event loop, or none",
         remedy="under trio use the synchronous twins in a thread: trio.to_thread.run_sync(w.sync.send, ...), "
         "or anyio on asyncio",
         rank=rank,

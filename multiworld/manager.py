@@ -19,7 +19,7 @@ from multiworld.world import World
 
 logger = logging.getLogger("multiworld")
 
-#: the time that an operation had before the worlds of pymultiworld gave up, which was never
+#: the worlds of pymultiworld never gave an operation up
 OP_TIMEOUT = float("inf")
 
 
@@ -27,8 +27,8 @@ class WorldManager:
     """Makes, finds and removes worlds.
 
     Args:
-        enable_monitor: whether broken worlds are removed by a ``WatchDog``, as they always were; that a world breaks
-            is noticed in any case.
+        enable_monitor: whether a ``WatchDog`` removes broken worlds, as in pymultiworld. A break is noticed in
+            any case.
     """
 
     def __init__(self, enable_monitor: bool = True) -> None:
@@ -44,7 +44,6 @@ class WorldManager:
 
     @property
     def communicator(self) -> WorldCommunicator:
-        """The operations."""
         return self._communicator
 
     async def initialize_world(
@@ -63,12 +62,10 @@ class WorldManager:
         Args:
             world_name: the world's name, new in this process, or broken before.
             rank: ours, from 0.
-            world_size: number of members.
             backend: ``"gloo"`` or ``"nccl"``.
             addr: address of rank 0, which hosts the store.
             port: port of the store.
             timeout: seconds to wait for the others.
-            device: device of the tensors.
 
         Raises:
             ValueError: there is a world of this name.
@@ -85,11 +82,7 @@ class WorldManager:
             raise
 
     def add_world(self, world_name: str, backend: str) -> None:
-        """Announce a world that ``initialize_world`` will join.
-
-        Raises:
-            ValueError: there is a world of this name.
-        """
+        """Announce a world that ``initialize_world`` will join; raises ``ValueError`` if it exists."""
         world = self._worlds.worlds.get(world_name)
         if world is not None and world.state is not WorldState.ACTIVE:
             world._leave_sync(0.0)
@@ -100,11 +93,7 @@ class WorldManager:
         self._communicator.add_world(world_name, backend)
 
     def remove_world(self, world_name: str) -> None:
-        """Leave a world.
-
-        Raises:
-            ValueError: there is no world of this name.
-        """
+        """Leave a world; raises ``ValueError`` if it does not exist."""
         if world_name not in self._announced:
             raise ValueError(f"World {world_name} does not exist.")
         del self._announced[world_name]
@@ -129,7 +118,7 @@ class WorldManager:
         """Its name is free for ``initialize_world`` again; operations go on raising the first cause."""
         world = self.find(world_name)
         if world is None or world.state is not WorldState.BROKEN:
-            return  # the program was faster: it has removed this world, or made it anew
+            return  # the program was faster: it has removed this world, or made it again
         with contextlib.suppress(ValueError):
             self.remove_world(world_name)
 

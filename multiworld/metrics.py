@@ -6,7 +6,7 @@
     metrics = Metrics(mw)
     start_http_server(9100)
 
-Worlds are counted as they run, whether or not anybody scrapes; the numbers are put together when somebody does.
+Worlds are counted as they run, scraped or not; a scrape puts the numbers together.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _prometheus(name: str) -> Any:
 
 
 _registering = threading.Lock()
-#: registries that have metrics of ours; a registry does not look for names of ours itself unless it was told to
+#: registries that have metrics of ours; a registry looks for our names only if it was made with ``auto_describe``
 _registered: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -55,7 +55,6 @@ class Metrics:
     """A Prometheus collector; registers itself.
 
     Args:
-        worlds: whose worlds.
         registry: a ``prometheus_client.CollectorRegistry``; None is the default one.
 
     Raises:
@@ -106,7 +105,7 @@ class Metrics:
         worlds = list(self._worlds.worlds.values())
         yield from self._states(worlds)
         yield from self._traffic(worlds)
-        yield from self._happenings()
+        yield from self._incidents()
 
     def _heard(self, event: Event) -> None:
         with self._guard:
@@ -143,7 +142,7 @@ class Metrics:
                     family.add_metric([world.name, str(peer)], count)
         yield from (operations, sent, received)
 
-    def _happenings(self) -> Iterator[Any]:
+    def _incidents(self) -> Iterator[Any]:
         joins = self._counter("multiworld_joins", "Generations joined", ["world"])
         breaks = self._counter("multiworld_breaks", "Breaks, by error and LossReason", ["world", "cause", "how"])
         suspicions = self._counter("multiworld_suspicions", "Times a peer was silent for long", ["world", "peer"])

@@ -41,15 +41,10 @@ class _SigAction(ctypes.Structure):
 
 
 def park(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
-    """Stop those of ``threads`` that wait, for good; only while the process exits.
-
-    A thread that runs is left alone: it may hold a lock that the exit needs.
-
-    Returns:
-        Those that were stopped.
-    """
+    """Stop those of ``threads`` that wait, for good, and return them; only while the process exits. A thread that runs
+    is left alone: it may hold a lock that the exit needs."""
     before = {thread: _switches(thread) for thread in threads}
-    time.sleep(LOOK_SECONDS)  # without the GIL, so that who only waits for that goes on
+    time.sleep(LOOK_SECONDS)  # without the GIL, so that a thread that waits only for that goes on
     waiting = [thread for thread, count in before.items() if count is not None and _switches(thread) == count]
     number = _free_signal() if waiting else None
     if number is None or not _pause_on(number):
@@ -76,7 +71,7 @@ def _free_signal() -> int | None:
 
 
 def _pause_on(number: int) -> bool:
-    """Let whoever gets the signal pause in its handler, all other signals blocked."""
+    """Make the signal's handler pause for good, with all other signals blocked."""
     libc = ctypes.CDLL(None)
     action = _SigAction(handler=ctypes.cast(libc.pause, ctypes.c_void_p).value)
     libc.sigfillset(ctypes.byref(action, _SigAction.mask.offset))

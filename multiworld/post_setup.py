@@ -26,7 +26,6 @@ def check() -> list[str]:
 
 
 def main() -> int:
-    """Check the installation; 0 if all is well."""
     problems = check()
     for problem in problems:
         print(problem, file=sys.stderr)  # noqa: T201 - the command's output

@@ -25,14 +25,9 @@ LEAST_SECONDS = 0.05
 class Owner(Protocol):
     """What is looked after: a ``MultiWorld``."""
 
-    def _drop_in_child(self) -> None:
-        """Close our copies of everything in a forked child."""
-
-    def _waiting_threads(self) -> set[int]:
-        """Idents of the threads that wait for an operation."""
-
-    def _close_sync(self, linger: float) -> None:
-        """Close in this thread, waiting ``linger`` seconds per world for what was sent."""
+    def _drop_in_child(self) -> None: ...
+    def _waiting_threads(self) -> set[int]: ...
+    def _close_sync(self, linger: float) -> None: ...
 
 
 #: monotonic time by which everything of ours has ended when the process exits; None while it does not
@@ -43,7 +38,6 @@ _hooked = False
 
 
 def register(owner: Owner) -> None:
-    """Look after ``owner`` when the process forks or exits."""
     global _hooked
     with _guard:
         _alive.add(owner)
@@ -65,8 +59,8 @@ def _at_exit() -> None:
     """Leave every world that is still joined, pending operations or not, without waiting for any peer.
 
     Daemon threads that waited for an operation or for a join get their error now, and a moment to end: Python aborts
-    if one of them is about to print its traceback when the interpreter goes. So do threads of ours, of which some are
-    in C++ code: that would end the process if it came back then. What does not end is stopped where it is.
+    if one of them is about to print its traceback when the interpreter ends. Threads of ours get the same moment: one
+    that returns from C++ later would end the process. What does not end is stopped where it is.
     """
     global _exit_by
     _exit_by = until = time.monotonic() + ENDING_SECONDS

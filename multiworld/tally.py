@@ -1,4 +1,4 @@
-"""Counts of one world, kept by the session at the price of an addition, read by whoever asks."""
+"""Counts of one world, kept by the session at the price of an addition."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Tally:
-    """What a world did, over all its generations.
-
-    Attributes:
-        operations: started, by name.
-        sent: bytes written to each peer, by world rank, frames included.
-        received: bytes read from each peer, by world rank, frames included.
-    """
+    """What a world did, over all its generations: operations by name, bytes by the peer's world rank, frames
+    included."""
 
     operations: Counter[str] = field(default_factory=Counter)
     sent: Counter[int] = field(default_factory=Counter)

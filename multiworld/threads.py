@@ -1,59 +1,19 @@
-"""Blocking work beside an event loop: one named daemon thread per piece, never an executor whose exit blocks."""
+"""Blocking work next to an event loop, each in a named daemon thread: the exit of an executor would block."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, ParamSpec, TypeVar, cast
+from concurrent.futures import Future, InvalidStateError, wait
+from typing import ParamSpec, TypeVar
 
 #: idents of the threads that wait in ``within``
 _waiting: set[int] = set()
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class _Handover(Generic[T]):
-    """A result that is either taken by whoever waits or, when nobody does any more, given back."""
-
-    def __init__(self, give_back: Callable[[T], None]) -> None:
-        self._give_back = give_back
-        self._lock = threading.Lock()
-        self._outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-        self._gone = False
-
-    def work(self, function: Callable[[], T]) -> None:
-        try:
-            value = function()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
-            self._outcome.put((None, error))
-            return
-        with self._lock:
-            if not self._gone:
-                self._outcome.put((value, None))
-                return
-        self._give_back(value)
-
-    def take(self, seconds: float) -> T:
-        try:
-            value, error = self._outcome.get(timeout=seconds)
-        except BaseException:
-            self._go()
-            raise
-        if error is not None:
-            raise error
-        return cast("T", value)
-
-    def _go(self) -> None:
-        with self._lock:
-            self._gone = True
-        with contextlib.suppress(queue.Empty):
-            value, error = self._outcome.get_nowait()
-            if error is None:
-                self._give_back(cast("T", value))
 
 
 def start_or_run(name: str, function: Callable[[], object]) -> None:
@@ -71,23 +31,38 @@ def within(seconds: float, function: Callable[[], T], name: str, give_back: Call
     """Run ``function()`` in a daemon thread and wait for its result, but no longer than ``seconds``.
 
     Args:
-        seconds: how long.
-        function: what to run.
-        name: of the thread.
-        give_back: what to do with a result that comes when nobody waits any more.
+        give_back: what to do with a result that comes too late.
 
     Raises:
         TimeoutError: it is not done; its thread goes on alone.
     """
-    handover = _Handover(give_back)
-    threading.Thread(target=handover.work, args=(function,), name=name, daemon=True).start()
+    future: Future[T] = Future()
+    threading.Thread(target=_settle, args=(future, function, give_back), name=name, daemon=True).start()
     _waiting.add(threading.get_ident())
     try:
-        return handover.take(seconds)
-    except queue.Empty:
-        raise TimeoutError from None
+        wait([future], min(seconds, threading.TIMEOUT_MAX))
+    except BaseException:
+        if not future.cancel() and future.exception() is None:
+            give_back(future.result())
+        raise
     finally:
         _waiting.discard(threading.get_ident())
+    if future.cancel():  # not done yet
+        raise TimeoutError
+    return future.result()
+
+
+def _settle(future: Future[T], function: Callable[[], T], give_back: Callable[[T], None]) -> None:
+    try:
+        value = function()
+    except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+        with contextlib.suppress(InvalidStateError):
+            future.set_exception(error)
+        return
+    try:
+        future.set_result(value)
+    except InvalidStateError:  # cancelled: that thread has stopped waiting
+        give_back(value)
 
 
 def waiting_in_join() -> set[int]:
@@ -111,10 +86,10 @@ async def run_in_thread(name: str, function: Callable[P, T], /, *args: P.args, *
         try:
             value = function(*args, **kwargs)
             outcome: Callable[[], None] = lambda: future.set_result(value)  # noqa: E731
-        except BaseException as error:  # noqa: BLE001 - handed to whoever awaits
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
             failure = error
             outcome = lambda: future.set_exception(failure)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nothing awaits it
             loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=work, name=name, daemon=True).start()

@@ -1,7 +1,7 @@
-"""``WatchDog``: tells of broken worlds, as programs for pymultiworld 0.2.3 know it.
+"""``WatchDog``: reports broken worlds, as programs for pymultiworld 0.2.3 expect.
 
 The watching itself is built into every world, in a thread of its own; this object passes its findings on. Unlike
-pymultiworld's it kills and signals nothing.
+pymultiworld's it neither kills nor signals a process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WatchDog:
 
     def _heard(self, event: Event) -> None:
         if isinstance(event, WorldBroken):
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the reader has gone
                 self._loop.call_soon_threadsafe(self._tell, event.world)
 
     def _tell(self, world_name: str) -> None:

@@ -49,7 +49,7 @@ class AsyncPointToPoint(GroupBase):
     async def recv(
         self, tensor: torch.Tensor, src: int | None = None, *, tag: int = 0, timeout: float | None = None
     ) -> int:
-        """Receive into ``tensor`` from rank ``src``, or from whoever sends first if None.
+        """Receive into ``tensor`` from rank ``src``, or from the first sender if None.
 
         Args:
             tensor: contiguous tensor of exactly the length and dtype that is sent. One that is lazily conjugated or
@@ -110,7 +110,7 @@ class AsyncPointToPoint(GroupBase):
         Args:
             src: rank in this group.
             allow: classes and functions that may be loaded, as objects or ``"module.qualname"``. They are called and
-                filled with what the peer sent, so whom you allow, you trust. Containers, numbers, text, bytes, dates,
+                filled with what the peer sent: allow only what you trust. Containers, numbers, text, bytes, dates,
                 tensors and NumPy arrays always may be loaded, in work bounded by the length of the message. Anything
                 else raises ``ObjectRefused`` and is not loaded.
             tag: as in ``send``.

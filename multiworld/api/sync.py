@@ -30,7 +30,7 @@ class SyncGroup(SyncBase):
         self._run(timeout, p2p.send, tensor, dst, tag)
 
     def recv(self, tensor: torch.Tensor, src: int | None = None, *, tag: int = 0, timeout: float | None = None) -> int:
-        """Receive into ``tensor`` from rank ``src``, or from whoever sends first if None."""
+        """Receive into ``tensor`` from rank ``src``, or from the first sender if None."""
         source: int = self._run(timeout, p2p.recv, tensor, src, tag)
         return source
 

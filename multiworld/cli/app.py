@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from multiworld.errors import MultiWorldError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from multiworld.lab.bench.report import BenchReport
+    from multiworld.lab.chaos.report import ChaosReport
 
 app = typer.Typer(
     name="multiworld",
@@ -46,6 +52,16 @@ def _progress(text: str) -> None:
 
 def _print_json(data: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(data, indent=2) + "\n")
+
+
+def _finish(report: BenchReport | ChaosReport, tables: Iterable[Table], as_json: bool) -> NoReturn:
+    """Print a report, and exit with 1 if it is not good."""
+    if as_json:
+        _print_json(report.as_json())
+    else:
+        for table in tables:
+            console.print(table)
+    raise typer.Exit(0 if report.good else 1)
 
 
 @app.command()
@@ -89,12 +105,7 @@ def bench(
     report = _guarded(lambda: run(options, _progress))
     if plot is not None:
         _guarded(lambda: draw(report, plot))
-    if as_json:
-        _print_json(report.as_json())
-    else:
-        for table in bench_tables(report):
-            console.print(table)
-    raise typer.Exit(0 if report.good else 1)
+    _finish(report, bench_tables(report), as_json)
 
 
 @app.command()
@@ -116,12 +127,7 @@ def chaos(
         _print_json(plan.as_json()) if as_json else console.print(plan_table(plan))
         raise typer.Exit(0)
     report = _guarded(lambda: play(plan, _progress))
-    if as_json:
-        _print_json(report.as_json())
-    else:
-        for table in chaos_tables(report):
-            console.print(table)
-    raise typer.Exit(0 if report.good else 1)
+    _finish(report, chaos_tables(report), as_json)
 
 
 @app.command()

@@ -37,14 +37,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at.
-
-    Attributes:
-        name: what.
-        verdict: whether worlds work with it.
-        found: what was found.
-        remedy: what to do; empty if nothing.
-    """
+    """One thing looked at; ``remedy`` is empty if there is nothing to do."""
 
     name: str
     verdict: Verdict
@@ -70,21 +63,20 @@ def _looked(look: Callable[[], Check]) -> Check:
         return Check(look.__name__.strip("_"), Verdict.FAIL, f"{type(error).__name__}: {error}", "see the message")
 
 
+def _judged(name: str, good: bool, found: str, remedy: str, otherwise: Verdict = Verdict.FAIL) -> Check:
+    return Check(name, Verdict.OK, found) if good else Check(name, otherwise, found, remedy)
+
+
 def _versions() -> Check:
-    old = sys.version_info < (3, 10)
     found = f"multiworld {VERSION}, Python {platform.python_version()}, {platform.platform()}"
-    return Check(
-        "versions", Verdict.FAIL if old else Verdict.OK, found, "Python 3.10 or newer is needed" if old else ""
-    )
+    return _judged("versions", sys.version_info >= (3, 10), found, "Python 3.10 or newer is needed")
 
 
 def _torch() -> Check:
     found = f"{torch.__version__}, commit {torch.version.git_version[:12]}, CUDA {torch.version.cuda or 'none'}"
-    if not dist.is_available():
-        return Check(
-            "torch", Verdict.FAIL, f"{found}, without torch.distributed", "install a torch with distributed support"
-        )
-    return Check("torch", Verdict.OK, found)
+    there = dist.is_available()
+    found += "" if there else ", without torch.distributed"
+    return _judged("torch", there, found, "install a torch with distributed support")
 
 
 def _patched() -> Check:
@@ -104,12 +96,7 @@ def _patched() -> Check:
 
 def _gloo() -> Check:
     there = dist.is_gloo_available() if hasattr(dist, "is_gloo_available") else hasattr(dist, "ProcessGroupGloo")
-    return Check(
-        "gloo",
-        Verdict.OK if there else Verdict.FAIL,
-        "available" if there else "missing",
-        "" if there else "install a torch with Gloo",
-    )
+    return _judged("gloo", there, "available" if there else "missing", "install a torch with Gloo")
 
 
 def _nccl() -> Check:
@@ -131,38 +118,25 @@ def _own_name() -> Check:
     try:
         address = socket.gethostbyname(name)
     except OSError:
-        return Check(
-            "host name", Verdict.NOTE, f"{name} has no address", "name addresses, not hosts, in store= and address="
-        )
-    local = address.startswith("127.")
-    remedy = "between hosts, give address= : peers elsewhere cannot reach a loopback address" if local else ""
-    return Check("host name", Verdict.NOTE if local else Verdict.OK, f"{name} is {address}", remedy)
+        remedy = "name addresses, not hosts, in store= and address="
+        return Check("host name", Verdict.NOTE, f"{name} has no address", remedy)
+    remedy = "between hosts, give address= : peers elsewhere cannot reach a loopback address"
+    return _judged("host name", not address.startswith("127."), f"{name} is {address}", remedy, Verdict.NOTE)
 
 
 def _descriptors() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = soft < _FEW_DESCRIPTORS
-    remedy = (
-        f"ulimit -n {hard if hard > 0 else 65536}: each member of a world takes two descriptors, Gloo's groups more"
-    )
-    return Check(
-        "descriptors",
-        Verdict.NOTE if few else Verdict.OK,
-        f"limit {soft}, {len(list(Path('/proc/self/fd').iterdir()))} in use",
-        remedy if few else "",
-    )
+    most = hard if hard > 0 else 65536
+    remedy = f"ulimit -n {most}: each member of a world takes two descriptors, Gloo's groups more"
+    found = f"limit {soft}, {len(list(Path('/proc/self/fd').iterdir()))} in use"
+    return _judged("descriptors", soft >= _FEW_DESCRIPTORS, found, remedy, Verdict.NOTE)
 
 
 def _own_sockets() -> Check:
     with socket.socket() as probe:
         target = str(Path(f"/proc/self/fd/{probe.fileno()}").readlink())
     seen = target.startswith("socket:")
-    return Check(
-        "/proc",
-        Verdict.OK if seen else Verdict.FAIL,
-        "our sockets can be seen" if seen else target,
-        "" if seen else "mount /proc",
-    )
+    return _judged("/proc", seen, "our sockets can be seen" if seen else target, "mount /proc")
 
 
 def _heartbeat() -> Check:

@@ -9,7 +9,7 @@ A process does so only if its program asks for it. Add this to the program:
             ...
 
 Then run ``multiworld top /run/user/1000/my-service``. The processes may belong to many jobs. The program opens no port:
-whoever may read the folder sees the status. This module needs neither typer nor rich.
+every user who may read the folder sees the status. This module needs neither typer nor rich.
 """
 
 from __future__ import annotations
@@ -49,16 +49,7 @@ class WorldStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One process.
-
-    Attributes:
-        pid: of the process.
-        name: of its program.
-        at: wall-clock time of the status, seconds since the epoch.
-        interval: seconds between two of them.
-        worlds: its worlds.
-        events: the latest, newest last.
-    """
+    """One process, at a time in seconds since the epoch; it is written every ``interval`` seconds."""
 
     pid: int
     name: str
@@ -69,7 +60,7 @@ class ProcessStatus:
 
     @property
     def stale(self) -> bool:
-        """Whether the process has stopped telling."""
+        """Whether the process has stopped writing its status."""
         return time.time() - self.at > 3 * self.interval + 1.0
 
 
@@ -81,7 +72,6 @@ class StatusFile:
     silent.
 
     Args:
-        mw: the ``MultiWorld`` to show.
         folder: the argument of ``multiworld top``. It is made, for its owner only, if it does not exist.
         interval: seconds between two writes. An event is written at once.
     """
@@ -100,7 +90,7 @@ class StatusFile:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and take the file away."""
+        """Stop, and remove the file."""
         self._closed = True
         self._unsubscribe()
         self._wake.set()
@@ -116,7 +106,7 @@ class StatusFile:
         self.close()
 
     def _note(self, event: Event) -> None:
-        self._events.append(_told(event))
+        self._events.append(_event_line(event))
         self._wake.set()
 
     def _run(self) -> None:
@@ -135,7 +125,7 @@ class StatusFile:
 
 
 def read_all(folder: Path) -> list[ProcessStatus]:
-    """The statuses in ``folder``, by process number; a file that goes away meanwhile is left out."""
+    """The statuses in ``folder``, by process number; a file that vanishes while we read is left out."""
     found = []
     for path in folder.glob(f"*{_SUFFIX}"):
         status = _read(path)
@@ -159,7 +149,7 @@ def _status(world: World) -> WorldStatus:
     return WorldStatus(world.name, world.world_rank, world.config.size, world.generation, world.state.value, text)
 
 
-def _told(event: Event) -> str:
+def _event_line(event: Event) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(event.at))
     what = f": {event.failure.what}" if isinstance(event, WorldBroken) else ""
     where = f" {event.world} generation {event.generation}" if event.world else ""

@@ -123,7 +123,9 @@ def top_view(folder: Path, processes: Sequence[ProcessStatus]) -> Group:
         if not process.worlds:
             table.add_row(pid, process.name, "none", "", "", "", "", "")
     events = _table("events", "pid", "event")
-    told = sorted((text, process.pid) for process in processes for text in process.events)  # they begin with their time
-    for text, number in told[-15:]:
+    listed = sorted(
+        (text, process.pid) for process in processes for text in process.events
+    )  # they begin with their time
+    for text, number in listed[-15:]:
         events.add_row(str(number), Text(text))
     return Group(table, events)

@@ -25,12 +25,8 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """The first argument of every function that a worker runs.
-
-    Attributes:
-        name: of the worker.
-        kept: what one function leaves for later ones.
-    """
+    """The first argument of every function that a worker runs; in ``kept`` one function leaves things for later
+    ones."""
 
     def __init__(self, name: str, channel: socket.socket) -> None:
         self.name = name
@@ -65,11 +61,8 @@ class Context:
         self.mark(SAID, value)
 
     def recv(self, timeout: float = 30.0) -> Any:
-        """Return the next value of ``Worker.send``; only for the function of a worker that runs one alone.
-
-        Raises:
-            TimeoutError: none came within ``timeout`` seconds.
-        """
+        """The next value of ``Worker.send``; raises ``TimeoutError``. For the function of a worker that runs one
+        alone."""
         if not select.select([self._channel], [], [], timeout)[0]:
             raise TimeoutError(f"the pool sent nothing within {timeout} s")
         message: Tell = self._read()
@@ -139,7 +132,7 @@ class Context:
         self._post(Outcome(call.number, started, time.monotonic(), value, error, trace))
 
     def _read(self) -> Any:
-        """Read one message and block meanwhile; ``EOFError`` when the pool has closed the channel."""
+        """Wait for one message; ``EOFError`` when the pool has closed the channel."""
         (length,) = LENGTH.unpack(self._read_bytes(LENGTH.size))
         return pickle.loads(self._read_bytes(length))  # noqa: S301 - from our pool
 

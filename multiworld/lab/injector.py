@@ -21,14 +21,7 @@ _CONNECTIONS = 40
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """A fault that has happened.
-
-    Attributes:
-        fault: which one.
-        target: whom it hit.
-        at: monotonic time just before it was done.
-        proof: what was seen.
-    """
+    """A fault that has happened; ``at`` is the monotonic time just before it was done."""
 
     fault: str
     target: str
@@ -41,7 +34,7 @@ class NotFiredError(AssertionError):
 
 
 def thread_states(pid: int) -> dict[int, str]:
-    """State letter of each thread of ``pid``, as the kernel tells: R, S, D, T (stopped), t (traced), Z."""
+    """State letter of each thread of ``pid``, from the kernel: R, S, D, T (stopped), t (traced), Z."""
     states = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -60,11 +53,7 @@ def proven(seen: Callable[[], str | None], what: str) -> str:
 
 
 class Injector:
-    """Makes faults and keeps the list of those that were proven.
-
-    Attributes:
-        fired: all of them, in order.
-    """
+    """Makes faults, and keeps the proven ones in ``fired``, in order."""
 
     def __init__(self) -> None:
         self.fired: list[Fired] = []
@@ -79,13 +68,10 @@ class Injector:
         """Kill ``worker`` with a signal; it is reaped when this returns."""
         at = time.monotonic()
         os.kill(worker.pid, number)
-        code = worker.exit_code()
-        if code != -number:
-            raise NotFiredError(f"{worker.name} ended with {code}, not by signal {number}")
-        return self.record("kill", worker.name, at, f"pid {worker.pid} reaped with {code}")
+        return self.died(worker, "kill", at, -number)
 
     def died(self, worker: Worker, fault: str, at: float, code: int) -> Fired:
-        """Record that ``worker`` ended by itself with ``code``, as it was told to."""
+        """Record that ``worker`` ended with ``code``."""
         got = worker.exit_code()
         if got != code:
             raise NotFiredError(f"{worker.name} ended with {got}, not {code}")
@@ -120,7 +106,7 @@ class Injector:
                     break
             time.sleep(max(0.0, at + seconds - time.monotonic()))
         if not made:
-            raise NotFiredError(f"no port of {worker.name} took a connection, of {sorted(ports)}")
+            raise NotFiredError(f"{worker.name} took a connection on none of its ports {sorted(ports)}")
         return self.record("stranger", worker.name, at, f"{made} connections to {tuple(ports)}")
 
 

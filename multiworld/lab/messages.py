@@ -1,4 +1,4 @@
-"""What a pool and its workers tell each other, as frozen data over one socket per worker."""
+"""The messages between a pool and its workers, as frozen data over one socket per worker."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ class Call:
     """Run ``function(context, *args)``.
 
     Attributes:
-        number: of the call.
         function: a coroutine function runs as a task; any other one blocks the event loop.
-        args: what it gets besides.
         main: the worker has no event loop, runs this function alone, and ends with it.
     """
 
@@ -47,13 +45,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A worker has come to a certain place.
-
-    Attributes:
-        name: which place.
-        at: monotonic time, the same clock in all processes of a machine.
-        value: whatever belongs to it.
-    """
+    """A worker has come to the place ``name``, at a monotonic time: the same clock in all processes of a machine."""
 
     name: str
     at: float
@@ -62,16 +54,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a call ended.
-
-    Attributes:
-        number: of the call.
-        started: monotonic time of its start.
-        ended: monotonic time of its end.
-        value: what it returned.
-        error: what it raised.
-        trace: the traceback of the error.
-    """
+    """How a call ended; times are monotonic."""
 
     number: int
     started: float

@@ -74,7 +74,6 @@ class Running:
         return self._worker.outcome_of(self.number, timeout)
 
     def result(self, timeout: float = 20.0) -> Any:
-        """What it returned; raises what it raised."""
         outcome = self.outcome(timeout)
         if outcome.error is not None:
             raise outcome.error from RemoteTraceback(outcome.trace)
@@ -85,14 +84,8 @@ class Running:
 
 
 class Worker:
-    """A worker process.
-
-    Attributes:
-        name: for messages.
-        pid: of the process; the kernel may give it to another one once this one is reaped.
-        code: its exit code once it is reaped.
-        gone: whether its channel was found closed.
-    """
+    """A worker process. Once it is reaped, the kernel may give its ``pid`` to another one. Its channel is closed if it
+    is ``gone``."""
 
     def __init__(self, pool: WorkerPool, name: str, pid: int, channel: socket.socket) -> None:
         self.pool = pool
@@ -117,11 +110,10 @@ class Worker:
 
     def post(self, message: Call | Cancel | Tell) -> None:
         data = packed(message)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who waits for its answer is told
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the wait for its answer reports it
             self._channel.sendall(data)
 
     def send(self, value: Any) -> None:
-        """Give ``Context.recv`` a value."""
         self.post(Tell(value))
 
     def recv(self, timeout: float = DEADLINE) -> Any:
@@ -151,7 +143,6 @@ class Worker:
         return found
 
     def exit_code(self, timeout: float = DEADLINE) -> int:
-        """Wait until the process has ended and is reaped: its exit code, negative for a signal."""
         return self.pool.exit_code(self, timeout)
 
     def signal(self, number: int) -> None:
@@ -159,7 +150,9 @@ class Worker:
         os.kill(self.pid, number)
         if number == signal.SIGSTOP:
             stat, deadline = Path(f"/proc/{self.pid}/stat"), time.monotonic() + 5
-            while stat.read_text().rpartition(")")[2].split()[0] not in "Tt":  # nothing tells a process without parent
+            while (
+                stat.read_text().rpartition(")")[2].split()[0] not in "Tt"
+            ):  # the kernel offers no event to a process that is not the parent
                 if time.monotonic() > deadline:
                     raise OverdueError(f"worker {self.name} (pid {self.pid}) did not stop")
                 time.sleep(0.001)
@@ -268,7 +261,7 @@ class WorkerPool:
         return worker
 
     def exit_code(self, worker: Worker, timeout: float) -> int:
-        """Wait until ``worker`` has ended, reap it, and return its exit code."""
+        """Wait until ``worker`` has ended, and reap it: its exit code, negative for a signal."""
         if worker.code is None:
             descriptor = os.pidfd_open(worker.pid)
             try:

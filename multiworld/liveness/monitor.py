@@ -3,7 +3,7 @@
 A member does not watch everybody, which would cost the square of their number, but its next few successors in the order
 of ranks; those that have left are skipped. That is enough. Let any members be lost at once, but not all. Going down the
 ring from a live member, the first lost one comes right behind a live one, which watches it. So at least one live member
-notices, breaks the world, and tells everybody over the control connections; which of the lost ones it names does not
+notices, breaks the world, and tells all members over the control connections; which of the lost ones it names does not
 matter. The same holds for each side of a network that is cut into parts: each side has a member whose successor is on
 another one. Watching more than one successor makes worlds of up to four a full mesh, and keeps a slow dial of one
 member from leaving another one unwatched.
@@ -48,7 +48,7 @@ Place = TypeVar("Place", bound=PeerPlace)
 
 
 class _Member:
-    """One session: whom it watches now."""
+    """One session and the peers that it watches now."""
 
     def __init__(self, session: Watched, claims: Mapping[int, PeerPlace], heartbeat: Heartbeat, dial: DialPeer) -> None:
         self.session = session
@@ -60,7 +60,7 @@ class _Member:
         self._left = -1, -1
 
     def ring(self) -> tuple[int, ...] | None:
-        """Whom to watch; None if that has not changed since it was asked."""
+        """The ranks to watch; None if they have not changed since the last call."""
         session, us = self.session, self.session.membership
         left = len(session.departed), len(session.leaving)
         if left == self._left:
@@ -95,22 +95,14 @@ class Monitor:
         pulses: dict[int, socket.socket],
         dial: DialPeer,
     ) -> None:
-        """Watch peers for ``session``. From any thread.
-
-        Args:
-            session: whose.
-            claims: of the peers, by world rank.
-            heartbeat: how they are watched.
-            pulses: heartbeat connections that were made while joining, by world rank.
-            dial: makes another.
-        """
+        """Watch peers for ``session``, on the connections ``pulses`` that joining has made. From any thread."""
 
         def work() -> None:
             if not self._closed:
                 member = self._members[session] = _Member(session, dict(claims), heartbeat, dial)
                 self._watch_ring(member, pulses)
                 self._tick(time.monotonic())
-            for sock in self._arriving.pop(session).values():  # of nobody who is watched
+            for sock in self._arriving.pop(session).values():  # of peers that are not watched
                 sock.close()
 
         self._arriving[session] = pulses
@@ -131,7 +123,6 @@ class Monitor:
         return list(found)  # should the hub look too late
 
     def drop_in_child(self) -> None:
-        """Close our copies in a forked child."""
         for process in self._processes.values():
             process.drop_in_child()
         for pulses in self._arriving.values():
@@ -143,7 +134,7 @@ class Monitor:
         return process is not None and process.connected
 
     def _watch_ring(self, member: _Member, pulses: dict[int, socket.socket]) -> None:
-        """Watch whom ``member`` has to watch now, and nobody else."""
+        """Watch exactly the peers that ``member`` has to watch now."""
         ring = member.ring()
         if ring is None:
             return
@@ -195,7 +186,7 @@ class Monitor:
         self._hub.alarm(self._tick, due)
 
     def _tend(self, member: _Member, now: float) -> None:
-        """Connect to whom we watch, and ask for those whom no ping reaches."""
+        """Connect to the peers that we watch, and ask the kernel about those that cannot be pinged."""
         unreached = [peer for peer, (process, _) in member.watches.items() if not process.connected]
         for peer in unreached:
             member.dial(peer, member.watches[peer][0])

@@ -4,10 +4,10 @@ On an overloaded machine a process may not get to answer a ping for a second alt
 the kernel can be asked (same boot, same namespaces of processes and network), a silent peer is given more time, but
 only while there is evidence that the thread that answers wants to run: it waits for a CPU or for its memory to be
 swapped in, or it has run since it was last looked at. A stopped or frozen thread does none of these, and neither does
-one that is asleep because no ping reaches it.
+one that sleeps because pings do not reach it.
 
 The kernel shows a process that is frozen (``docker pause``, ``systemctl freeze``, a batch system's suspend) as asleep,
-as it shows an idle one. Its control group tells the difference, in version 1 (``freezer.state``) and version 2
+as it shows an idle one. Its control group shows the difference, in version 1 (``freezer.state``) and version 2
 (``cgroup.events``), where the file system of control groups can be read.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from multiworld.liveness.pulse import THREAD_NAME
 
-#: a silent neighbour that wants to run is lost after this many times the usual patience all the same
+#: a silent neighbour that wants to run is lost only after this many times the usual time
 PATIENCE = 10.0
 _STOPPED = "TtZXx"
 
@@ -32,7 +32,6 @@ class ProcessId:
 
     Attributes:
         machine: this boot of this machine, and the namespace that ``pid`` is a number in.
-        pid: process number.
         started: when it started, in clock ticks since boot; tells it from a later one of the same number.
     """
 
@@ -52,23 +51,15 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What the kernel says of a thread.
-
-    Attributes:
-        state: its letter; R waits for a CPU or has one, D waits for a disk or is frozen.
-        progress: grows whenever it runs, waits for a CPU or has memory swapped in.
-    """
+    """What the kernel says of a thread: R waits for a CPU or has one, D waits for a disk or is frozen. ``progress``
+    grows whenever it runs, waits for a CPU or has memory swapped in."""
 
     state: str
     progress: tuple[int, int, int]
 
 
 class Starvation:
-    """Looks at a silent process again and again: is there evidence that it would answer if it could?
-
-    Args:
-        process: which one.
-    """
+    """Looks at a silent process again and again: is there evidence that it would answer if it could?"""
 
     def __init__(self, process: ProcessId) -> None:
         self._process = process
@@ -99,7 +90,6 @@ def machine() -> str:
 
 
 def this_process() -> ProcessId:
-    """We, as others may know us."""
     fields = _stat(Path(f"/proc/{os.getpid()}"))
     return ProcessId(machine(), os.getpid(), int(fields[19]) if fields else 0)
 
@@ -138,13 +128,7 @@ def _stat(folder: Path) -> list[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A place where control groups can be looked at.
-
-    Attributes:
-        version: 1 (the freezer's hierarchy) or 2.
-        root: control group that is shown there.
-        point: folder that it is mounted at.
-    """
+    """Where control groups of ``version`` 1 (the freezer's hierarchy) or 2 are mounted, from group ``root`` on."""
 
     version: int
     root: str
@@ -152,7 +136,7 @@ class _Mount:
 
 
 def frozen(pid: int) -> bool | None:
-    """Whether the control group of ``pid``, or one above it, is frozen or about to be; None if nobody can tell."""
+    """Whether the control group of ``pid``, or one above it, is frozen or about to be; None if unknown."""
     known: bool | None = None
     with contextlib.suppress(OSError):
         mounts = tuple(_mounts())

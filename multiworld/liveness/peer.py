@@ -30,7 +30,7 @@ Dial = Callable[[float], socket.socket]
 
 
 class ControlSockets(Protocol):
-    """The control connections of a session, as far as they tell whether a host can be reached."""
+    """The control connections of a session, as far as they show whether a host can be reached."""
 
     def sock(self, peer: int) -> socket.socket | None:
         """The connection to ``peer``, if it is open."""
@@ -60,15 +60,8 @@ class Watched(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """One world's interest in one peer.
-
-    Attributes:
-        session: of the world.
-        peer: its rank there.
-        heartbeat: how long it may be silent.
-        since: silence from before this is not held against it: others may have listened less often.
-        suspected: whether ``PeerSuspected`` was told.
-    """
+    """One world's interest in one peer. Silence before ``since`` does not count: others may have listened less
+    often."""
 
     session: Watched
     peer: int
@@ -96,12 +89,7 @@ class PeerProcess:
     Answers are not waited for: they are read when the next ping is due, or a silence is to be judged. The kernel knows
     when they came. So a peer costs one wake-up of ours per interval, and several peers share it.
 
-    Args:
-        hub: whose thread this is.
-        process: which one.
-
     Attributes:
-        watches: who wants to know of its silence.
         last_heard: monotonic time when it was alive; it may have been heard later, which the kernel knows.
     """
 
@@ -119,7 +107,6 @@ class PeerProcess:
 
     @property
     def connected(self) -> bool:
-        """Whether it can be pinged."""
         return self._sock is not None
 
     def watch(self, watch: Watch) -> None:
@@ -166,7 +153,7 @@ class PeerProcess:
         return due
 
     def forgive(self, gap: float) -> None:
-        """We did not listen for ``gap`` seconds: nobody is accused for that."""
+        """We did not listen for ``gap`` seconds: do not hold that against the peer."""
         now = time.monotonic()
         self.last_heard = min(now, self.last_heard + gap)
         self._asked = deque(min(now, asked + gap) for asked in self._asked)
@@ -174,18 +161,16 @@ class PeerProcess:
             watch.since = min(now, watch.since + gap)
 
     def close(self) -> None:
-        """Close the connection; nobody watches it any more."""
         self._closed = True
         self._drop()
 
     def drop_in_child(self) -> None:
-        """Close our copy in a forked child."""
         if self._sock is not None:
             self._sock.close()
 
     def _silent_since(self, watch: Watch, now: float) -> float:
         """When its silence began: at its last sign of life, but no sooner than an interval before the first question
-        that it has not answered, for until then nobody asked."""
+        that it has not answered: before that, nothing was asked."""
         if self._sock is None:
             return max(self.last_heard, watch.since)
         if not self._asked:

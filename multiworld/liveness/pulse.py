@@ -3,7 +3,7 @@
 A Python thread cannot answer while another one holds the GIL, for example during a long model load, and such a peer
 must not be taken for dead. So a thread that runs compiled code (``pulse.c``) answers: as long as the process runs, and
 not when it is stopped, frozen, gone or cut off. It serves only connections that have introduced themselves to the
-endpoint as those of a peer, so no stranger reaches it. A ping is one byte, and so is its answer.
+endpoint as those of a peer, so a stranger does not reach it. A ping is one byte, and so is its answer.
 
 Without the compiled library a Python thread does the same work. A held GIL is silence then.
 """
@@ -55,18 +55,9 @@ def native_loop() -> Loop | None:
 
 
 class Responder:
-    """Answers the pings of peers. Its methods are for the hub's thread.
-
-    Args:
-        hub: the hub that hears which connections have ended.
-        loop: what answers; None for a Python thread.
-
-    Attributes:
-        native: whether compiled code answers; if not, a held GIL looks like silence.
-    """
+    """Answers the pings of peers. Its methods are for the hub's thread. Without a ``loop`` a Python thread answers."""
 
     def __init__(self, hub: Reactor, loop: Loop | None) -> None:
-        self.native = loop is not None
         if loop is None:
             logger.warning(
                 "multiworld was installed without its native responder, because there was no compiler: a held GIL will "

@@ -1,8 +1,8 @@
-"""Peers that an operation waits for, and that nobody here pings: can their host still be reached?
+"""Peers that an operation waits for, and that this process does not ping: can their host still be reached?
 
 A member pings only its successors in the ring. That is enough to notice every member that is stopped, but not a cut
 between two members that are no neighbours. So while an operation has waited for a peer for longer than an interval,
-an empty line goes out on the control connection, and the kernel tells whether it was acknowledged. That takes no
+an empty line goes out on the control connection, and the kernel knows whether it was acknowledged. That takes no
 further connection, and no thread of the peer has to run: it raises no false alarm when the peer is slow, starved or
 stopped, which its predecessors in the ring notice.
 """
@@ -23,12 +23,7 @@ ACK_SECONDS = 0.3
 
 
 class Reach:
-    """What one session asks the kernels of awaited peers. For the hub's thread.
-
-    Args:
-        session: whose peers.
-        heartbeat: of its world.
-    """
+    """What one session asks the kernels of awaited peers. For the hub's thread."""
 
     def __init__(self, session: Watched, heartbeat: Heartbeat) -> None:
         self._session = session
@@ -38,13 +33,7 @@ class Reach:
         self._next_look = 0.0
 
     def tick(self, now: float, watched: Collection[int], unreached: Collection[int]) -> None:
-        """Ask and judge, if it is time.
-
-        Args:
-            now: monotonic time.
-            watched: ranks that are pinged.
-            unreached: ranks that should be pinged, but cannot be now: they are asked here meanwhile.
-        """
+        """Ask and judge, if it is time. Peers in ``unreached`` should be pinged, but cannot be now."""
         interval = self._heartbeat.interval
         if now < self._next_look - SLACK * interval:
             return

@@ -1,4 +1,4 @@
-"""Whom a member watches: the next few members in the order of their ranks."""
+"""The peers that a member watches: the next few in the order of ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ def watched_by(rank: int, size: int, departed: Collection[int], leaving: Collect
     """The ranks that ``rank`` watches.
 
     Args:
-        rank: ours.
-        size: number of members.
         departed: ranks that have left; they are skipped.
         leaving: ranks that have said that they leave. They are watched as long as their last data is awaited, and do
             not count: the ranks behind them must not be left alone.

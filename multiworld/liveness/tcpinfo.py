@@ -17,13 +17,7 @@ _AGES: Final = struct.Struct("@52xII")
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """The state of a connection.
-
-    Attributes:
-        unanswered: number of segments that the peer's kernel has not acknowledged yet.
-        data_age: seconds since data last came.
-        ack_age: seconds since an acknowledgement last came.
-    """
+    """Segments that the peer's kernel has not acknowledged, and seconds since data and an acknowledgement last came."""
 
     unanswered: int
     data_age: float

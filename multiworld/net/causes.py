@@ -13,34 +13,24 @@ from multiworld.net.descriptors import descriptor_shortage
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a call of the operating system failed.
-
-    Attributes:
-        cause: the likely cause.
-        remedy: what to do about it; None where only the caller can say.
-    """
+    """Why a call of the operating system failed; ``remedy`` is None where only the caller knows it."""
 
     cause: str
     remedy: str | None = None
 
 
-def said(error: OSError) -> str:
-    """What the operating system said, without what Python adds: ``create_server`` appends the address again."""
+def system_message(error: OSError) -> str:
+    """The operating system's message alone: Python's ``create_server`` appends the address again."""
     number = error.errno or 0
     return os.strerror(number) if number > 0 else error.strerror or str(error)  # the resolver's are below 0
 
 
 def cause_of(error: OSError, otherwise: str) -> Cause:
-    """The cause of ``error``; ``otherwise`` where it is none that is known here."""
+    """The cause of ``error``; ``otherwise`` if it is unknown here."""
     shortage = descriptor_shortage(error)
     if shortage is not None:
-        machine = error.errno == errno.ENFILE
-        return Cause(
-            shortage,
-            "raise the limit (sysctl fs.file-max), or end programs that hold many"
-            if machine
-            else DescriptorsExhausted.what_to_do,
-        )
+        of_system = "raise the limit (sysctl fs.file-max), or end programs that hold many"
+        return Cause(shortage, of_system if error.errno == errno.ENFILE else DescriptorsExhausted.what_to_do)
     if isinstance(error, socket.gaierror):
         return Cause(
             "the host's name is not known here, or the name service does not answer",

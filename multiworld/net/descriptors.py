@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 #: descriptors kept back: one stays, one can be written over, two can be given up
 RESERVED = 4
-#: where the open ones cannot be listed, numbers below this are tried even if the limit is lower by now
+#: where the open ones cannot be listed, numbers below this are tried even if the limit was lowered since
 _TRIED = 4096
 #: errors of an accept that fails for lack of something that others may give back soon
 NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -73,15 +73,7 @@ def none_free() -> bool:
 
 
 def require(need: int, what: str) -> None:
-    """See that ``need`` descriptors are free.
-
-    Args:
-        need: how many.
-        what: what needs them, for the message.
-
-    Raises:
-        DescriptorsExhausted: fewer are.
-    """
+    """Raise ``DescriptorsExhausted`` unless ``need`` descriptors are free; ``what`` needs them."""
     top, taken = limit(), used()
     if top - taken < need:
         raise DescriptorsExhausted.counted(what, limit=top, used=taken, need=need)
@@ -121,13 +113,7 @@ class Reserve:
 
     def refuse(self, listener: socket.socket) -> bool:
         """Accept one connection for which no descriptor is free, and close it, so that its other end need not wait.
-
-        Args:
-            listener: non-blocking.
-
-        Returns:
-            Whether one was refused; if not, the listener stays readable, and is best left alone for a while.
-        """
+        False if that failed: the listener stays readable, and is best left alone for a while."""
         with self._guard:
             if not self._held:
                 return False
@@ -141,11 +127,7 @@ class Reserve:
             return True
 
     def make(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call ``function``, which opens one descriptor; where none is free, one that was kept back is given for it.
-
-        Raises:
-            OSError: what ``function`` raises; of a shortage, if nothing was kept back either.
-        """
+        """Call ``function``, which opens one descriptor; if none is free, one of the reserve is closed for it."""
         with self._guard:
             try:
                 made = function(*args, **kwargs)
@@ -161,7 +143,7 @@ class Reserve:
     def copied(self, number: int) -> Iterator[int]:
         """A copy of descriptor ``number`` for as long as the block lasts.
 
-        Where none is free, one that was kept back is written over, so that nobody can take it before us.
+        If none is free, one of the reserve is written over, so that another thread cannot take it first.
         """
         try:
             copy = os.dup(number)

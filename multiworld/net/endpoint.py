@@ -1,7 +1,7 @@
 """Where peers reach this process: one listener per local address, shared by all worlds.
 
-Anybody may connect. What has not introduced itself is bounded in number, time and bytes, and costs no more than what
-it sends; see ``docs/threat-model.md``.
+Any process may connect. Connections that have not introduced themselves are bounded in number, time and bytes, and
+cost no more than what they send; see ``docs/threat-model.md``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from multiworld.net.settings import listen
 
 logger = logging.getLogger(__name__)
 
-#: connections that have not introduced themselves; one more drops the oldest, so that a flood keeps nobody out
+#: connections that have not introduced themselves; one more drops the oldest, so that a flood does not keep members out
 MAX_VISITORS: Final = 64
 #: how long one of them may take
 VISITOR_SECONDS: Final = 2.0
@@ -39,7 +39,7 @@ WARNING_SECONDS: Final = 10.0
 
 #: takes a connection over, or closes it
 Taker: TypeAlias = Callable[[socket.socket], None]
-#: answers a hello for a world and generation: who takes the connection over once it is accepted, or why it is refused
+#: answers a hello for a world and generation: what takes the connection over, or why it is refused
 Answerer: TypeAlias = "Callable[[Hello], Taker | str]"
 #: world, generation, incarnation
 Member: TypeAlias = tuple[str, int, str]
@@ -47,13 +47,7 @@ Member: TypeAlias = tuple[str, int, str]
 
 @dataclass(slots=True, eq=False)
 class _Visitor:
-    """A connection that has not introduced itself yet.
-
-    Attributes:
-        sock: the connection.
-        acceptor: our side of the greeting.
-        until: monotonic time when it is given up.
-    """
+    """A connection that has not introduced itself yet. It is closed at ``until``, a monotonic time."""
 
     sock: socket.socket
     acceptor: Acceptor
@@ -61,12 +55,9 @@ class _Visitor:
 
 
 class Endpoint:
-    """The listener at one address. Connections greet, see ``greeting``, and are handed to whom they want.
+    """The listener at one address. Connections greet, see ``greeting``, and are handed to the member they want.
 
     Args:
-        hub: in whose thread everything happens.
-        address: local address.
-        network: secret and ports.
         serve_pulse: takes over heartbeat connections, once they have introduced themselves.
 
     Raises:
@@ -106,7 +97,7 @@ class Endpoint:
         self._complaints.pop((world, generation, incarnation), None)
 
     def complaint(self, world: str, generation: int, incarnation: str) -> GreetingError | None:
-        """Why somebody who wanted this member was turned away: another secret, another protocol."""
+        """Why a peer that wanted this member was refused: another secret, another protocol."""
         return self._complaints.get((world, generation, incarnation))
 
     def close(self) -> None:
@@ -166,7 +157,7 @@ class Endpoint:
             self._hub.call_later(VISITOR_SECONDS, self._expire)
 
     def _expire(self) -> None:
-        """Give up on visitors whose time is over; one timer serves all of them."""
+        """Drop visitors that took too long; one timer serves all of them."""
         now = time.monotonic()
         for visitor in tuple(self._visitors.values()):
             if visitor.until > now:
@@ -218,10 +209,10 @@ class Endpoint:
             self._dismiss(visitor)
 
     def _answer_to(self, error: GreetingError, visitor: _Visitor) -> bytes:
-        """What to say to somebody who could not be greeted.
+        """The answer to a failed greeting.
 
-        Who wants a member that is not here learns just that: a claimant may be dead, and its port ours by now. Nobody
-        learns of members that way, because an incarnation cannot be guessed.
+        A peer that wants a member that is not here learns only that: a claimant may be dead, and we may have its port.
+        This reveals no members, because an incarnation cannot be guessed.
         """
         hello = error.hello
         if hello is None or not error.lasting:
@@ -249,11 +240,11 @@ def _member(hello: Hello) -> Member:
 
 
 def _not_here(hello: Hello) -> str:
-    return f"that member of world {hello.world[:80]!r} is not in generation {hello.generation} here"
+    return f"this process is not that member of world {hello.world[:80]!r} in generation {hello.generation}"
 
 
 def _sent(sock: socket.socket, line: bytes) -> bool:
-    """Whether a line went out whole; nothing is kept of one that did not."""
+    """Send ``line``; whether all of it went out. The rest of a partial one is dropped."""
     with contextlib.suppress(OSError):
         return sock.send(line, socket.MSG_NOSIGNAL) == len(line)
     return False
@@ -262,4 +253,4 @@ def _sent(sock: socket.socket, line: bytes) -> bool:
 def _peer(sock: socket.socket) -> str:
     with contextlib.suppress(OSError):
         return printed(*sock.getpeername()[:2])
-    return "somewhere"
+    return "an unknown address"

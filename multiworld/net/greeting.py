@@ -24,7 +24,7 @@ MAX_WHY: Final = 500
 _STRING: Final = rb'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _VALUE: Final = rb"(?:" + _STRING + rb"|-?(?:0|[1-9][0-9]{0,17})|true|false)"
 _FIELD: Final = rb" *" + _STRING + rb" *: *" + _VALUE + rb" *"
-# No two ways to read anything: what does not match is refused in time linear in its length, without recursion.
+# Unambiguous: input that does not match is refused in time linear in its length, without recursion.
 _FLAT_OBJECT: Final = re.compile(rb" *\{(?:" + _FIELD + rb"(?:," + _FIELD + rb"){0,31})?\} *")
 
 
@@ -67,7 +67,7 @@ class GreetingError(ConnectionError):
     """A greeting that did not succeed; the one error of this module's state machines.
 
     Args:
-        reason: of which kind.
+        reason: its kind.
         what: what happened, one sentence; never with the secret or a proof in it.
         answer: bytes to send before the connection is closed, if any.
         hello: what the other side said it wants, where it got that far; not proven.
@@ -99,11 +99,8 @@ class Hello:
     """What a dialler says of itself and wants; fields that a role does not need keep their defaults.
 
     Attributes:
-        role: what the connection is for.
-        world: name of the world.
         generation: of the world, from 1.
         sender: rank of the dialler, -1 if it is not a member.
-        to: rank of the acceptor.
         incarnation: of the acceptor's claim.
     """
 
@@ -122,11 +119,8 @@ class Hello:
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Hello:
-        """From the wire.
-
-        Raises:
-            ValueError: a field is missing, of another type, or no role of ours.
-        """
+        """From the wire; raises ``ValueError`` for a field that is missing or of another type, and for an unknown
+        role."""
         made = cls(
             Role(_typed(fields, "role", str)), _typed(fields, "world", str), _typed(fields, "generation", int),
             _typed(fields, "from", int), _typed(fields, "to", int), _typed(fields, "incarnation", str),
@@ -139,14 +133,14 @@ class Hello:
 def _typed(fields: dict[str, Any], name: str, kind: type) -> Any:
     value = fields.get(name)
     if type(value) is not kind:
-        raise ValueError(f"{name} is no {kind.__name__}")
+        raise ValueError(f"{name} is not of type {kind.__name__}")
     return value
 
 
 def parsed(line: bytes) -> dict[str, str | int | bool]:
     """A flat JSON object of strings, whole numbers and booleans, at most 32 of them.
 
-    The bytes are checked before a parser sees them: nothing is nested, and no number is long.
+    The bytes are checked before a parser sees them: nothing is nested, and numbers are short.
 
     Raises:
         GreetingError: it is anything else.

@@ -7,7 +7,7 @@ With a secret the dialler's line has a nonce too, and one more line goes each wa
     acceptor: {"multiworld": 2, "ok": true, "proof": HMAC-SHA256(secret, acceptor's label, all lines before)}
 
 Both nonces and every field are in the lines that the proofs cover. The dialler proves first: a stranger gets nothing
-that it could try passwords on. Each side has its own label, so that no proof can be sent back to whoever made it.
+that it could try passwords on. Each side has its own label, so that a proof cannot be sent back to its maker.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _NONCE_BYTES: Final = 16
 _DIALLER_LABEL: Final = b"multiworld greeting 2, dialler\n"
 _ACCEPTOR_LABEL: Final = b"multiworld greeting 2, acceptor\n"
 
-# What either side says of the other one.
+# What each side says of the other.
 _OTHER_HAS: Final = "has a secret, this process has none"
 _OTHER_LACKS: Final = "has no secret, this process has one"
 _OTHER_DIFFERS: Final = "has another secret than this process"
 
 
 def _proof(secret: bytes, label: bytes, *lines: bytes) -> str:
-    """Proof that whoever made it knows the secret; no line holds the separator."""
+    """Proof of knowing the secret; lines do not contain the separator."""
     return hmac.new(secret, label + b"\n".join(lines), "sha256").hexdigest()
 
 
@@ -55,47 +55,34 @@ def _nonce_of(fields: dict[str, Any], name: str) -> bool:
 
 
 class _Lines:
-    """Cuts what comes into lines, and keeps no more than one of them."""
+    """Cuts the bytes that arrive into lines, and keeps at most one."""
 
     def __init__(self) -> None:
-        self._said = bytearray()
+        self._partial = bytearray()
 
     def take(self, data: bytes) -> tuple[bytes | None, bytes]:
-        """The line that ``data`` completes, without its end, and what follows it; None if it is not whole yet.
-
-        Raises:
-            GreetingError: a line is too long.
-        """
+        """The line that ``data`` completes, without its end, and what follows it; None if the line is not whole yet."""
         head, end, rest = data.partition(b"\n")
-        if len(self._said) + len(head) + 1 > MAX_GREETING_BYTES:
+        if len(self._partial) + len(head) + 1 > MAX_GREETING_BYTES:
             raise GreetingError(Reason.GARBAGE, f"sent a greeting of more than {MAX_GREETING_BYTES} bytes")
-        self._said += head
+        self._partial += head
         if not end:
             return None, b""
-        line = bytes(self._said)
-        self._said.clear()
+        line = bytes(self._partial)
+        self._partial.clear()
         return line, rest
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What to do after the other side has said something.
-
-    Attributes:
-        send: bytes to send now.
-        hello: what the dialler wants, once it is proven where a secret is set: accept or refuse it.
-    """
+    """What to ``send`` now. ``hello`` is set once the dialler's wish is known, and proven if there is a secret."""
 
     send: bytes = b""
     hello: Hello | None = None
 
 
 class Acceptor:
-    """The side that is dialled: feed it what comes, send what it returns, then ``accept`` or ``refuse``.
-
-    Args:
-        secret: that the dialler has to know; None if there is none.
-    """
+    """The side that is dialled: feed it what comes, send what it returns, then ``accept`` or ``refuse``."""
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
@@ -105,11 +92,8 @@ class Acceptor:
         self._transcript: list[bytes] = []
 
     def take(self, data: bytes) -> Turn:
-        """Go on with bytes of the dialler, however they are cut.
-
-        Raises:
-            GreetingError: it failed; send its ``answer`` and close the connection.
-        """
+        """Go on with bytes of the dialler, however they are cut. After a ``GreetingError`` send its ``answer`` and
+        close."""
         line, rest = self._lines.take(data)
         if line is None:
             return Turn()
@@ -179,16 +163,8 @@ def _hello_or_none(fields: dict[str, Any]) -> Hello | None:
 
 
 class Dialler:
-    """The side that dials: send ``begin()``, feed it what comes, send what it returns, until it is ``done``.
-
-    Args:
-        hello: who we are and what we want.
-        secret: that the acceptor has to know; None if there is none.
-
-    Attributes:
-        done: True once the acceptor has said yes.
-        rest: bytes that came after the greeting, for whoever uses the connection next.
-    """
+    """The side that dials: send ``begin()``, feed it what comes, send what it returns, until it is ``done``. ``rest``
+    is what came after the greeting."""
 
     def __init__(self, hello: Hello, secret: bytes | None) -> None:
         self.done = False
@@ -204,17 +180,13 @@ class Dialler:
         return self._transcript[0] + b"\n"
 
     def take(self, data: bytes) -> bytes:
-        """Go on with bytes of the acceptor, however they are cut; what to send now.
-
-        Raises:
-            GreetingError: it failed; close the connection.
-        """
+        """Go on with bytes of the acceptor, however they are cut; what to send now. After a ``GreetingError`` close."""
         line, rest = self._lines.take(data)
         if line is None:
             return b""
         fields = parsed(line)
         if fields.get("ok") is False:
-            raise _said_no(fields)
+            raise _refusal_from(fields)
         self._check_version(fields)
         if "challenge" in fields and not rest:
             return self._answer(line, fields)
@@ -226,7 +198,7 @@ class Dialler:
         if self._secret is None:
             raise GreetingError(Reason.SECRET, _OTHER_HAS)
         if len(self._transcript) > 1 or not _nonce_of(fields, "challenge"):
-            raise GreetingError(Reason.GARBAGE, "answered with something else than a greeting")
+            raise GreetingError(Reason.GARBAGE, "answered with something other than a greeting")
         self._transcript.append(line)
         proof = line_of({"proof": _proof(self._secret, _DIALLER_LABEL, *self._transcript)})
         self._transcript.append(proof)
@@ -234,7 +206,7 @@ class Dialler:
 
     def _finish(self, fields: dict[str, Any]) -> None:
         if fields.get("ok") is not True:
-            raise GreetingError(Reason.GARBAGE, "answered with something else than a greeting")
+            raise GreetingError(Reason.GARBAGE, "answered with something other than a greeting")
         if self._secret is not None:
             given = fields.get("proof")
             wanted = _proof(self._secret, _ACCEPTOR_LABEL, *self._transcript)
@@ -248,13 +220,13 @@ class Dialler:
     def _check_version(self, fields: dict[str, Any]) -> None:
         theirs = fields.get("multiworld", 1 if "ok" in fields else None)
         if type(theirs) is not int:
-            raise GreetingError(Reason.GARBAGE, "answered with something else than a greeting")
+            raise GreetingError(Reason.GARBAGE, "answered with something other than a greeting")
         if theirs != PROTOCOL:
             raise GreetingError(Reason.VERSION, versions(theirs, PROTOCOL))
 
 
-def _said_no(fields: dict[str, Any]) -> GreetingError:
-    """The error for a refusal. One of protocol 1 is an ordinary one: it does not look at versions."""
+def _refusal_from(fields: dict[str, Any]) -> GreetingError:
+    """The error for a refusal. One by protocol 1 is an ordinary one, since protocol 1 has no versions."""
     try:
         reason = Reason(fields.get("reason"))
     except ValueError:
@@ -271,8 +243,6 @@ def greet(sock: socket.socket, hello: Hello, settings: NetworkSettings, timeout:
 
     Args:
         sock: connected; its own timeout is afterwards as before.
-        hello: who we are and what we want.
-        settings: with our secret, if there is one.
         timeout: seconds that the whole greeting may take, however slowly the other side speaks.
 
     Raises:
@@ -288,11 +258,11 @@ def greet(sock: socket.socket, hello: Hello, settings: NetworkSettings, timeout:
         if reply:
             sock.settimeout(_left(until))
             sock.sendall(reply)
-        reply = dialler.take(_heard(sock, until))
+        reply = dialler.take(_receive(sock, until))
     sock.settimeout(before)
 
 
-def _heard(sock: socket.socket, until: float) -> bytes:
+def _receive(sock: socket.socket, until: float) -> bytes:
     """Some bytes, none of them after the end of a line."""
     sock.settimeout(_left(until))
     seen = sock.recv(MAX_GREETING_BYTES, socket.MSG_PEEK)

@@ -18,12 +18,7 @@ _Network: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
 
 @dataclass(frozen=True, slots=True)
 class LocalAddress:
-    """An address of an interface that is up.
-
-    Attributes:
-        interface: its name.
-        address: in text; an IPv6 link-local one with its scope, as ``fe80::1%eth0``.
-    """
+    """An address of an interface that is up; an IPv6 link-local one has its scope, as in ``fe80::1%eth0``."""
 
     interface: str
     address: str
@@ -57,11 +52,7 @@ _IfAddrs._fields_ = [
 
 
 def local_addresses() -> tuple[LocalAddress, ...]:
-    """The addresses of all interfaces that are up, IPv4 before IPv6 and link-local ones last.
-
-    Raises:
-        OSError: the kernel does not tell.
-    """
+    """The addresses of all interfaces that are up, IPv4 before IPv6 and link-local ones last; raises ``OSError``."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_IfAddrs)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
@@ -96,11 +87,7 @@ def _address(pointer: int, interface: str) -> str | None:
 
 
 def check_interfaces(interfaces: tuple[str, ...]) -> None:
-    """See that each entry can be a name or a network.
-
-    Raises:
-        InvalidArgument: one cannot.
-    """
+    """Raise ``InvalidArgument`` for an entry that is neither a name nor a network."""
     for wanted in interfaces:
         if not wanted or wanted.split() != [wanted] or ("/" in wanted and _network(wanted) is None):
             raise InvalidArgument(
@@ -110,11 +97,7 @@ def check_interfaces(interfaces: tuple[str, ...]) -> None:
 
 
 def chosen_address(interfaces: tuple[str, ...]) -> str:
-    """The address that peers reach us at: of the first entry of ``interfaces`` that anything here fits.
-
-    Raises:
-        InvalidArgument: nothing fits.
-    """
+    """Our first address that fits an entry of ``interfaces``, tried in order; ``InvalidArgument`` if none fits."""
     here = local_addresses()
     for wanted in interfaces:
         for one in here:
@@ -122,7 +105,7 @@ def chosen_address(interfaces: tuple[str, ...]) -> str:
                 return one.address
     raise InvalidArgument(
         what=f"no address of this machine fits interfaces= (MULTIWORLD_INTERFACES) {','.join(interfaces)!r}",
-        cause="here are "
+        cause="this machine has "
         + (", ".join(f"{one.interface} {one.address}" for one in here) or "no interfaces that are up"),
         remedy="name an interface of this machine, or the network that it is in",
     )

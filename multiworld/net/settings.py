@@ -27,7 +27,6 @@ def network_settings(
         secret: known to all members; ``MULTIWORLD_SECRET``.
         ports: that our listeners may have, such as ``"29600-29699"``; ``MULTIWORLD_PORTS``.
         interfaces: names or networks, the first that fits is taken; ``MULTIWORLD_INTERFACES``, separated by commas.
-        environment: where variables are looked up.
 
     Raises:
         InvalidArgument: a value that cannot be right; the secret itself is never in the message.
@@ -97,8 +96,6 @@ def listen(host: str, port: int, network: NetworkSettings, backlog: int = 1024) 
         host: local address or name; IPv6 too, a link-local one with its scope as in ``fe80::1%eth0``. ``"::"`` is all
             addresses of this machine, those of IPv4 as well where the kernel can do both.
         port: TCP port; 0 takes a free one, of ``network.ports`` where they are set.
-        network: settings.
-        backlog: connections that may wait for being accepted.
 
     Raises:
         InvalidArgument: a link-local address that does not say on which interface.
@@ -122,10 +119,10 @@ def listen(host: str, port: int, network: NetworkSettings, backlog: int = 1024) 
             if error.errno != errno.EADDRINUSE:
                 raise
     first, last = min(network.ports), max(network.ports)
-    none = f"port {first} is not free" if first == last else f"none of the ports {first}-{last} is free"
+    busy = f"port {first} is in use" if first == last else f"the ports {first}-{last} are all in use"
     raise RendezvousError(
-        what=f"{none} at {host}",
-        cause=f"ports= ({PORTS}) allows no others, and other programs or processes of this job use them",
+        what=f"{busy} at {host}",
+        cause=f"ports= ({PORTS}) allows only these, and other programs or processes of this job use them",
         remedy="allow more ports: each process needs one, and one more for each store that it hosts",
     )
 

@@ -18,28 +18,15 @@ _ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """One address of a name.
-
-    Attributes:
-        family: ``AF_INET`` or ``AF_INET6``.
-        address: as sockets take it.
-    """
+    """One address of a name, as sockets take it."""
 
     family: socket.AddressFamily
     address: Any
 
 
 def resolved(host: str, port: int, left: Callable[[], float]) -> list[Resolved]:
-    """The addresses of ``host``; a name is asked for in a thread of its own, because nothing ends that wait.
-
-    Args:
-        host: a name or an address.
-        port: TCP port.
-        left: seconds that are left.
-
-    Raises:
-        OSError: there is none, or the name service does not answer in time.
-    """
+    """The addresses of ``host``; raises ``OSError`` if there is none, or the name service does not answer in time. A
+    name is looked up in a thread of its own, because that wait cannot be ended."""
     if _is_numeric(host):
         return _asked(host, port)
     try:
@@ -62,11 +49,7 @@ def _is_numeric(host: str) -> bool:
 
 
 def own_address(towards: Resolved) -> str:
-    """Our address on the way to another; no packet is sent.
-
-    Raises:
-        OSError: there is no way.
-    """
+    """Our address on the way to another; sends no packet. Raises ``OSError`` if there is no route."""
     with socket.socket(towards.family, socket.SOCK_DGRAM) as probe:
         probe.connect(towards.address)
         return str(probe.getsockname()[0])

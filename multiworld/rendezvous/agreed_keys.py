@@ -17,7 +17,7 @@ import torch.distributed as dist
 from multiworld.rendezvous.torch_store import TorchStore
 
 _NEVER: Final = "\x01never\x01"
-#: how long whoever has won the right to write may take, until the next one may: it has died in between, most likely
+#: how long the winner of the right to write may take before the next one may: it has probably died
 WRITER_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.001
 #: how often in a row a writer may have died in between, as far as the keys of that are deleted again
@@ -25,12 +25,8 @@ _TURNS: Final = 3
 
 
 class AgreedKeys(abc.ABC):
-    """The operations that members agree with; each is atomic for all processes.
-
-    Args:
-        store: a client of the calling thread's own.
-        prefix: of all keys.
-    """
+    """The operations that members agree with; each is atomic for all processes. ``store`` is this thread's own
+    client."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = store
@@ -41,15 +37,15 @@ class AgreedKeys(abc.ABC):
 
     @abc.abstractmethod
     def read(self, name: str) -> str | None:
-        """The value of ``name``, None if nobody has written it."""
+        """The value of ``name``, None if it was not written."""
 
     @abc.abstractmethod
     def put_first(self, name: str, value: str) -> str:
-        """Write ``name`` unless somebody else has; the value that it has now."""
+        """Write ``name`` unless another process has; the value that it has now."""
 
     @abc.abstractmethod
     def number(self, name: str) -> int:
-        """The number ``name``, 0 if nobody has raised it."""
+        """The number ``name``, 0 if it was never raised."""
 
     @abc.abstractmethod
     def raise_from(self, name: str, current: int, to: int) -> int:
@@ -60,7 +56,7 @@ class AgreedKeys(abc.ABC):
         """Delete the value ``name``, if it is there."""
 
     def forget_raise(self, name: str, current: int) -> None:  # noqa: B027 - mostly nothing is left
-        """Delete what is left of ``raise_from(name, current, ...)``; nobody may raise from there any more."""
+        """Delete what is left of ``raise_from(name, current, ...)``, which must not be called again."""
 
 
 def keys_of(store: Any, prefix: str) -> AgreedKeys:
@@ -102,7 +98,7 @@ class CasKeys(AgreedKeys):
 
 
 class CounterKeys(AgreedKeys):
-    """AgreedKeys by counters, for stores whose compare-and-set cannot be used: whoever counts first may write.
+    """AgreedKeys by counters, for stores whose compare-and-set cannot be used: the first to count may write.
 
     A writer that dies between its count and its write holds the others up for ``WRITER_SECONDS``; then the next may.
     """
@@ -110,7 +106,7 @@ class CounterKeys(AgreedKeys):
     def read(self, name: str) -> str | None:
         if not self._add(f"{name}/there", 0):
             return None
-        try:  # deleted meanwhile, it would be waited for as long as the store's own timeout says
+        try:  # if it was just deleted, ``get`` would wait for the store's own timeout
             self._store.wait([self._key(name)], timedelta(seconds=WRITER_SECONDS))
         except RuntimeError:
             return None

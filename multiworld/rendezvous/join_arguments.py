@@ -16,13 +16,13 @@ from multiworld.matching.plan import MAX_MEMBERS
 from multiworld.ops.arguments import whole_number
 
 BACKENDS = ("gloo", "nccl")
-#: of a world's name, as JSON: members say it when they greet each other, in a line of bounded length
+#: limit for a world's name as JSON: the greeting has it in a line of bounded length
 MAX_NAME_BYTES = 3000
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What ``join`` uses where it is not told otherwise; fields as in ``WorldConfig``."""
+    """The defaults of ``join``; fields as in ``WorldConfig``."""
 
     address: str | None
     op_timeout: float
@@ -52,7 +52,7 @@ def checked_config(
         BackendUnavailable: the backend is unknown, or cannot work here.
     """
     if not isinstance(name, str) or not name or "\n" in name:
-        raise _invalid(name, None, f"{name!r} is not a name for a world", "pass a non-empty string in one line")
+        raise _invalid(name, None, f"{name!r} is not a valid name for a world", "pass a non-empty string in one line")
     if len(json.dumps(name)) > MAX_NAME_BYTES:
         raise _invalid(name[:40], None, f"a name of {len(name)} characters is too long", "pass a shorter one")
     rank = _from_environment(name, "RANK", "rank") if rank is None else rank
@@ -89,12 +89,8 @@ def _from_environment(name: str, variable: str, what: str) -> int:
     try:
         return int(os.environ[variable])
     except (KeyError, ValueError):
-        raise _invalid(
-            name,
-            None,
-            f"no {what} given, and {variable} is not set to a number",
-            f"pass {what}=, or launch with torchrun",
-        ) from None
+        missing = f"{what} is not given, and {variable} is not set to a number"
+        raise _invalid(name, None, missing, f"pass {what}=, or launch with torchrun") from None
 
 
 def _checked_device(name: str, rank: int, backend: str, device: torch.device | str | None) -> str:
@@ -103,13 +99,8 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
             name, f"unknown backend {backend!r}", cause=f"known are {', '.join(BACKENDS)}", rank=rank, operation="join"
         )
     if backend == "gloo":
-        _require(
-            name,
-            rank,
-            "gloo",
-            dist.is_available() and hasattr(dist, "ProcessGroupGloo"),
-            "this torch is built without Gloo",
-        )
+        there = dist.is_available() and hasattr(dist, "ProcessGroupGloo")
+        _require(name, rank, "gloo", there, "this torch is built without Gloo")
         place = _device(name, rank, "cpu" if device is None else device)
         if place.type == "meta":
             raise _invalid(name, rank, "device 'meta' has no memory", "pass the device of the tensors")
@@ -128,7 +119,7 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
 
 
 def _device(name: str, rank: int, device: torch.device | str) -> torch.device:
-    """Return the device that is meant; torch's own error would name neither world nor rank."""
+    """Parse ``device``; torch's own error would name neither world nor rank."""
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:

@@ -1,9 +1,9 @@
 """Joining: claim a rank, wait for the others, connect, and be in, all under one generation or not at all.
 
-A generation is claimed rank by rank and complete when all have met; it never gets another member after that. Whoever
-finds that an assembly cannot be completed, because a claimant is dead or the world has to come back, opens the next
-one with a compare-and-set, and everybody still waiting moves there. Two halves of a split world cannot both complete
-one.
+A generation is claimed rank by rank and complete when all have met; it never gets another member after that. A member
+that finds a generation impossible to complete, because a claimant is dead or the world has to come back, opens the next
+one with a compare-and-set, and all members that still wait move there. Two halves of a split world cannot both
+complete one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from multiworld.config import NetworkSettings, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.liveness.neighbour import this_process
-from multiworld.net.causes import cause_of, said
+from multiworld.net.causes import cause_of, system_message
 from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.endpoint import Endpoint
 from multiworld.net.greeting import PROTOCOL, GreetingError, Reason, versions
@@ -31,7 +31,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 ALIVE_CHECK_SECONDS = 1.0
 #: how much longer than ``join_timeout`` a call of torch's store is waited for
 STORE_GRACE_SECONDS = 1.0
-#: the same for an answer to our own client: a store that answers is not blamed for members that do not come
+#: the same for an answer to our own client: a store that answers is not blamed for members that do not join
 ANSWER_GRACE_SECONDS = 0.3
 _OTHER_FILE = "pass the path of a file that every member can write, in a folder that exists"
 
@@ -42,11 +42,10 @@ def store_silent(config: WorldConfig, source: StoreSource, after: int, since: fl
     if refused is not None:
         what = f"does not answer; this process refused a peer that {refused.what}"
         failed = StoreFailed(what, refused.cause, refused.remedy)
-    return store_failed(config, source.where, after, failed)
+    return _store_failed(config, source.where, after, failed)
 
 
-def store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
-    """The error for a store that cannot be used."""
+def _store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
     return RendezvousError(
         config.name, f"the store {where} {failed.what}", cause=failed.cause, remedy=failed.remedy,
         generation=after or None, rank=config.rank, operation="rejoin" if after else "join",
@@ -54,20 +53,13 @@ def store_failed(config: WorldConfig, where: object, after: int, failed: StoreFa
 
 
 class _Moved(Exception):
-    """This generation will not be completed; look at the newest one."""
+    """This generation cannot be completed; look at the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """A generation whose members have all met.
-
-    Attributes:
-        generation: its number.
-        wires: our connections to the others.
-        acceptor: answers for our membership from now on.
-        claims: of all members, by rank.
-        seconds: how long it took to meet.
-    """
+    """A generation whose members have all met, after ``seconds``. ``acceptor`` answers for our membership from now
+    on."""
 
     generation: int
     wires: Wires
@@ -80,10 +72,7 @@ class Rendezvous:
     """One call of ``join`` or ``rejoin``, over as many generations as it takes.
 
     Args:
-        listener: gives the process's listener at a local address.
         unconnected: picks those claims whose process no heartbeat connection leads to yet.
-        config: the membership.
-        source: the store.
         resize: whether to wait when the world exists with another size.
         after: our last generation; the new one is higher.
         cancelled: asked now and then; True gives up.
@@ -110,10 +99,10 @@ class Rendezvous:
         self._deadline = self._started + config.join_timeout
         self._source = source
         self._client: Any = None
-        self._why = "no other member has come"
-        #: why somebody who may be a member was turned away; said when the others have not come in time
+        self._why = "the other members have not joined"
+        #: why we refused a peer that may be a member; part of the message when the others do not join in time
         self._complaint: GreetingError | None = None
-        #: generations that we gave up for all; others may still be reading there until the next one is complete
+        #: generations that we ended for all; others may still read them until the next one is complete
         self._abandoned: list[int] = []
 
     def run(self) -> Meeting:
@@ -126,7 +115,7 @@ class Rendezvous:
         try:
             with self._failures_of_the_store():
                 self._endpoint = self._open_endpoint(self._source.address)
-                self._client = self._open_client(self._source)
+                self._client = self._open_client()
                 self._ledger = Ledger(self._client, self._config.name)
                 return self._meet()
         except BaseException:
@@ -140,7 +129,7 @@ class Rendezvous:
                 generation = self._newest()
                 if generation is not None:
                     return self._enter(generation)
-                self._pause(LONGEST_PAUSE)
+                time.sleep(LONGEST_PAUSE)
             except _Moved:
                 continue
             except Incompatible as other:
@@ -155,7 +144,7 @@ class Rendezvous:
         except StoreFailed as failed:
             if failed.cause == SILENT:
                 raise store_silent(self._config, self._source, self._after, self._started) from None
-            raise store_failed(self._config, self._source.where, self._after, failed) from None
+            raise _store_failed(self._config, self._source.where, self._after, failed) from None
         except Cancelled:
             self._fail_cancelled()
         except ValueError as error:
@@ -177,20 +166,21 @@ class Rendezvous:
             found = cause_of(error, "it is not an address of this machine")
             kind = InvalidArgument if descriptor_shortage(error) is None else RendezvousError
             raise kind(
-                self._config.name, f"peers cannot reach this process at {address!r}: {said(error)}",
+                self._config.name, f"peers cannot reach this process at {address!r}: {system_message(error)}",
                 cause=found.cause, remedy=found.remedy or "pass address= with an address of this machine", **place,
             ) from None  # fmt: skip
 
-    def _open_client(self, source: StoreSource) -> Any:
+    def _open_client(self) -> Any:
+        source = self._source
         try:
             return source.open(Deadline(self._deadline + ANSWER_GRACE_SECONDS, self._cancelled))
         except (StoreFailed, Cancelled):
             raise
         except OSError as error:
             found = cause_of(error, "its folder is not there, or its file cannot be written")
-            raise store_failed(
+            raise _store_failed(
                 self._config, source.where, self._after,
-                StoreFailed(f"cannot be reached: {said(error)}", found.cause, found.remedy or _OTHER_FILE),
+                StoreFailed(f"cannot be reached: {system_message(error)}", found.cause, found.remedy or _OTHER_FILE),
             ) from None  # fmt: skip
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
             what = f"the store {source.where} cannot be reached: {error}"
@@ -279,12 +269,12 @@ class Rendezvous:
             if len(claims) == config.size:
                 self._check_backends(claims)
                 return claims
-            self._why = f"rank {', '.join(str(r) for r in range(config.size) if r not in claims)} has not come"
+            self._why = f"rank {', '.join(str(r) for r in range(config.size) if r not in claims)} has not joined"
             self._check_time()
             if time.monotonic() > next_check:
                 self._check_alive(generation, claims)
                 next_check = time.monotonic() + ALIVE_CHECK_SECONDS
-            self._pause(pause)
+            time.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
 
     def _check_alive(self, generation: int, claims: dict[int, Claim]) -> None:
@@ -315,12 +305,12 @@ class Rendezvous:
             return wire(dialler, acceptor, self._deadline, given_up, self._unconnected)
         except WiringFailed as failed:
             self._complaint = acceptor.complaint() or self._complaint
-            self._why = f"rank {failed.peer} came but could not be connected to: {failed.why}"
+            self._why = f"rank {failed.peer} joined but could not be connected to: {failed.why}"
             self._check_time()
             self._move_on(generation)
 
     def _clean_up(self, generation: int) -> None:
-        """Seal it and delete what is left of the one before; a store that fails now does not matter any more."""
+        """Seal it, and delete what is left of the one before. A store that fails now does no harm."""
         if isinstance(self._client, StoreClient):
             self._client.deadline = Deadline(time.monotonic() + STORE_GRACE_SECONDS)
         try:
@@ -348,9 +338,6 @@ class Rendezvous:
                 "backend= differs between the members",
             )
 
-    def _pause(self, seconds: float) -> None:
-        time.sleep(seconds)
-
     def _check_time(self) -> None:
         if self._cancelled():
             self._fail_cancelled()
@@ -366,7 +353,7 @@ class Rendezvous:
         self._fail(
             "joining was cancelled",
             "the await was cancelled, the MultiWorld was closed, or the program ends",
-            remedy="nothing if that was meant; else join again",
+            remedy="nothing if that was intended; otherwise join again",
         )
 
     def _refuse_size(self, generation: int, size: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What the store says of a world: its generation, who claimed which rank, whether it is complete.
+"""What the store holds of a world: its generation, the claims of ranks, whether it is complete.
 
 One store may serve many worlds: all keys are under the world's name, those of one assembly under its generation.
 """
@@ -17,18 +17,8 @@ from multiworld.rendezvous.agreed_keys import keys_of
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A rank taken by one incarnation of a process, and how to reach it.
-
-    Attributes:
-        incarnation: random number, new for every attempt to join.
-        address: where its listener is.
-        port: of the listener.
-        machine: see ``ProcessId``.
-        pid: process number.
-        started: see ``ProcessId``.
-        backend: what it means to use.
-        protocol: of its greeting; 1 where a claim does not say.
-    """
+    """A rank taken by one incarnation of a process, and how to reach it. ``incarnation`` is a random number, new for
+    every attempt to join; ``protocol`` is 1 where a claim has none."""
 
     incarnation: str
     address: str
@@ -48,15 +38,12 @@ class Claim:
 
     @classmethod
     def unpacked(cls, value: str) -> Claim:
-        """From the value of a key. Other versions have other fields: what is missing is empty, what is new is left out.
-
-        Raises:
-            RendezvousError: it is no claim at all.
-        """
+        """From the value of a key. Other versions have other fields: a missing one is empty, a new one is left out.
+        Raises ``RendezvousError`` for a value that is not a claim."""
         try:
-            said = {"protocol": 1, **json.loads(value)}
+            fields = {"protocol": 1, **json.loads(value)}
             of_type = {name: type(example) for name, example in asdict(_EMPTY).items()}
-            return replace(_EMPTY, **{n: said[n] for n, kind in of_type.items() if type(said.get(n)) is kind})
+            return replace(_EMPTY, **{n: fields[n] for n, kind in of_type.items() if type(fields.get(n)) is kind})
         except (ValueError, TypeError, RecursionError):
             raise RendezvousError(
                 what="the store holds a claim that multiworld did not write",
@@ -69,22 +56,17 @@ _EMPTY = Claim("", "", 0, "", 0, 0, "", 0)
 
 
 class Ledger:
-    """The keys of one world in one store. For one thread.
-
-    Args:
-        store: a client of the thread's own.
-        world: name of the world.
-    """
+    """The keys of one world in one store. For one thread, with a client of its own."""
 
     def __init__(self, store: Any, world: str) -> None:
         self._keys = keys_of(store, f"multiworld/{world}")
 
     def generation(self) -> int:
-        """The newest generation, 0 if there is none."""
+        """The newest generation; 0 before the first."""
         return self._keys.number("generation")
 
     def advance(self, current: int, to: int | None = None) -> int:
-        """Open a generation after ``current`` unless somebody else has; the newest one."""
+        """Open a generation after ``current`` unless another process has; the newest one."""
         return self._keys.raise_from("generation", current, current + 1 if to is None else to)
 
     def claim(self, generation: int, rank: int, claim: Claim) -> Claim:
@@ -104,7 +86,7 @@ class Ledger:
         return int(value) if value else None
 
     def seal(self, generation: int) -> None:
-        """All members have met: nobody can be added any more."""
+        """All members have met: none can be added."""
         self._keys.put_first(f"{generation}/sealed", "yes")
 
     def sealed(self, generation: int) -> bool:

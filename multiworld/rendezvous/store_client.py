@@ -1,7 +1,7 @@
 """A client of a TCP store in Python: torch's protocol, and no wait that cannot be ended.
 
 torch's own client waits in C++ far beyond its timeouts when the store's host is frozen, and aborts the process when it
-comes back to an interpreter that has ended meanwhile. This one waits in short steps, for as long as its ``Deadline``
+returns to an interpreter that has ended. This one waits in short steps, for as long as its ``Deadline``
 lasts, and leaves neither thread nor descriptor behind. It has the methods of ``torch.distributed.Store`` that a ledger
 needs.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from multiworld.config import TcpStoreAddress
-from multiworld.net.causes import cause_of, said
+from multiworld.net.causes import cause_of, system_message
 from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
 from multiworld.net.handshake import Dialler
@@ -59,27 +59,18 @@ class StoreFailed(Exception):
 
 
 class Cancelled(Exception):
-    """Nobody waits for the store any more."""
+    """The caller has stopped waiting for the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """For how long a store is waited for.
-
-    Args:
-        until: monotonic time.
-        cancelled: True ends every wait within ``STEP_SECONDS``.
-    """
+    """How long to wait for a store: until a monotonic time, or ``STEP_SECONDS`` after ``cancelled`` returns True."""
 
     until: float
     cancelled: Callable[[], bool] = lambda: False
 
     def left(self) -> float:
-        """Seconds that are left.
-
-        Raises:
-            Cancelled: nobody waits any more.
-        """
+        """The seconds that are left; raises ``Cancelled`` once the caller has given up."""
         if self.cancelled():
             raise Cancelled
         return self.until - time.monotonic()
@@ -89,7 +80,7 @@ class Deadline:
         return Deadline(min(self.until, time.monotonic() + seconds), self.cancelled)
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long, or until nobody waits any more."""
+        """Wait ``seconds``; raises ``Cancelled`` once the caller has given up."""
         until = time.monotonic() + seconds
         while (rest := min(until - time.monotonic(), self.left())) > 0:
             time.sleep(min(STEP_SECONDS, rest))
@@ -98,8 +89,8 @@ class Deadline:
 class GreetingMode:
     """How the store at one address is spoken to; found out once, and kept.
 
-    A store of ours asks for the greeting where there is a secret. One of torch's, such as torchrun's, knows none: who
-    hosts it has to protect it. Which one it is, its answers tell.
+    A store of ours asks for the greeting where there is a secret. One of torch's, such as torchrun's, has no
+    secret: its host has to protect it. Its answers show which one it is.
 
     Args:
         secret: ours, None if there is none; None too for a store that is known to be torch's own.
@@ -119,12 +110,8 @@ class GreetingMode:
 
 
 class StoreClient:
-    """A connection to a store. For one thread; after any error it is closed.
-
-    Args:
-        sock: connected.
-        deadline: for how long each call may wait; set another one with ``deadline``.
-    """
+    """A connection to a store. For one thread; after any error it is closed. Each call waits until ``deadline``, which
+    the caller may replace."""
 
     def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self.deadline = deadline
@@ -136,13 +123,11 @@ class StoreClient:
         """A client of the store at ``where``, tried again and again until it answers.
 
         Args:
-            where: its address.
-            deadline: for how long, here and in the calls that follow.
             mode: how it is spoken to; None: as torch's clients do.
 
         Raises:
             StoreFailed: it does not answer in time, it refuses us, or this process cannot connect.
-            Cancelled: nobody waits for it any more.
+            Cancelled: the caller has stopped waiting.
         """
         mode = mode or GreetingMode()
         pause = FIRST_PAUSE_SECONDS
@@ -297,12 +282,7 @@ def _key(key: str) -> bytes:
 
 
 def _ready(sock: socket.socket, event: int, deadline: Deadline) -> None:
-    """Wait until ``sock`` is ready.
-
-    Raises:
-        TimeoutError: it is not in time.
-        Cancelled: nobody waits any more.
-    """
+    """Wait until ``sock`` is ready; raises ``TimeoutError`` at the deadline, ``Cancelled`` after a cancellation."""
     poll = select.poll()
     poll.register(sock, event)
     while True:
@@ -349,6 +329,5 @@ def _unreachable(error: OSError) -> StoreFailed:
     if isinstance(error, (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):
         return StoreFailed("hung up", "its host ended, another program listens at its port, or it refuses this request")
     found = cause_of(error, "the way there is cut, or its host is down")
-    return StoreFailed(
-        f"cannot be reached: {said(error)}", found.cause, found.remedy, lasting=descriptor_shortage(error) is not None
-    )
+    what, lasting = f"cannot be reached: {system_message(error)}", descriptor_shortage(error) is not None
+    return StoreFailed(what, found.cause, found.remedy, lasting)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableSet
 from dataclasses import dataclass
 
 from multiworld.net.greeting import GreetingError
 from multiworld.rendezvous.store_wire import NUMBER
 
-#: what is counted for a key beside its bytes and those of its value
+#: what is counted for a key in addition to its bytes and those of its value
 KEY_OVERHEAD_BYTES = 128
 
 
 class Refused(Exception):
-    """A request that cannot be served; the connection that made it is closed, because many requests have no answer.
-
-    Args:
-        why: for the log.
-        complaint: the settings of the two sides differ, so that the host should hear of it; None: a stranger's rubbish.
-    """
+    """A request that cannot be served; its connection is closed, because many requests have no answer. ``complaint`` is
+    for the host: the settings of the two sides differ. It is None for input of a stranger."""
 
     def __init__(self, why: str, complaint: GreetingError | None = None) -> None:
         super().__init__(why)
@@ -29,16 +25,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a store takes.
-
-    Args:
-        key_bytes: longest key, in bytes.
-        value_bytes: largest value, in bytes.
-        request_bytes: largest request as a whole, in bytes.
-        list_keys: most keys in one request.
-        keys: most keys in the store, queued values included.
-        total_bytes: most bytes in the store, keys and a constant for each included.
-    """
+    """How much a store takes. ``keys`` includes queued values, ``total_bytes`` the keys and a constant for each."""
 
     key_bytes: int = 4096
     value_bytes: int = 1 << 20
@@ -49,11 +36,7 @@ class Limits:
 
 
 class StoreData:
-    """The keys of one store. For one thread.
-
-    Args:
-        limits: how much it takes.
-    """
+    """The keys of one store. For one thread."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -62,7 +45,7 @@ class StoreData:
         self._queued = 0
         self._bytes = 0
         self._waiters: dict[bytes, dict[Callable[[], None], None]] = {}
-        self._awaited: dict[Callable[[], None], set[bytes]] = {}
+        self._awaited: dict[Callable[[], None], MutableSet[bytes]] = {}
 
     def __len__(self) -> int:
         return len(self._values)
@@ -79,7 +62,6 @@ class StoreData:
         self._wake(key)
 
     def append(self, key: bytes, value: bytes) -> None:
-        """Write behind the value that is there."""
         whole = self.get(key) + value
         if len(whole) > self._limits.value_bytes:
             raise Refused("the value grows too large")
@@ -120,7 +102,7 @@ class StoreData:
         return all(key in self._values or key in self._queues for key in keys)
 
     def push(self, key: bytes, value: bytes) -> None:
-        """Put a value at the end of a queue; the first who waits for it goes on."""
+        """Put a value at the end of a queue; the first waiter goes on."""
         self._charge(self._cost(key, value), 1)
         self._queued += 1
         self._queues.setdefault(key, deque()).append(value)
@@ -145,13 +127,9 @@ class StoreData:
     def wait(self, keys: Iterable[bytes], waiter: Callable[[], None]) -> bool:
         """Whether all keys are there; if not, ``waiter`` is called once they are. A waiter has one wait at a time."""
         missing = {key for key in keys if not self.has((key,))}
-        if not missing:
-            return True
-        self.forget(waiter)
-        self._awaited[waiter] = missing
-        for key in missing:
-            self._waiters.setdefault(key, {})[waiter] = None
-        return False
+        if missing:
+            self._await(missing, waiter)
+        return not missing
 
     def barrier(self, key: bytes, size: int, waiter: Callable[[], None]) -> bool:
         """Count up ``key``; whether ``size`` have come. If not, ``waiter`` is called when the last one has."""
@@ -163,10 +141,14 @@ class StoreData:
         if count >= size:
             self._wake(key)
             return True
-        self.forget(waiter)
-        self._awaited[waiter] = {key}
-        self._waiters.setdefault(key, {})[waiter] = None
+        self._await({key}, waiter)
         return False
+
+    def _await(self, keys: MutableSet[bytes], waiter: Callable[[], None]) -> None:
+        self.forget(waiter)
+        self._awaited[waiter] = keys
+        for key in keys:
+            self._waiters.setdefault(key, {})[waiter] = None
 
     def forget(self, waiter: Callable[[], None]) -> None:
         for key in self._awaited.pop(waiter, ()):

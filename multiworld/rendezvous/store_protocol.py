@@ -31,10 +31,8 @@ class ServerProtocol:
     """The requests of one connection, served in order.
 
     Args:
-        data: the store.
-        limits: of a request.
         secret: that the other side has to prove first; None accepts torch's own clients as well.
-        answered: called when a wait is over and ``out`` has its answer, while a request is served; it has to be brief.
+        answered: called when a wait ends and ``out`` has its answer, while a request is served; it has to be brief.
 
     Attributes:
         out: answers that are to be sent.
@@ -68,11 +66,7 @@ class ServerProtocol:
         return len(self.out) >= MAX_UNTAKEN_BYTES
 
     def feed(self, data: bytes) -> None:
-        """Take what has come, and serve what is whole.
-
-        Raises:
-            Refused: the connection is to be closed.
-        """
+        """Take ``data`` and serve each whole request; raises ``Refused`` if the connection has to be closed."""
         self._unread += data
         self.go_on()
 

@@ -14,7 +14,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Final
 
-from multiworld.net.causes import said
+from multiworld.net.causes import system_message
 from multiworld.net.descriptors import NO_RESOURCES, limit
 from multiworld.net.reactor import Reactor
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
@@ -32,24 +32,18 @@ STRANGER_SECONDS: Final = 2.0
 ACCEPTS_AT_ONCE: Final = 64
 READ_BYTES: Final = 4096
 LARGE_READ_BYTES: Final = 1 << 18
-#: how long no connection is accepted when there is no descriptor for it
+#: how long to stop accepting when no descriptor is free
 BACK_OFF_SECONDS: Final = 0.2
 #: a connection that said nothing for so long gives way when there are too many
 IDLE_SECONDS: Final = 2.0
-#: a log line about refused clients is not repeated for so long
-TELL_SECONDS: Final = 60.0
+#: a log line about refused clients is repeated after so long at the earliest
+LOG_SECONDS: Final = 60.0
 MIN_CONNECTIONS: Final = 128
 
 
 class StoreServer:
-    """Serves one store on one listening socket until it is closed.
-
-    Args:
-        hub: whose thread serves.
-        listener: bound and listening; the server owns it from now on.
-        secret: that every client has to prove; None accepts torch's own clients as well.
-        limits: how much the store takes.
-    """
+    """Serves one store on a listening socket, which it owns, until it is closed. Every client has to prove ``secret``;
+    None accepts torch's own clients as well."""
 
     def __init__(
         self, hub: Reactor, listener: socket.socket, secret: bytes | None = None, limits: Limits | None = None
@@ -64,7 +58,7 @@ class StoreServer:
         self._strangers: dict[_Connection, None] = {}
         self._closed = False
         self._warned = False
-        self._told_at = -math.inf
+        self._logged_at = -math.inf
         self._complaint: tuple[float, GreetingError | None] = -math.inf, None
         listener.setblocking(False)
         hub.call(self._listen)
@@ -89,23 +83,22 @@ class StoreServer:
     def welcome(self, connection: _Connection) -> None:
         self._strangers.pop(connection, None)
 
-    def tell(self, refused: Refused) -> None:
+    def note_refusal(self, refused: Refused) -> None:
         """Note that a connection was refused; log what may be a member's wrong setting, once in a while."""
         complaint, now = refused.complaint, time.monotonic()
         if complaint is None:
-            logger.debug("the store hangs up on a connection: %s", refused)
+            logger.debug("the store closes a connection: %s", refused)
             return
         self._complaint = now, complaint
-        if now - self._told_at > TELL_SECONDS:
-            self._told_at = now
+        if now - self._logged_at > LOG_SECONDS:
+            self._logged_at = now
             logger.warning(
                 "the store at port %d refused %s; likely cause: %s; what to do: %s (said once in %.0f s)",
-                self._listener.getsockname()[1], refused, complaint.cause, complaint.remedy, TELL_SECONDS,
+                self._listener.getsockname()[1], refused, complaint.cause, complaint.remedy, LOG_SECONDS,
             )  # fmt: skip
 
     def complaint(self, since: float) -> GreetingError | None:
-        """Why somebody who may be a member was refused last, if that was after ``since``, a monotonic time. From any
-        thread."""
+        """Why a client that may be a member was last refused, if after ``since``, a monotonic time. From any thread."""
         at, error = self._complaint
         return error if at >= since else None
 
@@ -129,7 +122,7 @@ class StoreServer:
                 sock, _address = self._listener.accept()
             except OSError as error:
                 if error.errno in NO_RESOURCES:
-                    self._back_off(said(error))
+                    self._back_off(system_message(error))
                 return
             self._admit(sock)
 
@@ -157,7 +150,7 @@ class StoreServer:
             self.dismiss(connection)
 
     def _has_room(self) -> bool:
-        """Half of the descriptors of the process may be ours; who has been silent for longest gives way."""
+        """Half of the descriptors of the process may be ours; the connection that was silent for longest gives way."""
         if len(self._connections) < max(MIN_CONNECTIONS, limit() // 2):
             return True
         idle = [each for each in self._connections if each.idle_seconds() > IDLE_SECONDS]
@@ -222,7 +215,7 @@ class _Connection:
         try:
             self._protocol.feed(data)
         except Refused as refused:
-            self._server.tell(refused)
+            self._server.note_refusal(refused)
             self._refuse()
             return
         if self._protocol.valid:
@@ -230,7 +223,7 @@ class _Connection:
         self._flush()
 
     def _refuse(self) -> None:
-        """Hang up; who is still to hear why does that first: with its data unread, the last words would be lost."""
+        """Hang up, after the answer that says why: unread data would make the kernel drop it."""
         last_words = not self._protocol.valid and bytes(self._protocol.out)
         if not last_words:
             self._server.dismiss(self)
@@ -265,7 +258,7 @@ class _Connection:
         self._watch()
 
     def _watch(self) -> None:
-        """Wait for what comes next; who does not take its answers is not listened to."""
+        """Wait for what comes next; a client that does not read its answers is not read either."""
         if self._closed:
             return
         more = self._protocol.out or not self._protocol.missing

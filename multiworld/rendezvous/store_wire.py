@@ -2,7 +2,7 @@
 
 A connection begins with VALIDATE and a magic number. A request is one byte, then its arguments: numbers are 64 bits,
 little-endian; keys and values are a length and bytes; lists are a count and their items. torch's clients put a slash
-before each key. The answers have no header: who asks knows what comes.
+before each key. Answers have no header: the client knows what to expect.
 """
 
 from __future__ import annotations
@@ -57,5 +57,4 @@ def sized(data: bytes) -> bytes:
 
 
 def request(kind: Request, *arguments: bytes) -> bytes:
-    """A request with arguments that are packed already."""
     return bytes([kind]) + b"".join(arguments)

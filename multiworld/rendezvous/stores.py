@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from multiworld.config import FileStorePath, NetworkSettings, TcpStoreAddress, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, WrongContext
-from multiworld.net.causes import Cause, cause_of, said
+from multiworld.net.causes import Cause, cause_of, system_message
 from multiworld.net.reactor import Reactor
 from multiworld.net.settings import listen
 from multiworld.rendezvous.addresses import own_address, resolved, usable_address
@@ -42,11 +42,7 @@ StoreLike: TypeAlias = "str | TcpStoreAddress | FileStorePath | Any"
 
 
 class ClientPool:
-    """Clients of one TCP store that nobody uses now: connecting anew takes longer than all the rest of a rejoin.
-
-    Args:
-        mode: how that store is spoken to.
-    """
+    """Idle clients of one TCP store: a new connection takes longer than all the rest of a rejoin."""
 
     def __init__(self, mode: GreetingMode) -> None:
         self._mode = mode
@@ -58,7 +54,7 @@ class ClientPool:
         """One that still works, or a new one; raises as ``StoreClient.connect``."""
         while (client := self._pop()) is not None:
             client.deadline = deadline.at_most(KEPT_CLIENT_SECONDS)
-            with contextlib.suppress(StoreFailed):  # its host is gone, maybe another is there by now
+            with contextlib.suppress(StoreFailed):  # its host has ended; another one may have started
                 client.num_keys()
                 client.deadline = deadline
                 return client
@@ -79,7 +75,7 @@ class ClientPool:
             client.close()
 
     def drop_in_child(self) -> None:
-        """Close our copies in a forked child, where whoever held the lock does not exist."""
+        """Close our copies in a forked child, where the thread that held the lock does not exist."""
         for client in self._clients:
             client.close()
         self._clients = []
@@ -94,12 +90,11 @@ class StoreSource:
     """A store that can be opened, each time with a client of its own.
 
     Attributes:
-        where: its address, or the caller's store.
         address: the local address that peers of such a store reach us at.
-        kept: clients that nobody uses now, shared by all worlds of one store.
+        kept: idle clients, shared by all worlds of one store.
         owner: what has to live as long as the store is used, such as the caller's object.
         gate: what calls of torch's own stores pass.
-        complaint: why a store that is hosted here has refused somebody since a monotonic time; None if it has not.
+        complaint: why a store that is hosted here refused a client since a monotonic time; None if it did not.
     """
 
     where: TcpStoreAddress | FileStorePath | Any
@@ -114,7 +109,7 @@ class StoreSource:
 
         Raises:
             StoreFailed: a TCP store does not answer in time.
-            Cancelled: nobody waits for it any more.
+            Cancelled: the caller has stopped waiting.
             OSError: the file of a file store cannot be made.
         """
         if isinstance(self.where, TcpStoreAddress):
@@ -135,18 +130,13 @@ class StoreSource:
             self.discard(client)
 
     def discard(self, client: Any) -> None:
-        """Close a client in the middle of whatever it did."""
+        """Close a client in the middle of a call."""
         if isinstance(client, StoreClient):
             client.close()
 
 
 class HostedStores:
-    """The stores that this process hosts; one per address, for all its worlds and their generations.
-
-    Args:
-        hub: whose thread serves them.
-        network: the secret that connections to them have to prove, and the ports that they may have.
-    """
+    """The stores that this process hosts; one per address, for all its worlds and their generations."""
 
     def __init__(self, hub: Reactor, network: NetworkSettings) -> None:
         self._hub = hub
@@ -158,14 +148,11 @@ class HostedStores:
         self._closed = False
 
     def serve(self, host: str, port: int) -> TcpStoreAddress:
-        """Host a store at ``host``:``port``, bound there only; the address that others use, with the real port.
-
-        Raises:
-            RendezvousError: the address is in use or not ours.
-        """
+        """Host a store at ``host``:``port``, bound there only; the address that others use, with the real port. Raises
+        ``RendezvousError`` if the address is in use or not ours."""
         if not isinstance(host, str) or type(port) is not int or not 0 <= port <= 65535:
             raise InvalidArgument(
-                what=f"no store can be hosted at {host!r}, port {port!r}",
+                what=f"cannot host a store at {host!r}, port {port!r}",
                 remedy="pass a local address as text and a port from 0 to 65535; 0 takes a free one",
                 operation="serve_store",
             )
@@ -187,8 +174,6 @@ class HostedStores:
         """What ``store`` means for this membership; hosts it where that is our part.
 
         Args:
-            store: as given to ``join``.
-            config: the membership.
             cancelled: True ends a wait for the name service.
 
         Raises:
@@ -216,7 +201,6 @@ class HostedStores:
         self._gate.close()
 
     def drop_in_child(self) -> None:
-        """Close our copies in a forked child."""
         for server in set(self._hosted.values()):
             server.drop_in_child()
         for clients in self._kept.values():
@@ -252,7 +236,7 @@ class HostedStores:
 
 
 def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bool:
-    """Whether a store answers at ``where``, perhaps with no."""
+    """Whether a store answers at ``where``, even with a refusal."""
     try:
         kept.take(where, deadline).close()
     except StoreFailed as failed:
@@ -263,7 +247,7 @@ def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bo
 
 
 def _is_torchruns() -> bool:
-    """Whether torchrun's agent hosts the store of ``env://``, as it tells its workers."""
+    """Whether torchrun's agent hosts the store of ``env://``; it sets this variable for its workers."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -274,7 +258,7 @@ def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Dead
         if isinstance(error, Cancelled):
             why, found = "the wait was cancelled", Cause("joining was cancelled")
         else:
-            why, found = said(error), cause_of(error, "there is no route to it")
+            why, found = system_message(error), cause_of(error, "there is no route to it")
         raise RendezvousError(
             config.name, f"the store {where} cannot be reached: {why}",
             cause=found.cause, remedy=found.remedy, rank=config.rank, operation="join",
@@ -306,13 +290,10 @@ def _parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStor
 
 def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
     return InvalidArgument(
-        config.name,
-        f"{store!r} is not a store",
+        config.name, f"{store!r} is not a store", rank=config.rank, operation="join",
         cause="known are tcp://host:port, file:///path, env:// and the stores of torch.distributed",
         remedy="correct it; for port 0 call serve_store() and pass on the address it returns",
-        rank=config.rank,
-        operation="join",
-    )
+    )  # fmt: skip
 
 
 def _from_environment(config: WorldConfig) -> TcpStoreAddress:
@@ -321,12 +302,9 @@ def _from_environment(config: WorldConfig) -> TcpStoreAddress:
         return TcpStoreAddress(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted)
     except (KeyError, ValueError):
         raise InvalidArgument(
-            config.name,
-            "store='env://' needs MASTER_ADDR and MASTER_PORT",
+            config.name, "store='env://' needs MASTER_ADDR and MASTER_PORT", rank=config.rank, operation="join",
             remedy="launch with torchrun, set them, or pass store=",
-            rank=config.rank,
-            operation="join",
-        ) from None
+        ) from None  # fmt: skip
 
 
 def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
@@ -337,21 +315,16 @@ def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
     elif error.errno == errno.EACCES:
         found = Cause("ports below 1024 are for privileged processes", other_port)
     return RendezvousError(
-        None,
-        f"no store can be hosted at {printed(host, port) if port else host}: {said(error)}",
+        what=f"cannot host a store at {printed(host, port) if port else host}: {system_message(error)}",
         cause=found.cause,
-        remedy=found.remedy or "pass an address of this machine; rank 0 hosts the store, unless another process does",
+        remedy=found.remedy or "pass an address of this machine; rank 0 hosts the store unless another process does",
         operation="serve_store",
     )
 
 
 def _open_file(path: str, deadline: Deadline) -> None:
-    """Make the file of a store, or see that it is there, once its folder is, on a file system that may lag behind.
-
-    Raises:
-        OSError: it cannot be opened, or its folder does not come in time.
-        Cancelled: nobody waits any more.
-    """
+    """Make the file of a store, or open it, once its folder is there: file systems lag. Raises ``OSError`` if it cannot
+    be opened or the folder does not come in time, ``Cancelled`` once the caller has given up."""
     while not Path(path).parent.is_dir() and deadline.left() > 0:
         deadline.sleep(0.05)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))

@@ -31,11 +31,7 @@ class Gate:
 
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
-        """Be inside for the block.
-
-        Raises:
-            Cancelled: the gate is closed.
-        """
+        """Be inside for the block; raises ``Cancelled`` once the gate is closed."""
         with self._changed:
             if self._closed:
                 raise Cancelled
@@ -48,19 +44,14 @@ class Gate:
                 self._changed.notify_all()
 
     def close(self, seconds: float = CLOSING_SECONDS) -> bool:
-        """Let nobody in any more; whether nobody is inside, after ``seconds`` at most."""
+        """Let no more calls in; whether all have left within ``seconds``."""
         with self._changed:
             self._closed = True
             return self._changed.wait_for(lambda: self._inside == 0, seconds)
 
 
 class TorchStore:
-    """A store object behind a gate, with all its methods.
-
-    Args:
-        gate: which all calls pass.
-        make: makes the object, or returns the caller's.
-    """
+    """A store object behind a gate, with all its methods."""
 
     def __init__(self, gate: Gate, make: Callable[[], Any]) -> None:
         self._gate = gate
@@ -78,7 +69,7 @@ class TorchStore:
 
 
 class FileStore(dist.FileStore):  # type: ignore[misc]  # torch is not followed by the type checker
-    """``torch.distributed.FileStore``, never destroyed where no descriptor is free when it is dropped.
+    """``torch.distributed.FileStore``, kept for good if it is dropped while no descriptor is free.
 
     Its destructor opens the file once more, and ends the process if it cannot.
     """

@@ -2,8 +2,8 @@
 
 The higher rank dials the lower. Both say who they are; a wrong world, generation, rank or incarnation is refused,
 with the reason. Then each member dials those that it is going to ping, unless another world has done so already. When a
-member has all its connections it says so on each, and is in when everybody has: from then on nobody needs the Python of
-another one for a sign of life.
+member has all its connections it says so on each. It is in once all members have said so: from then on a sign of life
+does not need the Python of a peer.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 #: the connections between two members
 ROLES = (Role.LANE, Role.CONTROL)
 READY = b"R"
-#: how often a connection is made anew that was closed without a word: a flood of others may have pushed it out
+#: how often to dial when the peer hangs up without an answer: a flood of others may have pushed us out
 DIAL_TRIES = 3
 
 
 class WiringFailed(Exception):
-    """A peer could not be reached, refused us, or went away meanwhile; ``peer`` is its rank."""
+    """A peer could not be reached, refused us, or went away; ``peer`` is its rank."""
 
     def __init__(self, peer: int, why: str) -> None:
         super().__init__(f"rank {peer}: {why}")
@@ -45,13 +45,7 @@ class WiringFailed(Exception):
 
 
 class Incompatible(Exception):
-    """A peer has another secret or speaks another protocol: no further try can succeed.
-
-    Args:
-        peer: its rank.
-        claim: how it was to be reached.
-        error: what it said.
-    """
+    """A peer has another secret or speaks another protocol: another try cannot succeed."""
 
     def __init__(self, peer: int, claim: Claim, error: GreetingError) -> None:
         super().__init__(f"rank {peer} at {printed(claim.address, claim.port)} {error.what}")
@@ -60,15 +54,7 @@ class Incompatible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PeerDialler:
-    """Makes the connections of one member to the others.
-
-    Attributes:
-        world: its name.
-        generation: its generation.
-        rank: ours.
-        claims: of all members, by rank.
-        network: with our secret.
-    """
+    """Makes the connections of one member to the others."""
 
     world: str
     generation: int
@@ -77,17 +63,13 @@ class PeerDialler:
     network: NetworkSettings
 
     def dial(self, role: Role, peer: int, timeout: float) -> socket.socket:
-        """Connect to ``peer``; raises as the function ``dial``."""
         claim = self.claims[peer]
         hello = Hello(role, self.world, self.generation, self.rank, peer, claim.incarnation)
         return dial(claim, hello, self.network, timeout)
 
     def pulse(self, peer: int, timeout: float) -> socket.socket:
-        """Connect to the responder of ``peer`` and see that it answers.
-
-        Raises:
-            OSError: it cannot be reached, refuses, or does not answer, each step within ``timeout`` seconds.
-        """
+        """Connect to the responder of ``peer`` and wait for one answer; raises ``OSError``. Each step has ``timeout``
+        seconds."""
         sock = self.dial(Role.PULSE, peer, timeout)
         try:
             first_ping(sock)
@@ -97,12 +79,8 @@ class PeerDialler:
         return sock
 
     def wire(self, peer: int, role: Role, timeout: float) -> socket.socket:
-        """Connect to ``peer`` for ``role``.
-
-        Raises:
-            WiringFailed: it cannot be reached, or refuses.
-            Incompatible: it has another secret or protocol.
-        """
+        """Connect to ``peer`` for ``role``. Raises ``WiringFailed`` if it cannot be reached or refuses,
+        ``Incompatible`` if it has another secret or protocol."""
         claim = self.claims[peer]
         try:
             return self.dial(role, peer, timeout)
@@ -119,14 +97,8 @@ class PeerDialler:
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """The connections, by world rank.
-
-    Attributes:
-        lanes: for data.
-        controls: for control.
-        pulses: for heartbeats, to those that we ping and that no other world of ours pings.
-        dial_pulse: makes another of these within some seconds.
-    """
+    """The connections, by world rank. ``pulses`` lead to the peers that we ping and that no other world of ours pings;
+    ``dial_pulse`` makes another of these within some seconds."""
 
     lanes: dict[int, socket.socket]
     controls: dict[int, socket.socket]
@@ -134,7 +106,6 @@ class Wires:
     dial_pulse: Callable[[int, float], socket.socket]
 
     def put(self, peer: int, role: Role, sock: socket.socket) -> None:
-        """Take the lane or the control connection of ``peer``."""
         (self.lanes if role is Role.LANE else self.controls)[peer] = sock
 
     def close(self) -> None:
@@ -144,16 +115,7 @@ class Wires:
 
 class HandshakeAcceptor:
     """Answers visitors for one world and generation: peers that dial us, and probes that ask whether we live.
-
-    Args:
-        endpoint: where they come to.
-        world: its name.
-        generation: its generation.
-        rank: ours.
-        size: number of members.
-        incarnation: of our claim.
-        withdrawn: True once we do not want to be that member any more: a cancelled join gives its rank back at once.
-    """
+    ``withdrawn`` returns True once we give the membership up: a cancelled join frees its rank at once."""
 
     def __init__(
         self,
@@ -171,7 +133,7 @@ class HandshakeAcceptor:
         self._me = rank, incarnation
         self._size = size
         self._withdrawn = withdrawn
-        #: who has yet to dial us, and for what: each does so once, and only higher ranks do
+        #: the peers that have not dialled us yet, and for what: only higher ranks dial, once for each role
         self._missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
         self._pulses: dict[int, socket.socket] = {}
         self._guard = threading.Lock()
@@ -187,7 +149,7 @@ class HandshakeAcceptor:
                 self.arrived.get_nowait()[2].close()
 
     def complaint(self) -> GreetingError | None:
-        """Why somebody who dialled us was turned away, if that may be a member with other settings."""
+        """Why a peer that dialled us was refused, if it may be a member with other settings."""
         return self._endpoint.complaint(*self._where)
 
     def _answer(self, hello: Hello) -> Taker | str:
@@ -201,7 +163,7 @@ class HandshakeAcceptor:
             return self._answer_to_wire(hello)
         if hello.role is Role.PULSE:
             return lambda sock: self._serve_pulse(hello.sender, sock)
-        return f"no {hello.role.value} is taken here"
+        return f"a connection for {hello.role.value} is not taken here"
 
     def _answer_to_wire(self, hello: Hello) -> Taker | str:
         if hello.sender < self._me[0]:
@@ -225,16 +187,13 @@ class HandshakeAcceptor:
             if not self._closed:
                 self.arrived.put((peer, role, sock))
                 return
-        sock.close()  # we were given up while it was answered
+        sock.close()  # we were closed while it was answered
 
 
 def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float) -> socket.socket:
     """Connect to a member and greet it; the connection, once it has said yes.
 
     Args:
-        claim: where it is.
-        hello: who we are and what we want.
-        network: with our secret.
         timeout: seconds for all of it.
 
     Raises:
@@ -268,11 +227,6 @@ def alive(world: str, generation: int, rank: int, claim: Claim, network: Network
     """Whether the process that made ``claim`` is still a member, or on the way to be one.
 
     Args:
-        world: name of the world.
-        generation: of the claim.
-        rank: that it claims.
-        claim: as it is in the store.
-        network: with our secret.
         timeout: seconds until it counts as gone.
 
     Raises:
@@ -300,10 +254,8 @@ def wire(
     """Make all connections of a member.
 
     Args:
-        dialler: connects to the others.
-        acceptor: answers those that dial us.
         deadline: monotonic time.
-        cancelled: asked now and then; True gives up, because nobody wants it any more or the others have moved on.
+        cancelled: asked now and then; True gives up: the caller has stopped waiting, or the others have moved on.
         unconnected: picks those claims whose process no heartbeat connection leads to yet.
 
     Raises:
@@ -332,7 +284,7 @@ def _at_most_five(deadline: float) -> float:
 def _dial_pulses(
     wires: Wires, dialler: PeerDialler, deadline: float, unconnected: Callable[[Iterable[Claim]], list[Claim]]
 ) -> None:
-    """Connect to those whom we are going to watch first."""
+    """Connect to the peers that we watch first."""
     claims = dialler.claims
     ring = {claims[peer].incarnation: peer for peer in watched_by(dialler.rank, len(claims), (), ())}
     for claim in unconnected(claims[peer] for peer in ring.values()):

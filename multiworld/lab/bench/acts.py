@@ -51,7 +51,7 @@ async def receive(context: Context, name: str, src: int) -> float:
         await task
     except PeerLost:
         return time.monotonic()
-    raise AssertionError("a message came that nobody sent")
+    raise AssertionError("a message came that was never sent")
 
 
 async def cpu_of_receiving(context: Context, name: str, src: int, seconds: float) -> float:

@@ -21,11 +21,7 @@ _SECONDS = 120
 
 
 def check(python: Path | None) -> None:
-    """See, before anything is measured, that the interpreter is there.
-
-    Raises:
-        InvalidArgument: it is not, or has no pymultiworld.
-    """
+    """Before anything is measured, raise ``InvalidArgument`` if the interpreter is missing or has no pymultiworld."""
     if python is None:
         return
     command = [str(python), "-c", "from multiworld.manager import WorldManager"]
@@ -43,7 +39,6 @@ def compare(python: Path | None, progress: Progress) -> list[Figure]:
 
     Args:
         python: interpreter that has pymultiworld installed and set up; None leaves the comparison out.
-        progress: called with one line at each step.
 
     Raises:
         InvalidArgument: the interpreter is not there, or the program fails with it.

@@ -9,11 +9,7 @@ from multiworld.lab.bench.report import BenchReport, Comparison
 
 
 def check(path: Path) -> None:
-    """See, before anything is measured, that a plot can be written.
-
-    Raises:
-        InvalidArgument: matplotlib is missing, or the ending of ``path`` or its folder is unknown.
-    """
+    """Before anything is measured, raise ``InvalidArgument`` unless a plot can be written to ``path``."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -24,24 +20,18 @@ def check(path: Path) -> None:
             what=f"{path.name} has no known ending", remedy=f"choose one of {', '.join(sorted(known))}"
         )
     if not path.absolute().parent.is_dir():
-        raise InvalidArgument(what=f"{path.absolute().parent} is no folder", remedy="make it first, or choose another")
+        raise InvalidArgument(
+            what=f"{path.absolute().parent} is not a folder", remedy="make the folder first, or choose another"
+        )
 
 
 def draw(report: BenchReport, path: Path) -> None:
-    """Write a plot of the ratios with their intervals.
-
-    Args:
-        report: with comparisons.
-        path: file to write; its ending says the format.
-
-    Raises:
-        InvalidArgument: see ``check``; or there is nothing to plot.
-    """
+    """Write a plot of the ratios with their intervals; raises as ``check``, or if there is nothing to plot."""
     check(path)
     from matplotlib.figure import Figure
 
     if not report.comparisons:
-        raise InvalidArgument(what="there is nothing to plot", cause="the part 'ratios' was not measured")
+        raise InvalidArgument(what="the report has nothing to plot", cause="the part 'ratios' was not measured")
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
     for name in dict.fromkeys(row.operation for row in report.comparisons if row.nbytes):

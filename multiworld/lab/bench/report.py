@@ -42,16 +42,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A promised figure, what was measured, and the verdict.
-
-    Attributes:
-        name: what it is about.
-        wanted: the promise.
-        measured: in words.
-        verdict: of the comparison.
-        values: the numbers behind it.
-        timed: whether a busy machine can spoil it; a leak or a false alarm is one on any machine.
-    """
+    """A promised figure, what was measured, and the verdict. A busy machine can spoil a ``timed`` one; a leak or a
+    false alarm is one on any machine."""
 
     name: str
     wanted: str
@@ -81,13 +73,7 @@ def judged(name: str, wanted: str, measured: str, good: bool, *, timed: bool = T
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """Everything.
-
-    Attributes:
-        comparisons: worlds against plain, in turns.
-        figures: what was promised.
-        facts: where and under what load it was measured.
-    """
+    """Comparisons in turns with plain torch.distributed, the promised figures, and where it was measured."""
 
     comparisons: tuple[Comparison, ...]
     figures: tuple[Figure, ...]

@@ -31,14 +31,8 @@ PARTS = ("ratios", *_FIGURES)
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What to measure.
-
-    Args:
-        quick: fewer sizes and repetitions.
-        parts: some of ``PARTS``; empty for all.
-        rounds: interleaved rounds per size and operation.
-        pymultiworld: interpreter that has pymultiworld, to compare with; None for none.
-    """
+    """What to measure: ``parts`` are some of ``PARTS``, empty for all; ``pymultiworld`` is an interpreter that has
+    it."""
 
     quick: bool = False
     parts: tuple[str, ...] = ()
@@ -47,16 +41,12 @@ class BenchOptions:
 
 
 def run(options: BenchOptions, progress: Progress) -> BenchReport:
-    """Measure; ``progress`` is called with one line at each step.
-
-    Raises:
-        InvalidArgument: a part that does not exist.
-    """
+    """Measure; ``progress`` gets a line at each step. Raises ``InvalidArgument`` for an unknown part."""
     wanted = options.parts or PARTS
     if unknown := set(wanted) - set(PARTS):
         raise InvalidArgument(
-            what=f"there is no part {', '.join(sorted(unknown))}",
-            cause="it is misspelt, most likely",
+            what=f"unknown part {', '.join(sorted(unknown))}",
+            cause="it is probably misspelt",
             remedy=f"choose some of {', '.join(PARTS)}",
         )
     external.check(options.pymultiworld)

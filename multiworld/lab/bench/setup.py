@@ -16,16 +16,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a part is given.
-
-    Attributes:
-        pool: where workers come from.
-        host: the worker that hosts the store.
-        store: where all worlds are assembled.
-        rounds: interleaved rounds per size and operation.
-        quick: fewer sizes and repetitions.
-        progress: called with one line at each step.
-    """
+    """The pool and its store, how much to measure, and what gets a line at each step."""
 
     pool: WorkerPool
     host: Worker
@@ -36,7 +27,6 @@ class Setup:
 
     @contextmanager
     def workers(self, *names: str) -> Iterator[list[Worker]]:
-        """Workers for the block."""
         made = [self.pool.worker(name) for name in names]
         try:
             yield made
@@ -44,7 +34,6 @@ class Setup:
             self.pool.dismiss(*made)
 
     def join(self, world: str, members: Sequence[Worker]) -> None:
-        """Let all join a world, by their order."""
         each = [
             member.start(workloads.join, rank, len(members), self.store, world) for rank, member in enumerate(members)
         ]

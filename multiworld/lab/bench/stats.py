@@ -58,13 +58,8 @@ class Ratio:
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int = 0) -> Ratio:
-    """Median of the ratios of paired rounds, with a bootstrap interval over the rounds.
-
-    Args:
-        numerators: one figure per round.
-        denominators: the other one of the same round.
-        seed: of the resampling, so that a report can be made again.
-    """
+    """Median of the ratios of paired rounds, with a bootstrap interval over the rounds; ``seed`` makes it
+    repeatable."""
     ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
     draw = random.Random(seed)  # noqa: S311 - resampling is no secret
     medians = [statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES)]

@@ -25,13 +25,11 @@ _WINDOW_SECONDS = 2.0
 
 
 def _endpoint_port(context: Context) -> int:
-    """Where the worker's peers reach it."""
     (endpoint,) = context.mw._hub._endpoints.values()
     return endpoint.port
 
 
 def _resident(context: Context) -> int:  # noqa: ARG001
-    """Memory of this process, in bytes."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmRSS:")[2].split()[0])
 
@@ -80,7 +78,7 @@ def _window(members: list[Worker], stranger: Worker, port: int, strike: bool) ->
     echoing = members[1].start(acts.echo, [_WORLD], 1)
     calling = members[0].start(acts.call, [_WORLD], _WINDOW_SECONDS, 1)
     members[0].wait_for("calling")
-    # The same work on the same machine either way: in calm windows they connect to somebody else.
+    # The same work on the same machine either way: in calm windows they connect to another listener.
     with socket.create_server(("127.0.0.1", 0), backlog=2 * _STRANGERS) as elsewhere:
         target = port if strike else elsewhere.getsockname()[1]
         coming = stranger.start(_connect, target, _STRANGERS, 0.8 * _WINDOW_SECONDS, _KEPT)

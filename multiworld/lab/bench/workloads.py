@@ -21,14 +21,15 @@ WORLD = "bench"
 BURST = 8
 
 
-class PlainGroup:
-    """``torch.distributed`` of the process's default group; worlds use the same names."""
+class Ranked:
+    """``torch.distributed``, or the synchronous twin of a world, with our rank; both use the same names."""
 
-    def __init__(self) -> None:
-        self.rank: int = dist.get_rank()
+    def __init__(self, rank: int, operations: Any) -> None:
+        self.rank = rank
+        self._operations = operations
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(dist, name)
+        return getattr(self._operations, name)
 
 
 def _round_trip(group: Any, tensors: list[torch.Tensor]) -> None:
@@ -73,15 +74,7 @@ async def _one_way_awaited(group: Any, tensors: list[torch.Tensor]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One row: what is done in one turn, waiting in the thread and awaited.
-
-    Attributes:
-        name: for the report.
-        waiting: ``waiting(group, tensors)`` for a plain group or the synchronous twin of a world.
-        awaited: the same to be awaited.
-        payloads: how many times ``nbytes`` move in one turn, for throughputs.
-        sized: whether it has a length.
-    """
+    """One row: one turn in a thread that waits, and awaited; ``nbytes`` move ``payloads`` times in it."""
 
     name: str
     waiting: Callable[[Any, list[torch.Tensor]], Any]
@@ -114,7 +107,7 @@ def set_up(context: Context, rank: int, store: TcpStoreAddress) -> None:
     client = dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=30))
     plain = dist.PrefixStore("plain", client)
     dist.init_process_group("gloo", store=plain, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    context.kept["plain"] = PlainGroup()
+    context.kept["plain"] = Ranked(dist.get_rank(), dist)
 
 
 async def join(context: Context, rank: int, size: int, store: TcpStoreAddress, name: str = WORLD) -> float:
@@ -129,20 +122,10 @@ def turns_plain(context: Context, name: str, nbytes: int, count: int) -> list[fl
     return _timed(WORKLOADS[name], context.kept["plain"], nbytes, count)
 
 
-class _Synchronous:
-    """The synchronous twin of a world, with its rank."""
-
-    def __init__(self, world: Any) -> None:
-        self.rank = world.rank
-        self._sync = world.sync
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sync, name)
-
-
 def turns_waiting(context: Context, name: str, nbytes: int, count: int) -> list[float]:
     """The same with the synchronous twin of a world."""
-    return _timed(WORKLOADS[name], _Synchronous(context.mw[WORLD]), nbytes, count)
+    world = context.mw[WORLD]
+    return _timed(WORKLOADS[name], Ranked(world.rank, world.sync), nbytes, count)
 
 
 async def turns_awaited(context: Context, name: str, nbytes: int, count: int) -> list[float]:

@@ -22,8 +22,8 @@ class FaultKind(enum.Enum):
     BUSY = "busy"  # holds the GIL for longer than it may be silent; nothing breaks
     LEAVE = "leave"  # leaves one world in good order and joins it again
     ABORT = "abort"  # breaks one world on purpose
-    BAD_MESSAGE = "bad message"  # sends another length than is expected; both sides are told, nothing breaks
-    STRANGER = "stranger"  # somebody connects to all its ports, talks nonsense and stays; nothing breaks
+    BAD_MESSAGE = "bad message"  # sends another length than is expected; both sides get an error, nothing breaks
+    STRANGER = "stranger"  # a stranger connects to all its ports, talks nonsense and stays; nothing breaks
 
 
 #: how often each is drawn
@@ -48,9 +48,7 @@ class Fault:
 
     Attributes:
         at: seconds from the start, at the earliest; a fault waits until the one before it is recovered from.
-        kind: what is done.
-        worker: to whom.
-        second: who is killed at the same time; None for nobody.
+        second: another worker that is killed at the same time.
         world: the world concerned; empty where it is all of the worker's.
         seconds: how long it lasts, where it does.
     """
@@ -73,15 +71,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Workers, worlds and faults.
-
-    Attributes:
-        seed: that it was drawn from.
-        seconds: how long faults go on.
-        workers: how many.
-        worlds: members of each world, workers in the order of their ranks.
-        faults: in the order of time.
-    """
+    """Workers, worlds (each with its members, by rank) and faults."""
 
     seed: int
     seconds: float
@@ -101,8 +91,6 @@ def draw_plan(seed: int, seconds: float, workers: int, worlds: int) -> Plan:
     """Draw a plan.
 
     Args:
-        seed: of everything.
-        seconds: how long faults go on.
         workers: how many, at least three.
         worlds: how many, at least two; of two to four members each.
 

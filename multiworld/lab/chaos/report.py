@@ -16,8 +16,6 @@ class Story:
     """One fault and what came of it.
 
     Attributes:
-        fault: as planned.
-        fired: how it was proven.
         concerned: worlds that must break.
         notices: who noticed what, until all was well again.
         back_after: seconds until all were back; None if they were not in time.
@@ -46,7 +44,7 @@ class Story:
         who = sorted({notice.worker for notice in self.breaks} - struck)
         first, last = (f"{min(delays) * 1e3:,.0f} ms", f"{max(delays) * 1e3:,.0f} ms") if delays else ("", "")
         back = "" if not self.concerned else "NEVER" if self.back_after is None else f"{self.back_after:.2f} s"
-        by = f"{len(delays)} in {len({n.world for n in self.breaks})} worlds, workers {who}" if delays else "nobody"
+        by = f"{len(delays)} in {len({n.world for n in self.breaks})} worlds, workers {who}" if delays else "none"
         worker = str(self.fault.worker) if self.fault.second is None else f"{self.fault.worker}, {self.fault.second}"
         what = f"{self.fault.kind.value} {self.fault.world}".strip()
         return f"{self.fault.at:.1f} s", what, worker, self.fired[0].proof, by, first, last, back
@@ -69,14 +67,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class ChaosReport:
-    """Everything.
-
-    Attributes:
-        plan: that was played.
-        stories: a story per fault.
-        promises: with what was seen of them.
-        facts: where and under what load.
-    """
+    """The plan, a story per fault, the promises with what was seen of them, and where it was played."""
 
     plan: Plan
     stories: tuple[Story, ...]
@@ -105,15 +96,8 @@ OTHERS_SECONDS = 1.0
 def judge(
     plan: Plan, stories: Sequence[Story], stray: Sequence[Notice], tallies: Mapping[int, Tally], deaths: Sequence[str]
 ) -> tuple[Promise, ...]:
-    """All promises.
-
-    Args:
-        plan: that was played.
-        stories: one per fault.
-        stray: breaks that belong to no fault.
-        tallies: of the workers, by number.
-        deaths: workers that ended without having been killed.
-    """
+    """All promises. ``stray`` breaks belong to no fault; ``deaths`` are workers that ended without having been
+    killed."""
     return (
         _promise("only worlds of the struck worker break", _wrong_worlds(stories, stray), "no break elsewhere"),
         _promise("every other member notices, in time", _late(plan, stories), _noticed(stories)),

@@ -59,12 +59,7 @@ def play(plan: Plan, progress: Progress) -> ChaosReport:
 
 
 class Run:
-    """The workers of a plan and what they have noticed.
-
-    Attributes:
-        stray: breaks that belong to no fault.
-        deaths: workers that ended without having been killed.
-    """
+    """The workers of a plan and what they have noticed; ``stray`` breaks belong to no fault."""
 
     def __init__(self, plan: Plan, pool: WorkerPool, progress: Progress) -> None:
         self.stray: list[Notice] = []

@@ -50,18 +50,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that a worker noticed.
-
-    Attributes:
-        worker: who.
-        world: where.
-        what: ``broken`` or ``back``.
-        at: monotonic time.
-        generation: that broke, or that was joined.
-        error: class of the first cause.
-        ranks: accused.
-        how: it was noticed.
-    """
+    """At a monotonic time, a worker notices that a world is ``broken`` (``how``, and which ``ranks``) or ``back``."""
 
     worker: int
     world: str
@@ -222,15 +211,8 @@ async def mismatch(context: Context, name: str, peer: int, sending: bool) -> str
 
 
 class Impatient:
-    """One member of traffic whose waiting is given up at random moments; all members of a world take the same turns.
-
-    No message may be torn, and memory that was given back may not be written to.
-
-    Args:
-        world: in which.
-        draw: when waiting is given up.
-        wrong: gets a line for everything that is not as it should be.
-    """
+    """One member of traffic that stops waiting at random moments; all members of a world take the same turns. A message
+    must not be torn, and memory that was given back must not be written to: ``wrong`` gets a line for each case."""
 
     def __init__(self, world: World, draw: random.Random, wrong: list[str]) -> None:
         self._world = world
@@ -260,11 +242,11 @@ class Impatient:
             return
 
     async def _reduce(self, length: int) -> None:
-        """Who gives up gets nothing; the others get the sum all the same."""
+        """A member that stops waiting gets nothing; the others still get the sum."""
         memory = torch.ones(length)
         given_up = await self._given_up(self._world.all_reduce(memory), memory, often=0.5)
         if not given_up and not bool((memory == self._world.size).all()):
-            self._wrong.append(f"{self._world.name}: a sum is wrong since somebody gave up waiting for it")
+            self._wrong.append(f"{self._world.name}: a sum is wrong after a member stopped waiting for it")
 
     async def _given_up(self, call: object, memory: torch.Tensor, often: float = 0.8) -> bool:
         """Await ``call``, mostly not for long; whether it was given up, its memory then being put to another use."""

@@ -79,7 +79,7 @@ def test_one_too_many_drops_the_oldest(endpoint: Endpoint) -> None:
         socks = [stack.enter_context(connect(endpoint)) for _ in range(MAX_VISITORS + 1)]
         assert socks[0].recv(1) == b""
         socks[1].sendall(Dialler(HELLO, None).begin())  # it is in time
-        assert json.loads(socks[1].recv(4096))["why"].startswith("that member")
+        assert json.loads(socks[1].recv(4096))["why"].startswith("this process is not that member")
         assert len(endpoint._visitors) == MAX_VISITORS - 1
 
 

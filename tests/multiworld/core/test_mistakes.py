@@ -155,3 +155,8 @@ def test_two_members_of_one_world_in_one_process(mw: MultiWorld, store: str) -> 
         with pytest.raises(RendezvousError, match="rank 0 is taken"):
             third.sync.join("w", 0, 2, store=store, join_timeout=5)
         assert first.state is joined[0].state is WorldState.ACTIVE
+
+
+def test_a_join_without_a_time_limit(mw: MultiWorld) -> None:
+    world = mw.sync.join("w", 0, 1, store=mw.serve_store("127.0.0.1", 0), join_timeout=math.inf)
+    assert world.state is WorldState.ACTIVE

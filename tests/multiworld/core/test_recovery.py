@@ -183,7 +183,7 @@ def test_a_world_that_nobody_else_joins_fails_in_time(store: str) -> None:
     with cluster() as c:
         took, text = c.start(_alone, store).result()
     assert 0.5 <= took < 5
-    assert "rank 1, 2 has not come" in text
+    assert "rank 1, 2 has not joined" in text
 
 
 def _dies_while_joining(link: Link, store: str) -> None:
