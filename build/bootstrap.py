@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Collection
-from itertools import dropwhile, takewhile
+from itertools import dropwhile, takewhile, zip_longest
 from pathlib import Path
 
 #: Settings of pip with uv's variables for them; uv separates the values of the second kind with commas.
@@ -120,15 +120,20 @@ def _unknown(name: str, sessions: Collection[str]) -> str:
     kind, _, release = name.partition("-")
     releases = [other.partition("-")[2] for other in sessions if other.startswith(f"{kind}-") and other[-1].isdigit()]
     if releases and re.fullmatch(r"[0-9.]+", release):
-        (near,) = difflib.get_close_matches(release, releases, 1, 0.0)
+        near = min(releases, key=lambda known: _distance(known, release))
         return (
             f"PyTorch {release} is not a release that this project knows: {', '.join(releases)}\n"
             f"to do:\n  python3 noxfile.py -s {kind}-{near}\n"
-            f"  python3 noxfile.py -s regenerate-patch -- {release}, to add it"
+            f"  python3 noxfile.py -s regenerate-patch -- {release}    # adds it"
         )
     similar = difflib.get_close_matches(name, sessions, 1, 0.5)
     hint = f"python3 noxfile.py -s {similar[0]}" if similar else "python3 noxfile.py -l lists the sessions"
     return f"there is no session {name}\nto do:\n  {hint}"
+
+
+def _distance(one: str, other: str) -> list[int]:
+    parts = ([int(part or 0) for part in text.split(".")] for text in (one, other))
+    return [abs(a - b) for a, b in zip_longest(*parts, fillvalue=0)]
 
 
 def _fail(message: str, status: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from multiworld.config import WorldState
-from multiworld.errors import BrokenWorldException, InvalidArgument, TensorMismatch
+from multiworld.errors import BrokenWorldException, InvalidArgument, TensorMismatch, rebuilt
 
 if TYPE_CHECKING:
     from multiworld.world import World
@@ -34,7 +34,7 @@ async def _as_before(operation: Awaitable[Any]) -> None:
     try:
         await operation
     except TensorMismatch as error:
-        raise MismatchInWorld(**vars(error)) from None
+        raise rebuilt(MismatchInWorld, vars(error)) from None
 
 
 class WorldCommunicator:

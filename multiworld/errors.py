@@ -51,11 +51,11 @@ class MultiWorldError(Exception):
         self.operation = operation
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _rebuild, (type(self), dict(self.__dict__))
+        return rebuilt, (type(self), dict(self.__dict__))
 
     def with_context(self, **fields: Any) -> MultiWorldError:
         """A copy with some fields replaced, such as ``operation`` of the waiter that it is raised in."""
-        return _rebuild(type(self), {**self.__dict__, **fields})
+        return rebuilt(type(self), {**self.__dict__, **fields})
 
     @property
     def where(self) -> str:
@@ -73,7 +73,7 @@ class MultiWorldError(Exception):
         return "\n".join(lines)
 
 
-def _rebuild(kind: type[MultiWorldError], state: Mapping[str, Any]) -> MultiWorldError:
+def rebuilt(kind: type[MultiWorldError], state: Mapping[str, Any]) -> MultiWorldError:
     """Make an error of ``kind`` again from its attributes; what pickle calls."""
     error = kind.__new__(kind)
     Exception.__init__(error, state.get("world"), state.get("what"))

@@ -146,7 +146,7 @@ class World(Group):
 
         Args:
             ranks: world ranks, ours among them, without doubles; the order gives the ranks in the group.
-            label: tells groups of the same ranks apart.
+            label: tells groups of the same ranks apart. Reuse labels: a group's number is kept until the world rejoins.
 
         Raises:
             InvalidArgument: no list of whole numbers; a rank out of range, twice, or ours missing; another group that
@@ -282,6 +282,7 @@ class World(Group):
         self._loop = loop
         self._earlier.add(self._current.tally())
         self._config, self._current = config, session
+        self._numbers.clear()  # of the last generation's groups
         self.ranks = tuple(range(config.size))
 
     def _config_of_rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> WorldConfig:

@@ -106,7 +106,7 @@ def _kept(target: Path, base: str, key: str) -> AppliedTree | None:
 
     Raises:
         SourceError: it is damaged; it may have commits of a person, so it is not replaced.
-        UsageError: it holds changes that are not committed, or was not made here.
+        UsageError: it holds a person's changes or commits, or was not made here.
     """
     record = _read_record(target)
     if record is None:
@@ -121,6 +121,7 @@ def _kept(target: Path, base: str, key: str) -> AppliedTree | None:
         return None
     try:
         _refuse_dirty(target)
+        _refuse_commits(target, record)
         if record.key != key or Git(target).line("rev-parse", "HEAD") != record.head:
             return None
         return _result(Git(target), base, record)
@@ -130,6 +131,15 @@ def _kept(target: Path, base: str, key: str) -> AppliedTree | None:
             cause=error.cause or "it is damaged",
             remedy="save your own commits in it, if any; then remove the folder and run again",
         ) from None
+
+
+def _refuse_commits(target: Path, record: _Record) -> None:
+    count = Git(target).line("rev-list", "--count", "HEAD", f"^{record.head}")
+    if count != "0":
+        raise UsageError(
+            f"the checkout {target} has {count} commits that this command did not make",
+            remedy="save them with `git format-patch`; then remove the folder, or give another one with --into",
+        )
 
 
 def check_files(applied: AppliedTree, names: Collection[str]) -> None:

@@ -146,7 +146,7 @@ def _heartbeat() -> Check:
         "heartbeat",
         Verdict.NOTE,
         "Python answers: a process whose GIL is held for longer than lost_after is lost for its peers",
-        "install a C or C++ compiler, then install multiworld again",
+        "install a C or C++ compiler, then multiworld again; in a source tree, run `python hatch_build.py`",
     )
 
 

@@ -91,6 +91,6 @@ class LaneStore(dist.Store):  # type: ignore[misc]  # torch is not followed by t
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise TimeoutError(f"no value for {keys} within {timeout} s")
-                self._changed.wait(left)
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
             if self._stopped:
                 raise ConnectionAbortedError("the world broke while its backend was set up")

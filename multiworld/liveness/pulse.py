@@ -60,8 +60,9 @@ class Responder:
     def __init__(self, hub: Reactor, loop: Loop | None) -> None:
         if loop is None:
             logger.warning(
-                "multiworld was installed without its native responder, because there was no compiler: a held GIL will "
-                "look like silence; install a C compiler and then multiworld again"
+                "multiworld runs without its native responder, which was not compiled or cannot be loaded: a held GIL "
+                "looks like silence; install a C compiler and then multiworld again, or run `python hatch_build.py` in "
+                "a source tree"
             )
         self._hub = hub
         self._epoll = select.epoll()

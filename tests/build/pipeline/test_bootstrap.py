@@ -85,6 +85,7 @@ SESSIONS = ["lint", "tests", "patches", "build-2.6.0", "test-2.6.0", "build-2.15
         ("-s lnt tests", ["there is no session lnt", "-s lint"]),
         ("--session xyzzy", ["there is no session xyzzy", "python3 noxfile.py -l"]),
         ("-s build-2.6.1", ["PyTorch 2.6.1 is not", "2.6.0, 2.15.0", "-s build-2.6.0\n", "regenerate-patch -- 2.6.1"]),
+        ("-s build-2.5.1", ["-s build-2.6.0\n"]),
         ("-s build-2.6.0 --no-test", ["goes behind --", "noxfile.py -s build-2.6.0 -- --no-test"]),
         ("-s build-2.6.0 --python 3.12 -- --no-test", ["noxfile.py -s build-2.6.0 -- --python 3.12 --no-test"]),
     ],

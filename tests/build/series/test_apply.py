@@ -104,6 +104,19 @@ def test_edits_in_the_checkout_are_not_lost(repo: Git, tmp_path: Path) -> None:
     assert (target / "a.c").read_text() == "mine"
 
 
+@pytest.mark.parametrize("count", [2, 1])
+def test_commits_in_the_checkout_are_not_lost(repo: Git, tmp_path: Path, count: int) -> None:
+    """Neither by the same series nor by another one."""
+    patches, target = series(repo), tmp_path / "out"
+    apply_series(repo.folder, "base", patches, target)
+    mine = Git(target)
+    mine.out("-c", "user.name=me", "-c", "user.email=me@here", "commit", "-q", "--allow-empty", "-m", "mine")
+    head = mine.line("rev-parse", "HEAD")
+    with pytest.raises(UsageError, match="1 commits that this command did not make"):
+        apply_series(repo.folder, "base", patches[:count], target)
+    assert mine.line("rev-parse", "HEAD") == head
+
+
 def test_a_folder_of_someone_else_is_not_replaced(repo: Git, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
