@@ -16,6 +16,7 @@ from multiworld.drivers.calls import ProcessGroupCalls
 from multiworld.drivers.values import LaneStore
 from multiworld.matching.driver import Finished
 from multiworld.net.descriptors import require
+from multiworld.parking import immortal
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,6 @@ CONNECTING_SECONDS = 0.5
 _DESCRIPTORS, _DESCRIPTORS_PER_MEMBER = 8, 2
 #: after the last connection is closed, time for Gloo's loop to leave the code that closed it
 SETTLE_SECONDS = 0.02
-# Process groups whose threads did not end in time: dropping them would block in their destructor.
-_abandoned: list[Any] = []
 
 
 def _device(address: str) -> Any:
@@ -163,5 +162,7 @@ class GlooDriver(ProcessGroupCalls):
             self._await_closed(until)
         if not idle:
             logger.warning("gloo: operations did not end in %.1f s; their process group is left alone", deadline)
-            _abandoned.append((self._group, self._store))
+            # Its destructor would wait for that thread, and the interpreter destroys what any variable holds.
+            immortal(self._group)
+            immortal(self._store)
         self._group = None
