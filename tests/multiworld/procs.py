@@ -16,7 +16,18 @@ from typing import Any
 from multiworld.lab.context import Context as Link
 from multiworld.lab.workers import DEADLINE, VanishedError, Worker, WorkerPool
 
-__all__ = ["Cluster", "Done", "Link", "WorkerGone", "cluster", "process_state", "program", "shared_pool", "wait_until"]
+__all__ = [
+    "Cluster",
+    "Done",
+    "Link",
+    "WorkerGone",
+    "cluster",
+    "open_links",
+    "process_state",
+    "program",
+    "shared_pool",
+    "wait_until",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 WorkerGone = VanishedError
@@ -89,6 +100,15 @@ def process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "X"
+
+
+def open_links() -> list[str]:
+    """What our descriptors refer to, such as ``socket:[123]``; other threads may close some meanwhile."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not paths
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))  # noqa: PTH115 - text
+    return found
 
 
 def wait_until(condition: Callable[[], bool], timeout: float, message: str) -> None:

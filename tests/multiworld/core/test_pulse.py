@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, process_state, wait_until
+from procs import Link, cluster, open_links, process_state, wait_until
 from table import members
 
 from multiworld import MultiWorld, OwnStall
@@ -218,7 +218,7 @@ def _forks(link: Link, store: str, rank: int) -> None:
         if child == 0:
             assert mw._hub._responder is not None
             mw._hub.drop_in_child()  # said by each of several owners; the numbers are others' by now
-            sockets = [os.readlink(e) for e in Path("/proc/self/fd").iterdir() if e.is_symlink()]  # noqa: PTH115
+            sockets = open_links()
             link.send([s for s in sockets if s.startswith("socket:")])
             signal.pause()
         link.recv()

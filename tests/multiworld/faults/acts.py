@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from procs import open_links
 
 from multiworld import BrokenWorldException, TcpStoreAddress, WorldBroken, WorldState
 from multiworld.lab.context import Context
@@ -175,7 +176,7 @@ class Held:
 
 def held(context: Context) -> Held:
     """Count threads and descriptors, as the kernel sees them."""
-    links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]  # noqa: PTH115 - text
+    links = open_links()
     sockets = sum(link.startswith("socket:") for link in links)
     return Held(len(list(Path("/proc/self/task").iterdir())), len(links), sockets)
 

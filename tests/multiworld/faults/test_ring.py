@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from procs import open_links
 
 from multiworld import OwnStall, PeerLost, WorldState
 from multiworld.lab.context import Context
@@ -122,7 +123,7 @@ def test_who_holds_the_gil_right_after_the_join_is_not_silent(scene: Scene) -> N
 
 def listening(context: Context) -> list[tuple[str, int]]:
     """Where this process listens."""
-    inodes = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}  # noqa: PTH115
+    inodes = set(open_links())
     found = []
     for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
