@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import threading
+import weakref
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -92,6 +93,7 @@ class World(Group):
         self._departures = 0
         #: what the groups made here are, by number
         self._numbers: dict[int, tuple[tuple[int, ...], str]] = {}
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._earlier = Tally()
 
     @property
@@ -168,7 +170,10 @@ class World(Group):
         identity = repr((members, label)).encode()
         gid = zlib.crc32(identity) or 1
         self._check_number(gid, members, label)
-        return Group(self, members, gid, int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little"))
+        digest = int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little")
+        made = Group(self, members, gid, digest)
+        self._groups.add(made)
+        return made
 
     def _check_number(self, gid: int, members: tuple[int, ...], label: str) -> None:
         """Refuse a group whose number another one has: their messages would cross."""
@@ -282,7 +287,8 @@ class World(Group):
         self._loop = loop
         self._earlier.add(self._current.tally())
         self._config, self._current = config, session
-        self._numbers.clear()  # of the last generation's groups
+        living = {group.gid for group in self._groups}  # they work again in the new generation
+        self._numbers = {gid: what for gid, what in self._numbers.items() if gid in living}
         self.ranks = tuple(range(config.size))
 
     def _config_of_rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> WorldConfig:

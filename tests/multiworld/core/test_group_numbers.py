@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import zlib
 
@@ -48,3 +49,20 @@ def test_members_that_mean_different_groups_of_one_number_hear_of_it(store: str)
 
         assert all("label" in remedy for remedy in pool.map(call, groups))
         assert [world.failure for world in worlds] == [None, None]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_after_a_rejoin_the_numbers_of_living_groups_are_taken(store: str, kept: bool) -> None:
+    one, other = labels_of_one_number((0, 1), (0, 1))
+    with members(store, 2) as (worlds, pool):
+        group = worlds[0].group((0, 1), one)
+        if not kept:
+            del group
+            gc.collect()
+        worlds[0].abort("on purpose")
+        list(pool.map(lambda world: world.sync.rejoin(), worlds))
+        if kept:
+            with pytest.raises(InvalidArgument, match="have the same number"):
+                worlds[0].group((0, 1), other)
+        else:
+            worlds[0].group((0, 1), other)
