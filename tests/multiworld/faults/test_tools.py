@@ -148,6 +148,7 @@ def test_mistakes_of_the_user(arguments: tuple[str, ...]) -> None:
 @pytest.mark.slow
 def test_chaos_with_real_workers() -> None:
     done = _command("chaos", "--seed", "3", "--minutes", "0.15", "--workers", "4", "--worlds", "4", "--json")
+    assert done.stdout, done.stderr[-5000:]
     report = json.loads(done.stdout)
     broken = [promise for promise in report["promises"] if not promise["kept"]]
     assert (done.returncode, broken) == (0, [])
