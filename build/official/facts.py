@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from email.parser import BytesParser
 from typing import IO, BinaryIO
 
+from msgspec import structs
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -16,6 +17,7 @@ from build.console import step
 from build.errors import SourceError, WheelError
 from build.official.index import IndexFile, files
 from build.official.transfer import opened
+from build.releases import OfficialWheel
 
 _BLOCK = 1 << 20
 _CUDA_LIBRARY = "torch/lib/libtorch_cuda.so"
@@ -27,29 +29,16 @@ class WheelFacts:
     """The facts that an official wheel contains.
 
     Attributes:
+        wheel: as `build/releases.toml` has it; `local`, `cuda` and `nccl` are empty for a CPU build, the digests are
+            the index's, and the build ids are empty when they were not read.
         commit: `torch.version.git_version`.
-        local: label of `torch.__version__` after the `+`, e.g. `cu124`; empty for a CPU build.
-        cuda: `torch.version.cuda`, empty for a CPU build.
         cxx_standard: C++ standard its headers need.
-        cxx11_abi: whether `std::string` in its symbols is the C++11 one.
-        nccl: version of NCCL it requires, empty when none.
-        pythons: CPython versions with an x86_64 Linux wheel, oldest first.
-        sha256: digest of each of these wheels, from the index.
-        libtorch_cuda_build_ids: GNU build id of libtorch_cuda.so by CPython version, since each wheel has a
-            build of its own; empty when they were not read.
         requires: pinned distributions that the wheel needs on x86_64 Linux, `name` to `version`.
     """
 
-    version: str
+    wheel: OfficialWheel
     commit: str
-    local: str
-    cuda: str
     cxx_standard: int
-    cxx11_abi: bool
-    nccl: str
-    pythons: tuple[str, ...]
-    sha256: dict[str, str]
-    libtorch_cuda_build_ids: dict[str, str]
     requires: dict[str, str]
 
 
@@ -121,8 +110,12 @@ def _read(stream: BinaryIO, version: str) -> WheelFacts:
         standard, abi = _cxx_standard(archive), _cxx11_abi(archive)
     nccl = next((pin for name, pin in requires.items() if name.startswith("nvidia-nccl-")), "")
     _, _, local = _assigned(text, "__version__").partition("+")
-    commit, cuda = _assigned(text, "git_version"), _assigned(text, "cuda")
-    return WheelFacts(version, commit, local, cuda, standard, abi, nccl, (), {}, {}, requires)
+    cuda = _assigned(text, "cuda")
+    wheel = OfficialWheel(
+        version=version, local=local, pythons=(), cxx11_abi=abi, nccl=nccl, cuda=cuda,
+        libtorch_cuda_build_ids={}, sha256={},
+    )  # fmt: skip
+    return WheelFacts(wheel, _assigned(text, "git_version"), standard, requires)
 
 
 def _notes(header: bytes) -> list[tuple[int, int]]:
@@ -196,4 +189,5 @@ def read_facts(version: str, *, build_ids: bool = True) -> WheelFacts:
         facts = _read(stream, version)
     identities = {python: _remote_build_id(file) for python, file in offered.items()} if build_ids else {}
     digests = {python: item.sha256 for python, item in offered.items()}
-    return replace(facts, pythons=tuple(offered), sha256=digests, libtorch_cuda_build_ids=identities)
+    whole = structs.replace(facts.wheel, pythons=tuple(offered), sha256=digests, libtorch_cuda_build_ids=identities)
+    return replace(facts, wheel=whole)

@@ -68,7 +68,7 @@ class PatchEntry(Frozen, frozen=True):
         return SpecifierSet(self.applies).contains(Version(release), prereleases=True)
 
 
-class ReleaseEntry(Frozen, frozen=True):
+class ReleaseEntry(Frozen, frozen=True, kw_only=True):
     """The series in one release.
 
     Attributes:
@@ -82,8 +82,8 @@ class ReleaseEntry(Frozen, frozen=True):
     """
 
     base_commit: str
-    patches: tuple[str, ...]
     derived_from: str = ""
+    patches: tuple[str, ...]
     not_applicable: tuple[NotApplicable, ...] = ()
     missing: tuple[str, ...] = ()
     verified: Verified = Verified.NONE

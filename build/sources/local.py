@@ -8,7 +8,7 @@ from pathlib import Path
 
 from build.console import note
 from build.errors import DigestMismatchError, SourceError, UsageError
-from build.git import Git, repository, split_revision, uncommitted
+from build.git import Git, Settings, repository, split_revision
 from build.releases import Release
 from build.seals import sha256_of
 from build.sources import readers
@@ -35,10 +35,15 @@ def _commit(git: Git, revision: str | None, release: Release) -> str:
 
 
 def _changed(path: Path) -> None:
-    """Print a note if a work tree has changes, since its commit is used."""
+    """Print a note if a work tree has changes, since its commit is used.
+
+    The tree may be another user's. It is not changed, not even its index, and only the user's settings apply: with
+    `safe.directory=*`, git would run the filters that the tree names.
+    """
     if not (path / ".git").exists():
         return
-    done = uncommitted(path)
+    options = ("--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+    done = Git(path, settings=Settings.USER).call("status", *options, env={"GIT_OPTIONAL_LOCKS": "0"})
     if done.returncode:
         note(f"{path}: its commit is used, without uncommitted changes; git cannot list these: {done.tail}")
     elif done.stdout:

@@ -157,14 +157,9 @@ def _expected(draft: Draft, path: str, new: Sequence[Line], truth: Sequence[Line
     before = tuple(line.text for line in new if mark in line.text)
     human = draft.evolved.verdicts == scenarios.HUMAN
     after = before if human else tuple(line.text for line in truth if mark in line.text)
-    segment = () if human else _segment(draft, truth)
+    at = [] if human else [n for n, line in enumerate(truth) if mark in line.text]
+    segment = tuple(line.text for line in truth[max(0, at[0] - 2) : at[-1] + 3]) if at else ()
     return Expected(draft.scenario, mark, draft.evolved.verdicts, path, segment, before, after)
-
-
-def _segment(draft: Draft, truth: Sequence[Line]) -> tuple[bytes, ...]:
-    mark = draft.change.mark
-    at = [n for n, line in enumerate(truth) if mark in line.text]
-    return tuple(line.text for line in truth[max(0, at[0] - 2) : at[-1] + 3])
 
 
 def _new_name(name: str, dice: random.Random) -> str:
