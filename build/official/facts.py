@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import re
-import struct
 import zipfile
 from dataclasses import dataclass, replace
 from email.parser import BytesParser
@@ -18,6 +18,7 @@ from build.errors import SourceError, WheelError
 from build.official.index import IndexFile, files
 from build.official.transfer import opened
 from build.releases import OfficialWheel
+from build.runtime.multiworld_torch_overlay._load import note_build_id, note_segments
 
 _BLOCK = 1 << 20
 _CUDA_LIBRARY = "torch/lib/libtorch_cuda.so"
@@ -118,29 +119,6 @@ def _read(stream: BinaryIO, version: str) -> WheelFacts:
     return WheelFacts(wheel, _assigned(text, "git_version"), standard, requires)
 
 
-def _notes(header: bytes) -> list[tuple[int, int]]:
-    """Return offset and size of the note segments from the start of a 64-bit little-endian ELF file."""
-    (table,) = struct.unpack_from("<Q", header, 32)
-    size, count = struct.unpack_from("<HH", header, 54)
-    found = []
-    for index in range(count):
-        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", header, table + index * size)
-        if kind == 4:  # PT_NOTE
-            found.append((offset, length))
-    return found
-
-
-def _build_id(note: bytes) -> str:
-    """Return the build id of a note segment, empty when it holds another note (ELF gABI, "Note Section")."""
-    while len(note) >= 16:
-        name_size, size, kind = struct.unpack_from("<III", note)
-        start = 12 + (name_size + 3) // 4 * 4
-        if kind == 3 and note[12:16] == b"GNU\0":  # NT_GNU_BUILD_ID
-            return note[start : start + size].hex()
-        note = note[start + (size + 3) // 4 * 4 :]
-    return ""
-
-
 def read_build_id(stream: IO[bytes]) -> str:
     """Return the GNU build id of a shared library, which is read once, from front to back.
 
@@ -148,7 +126,7 @@ def read_build_id(stream: IO[bytes]) -> str:
     """
     head = stream.read(_BLOCK)
     position = len(head)
-    for offset, length in sorted(_notes(head)):
+    for offset, length in sorted(note_segments(io.BytesIO(head))):
         if offset + length <= len(head):
             note = head[offset : offset + length]
         else:
@@ -156,7 +134,7 @@ def read_build_id(stream: IO[bytes]) -> str:
                 position += len(stream.read(min(_BLOCK, offset - position))) or offset
             note = stream.read(length)
             position += len(note)
-        if found := _build_id(note):
+        if found := note_build_id(note):
             return found
     raise WheelError("the library has no GNU build id")
 

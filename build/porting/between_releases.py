@@ -215,10 +215,10 @@ def _write(
 
 def _entry(release: Release, chosen: Chosen, outcome: Outcome) -> ReleaseEntry:
     """Return the manifest's entry; it is `ported` until the patches are built and probed."""
-    upstream = tuple(
-        NotApplicable(id=name, reason=_already_there(item))
-        for name, item in _ids(chosen, outcome.committed, PatchState.UNNEEDED)
-    )
+    upstream = []
+    for name, item in _ids(chosen, outcome.committed, PatchState.UNNEEDED):
+        evidence = [verdict.evidence for verdict in item.port.verdicts if verdict.evidence]
+        upstream.append(NotApplicable(id=name, reason=": ".join([ALREADY_THERE, *evidence[:1]])))
     waiting = tuple(name for name, _ in _ids(chosen, outcome.committed, PatchState.NEEDS_HUMAN))
     return ReleaseEntry(
         base_commit=release.commit,
@@ -229,11 +229,6 @@ def _entry(release: Release, chosen: Chosen, outcome: Outcome) -> ReleaseEntry:
         verified=Verified.NONE if waiting or chosen.lacking else Verified.PORTED,
         note=f"Ported from {chosen.origin} by regenerate-patch: {MARKDOWN}. Not compiled, not probed.",
     )
-
-
-def _already_there(item: Committed) -> str:
-    first = next((verdict.evidence for verdict in item.port.verdicts if verdict.evidence), "")
-    return f"{ALREADY_THERE}: {first}" if first else ALREADY_THERE
 
 
 _NAME = "before.json"

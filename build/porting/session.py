@@ -81,7 +81,7 @@ class Session:
         """
         state = self._state()
         if state is not None and state.key != self._key():
-            if self._edited(state):
+            if state.resolved or (state.current and _tree_of(Git(self.repo)) != state.left):
                 raise UsageError(
                     f"{self.repo} holds edits of another port",
                     cause="patches or trees have changed since that port was started",
@@ -176,9 +176,6 @@ class Session:
             raise UsageError(
                 f"{self.repo} is damaged: it is not a git repository", remedy="use --abort and start again"
             )
-
-    def _edited(self, state: State) -> bool:
-        return bool(state.resolved) or (bool(state.current) and _tree_of(Git(self.repo)) != state.left)
 
     def _key(self) -> str:
         return key_of(f"{self.old.commit} {self.new.commit}", self.patches)

@@ -26,14 +26,6 @@ class _Found:
     read: Reader
 
 
-def _commit(git: Git, revision: str | None, release: Release) -> str:
-    try:
-        return git.resolve(revision or "HEAD")
-    except SourceError as error:
-        remedy = f"name one that it has: --source {git.folder}@{release.tag}"
-        raise UsageError(error.what, cause=error.cause, remedy=remedy) from None
-
-
 def _changed(path: Path) -> None:
     """Print a note if a work tree has changes, since its commit is used.
 
@@ -51,16 +43,15 @@ def _changed(path: Path) -> None:
 
 
 def _repository(git: Git, revision: str | None, release: Release, need: TreePurpose) -> _Found:
-    commit = _commit(git, revision, release)
+    try:
+        commit = git.resolve(revision or "HEAD")
+    except SourceError as error:
+        remedy = f"name one that it has: --source {git.folder}@{release.tag}"
+        raise UsageError(error.what, cause=error.cause, remedy=remedy) from None
     if revision is None:
         _changed(git.folder)
     read: Reader = lambda _: readers.repository(git.folder, commit, need)  # noqa: E731
     return _Found(SourceKind.CHECKOUT, f"git {commit}", f"commit {commit}", read)
-
-
-def _tarball(path: Path, need: TreePurpose) -> _Found:
-    digest = sha256_of(path)
-    return _Found(SourceKind.TARBALL, f"sha256 {digest}", f"sha256 {digest}", lambda _: readers.tarball(path, need))
 
 
 def _folder(path: Path, need: TreePurpose) -> _Found:
@@ -81,7 +72,10 @@ def _look(source: Path, release: Release, need: TreePurpose) -> _Found:
         return _repository(git, revision, release, need)
     if revision is not None:
         raise UsageError(f"--source {source}: {path} is not a git repository, so it has no revisions")
-    return _folder(path, need) if path.is_dir() else _tarball(path, need)
+    if path.is_dir():
+        return _folder(path, need)
+    digest = f"sha256 {sha256_of(path)}"
+    return _Found(SourceKind.TARBALL, digest, digest, lambda _: readers.tarball(path, need))
 
 
 def check_blobs(release: Release, repo: Path, where: str) -> None:
