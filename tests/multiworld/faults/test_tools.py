@@ -131,7 +131,8 @@ def test_command_without_its_extra() -> None:
     program = "import sys; sys.modules['typer'] = None; from multiworld.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "pip install 'torch-multiworld[cli]'" in done.stderr
+    assert "pip install '.[cli]' in a checkout" in done.stderr
+    assert "pip install --find-links WHEELHOUSE 'torch-multiworld[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
