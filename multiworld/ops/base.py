@@ -11,13 +11,12 @@ from multiworld.config import is_duration
 from multiworld.errors import InvalidArgument
 from multiworld.modes import disturbed, transform, undisturbed
 from multiworld.ops import quarantine
-from multiworld.ops.waiting import wait_async, wait_sync
+from multiworld.ops.waiting import OperationHost, wait_async, wait_sync
 from multiworld.profiling import profiled, span
 
 if TYPE_CHECKING:
     from multiworld.matching.engine import Engine
     from multiworld.matching.operation import Operation
-    from multiworld.session import Session
 
 Starter = Callable[..., "Operation"]
 
@@ -33,10 +32,10 @@ class GroupWorld(Protocol):
     def generation(self) -> int: ...
     @property
     def torch_device(self) -> torch.device: ...
-    def _enter_async(self, operation: str) -> Session:
+    def _enter_async(self, operation: str) -> OperationHost:
         """The session for an operation of the running loop; raises a typed error if there is none."""
 
-    def _enter_sync(self, operation: str) -> Session:
+    def _enter_sync(self, operation: str) -> OperationHost:
         """The session for an operation of the calling thread; raises a typed error if there is none."""
 
 
@@ -60,7 +59,7 @@ def _begin(engine: Engine, group: GroupBase, starter: Starter, *args: Any) -> Op
         return starter(engine, group, *args)
 
 
-def _look_after(session: Session, starter: Starter, error: BaseException) -> None:
+def _look_after(session: OperationHost, starter: Starter, error: BaseException) -> None:
     """After an interrupt in the middle of a start, nobody knows how much of it was done, nor has what was started."""
     if not isinstance(error, Exception):
         session.interrupted(f"{starter.__name__} began")
@@ -116,7 +115,7 @@ class GroupBase:
             await wait_async(session, operation, timeout)
         return _outcome(operation) if disturbed() else operation.result()
 
-    async def _watched(self, session: Session, timeout: float | None, starter: Starter, *args: Any) -> Any:
+    async def _watched(self, session: OperationHost, timeout: float | None, starter: Starter, *args: Any) -> Any:
         """The same inside a profiler's span, its memory watched."""
         us = session.membership
         with span(us.name, us.generation, starter.__name__), quarantine.watching() as watch:
@@ -150,7 +149,7 @@ class SyncBase:
             wait_sync(session, operation, timeout)
         return _outcome(operation) if amid else operation.result()
 
-    def _watched(self, session: Session, timeout: float | None, starter: Starter, *args: Any) -> Any:
+    def _watched(self, session: OperationHost, timeout: float | None, starter: Starter, *args: Any) -> Any:
         """The same inside a profiler's span, its memory watched."""
         us = session.membership
         with span(us.name, us.generation, starter.__name__), quarantine.watching() as watch:
