@@ -37,12 +37,7 @@ class ControlOwner(Protocol):
 
 
 class Control:
-    """One control connection per peer.
-
-    Args:
-        session: whose.
-        socks: the connections, by world rank.
-    """
+    """One control connection per peer, by world rank."""
 
     def __init__(self, session: ControlOwner, socks: dict[int, socket.socket]) -> None:
         self._session = session
