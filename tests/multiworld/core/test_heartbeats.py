@@ -112,15 +112,21 @@ class Kernel:
 class Member:
     """Rank 0 of a world, and what it hears of its peers: what, who, after how many seconds of silence.
 
+    Args:
+        connected: whether joining has made its heartbeat connections.
+        beside: a member of another world of the same two processes.
+
     Attributes:
         peers: those that it pings.
         waits_for: ranks that an operation of ours waits for, and since when.
     """
 
-    def __init__(self, size: int, connected: bool = True) -> None:
-        self.time = JumpingSelector()
-        self.hub = Reactor(self.time.clock, self.time)
-        self.monitor = Monitor(self.hub)
+    def __init__(
+        self, size: int, connected: bool = True, heartbeat: Heartbeat = BEAT, beside: Member | None = None
+    ) -> None:
+        self.time = JumpingSelector() if beside is None else beside.time
+        self.hub = Reactor(self.time.clock, self.time) if beside is None else beside.hub
+        self.monitor = Monitor(self.hub) if beside is None else beside.monitor
         self.membership = Membership("w", 0, size, 1, "gloo", Limits(300.0, 1 << 20))
         self.departed: frozenset[int] = frozenset()
         self.leaving: set[int] = set()
@@ -130,9 +136,9 @@ class Member:
         self.stalls: list[float] = []
         self.bus = EventBus(Callbacks())
         self.bus.attach(lambda event: self.stalls.append(event.gap) if isinstance(event, OwnStall) else None)
-        self.peers = {rank: Peer(rank, self.time) for rank in range(1, size)}
+        self.peers = {rank: Peer(rank, self.time) for rank in range(1, size)} if beside is None else beside.peers
         pulses: Any = {rank: peer.ours for rank, peer in self.peers.items()} if connected else {}
-        self.monitor.add(self, {r: peer.place for r, peer in self.peers.items()}, BEAT, pulses, self._dial)
+        self.monitor.add(self, {r: peer.place for r, peer in self.peers.items()}, heartbeat, pulses, self._dial)
 
     def _dial(self, peer: int, seconds: float) -> socket.socket:
         raise ConnectionRefusedError(f"rank {peer} within {seconds} s")
@@ -249,6 +255,21 @@ def test_a_peer_that_cannot_be_reached_nor_looked_at_is_given_ten_times_as_long(
         member.run(60.0)
         assert member.said() == [("suspected", 1), ("lost", 1)]
         assert member.heard[-1][2] == pytest.approx(BEAT.lost_after * PATIENCE, abs=EXACTLY)
+
+
+def test_a_patient_world_does_not_cost_an_impatient_one_its_peer() -> None:
+    """Both worlds share the connection that is pinged; it was pinged as seldom as the first one wants."""
+    patient = Member(2, heartbeat=Heartbeat(interval=30, suspect_after=60, lost_after=90))
+    with contextlib.closing(patient):
+        patient.run(20.0)
+        assert patient.peers[1].pings == 1
+        impatient = Member(2, connected=False, beside=patient)
+        impatient.run(10.0)
+        assert impatient.peers[1].pings > 40, "not pinged as often as the impatient world wants"
+        patient.peers[1].answers = False
+        impatient.run(1.0)
+    assert impatient.said() == [("suspected", 1), ("lost", 1)]
+    assert patient.heard == []
 
 
 def test_only_the_next_three_are_pinged(member_of_eight: Member) -> None:
