@@ -173,7 +173,9 @@ class DeviceFailed(BackendFailed):
         code: the CUDA error, such as 700 for an illegal address.
     """
 
-    likely_cause = "a kernel of this process, often the program's own, used memory that is not its own, or the GPU failed"
+    likely_cause = (
+        "a kernel of this process, often the program's own, used memory that is not its own, or the GPU failed"
+    )
     what_to_do = (
         "start this process again: the error does not go away; CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer find the "
         "kernel; worlds on other devices go on"

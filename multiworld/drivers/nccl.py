@@ -31,7 +31,8 @@ _ID_BYTES = 128
 _ID_KEY = "mw/nccl-id"
 #: non-blocking communicators, and ``ncclCommFinalize``
 _OLDEST = 21400
-_REVOKES = 22800
+#: the first version with ``ncclCommRevoke``
+REVOKES_FROM = 22800
 #: how long a revoke may take before the abort
 REVOKE_SECONDS = 0.2
 #: between two looks at what is in progress: short at first, since most of it takes microseconds
@@ -149,7 +150,7 @@ class NcclCommunicator:
         comm = self._take()
         if comm is None:
             return
-        if int(self._nccl.get_version()) >= _REVOKES:
+        if int(self._nccl.get_version()) >= REVOKES_FROM:
             self._revoke(comm)
         self._nccl.comm_abort(comm)
 

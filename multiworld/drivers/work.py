@@ -28,8 +28,21 @@ class Work:
         handle: what ``launch`` returned.
     """
 
-    __slots__ = ("_calls", "_calling", "_error", "_finished", "_guard", "_is_launched", "_is_over", "_launched",
-                 "after", "end", "handle", "launch", "tensors")  # fmt: skip
+    __slots__ = (
+        "_calling",
+        "_calls",
+        "_error",
+        "_finished",
+        "_guard",
+        "_is_launched",
+        "_is_over",
+        "_launched",
+        "after",
+        "end",
+        "handle",
+        "launch",
+        "tensors",
+    )  # fmt: skip
 
     def __init__(self, launch: Callable[[Any], Any], tensors: Any, after: Any) -> None:
         self.launch: Callable[[Any], Any] | None = launch
