@@ -190,48 +190,45 @@ class DriverSlot:
         """The session has ended: what was not started never will be, and nobody uses its memory."""
         while self._waiting:
             launch = self._waiting.popleft()
-            self._session.engine.is_over(launch)
-            launch.operation.running = False
-            if self._session.failure is not None:
+            if launch.operation is not None and self._session.failure is not None:
+                launch.operation.running = False
                 launch.operation.fail(self._session.failure)
+            self._session.engine.is_over(launch)
 
     def _start(self, launch: Launch) -> None:
         driver, operation = self._driver, launch.operation
-        if driver is None:
+        if driver is None or operation is None:
             return
-        operation.running = True
         try:
-            launch.work = launch.begin(driver)
+            work = launch.start(driver)
         except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
             if driver.on_device and not isinstance(error, DriverRefused):
-                self._finished(launch, error)
+                self._finished(launch, operation, error)
             else:
-                self._finished(launch, error if isinstance(error, DriverRefused) else DriverRefused(str(error)))
+                self._finished(launch, operation, DriverRefused(str(error)))
             return
-        launch.driver = driver
         launched = (lambda: self._launched(launch)) if launch.streamed else None
-        driver.watch(launch.work, lambda error: self._finished(launch, error), launched)
+        driver.watch(work, lambda error: self._finished(launch, operation, error), launched)
 
     def _launched(self, launch: Launch) -> None:
         with self._session.lock:
             if self._session.failure is None:
                 launch.enqueued()
 
-    def _finished(self, launch: Launch, error: BaseException | None) -> None:
-        operation, session = launch.operation, self._session
+    def _finished(self, launch: Launch, operation: Operation, error: BaseException | None) -> None:
+        session = self._session
         with session.lock:
             operation.running = False
             if session.failure is not None:  # its end was waited for: until now the backend used its memory
-                session.engine.is_over(launch)
                 operation.fail(session.failure)
             elif error is None:
-                session.engine.is_over(launch)
                 launch.over()
             elif isinstance(error, DriverRefused):
-                session.engine.is_over(launch)
                 operation.fail(self._refused(operation, error))
-        if error is not None and not isinstance(error, DriverRefused):
-            self._failed(error)
+            if session.failure is not None or error is None or isinstance(error, DriverRefused):
+                session.engine.is_over(launch)
+                return
+        self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
         """The backend failed: a peer is gone, most likely, and the control connections will say which in a moment."""

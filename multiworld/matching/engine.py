@@ -178,10 +178,9 @@ class Engine(Registry):
         self.under_way.add(launch)
 
     def is_over(self, launch: Launch) -> None:
-        """The backend is done with it, and well."""
+        """The backend is done with it, and what was to be done then is done."""
         self.under_way.discard(launch)
-        for follower in launch.followers:
-            follower.ended(launch)
+        launch.end()
 
     # frames; the caller holds the lock
 
@@ -245,7 +244,7 @@ class Engine(Registry):
 
     def awaited_work(self) -> bool:
         """Whether somebody waits for what the backend does now."""
-        return any(not launch.operation.done for launch in self.under_way)
+        return any(launch.operation is not None and not launch.operation.done for launch in self.under_way)
 
     def end(self, error: BrokenWorldException) -> None:
         """Fail every operation with ``error`` that the backend does not work on, and let none begin any more."""

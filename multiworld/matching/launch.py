@@ -22,17 +22,20 @@ class Launch:
         over: what is to be done when the backend is done with the memory.
         value: of the operation, if it ends as soon as it is enqueued.
         streamed: whether it does.
+        lent: whether the memory is the caller's, who then waits for the end, whatever happens.
         ready: whether its memory is there; those behind it wait, so that all members start in the same order.
 
     Attributes:
-        driver: what it was started on.
+        operation: None once it is over; the operation knows the launch, and nothing is to be left in a circle.
+        driver: what it was started on, if streams can wait for it.
         work: the driver's.
         turn: what to call when it becomes ready; set by whoever has it in a queue.
         followers: operations that wait for its end.
     """
 
     __slots__ = (
-        "begin", "driver", "followers", "operation", "over", "ranks", "ready", "streamed", "turn", "value", "work",
+        "begin", "driver", "followers", "lent", "operation", "over", "ranks", "ready", "streamed", "turn", "value",
+        "work",
     )  # fmt: skip
 
     def __init__(
@@ -44,10 +47,12 @@ class Launch:
         *,
         value: Any = None,
         streamed: bool = False,
+        lent: bool = True,
         ready: bool = True,
     ) -> None:
-        self.operation, self.ranks, self.begin, self.over = operation, ranks, begin, over
-        self.value, self.streamed, self.ready = value, streamed, ready
+        self.operation: Operation | None = operation
+        self.ranks, self.begin, self.over = ranks, begin, over
+        self.value, self.streamed, self.lent, self.ready = value, streamed, lent, ready
         self.driver: Driver | None = None
         self.work: Any = None
         self.turn: Callable[[], None] | None = None
@@ -59,15 +64,36 @@ class Launch:
         if self.turn is not None:
             self.turn()
 
+    def start(self, driver: Driver) -> Any:
+        """Start it; returns the driver's work."""
+        if self.operation is not None:
+            self.operation.running = self.lent
+        work = self.begin(driver)
+        if driver.on_device:
+            self.driver, self.work = driver, work
+        return work
+
     def enqueued(self) -> None:
         """It is in the driver's stream: enough for a caller who goes on with that."""
-        if self.streamed and not self.operation.withdrawn:
+        if self.streamed and self.operation is not None and not self.operation.withdrawn:
             self.operation.complete(self.value)
+
+    def end(self) -> None:
+        """It is over: tell who waits for that, and let go of all but what ``join`` needs."""
+        self.operation = self.turn = None
+        self.begin = self.over = _over
+        for follower in self.followers:
+            follower.ended(self)
+        self.followers.clear()
 
     def join(self) -> None:
         """Let the calling thread's current stream wait for its end. Without the lock."""
         if self.driver is not None:
             self.driver.join(self.work)
+
+
+def _over(*_: object) -> None:
+    """Stands for what was done."""
 
 
 class Carrier(Protocol):
@@ -107,7 +133,7 @@ class Synchronization(Operation):
         return tuple({rank for launch in tuple(self._missing) for rank in launch.ranks if rank != us})
 
     def waiting_for(self) -> str:
-        names = ", ".join(sorted({launch.operation.name for launch in self._missing}))
+        names = ", ".join(sorted({one.operation.name for one in tuple(self._missing) if one.operation is not None}))
         return f"{len(self._missing)} enqueued operations to end on the device ({names})"
 
     def _check(self) -> None:

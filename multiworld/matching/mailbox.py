@@ -464,7 +464,7 @@ class Mailbox:
         operation.running = not operation.copying
         launch = operation.launch = Launch(
             operation, (us, peer), lambda driver: driver.send(_data(end), 1, after=end.moment.event),
-            operation.complete, streamed=end.streamed, ready=not operation.copying,
+            operation.complete, streamed=end.streamed, lent=not operation.copying, ready=not operation.copying,
         )  # fmt: skip
         self._carrier.transfer(us, peer, launch)
 
@@ -501,7 +501,8 @@ class Mailbox:
         operation.running = operation.borrowed
         launch = operation.launch = Launch(
             operation, (peer, us), lambda driver: driver.recv(_data(end), 0, after=end.moment.event),
-            lambda: self._landed(operation), value=peer, streamed=end.streamed, ready=end.data is not None,
+            lambda: self._landed(operation), value=peer, streamed=end.streamed, lent=operation.borrowed,
+            ready=end.data is not None,
         )  # fmt: skip
         self._carrier.transfer(peer, us, launch)
         if end.data is None:

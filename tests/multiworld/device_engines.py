@@ -131,9 +131,7 @@ class Queue:
     def _start(self) -> None:
         while self._waiting and self._waiting[0].ready:
             launch = self._waiting.popleft()
-            launch.operation.running = True
-            launch.driver = self._member.driver  # type: ignore[assignment]
-            launch.work = launch.begin(self._member.driver)  # type: ignore[arg-type]
+            launch.start(self._member.driver)  # type: ignore[arg-type]
             self.begun.append(launch)
 
 
@@ -157,6 +155,7 @@ class DeviceMember(Member):
         self.lock = lock
 
     def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:  # noqa: ARG002 - one group is all
+        assert launch.operation is not None
         self.launched.append(launch.operation)
         self.queues.setdefault(ranks, Queue(self)).take(launch)
 
@@ -247,9 +246,10 @@ class DeviceNetwork(Network):
 
     def _over(self, member: DeviceMember, launch: Launch) -> None:
         with member.lock:
+            assert launch.operation is not None
             launch.operation.running = False
-            member.engine.is_over(launch)
             launch.over()
+            member.engine.is_over(launch)
 
     def _lock_of(self, operation: Operation) -> Lock:
         lock = operation.registry.lock

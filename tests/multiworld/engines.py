@@ -119,10 +119,11 @@ class Member:
         self.alarms.append(self.engine.next_look)
 
     def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:  # noqa: ARG002 - one group is all
+        assert launch.operation is not None
         self.launched.append(launch.operation)
 
     def transfer(self, src: int, dst: int, launch: Launch) -> None:
-        raise AssertionError(f"{launch.operation.name} from {src} to {dst} on a device, where there is none")
+        raise AssertionError(f"{launch.operation} from {src} to {dst} on a device, where there is none")
 
     def aside(self, function: Callable[[], None]) -> None:
         raise AssertionError(f"{function} needs a thread")

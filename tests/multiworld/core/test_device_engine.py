@@ -127,7 +127,9 @@ def test_a_tensor_on_the_cpu_does_not_fit_one_on_the_device(net: DeviceNetwork) 
     send = net.start(0, p2p.send, sent, 1, 0)
     net.settle()
     for operation in (send, receive):
-        with pytest.raises(TensorMismatch, match=r"float32 on the device(?s:.)*on the CPU, the other one on the device"):
+        with pytest.raises(
+            TensorMismatch, match=r"float32 on the device(?s:.)*on the CPU, the other one on the device"
+        ):
             operation.result()
     assert names(net) == [[], []]
 
@@ -167,7 +169,7 @@ def test_a_captured_stream_is_refused_before_anything_is_sent(net: DeviceNetwork
         lambda: net.start(0, collectives.all_reduce, torch.ones(1), ReduceOp.SUM),
     ]
     for call in calls:
-        with pytest.raises(InvalidArgument, match="captured into a graph(?s:.)*outside of torch.cuda.graph"):
+        with pytest.raises(InvalidArgument, match=r"captured into a graph(?s:.)*outside of torch\.cuda\.graph"):
             call()
     assert net.members[0].lanes[1].sent == 0
 
@@ -332,6 +334,18 @@ def test_a_cancelled_tensor_with_its_shape_is_kept(net: DeviceNetwork) -> None:
     assert again.result().tolist() == [0, 1, 2, 3]
 
 
+def test_a_tensor_on_its_way_to_memory_of_our_own_is_not_waited_for(net: DeviceNetwork) -> None:
+    receive = net.start(1, p2p.recv_tensor, 0, 0, None)
+    net.start(0, p2p.send_tensor, torch.arange(4), 1, 0)
+    net.settle()
+    net.run_threads()
+    assert names(net) == [["send"], ["recv"]]
+    net.withdraw(receive)
+    assert receive.lent() == []
+    net.run()
+    assert net.start(1, p2p.recv_tensor, 0, 0, None).result().tolist() == [0, 1, 2, 3]
+
+
 def test_a_cancelled_batch_waits_for_its_matched_parts_only(net: DeviceNetwork) -> None:
     tensors = [torch.zeros(1), torch.zeros(1)]
     batch = net.start(1, p2p.batch_p2p, [P2P("recv", tensor, 0, tag) for tag, tensor in enumerate(tensors)])
@@ -452,9 +466,7 @@ def test_what_is_under_way_cannot_end_when_its_peer_gives_it_up(net: DeviceNetwo
     ("mode", "said"), [(Mode.DEVICE, b"xx"), (Mode.DEVICE_TENSOR, b""), (Mode.DEVICE_TENSOR, b"\xff" * 8 + b"\0")]
 )
 @pytest.mark.parametrize("wanted", ["recv", "recv_tensor"])
-def test_a_peer_that_says_what_cannot_be_is_found_out(
-    net: DeviceNetwork, mode: Mode, said: bytes, wanted: str
-) -> None:
+def test_a_peer_that_says_what_cannot_be_is_found_out(net: DeviceNetwork, mode: Mode, said: bytes, wanted: str) -> None:
     if wanted == "recv":
         net.recv_on(1, 0)
     else:
