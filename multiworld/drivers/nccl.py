@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from multiworld.drivers.calls import ProcessGroupCalls
 from multiworld.drivers.values import LaneStore
-from multiworld.matching.driver import Finished
+from multiworld.matching.driver import Finished, Launched
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class NcclDriver(ProcessGroupCalls):
         if connect is not None:
             connect(self._device)
 
-    def watch(self, work: Any, finished: Finished) -> None:
+    def watch(self, work: Any, finished: Finished, launched: Launched | None = None) -> None:  # noqa: ARG002
         """Report the end of ``work``, which NCCL shows only to whoever asks: one thread asks for all."""
         with self._guard:
             self._watching[id(work)] = work, finished

@@ -32,7 +32,9 @@ class GroupWorld(Protocol):
     def generation(self) -> int: ...
     @property
     def torch_device(self) -> torch.device: ...
-    def _enter_async(self, operation: str) -> OperationHost:
+    @property
+    def on_device(self) -> bool: ...
+    def _enter_async(self, operation: str) -> Session:
         """The session for an operation of the running loop; raises a typed error if there is none."""
 
     def _enter_sync(self, operation: str) -> OperationHost:
