@@ -34,7 +34,7 @@ class GroupWorld(Protocol):
     def torch_device(self) -> torch.device: ...
     @property
     def on_device(self) -> bool: ...
-    def _enter_async(self, operation: str) -> Session:
+    def _enter_async(self, operation: str) -> OperationHost:
         """The session for an operation of the running loop; raises a typed error if there is none."""
 
     def _enter_sync(self, operation: str) -> OperationHost:

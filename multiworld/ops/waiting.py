@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 class OperationHost(Protocol):
     """What operations run in, and what moves their data: a session."""
 
+    @property
+    def name(self) -> str: ...
     @property
     def engine(self) -> Engine: ...
     @property
@@ -59,7 +62,7 @@ async def wait_async(session: OperationHost, operation: Operation, timeout: floa
         raise
 
 
-def _withdrawn(session: Session, operation: Operation) -> list[Operation]:
+def _withdrawn(session: OperationHost, operation: Operation) -> list[Operation]:
     """Withdraw an operation that nobody waits for; what the backend still does with the caller's memory."""
     with session.lock:
         operation.attach(None)
@@ -67,7 +70,7 @@ def _withdrawn(session: Session, operation: Operation) -> list[Operation]:
         return operation.lent()
 
 
-def _part(session: Session, operation: Operation) -> None:
+def _part(session: OperationHost, operation: Operation) -> None:
     """Copy what is still needed of the caller's memory; without that the others would wait for us in vain."""
     try:
         operation.part()
@@ -76,7 +79,7 @@ def _part(session: Session, operation: Operation) -> None:
         session.abort(f"{operation.name} was cancelled, and what the others need of it cannot be copied: {error}")
 
 
-def _leave_behind(session: Session, operation: Operation, lent: list[Operation]) -> None:
+def _leave_behind(session: OperationHost, operation: Operation, lent: list[Operation]) -> None:
     """The same for who cannot wait: what is ``lent`` is waited for elsewhere."""
 
     def wait() -> None:
