@@ -229,8 +229,7 @@ def test_loop_closed_with_operations_pending(scene: Scene) -> None:
     """The process lives, its other worlds too, and what is left can be closed; the peer sees an orderly end."""
     a, b = members = scene.workers(2)
     scene.join(CALM, members)
-    options = {"store": scene.store, "backend": scene.backend}
-    call = a.start(loop_closed, options)
+    call = a.start(loop_closed, scene.options(a))
     scene.start_join("short-lived", b, 1, 2).result()
     mark = a.wait_for("loop closed")
     scene.injector.record("loop closed", a.name, mark.at, "the loop is closed")
