@@ -115,7 +115,7 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
     chosen = torch.device("cuda", torch.cuda.current_device()) if device is None else _device(name, rank, device)
     if chosen.type != "cuda":
         raise _invalid(name, rank, f"device {chosen} with backend 'nccl'", "pass a CUDA device, or backend='gloo'")
-    return str(chosen)
+    return str(chosen if chosen.index is not None else torch.device("cuda", torch.cuda.current_device()))
 
 
 def _device(name: str, rank: int, device: torch.device | str) -> torch.device:
