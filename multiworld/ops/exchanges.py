@@ -46,7 +46,7 @@ def reduce_scatter_tensor(
     name = "reduce_scatter_tensor"
     check_tensor(group, name, output)
     inputs = pieces(group, name, "tensor", tensor, output, check_source)
-    return _reduce_scatter(engine, group, name, output, inputs, op, stream)
+    return _reduce_scatter(engine, group, name, output, inputs, op, stream, tensor)
 
 
 def _reduce_scatter(
@@ -57,11 +57,14 @@ def _reduce_scatter(
     inputs: Tensors,
     op: Any,
     stream: bool,
+    whole: torch.Tensor | None = None,
 ) -> Operation:
+    """``whole`` is what the inputs are pieces of, if they are."""
     buffers, me, size = buffers_for(engine, group, name, output, *inputs), group.rank, group.size
     on_device = buffers.device is not None
     reduction = Reduction(group, name, op, output.dtype, on_device=on_device)
-    target, flats = buffers.target(output), [buffers.source(one) for one in inputs]
+    target = buffers.target(output)
+    flats = [] if on_device and whole is not None else [buffers.source(one) for one in inputs]
     inline = small(engine, group, target.nbytes, buffers)
     kind, code = Collective.REDUCE_SCATTER, CODES[target.dtype]
     signature = buffers.sign(kind, target.nbytes, code, reduction=reduction.code, inline=inline)
@@ -75,7 +78,7 @@ def _reduce_scatter(
             name, signature, lambda place: bytes_of(flats[place]), lambda parts: reduced(tensors_of(parts, flats[me])),
         )  # fmt: skip
         return begin(engine, group, plan, buffers, stream)
-    sent = buffers.keep(torch.cat(flats))
+    sent = buffers.joined(flats) if whole is None or not on_device else buffers.source(whole)
     if on_device:
 
         def launch(driver: Driver) -> Any:
@@ -102,7 +105,7 @@ def all_to_all(
     _check_row(group, name, "output_list", output_list, check_tensor, input_list[0].dtype)
     buffers = buffers_for(engine, group, name, *input_list, *output_list)
     sources, targets = [buffers.source(one) for one in input_list], [buffers.target(one) for one in output_list]
-    sent = buffers.keep(torch.cat(sources))
+    sent = buffers.joined(sources)
     got = buffers.keep(torch.empty(sum(t.numel() for t in targets), dtype=sent.dtype, device=sent.device))
 
     def hand_out() -> None:

@@ -59,6 +59,15 @@ class StagingBuffers:
         """Each as bytes."""
         return [self.raw(flat) for flat in flats]
 
+    def joined(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What is in ``flats``, one after the other, in memory of the collective's own."""
+        if self.device is None:
+            return self.keep(torch.cat(list(flats)))
+        whole = torch.empty(sum(map(torch.Tensor.numel, flats)), dtype=flats[0].dtype, device=flats[0].device)
+        for piece, flat in zip(whole.split([flat.numel() for flat in flats]), flats, strict=True):
+            piece.copy_(flat)  # by the device's copy engines, without a kernel
+        return self.keep(whole)
+
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory of the collective's own."""
         self._kept.append(tensor)

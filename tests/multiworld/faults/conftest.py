@@ -33,7 +33,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
             if kind not in made:
                 folder = tmp_path_factory.mktemp(f"workers-{kind.value}")
                 env = _imitation(folder) if kind is Kind.SIMULATED else {}
-                made[kind] = stack.enter_context(WorkerPool(folder / "workers.log", (str(ROOT),), PRELOAD, env))
+                made[kind] = stack.enter_context(WorkerPool(folder / "workers.log", (str(ROOT),), PRELOAD, environment=env))
             return made[kind]
 
         yield pool_of
