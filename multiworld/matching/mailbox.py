@@ -3,7 +3,11 @@
 The receiver says what it waits for (POST); the sender, who knows what it has, compares and either sends the payload
 (DATA) or says what it has instead (REJECT). So a wrong length or dtype is known to both before a payload moves,
 nothing arrives that has no place, and in the common case, the receive being posted first, no time is spent on it. All
-methods are called with the registry's lock held.
+methods are called with the registry's lock held, unless they say otherwise.
+
+What stays on the device is matched in the same way. Its DATA has no payload: with it the sender's driver begins to
+send, and when it comes the receiver's to receive, so nothing is launched that has no counterpart. Such a transfer
+cannot be withdrawn: who stops waiting waits for its end, and then copies on the device what is to be kept.
 
 A transfer uses the caller's memory only while its caller waits. Whoever stops waiting has the memory back at once: what
 is left of a send is copied, and what is left of a message goes to memory of our own, as long as the message itself.
@@ -11,11 +15,16 @@ is left of a send is copied, and what is left of a message goes to memory of our
 
 from __future__ import annotations
 
+import struct
 from bisect import insort
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+import torch
 
 from multiworld.errors import TensorMismatch
+from multiworld.matching.device import DeviceEnd
+from multiworld.matching.launch import Carrier, Launch
 from multiworld.matching.memory import bytes_of, new_buffer
 from multiworld.matching.operation import Operation, Registry, Sink
 from multiworld.matching.queues import Queues
@@ -24,20 +33,26 @@ from multiworld.net.frames import Kind, Mode, Placement, dtype_name
 #: how many receives a peer may have waiting at us; nobody means to have more, and each costs us memory
 MAX_WAITING = 1 << 16
 
-Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED) or limit in bytes
+Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED, DEVICE) or limit in bytes
+
+_EXACT: Final = frozenset({Mode.FIXED, Mode.DEVICE})  # modes in which both sides name the length
+_ON_DEVICE: Final = frozenset({Mode.DEVICE, Mode.DEVICE_TENSOR})  # modes of DATA whose payload does not follow it
+#: what is said of a tensor on the device: bytes of its payload; its shape follows, see ``ops.shapes``
+LENGTH: Final = struct.Struct("<Q")
+MAX_SAID_BYTES: Final = LENGTH.size + 8 * 255 + 1
 
 
 def describe(mode: int, dtype: int, nbytes: int) -> str:
     """A signature in words."""
-    if mode == Mode.FIXED:
-        return f"{nbytes} bytes of {dtype_name(dtype)}"
+    if mode in _EXACT:
+        return f"{nbytes} bytes of {dtype_name(dtype)}{' on the device' if mode == Mode.DEVICE else ''}"
     return "a tensor with its shape" if mode == Mode.TENSOR else "an object"
 
 
 class SendOperation(Operation):
     """A send: what it has, whether it can still be withdrawn, and the any-source receive that it is offered to."""
 
-    __slots__ = ("borrowed", "box", "dtype", "key", "matched", "mode", "nbytes", "offered", "payload")
+    __slots__ = ("borrowed", "box", "copying", "dtype", "end", "key", "matched", "mode", "nbytes", "offered", "payload")
 
     def __init__(
         self,
@@ -47,14 +62,17 @@ class SendOperation(Operation):
         signature: Signature,
         payload: tuple[Any, ...],
         keep: Any,
+        end: DeviceEnd | None = None,
     ) -> None:
         super().__init__(box.registry, name, keep)
         self.box = box
         self.key = key
         self.mode, self.dtype, self.nbytes = signature
         self.payload = payload
+        self.end = end
         self.borrowed = keep is not None  # the payload is the caller's memory
         self.matched = False
+        self.copying = False  # the caller's memory is copied on the device, since nobody waits any more
         self.offered = -1
 
     on_sent = Operation.complete
@@ -69,7 +87,10 @@ class SendOperation(Operation):
         self.give_back()
 
     def give_back(self) -> None:
-        if self.borrowed and not self.done:
+        if self.end is not None:
+            # Only what was offered goes on, from a copy; what is matched keeps the memory until its end.
+            self.copying = self.borrowed and self.withdrawn and not self.done and not self.matched
+        elif self.borrowed and not self.done:
             self.borrowed = False
             if self.matched:
                 self.box.lane.disown(self)
@@ -77,9 +98,23 @@ class SendOperation(Operation):
                 self.payload = tuple(bytes(part) for part in self.payload) if self.withdrawn else ()
             self.keep = None
 
+    def part(self) -> None:
+        """See ``Operation.part``."""
+        super().part()
+        end = self.end
+        if not self.copying or end is None or end.data is None:
+            return
+        (data,), moment = end.device.copies_of([end.data], end.moment)
+        with self.registry.lock:
+            end.data, end.moment = data, moment
+            self.copying = self.borrowed = False
+            self.keep = None
+            if self.launch is not None:
+                self.launch.set_ready()
+
     def needs(self, peer: int) -> bool:
-        """See ``Operation.needs``."""
-        return peer == self.box.lane.peer
+        """See ``Operation.needs``; what is under way on the device ends without the peer's lane."""
+        return self.launch is None and peer == self.box.lane.peer
 
     def awaits(self) -> tuple[int, ...]:
         """See ``Operation.awaits``."""
@@ -94,7 +129,8 @@ class ReceiveOperation(Operation):
     """A receive: what it expects, and where the payload goes."""
 
     __slots__ = (
-        "arrival", "arriving", "borrowed", "box", "buffer", "dtype", "key", "mode", "nbytes", "offer", "seq", "view",
+        "arrival", "arriving", "borrowed", "box", "buffer", "dtype", "end", "key", "mode", "nbytes", "offer", "seq",
+        "shape", "taken", "view",
     )  # fmt: skip
 
     def __init__(
@@ -105,14 +141,17 @@ class ReceiveOperation(Operation):
         signature: Signature,
         view: memoryview | None,
         keep: Any,
+        end: DeviceEnd | None = None,
     ) -> None:
         super().__init__(box.registry, name, keep)
         self.box = box
         self.key = key
         self.mode, self.dtype, self.nbytes = signature
-        self.view = view
-        self.borrowed = view is not None  # it is the caller's memory
+        self.view, self.end = view, end
+        self.borrowed = view is not None or (end is not None and end.data is not None)  # it is the caller's memory
         self.buffer: Any = None  # memory of our own
+        self.shape: bytes | None = None  # what was said of a tensor that stays on the device
+        self.taken: DeviceEnd | None = None  # a message on the device that was kept, to be copied by the caller
         self.seq = -1
         self.offer = -1  # number of the any-source receive whose offer it answers
         self.arriving = False
@@ -124,8 +163,10 @@ class ReceiveOperation(Operation):
         return self.mode, self.dtype, self.nbytes
 
     def admits(self, nbytes: int) -> bool:
-        """Whether a payload of that length is what was posted."""
-        return nbytes == self.nbytes if self.mode == Mode.FIXED else nbytes <= self.nbytes
+        """Whether a payload of that length on the lane is what was posted."""
+        if self.mode in _EXACT:
+            return nbytes == self.nbytes and self.mode == Mode.FIXED
+        return nbytes <= self.nbytes
 
     def withdraw(self) -> None:
         """The post is cancelled; a message that is under way already is kept for the next receive."""
@@ -134,13 +175,27 @@ class ReceiveOperation(Operation):
         self.give_back()
 
     def give_back(self) -> None:
+        if self.end is not None and self.withdrawn and self.arrival >= 0:
+            return  # it is under way to the caller's memory, or there: see ``part``
         if self.borrowed:
             self.borrowed = False
             self.box.divert(self)
 
+    def part(self) -> None:
+        """See ``Operation.part``: a message that nobody waited for any more is kept for the next receive."""
+        end = self.end
+        if not (self.withdrawn and self.borrowed and self.succeeded) or end is None or end.data is None:
+            return
+        (data,), moment = end.device.copies_of([end.data], end.moment)
+        with self.registry.lock:
+            self.end = DeviceEnd(end.device, moment, data)
+            self.borrowed = False
+            self.keep = None
+            self.box.keep_landed(self)
+
     def needs(self, peer: int) -> bool:
-        """See ``Operation.needs``."""
-        return peer == self.box.lane.peer
+        """See ``Operation.needs``; what is under way on the device ends without the peer's lane."""
+        return self.launch is None and peer == self.box.lane.peer
 
     def awaits(self) -> tuple[int, ...]:
         """See ``Operation.awaits``."""
@@ -168,11 +223,13 @@ class Mailbox:
         registry: where its operations are.
         lane: the way to the peer.
         any_receives: receives from any source that wait for a message.
+        carrier: takes what stays on the device.
     """
 
-    def __init__(self, registry: Registry, lane: Sink, any_receives: list[AnySource]) -> None:
+    def __init__(self, registry: Registry, lane: Sink, any_receives: list[AnySource], carrier: Carrier) -> None:
         self.registry = registry
         self.lane = lane
+        self._carrier = carrier
         self._any_receives = any_receives
         self.sends: Queues[SendOperation] = Queues()
         self.posts: Queues[tuple[int, int, int, int]] = Queues()  # seq, mode, dtype, nbytes
@@ -196,12 +253,19 @@ class Mailbox:
     def receive(self, operation: ReceiveOperation) -> None:
         """Take a message that was kept, or post the receive once all withdrawn ones are settled, to keep the order."""
         key = operation.key
-        if self.kept.get(key):
+        if self.kept.get(key) and self.ready(key):
             self._take_kept(operation, self.kept[key].popleft())
         elif self.orphans.get(key):
             self.blocked[key].append(operation)
         else:
             self._post(operation)
+
+    def ready(self, key: int) -> bool:
+        """Whether a message lies ready, and none that came before it is still on its way to us."""
+        kept = self.kept.get(key)
+        if not kept:
+            return False
+        return not any(0 <= one.arrival < kept[0].arrival for one in self.orphans.get(key, ()))
 
     def orphan(self, operation: ReceiveOperation) -> None:
         """Nobody waits for this receive any more."""
@@ -210,6 +274,8 @@ class Mailbox:
         if blocked and operation in blocked:
             blocked.remove(operation)
             self._decline(operation)
+        elif operation.succeeded and operation.end is not None:
+            self._orphan_on_device(operation)
         elif operation.succeeded:  # between its end and the waiter's waking: the message is put back in its place
             self._keep_message(operation)
         elif operation.arriving:
@@ -220,6 +286,8 @@ class Mailbox:
 
     def divert(self, operation: ReceiveOperation) -> None:
         """Let what comes, or has come, for ``operation`` lie in memory of our own."""
+        if operation.end is not None:
+            operation.end = operation.end.emptied()
         view, operation.view = operation.view, None
         arriving = operation.arriving and self.lane.receiving
         if view is not None and (arriving or operation.succeeded):  # else memory is found for it when it comes
@@ -245,9 +313,11 @@ class Mailbox:
         if sends:
             self._match(key)
 
-    def on_data(self, dtype: int, seq: int, nbytes: int) -> Placement:
+    def on_data(self, dtype: int, flags: int, seq: int, nbytes: int) -> Placement:
         """A payload begins."""
         operation = self.wanted.pop(seq, None)
+        if flags in _ON_DEVICE:
+            return self._on_device_data(operation, dtype, flags, nbytes)
         if operation is None or not operation.admits(nbytes):
             self.registry.protocol_error(self.lane.peer, f"payload of {nbytes} bytes that was not asked for")
             return None, None
@@ -270,6 +340,7 @@ class Mailbox:
                 f"expects {ours}, rank {self.lane.peer} sends {describe(flags, dtype, nbytes)}",
                 ours,
                 describe(flags, dtype, nbytes),
+                {operation.mode, flags},
             )
         )
 
@@ -352,25 +423,131 @@ class Mailbox:
 
     def _answer(self, operation: SendOperation, seq: int, mode: int, dtype: int, nbytes: int) -> None:
         if operation.mode == mode and (
-            (operation.dtype == dtype and operation.nbytes == nbytes)
-            if mode == Mode.FIXED
-            else operation.nbytes <= nbytes
+            (operation.dtype == dtype and operation.nbytes == nbytes) if mode in _EXACT else operation.nbytes <= nbytes
         ):
             operation.matched = True
+            if operation.end is not None:
+                self._send_on_device(operation, operation.end, seq)
+                return
             self.lane.put(
                 Kind.DATA, operation.dtype, mode, seq, operation.key, operation.payload, operation.nbytes, operation
             )
             return
         self.lane.put(Kind.REJECT, operation.dtype, operation.mode, seq, operation.key, nbytes=operation.nbytes)
         ours, theirs = describe(operation.mode, operation.dtype, operation.nbytes), describe(mode, dtype, nbytes)
-        if operation.mode == mode != Mode.FIXED:
+        if operation.mode == mode and mode not in _EXACT:
             ours, theirs = f"{operation.nbytes} bytes", f"at most {nbytes} bytes"
-        operation.fail(self._mismatch(f"sends {ours}, rank {self.lane.peer} expects {theirs}", ours, theirs))
+        what = f"sends {ours}, rank {self.lane.peer} expects {theirs}"
+        operation.fail(self._mismatch(what, ours, theirs, {operation.mode, mode}))
 
-    def _mismatch(self, what: str, ours: str, theirs: str) -> TensorMismatch:
+    def _mismatch(self, what: str, ours: str, theirs: str, modes: set[int]) -> TensorMismatch:
         us = self.registry.membership
-        theirs_by_rank = {self.lane.peer: theirs}
-        return TensorMismatch(us.name, f"rank {us.rank} {what}", ours=ours, theirs=theirs_by_rank, **us.where())
+        cause = remedy = None
+        if modes == _EXACT:
+            cause = "one side passes a tensor on the CPU, the other one on the device"
+            remedy = "pass both on the device, or both on the CPU; the world is still usable"
+        return TensorMismatch(
+            us.name, f"rank {us.rank} {what}", cause=cause, remedy=remedy,
+            ours=ours, theirs={self.lane.peer: theirs}, **us.where(),
+        )  # fmt: skip
+
+    # what stays on the device
+
+    def _send_on_device(self, operation: SendOperation, end: DeviceEnd, seq: int) -> None:
+        mode = Mode.DEVICE if operation.mode == Mode.DEVICE else Mode.DEVICE_TENSOR
+        said = operation.payload
+        self.lane.put(Kind.DATA, operation.dtype, mode, seq, operation.key, said, sum(map(len, said)))
+        if not operation.nbytes:
+            operation.complete()
+            return
+        us, peer = self.registry.membership.rank, self.lane.peer
+        operation.running = not operation.copying
+        launch = operation.launch = Launch(
+            operation, (us, peer), lambda driver: driver.send(_data(end), 1, after=end.moment.event),
+            operation.complete, streamed=end.streamed, lent=not operation.copying, ready=not operation.copying,
+        )  # fmt: skip
+        self._carrier.transfer(us, peer, launch)
+
+    def _on_device_data(self, operation: ReceiveOperation | None, dtype: int, mode: int, said: int) -> Placement:
+        """The peer begins to send on the device; of a tensor with its shape it says the length here, and the shape."""
+        exact = mode == Mode.DEVICE
+        fits = said == 0 if exact else LENGTH.size < said <= MAX_SAID_BYTES
+        asked = Mode.DEVICE if exact else Mode.TENSOR
+        if not fits or operation is None or operation.end is None or operation.mode != asked:
+            self.registry.protocol_error(self.lane.peer, "a payload on the device that was not asked for")
+            return None, None
+        operation.arriving = True
+        operation.dtype = dtype
+        self._arrivals = operation.arrival = self._arrivals + 1
+        if exact:
+            self._receive_on_device(operation, operation.end, operation.nbytes)
+            return None, None
+        text = memoryview(bytearray(said))
+        return text, lambda: self._on_shape(operation, bytes(text))
+
+    def _on_shape(self, operation: ReceiveOperation, said: bytes) -> None:
+        (nbytes,) = LENGTH.unpack_from(said)
+        if operation.end is None or nbytes > operation.nbytes:
+            self.registry.protocol_error(self.lane.peer, f"a tensor of {nbytes} bytes that was not asked for")
+            return
+        operation.shape = said[LENGTH.size :]
+        self._receive_on_device(operation, operation.end, nbytes)
+
+    def _receive_on_device(self, operation: ReceiveOperation, end: DeviceEnd, nbytes: int) -> None:
+        if not nbytes:
+            self._landed(operation)
+            return
+        us, peer = self.registry.membership.rank, self.lane.peer
+        operation.running = operation.borrowed
+        launch = operation.launch = Launch(
+            operation, (peer, us), lambda driver: driver.recv(_data(end), 0, after=end.moment.event),
+            lambda: self._landed(operation), value=peer, streamed=end.streamed, lent=operation.borrowed,
+            ready=end.data is not None,
+        )  # fmt: skip
+        self._carrier.transfer(peer, us, launch)
+        if end.data is None:
+            self._carrier.aside(lambda: self._find_room(end, launch, nbytes))
+
+    def _find_room(self, end: DeviceEnd, launch: Launch, nbytes: int) -> None:
+        """Memory for a message whose length the sender has said, or that nobody waits for. Without the lock."""
+        try:
+            data, moment = end.device.room(nbytes, end.moment)
+        except RuntimeError as error:  # what torch raises when there is no memory
+            with self.registry.lock:
+                what = f"a message of {nbytes} bytes for which the device has no memory: {error}"
+                self.registry.protocol_error(self.lane.peer, what)
+            return
+        with self.registry.lock:
+            end.data, end.moment = data, moment
+            launch.set_ready()
+
+    def _landed(self, operation: ReceiveOperation) -> None:
+        """The payload is there. In the memory of a caller who has left it is kept as soon as it is copied there."""
+        operation.arriving = False
+        if operation.withdrawn and not operation.borrowed:
+            self.keep_landed(operation)
+        else:
+            operation.complete(self.lane.peer)
+
+    def keep_landed(self, operation: ReceiveOperation) -> None:
+        """Keep a message that lies in memory of our own for the next receive."""
+        self._forget_orphan(operation, settle=False)
+        self._keep_message(operation)
+
+    def _orphan_on_device(self, operation: ReceiveOperation) -> None:
+        """Its end and the withdrawal crossed."""
+        if operation.taken is not None:  # back to where it was kept: nothing of it was copied yet
+            operation.end, operation.taken = operation.taken, None
+            operation.borrowed = False
+            operation.keep = None
+        if operation.borrowed or operation.arriving:
+            self.orphans[operation.key].append(operation)
+        else:
+            self._keep_message(operation)
+        if operation.arriving:  # its caller went on with the stream, but was not woken yet: it waits for the end now
+            operation.done = False
+            operation.running = operation.borrowed
+            self.registry.operations.add(operation)
 
     def _post(self, operation: ReceiveOperation) -> None:
         self._seq = operation.seq = (self._seq + 1) & 0xFFFFFFFF
@@ -409,22 +586,28 @@ class Mailbox:
         Their posts are withdrawn; what the peer has sent for them meanwhile is kept in its turn.
         """
         for operation in [one for one in self.wanted.values() if one.key == key and not one.withdrawn]:
-            kept = self.kept.get(key)
-            if not kept:
+            if not self.ready(key):
                 return
-            post = ReceiveOperation(operation.name, self, key, operation.signature, None, None)
+            end = None if operation.end is None else operation.end.emptied()
+            post = ReceiveOperation(operation.name, self, key, operation.signature, None, None, end)
             post.seq, operation.seq = operation.seq, -1
             self.wanted[post.seq] = post
-            self._take_kept(operation, kept.popleft())
+            self._take_kept(operation, self.kept[key].popleft())
             post.withdraw()
 
     def _take_kept(self, operation: ReceiveOperation, message: ReceiveOperation) -> None:
         self._decline(operation)
-        fits = operation.signature == message.signature or (operation.mode == message.mode != Mode.FIXED)
+        same_mode = operation.mode == message.mode
+        fits = operation.signature == message.signature or (same_mode and operation.mode not in _EXACT)
         if not fits:
             ours, theirs = describe(*operation.signature), describe(*message.signature)
-            operation.fail(self._mismatch(f"expects {ours}, rank {self.lane.peer} sent {theirs}", ours, theirs))
+            modes: set[int] = {operation.mode, message.mode}
+            operation.fail(self._mismatch(f"expects {ours}, rank {self.lane.peer} sent {theirs}", ours, theirs, modes))
             return
+        if operation.mode == Mode.DEVICE:
+            operation.taken = message.end
+        elif message.shape is not None:
+            operation.end, operation.shape = message.end, message.shape
         if operation.view is not None and message.view is not None:
             operation.view[:] = message.view
         operation.buffer, operation.dtype, operation.arrival = message.buffer, message.dtype, message.arrival
@@ -439,5 +622,12 @@ class Mailbox:
 
     def _unblock(self, key: int) -> None:
         blocked = self.blocked.get(key)
-        while blocked and (self.kept.get(key) or not self.orphans.get(key)):
+        while blocked and (self.ready(key) or not self.orphans.get(key)):
             self.receive(blocked.popleft())
+
+
+def _data(end: DeviceEnd) -> torch.Tensor:
+    """The memory of an end that is ready."""
+    if end.data is None:
+        raise LookupError("a transfer began without memory")
+    return end.data

@@ -94,7 +94,7 @@ class Twin:
     """The synchronous twin of a world under the names that the table of operations uses."""
 
     def __init__(self, world: Any) -> None:
-        self.rank, self.size = world.rank, world.size
+        self.rank, self.size, self.torch_device = world.rank, world.size, world.torch_device
         self._sync = world.sync
 
     def __getattr__(self, name: str) -> Any:
@@ -123,17 +123,22 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, torch.Tensor | list) else value
 
 
+def filled(world: Any, count: int, value: float = 0.0) -> torch.Tensor:
+    """A tensor on the world's device, made on the CPU: kernels do not run on a simulated device."""
+    return torch.full((count,), float(value)).to(world.torch_device)
+
+
 async def ring(context: Context, name: str, rounds: int = 1) -> float:
     """Exchange with the neighbours and reduce; the seconds per round. Raises if data is wrong."""
     world = context.mw[name]
     started = time.monotonic()
     for turn in range(rounds):
         right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-        got, total = torch.zeros(64), torch.full((20_000,), float(world.rank))
-        await asyncio.gather(world.send(torch.full((64,), float(world.rank + turn)), right), world.recv(got, left))
+        mine, got, total = (filled(world, n, v) for n, v in ((64, world.rank + turn), (64, 0), (20_000, world.rank)))
+        await asyncio.gather(world.send(mine, right), world.recv(got, left))
         await world.all_reduce(total)
-        assert bool((got == left + turn).all()), "wrong message"
-        assert bool((total == sum(range(world.size))).all()), "wrong sum"
+        assert bool((got.cpu() == left + turn).all()), "wrong message"
+        assert bool((total.cpu() == sum(range(world.size))).all()), "wrong sum"
     return (time.monotonic() - started) / rounds
 
 

@@ -1,9 +1,30 @@
-"""The backends that the suite runs on, as a table; a row that cannot run here says why."""
+"""The backends that the suite runs on, as a table; a row that cannot run here says why.
+
+The simulated rows run torch's real code, and NVIDIA's bindings, on an imitated CUDA and NCCL (``gpuless``): workers are
+real processes with a device each, and data moves between them. Kernels do not run there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import importlib.util
+import shutil
 from dataclasses import dataclass
+from enum import Enum
+
+import pytest
+import torch
+
+#: imitated devices: one for each worker of a test but the largest
+DEVICES = 16
+
+
+class Kind(Enum):
+    """Where tensors of a row are."""
+
+    CPU = "cpu"
+    SIMULATED = "simulated"
+    GPU = "gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,28 +32,66 @@ class Backend:
     """One row.
 
     Attributes:
-        name: what ``join(backend=)`` gets.
-        missing: why it cannot run here; None if it can.
+        backend: what ``join(backend=)`` gets.
+        kind: where tensors are.
     """
 
-    name: str
-    missing: Callable[[], str | None]
+    backend: str
+    kind: Kind
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.backend} (simulated)" if self.kind is Kind.SIMULATED else self.backend
+
+    def device(self, number: int) -> str | None:
+        """The device of a scene's ``number``-th worker; None for the backend's own choice."""
+        if self.kind is Kind.CPU:
+            return None
+        return f"cuda:{number % (DEVICES if self.kind is Kind.SIMULATED else torch.cuda.device_count())}"
+
+    def variables(self, number: int) -> dict[str, str]:
+        """The environment of a scene's ``number``-th worker: NCCL takes ranks on one device only from several hosts."""
+        alone = self.kind is Kind.CPU or (self.kind is Kind.SIMULATED and number < DEVICES)
+        return {} if alone else {"NCCL_HOSTID": f"worker-{number}"}
+
+    def missing(self) -> str | None:
+        """Why it cannot run here; None if it can."""
+        return _missing(self)
 
 
-def _no_gpu() -> str | None:
-    import torch
-
-    if not torch.cuda.is_available():
-        return "nccl: no CUDA device here; nothing about NCCL is shown by this run"
-    if torch.cuda.device_count() < 3:
-        return "nccl: three CUDA devices are needed, one per member"
+@functools.cache
+def _missing(row: Backend) -> str | None:
+    if row.kind is Kind.CPU:
+        return None
+    if row.backend == "nccl" and importlib.util.find_spec("nccl") is None:
+        return f"{row}: nccl4py is not installed; nothing about this driver is shown by this run"
+    if row.kind is Kind.GPU:
+        return None if torch.cuda.is_available() else f"{row}: no CUDA device here; nothing about it is shown"
+    if torch.version.cuda is None:
+        return f"{row}: this torch is built without CUDA; nothing about NCCL is shown by this run"
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        return f"{row}: no C compiler to build the imitation of CUDA and NCCL"
     return None
 
 
+GLOO = Backend("gloo", Kind.CPU)
 BACKENDS = (
-    Backend("gloo", lambda: None),
-    Backend("nccl", _no_gpu),
+    GLOO,
+    *(Backend(name, kind) for kind in (Kind.SIMULATED, Kind.GPU) for name in ("nccl", "torch-nccl")),
 )
+
+
+def rows(only_gloo: str | None) -> list[object]:
+    """The rows as parameters of a test: one that cannot run here, or is left to gloo for a reason, is skipped with it.
+
+    Args:
+        only_gloo: why the test runs on gloo alone; None if it runs on all rows.
+    """
+    return [_parameter(row, only_gloo) for row in BACKENDS]
+
+
+def _parameter(row: Backend, only_gloo: str | None) -> object:
+    reason = row.missing()
+    if only_gloo and row is not GLOO:
+        reason = f"{row}: left to gloo: {only_gloo}"
+    marks = [pytest.mark.gpu] if row.kind is Kind.GPU else []
+    return pytest.param(row, id=str(row), marks=[*marks, pytest.mark.skip(reason=reason)] if reason else marks)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from multiworld.lab.injector import Injector
 from multiworld.lab.workers import WorkerPool
-from tests.multiworld.faults.backends import BACKENDS, Backend
+from tests.multiworld.faults.backends import DEVICES, GLOO, Backend, Kind, rows
 from tests.multiworld.faults.scene import Scene
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,11 +20,37 @@ ROOT = Path(__file__).resolve().parents[3]
 PRELOAD = ("pytest", "typer.testing", "tests.multiworld.faults.network", "tests.multiworld.faults.scene")
 
 
+Pools = Callable[[Kind], WorkerPool]
+
+
 @pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    """Where workers come from; torch is loaded once."""
-    with WorkerPool(tmp_path_factory.mktemp("workers") / "workers.log", (str(ROOT),), PRELOAD) as made:
-        yield made
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    """Where workers come from, one forkserver for each kind of device; torch is loaded once in each."""
+    made: dict[Kind, WorkerPool] = {}
+    with ExitStack() as stack:
+
+        def pool_of(kind: Kind) -> WorkerPool:
+            if kind not in made:
+                folder = tmp_path_factory.mktemp(f"workers-{kind.value}")
+                env = _imitation(folder) if kind is Kind.SIMULATED else {}
+                made[kind] = stack.enter_context(WorkerPool(folder / "workers.log", (str(ROOT),), PRELOAD, environment=env))
+            return made[kind]
+
+        yield pool_of
+
+
+def _imitation(folder: Path) -> dict[str, str]:
+    from gpuless import imitation  # needs the tooling's libraries, which a run on gloo alone does without
+
+    (folder / "control").mkdir()
+    return imitation.environment(Path(sys.executable), folder / "control", devices=DEVICES)
+
+
+@pytest.fixture
+def pool(pools: Pools, request: pytest.FixtureRequest) -> WorkerPool:
+    """The pool of the test's row; gloo's for a test that is about no backend."""
+    row = request.getfixturevalue("backend") if "backend" in request.fixturenames else GLOO
+    return pools(row.kind)
 
 
 @pytest.fixture
@@ -35,20 +62,18 @@ def injector(request: pytest.FixtureRequest) -> Iterator[Injector]:
         assert made.fired, "no fault was injected"
 
 
-@pytest.fixture(params=BACKENDS, ids=str)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    """A row of the table of backends; skipped with its reason where it cannot run."""
-    row: Backend = request.param
-    if (reason := row.missing()) is not None:
-        pytest.skip(reason)
-    return row
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what uses a backend on each row of the table; ``only_gloo`` says why a test does not."""
+    if "backend" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("only_gloo")
+        metafunc.parametrize("backend", rows(mark.args[0] if mark else None))
 
 
 @pytest.fixture
 def scene(pool: WorkerPool, injector: Injector, backend: Backend, request: pytest.FixtureRequest) -> Iterator[Scene]:
     """A store, workers and worlds for one test; nothing of them is left behind."""
     start = pool.log.stat().st_size
-    yield Scene(pool, injector, backend.name)
+    yield Scene(pool, injector, backend)
     pool.dismiss_all()
     if getattr(request.node, "went_wrong", False):
         with pool.log.open("rb") as log:

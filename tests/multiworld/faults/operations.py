@@ -32,34 +32,34 @@ class Operation:
     by_length: bool = True
 
 
-def _ones(count: int) -> torch.Tensor:
-    return torch.ones(count)
+def _ones(world: Any, count: int) -> torch.Tensor:
+    return torch.ones(count).to(world.torch_device)  # a copy: kernels do not run on a simulated device
 
 
 def _many(world: Any, count: int) -> list[torch.Tensor]:
-    return [torch.ones(count) for _ in range(world.size)]
+    return [_ones(world, count) for _ in range(world.size)]
 
 
 def _send(w: Any, peer: int, n: int) -> Awaitable[Any]:
-    awaitable: Awaitable[Any] = w.send(_ones(n), peer)
+    awaitable: Awaitable[Any] = w.send(_ones(w, n), peer)
     return awaitable
 
 
 def _gather(w: Any, peer: int, n: int) -> Awaitable[Any]:
     root = (peer + 1) % w.size
-    awaitable: Awaitable[Any] = w.gather(_ones(n), _many(w, n) if w.rank == root else None, root)
+    awaitable: Awaitable[Any] = w.gather(_ones(w, n), _many(w, n) if w.rank == root else None, root)
     return awaitable
 
 
 def _scatter(w: Any, peer: int, n: int) -> Awaitable[Any]:
-    awaitable: Awaitable[Any] = w.scatter(_ones(n), _many(w, n) if w.rank == peer else None, peer)
+    awaitable: Awaitable[Any] = w.scatter(_ones(w, n), _many(w, n) if w.rank == peer else None, peer)
     return awaitable
 
 
 def _batch(w: Any, peer: int, n: int) -> Awaitable[Any]:
     from multiworld import P2P
 
-    awaitable: Awaitable[Any] = w.batch_p2p([P2P("send", _ones(n), peer), P2P("recv", _ones(n), peer)])
+    awaitable: Awaitable[Any] = w.batch_p2p([P2P("send", _ones(w, n), peer), P2P("recv", _ones(w, n), peer)])
     return awaitable
 
 
@@ -69,8 +69,8 @@ def _objects(w: Any) -> list[Any]:
 
 POINT_TO_POINT: tuple[Operation, ...] = (
     Operation("send", _send, collective=False),
-    Operation("recv", lambda w, p, n: w.recv(_ones(n), p), collective=False),
-    Operation("send_tensor", lambda w, p, n: w.send_tensor(_ones(n), p), collective=False),
+    Operation("recv", lambda w, p, n: w.recv(_ones(w, n), p), collective=False),
+    Operation("send_tensor", lambda w, p, n: w.send_tensor(_ones(w, n), p), collective=False),
     Operation("recv_tensor", lambda w, p, _n: w.recv_tensor(p), collective=False, by_length=False),
     Operation("send_object", lambda w, p, n: w.send_object({"n": n}, p), collective=False, by_length=False),
     Operation("recv_object", lambda w, p, _n: w.recv_object(p), collective=False, by_length=False),
@@ -78,17 +78,17 @@ POINT_TO_POINT: tuple[Operation, ...] = (
 )
 
 COLLECTIVES: tuple[Operation, ...] = (
-    Operation("broadcast", lambda w, p, n: w.broadcast(_ones(n), p)),
-    Operation("all_reduce", lambda w, _p, n: w.all_reduce(_ones(n), ReduceOp.SUM)),
-    Operation("reduce", lambda w, p, n: w.reduce(_ones(n), (p + 1) % w.size)),
-    Operation("all_gather", lambda w, _p, n: w.all_gather(_many(w, n), _ones(n))),
-    Operation("all_gather_into_tensor", lambda w, _p, n: w.all_gather_into_tensor(_ones(n * w.size), _ones(n))),
+    Operation("broadcast", lambda w, p, n: w.broadcast(_ones(w, n), p)),
+    Operation("all_reduce", lambda w, _p, n: w.all_reduce(_ones(w, n), ReduceOp.SUM)),
+    Operation("reduce", lambda w, p, n: w.reduce(_ones(w, n), (p + 1) % w.size)),
+    Operation("all_gather", lambda w, _p, n: w.all_gather(_many(w, n), _ones(w, n))),
+    Operation("all_gather_into_tensor", lambda w, _p, n: w.all_gather_into_tensor(_ones(w, n * w.size), _ones(w, n))),
     Operation("gather", _gather),
     Operation("scatter", _scatter),
-    Operation("reduce_scatter", lambda w, _p, n: w.reduce_scatter(_ones(n), _many(w, n))),
-    Operation("reduce_scatter_tensor", lambda w, _p, n: w.reduce_scatter_tensor(_ones(n), _ones(n * w.size))),
+    Operation("reduce_scatter", lambda w, _p, n: w.reduce_scatter(_ones(w, n), _many(w, n))),
+    Operation("reduce_scatter_tensor", lambda w, _p, n: w.reduce_scatter_tensor(_ones(w, n), _ones(w, n * w.size))),
     Operation("all_to_all", lambda w, _p, n: w.all_to_all(_many(w, n), _many(w, n))),
-    Operation("all_to_all_single", lambda w, _p, n: w.all_to_all_single(_ones(n * w.size), _ones(n * w.size))),
+    Operation("all_to_all_single", lambda w, _p, n: w.all_to_all_single(_ones(w, n * w.size), _ones(w, n * w.size))),
     Operation("barrier", lambda w, _p, _n: w.barrier(), by_length=False),
     Operation("monitored_barrier", lambda w, _p, _n: w.monitored_barrier(), by_length=False),
     Operation("broadcast_object", lambda w, p, n: w.broadcast_object({"n": n}, p), by_length=False),

@@ -12,6 +12,7 @@ from multiworld.lab.injector import Fired, Injector
 from multiworld.lab.messages import Outcome
 from multiworld.lab.workers import OverdueError, Running, VanishedError, Worker, WorkerPool
 from tests.multiworld.faults import acts
+from tests.multiworld.faults.backends import Backend
 from tests.multiworld.faults.bounds import ANSWER_SECONDS, JOIN_SECONDS
 from tests.multiworld.faults.network import enter_network
 
@@ -25,13 +26,14 @@ class Scene:
     Attributes:
         pool: where workers come from.
         injector: what makes the faults.
-        backend: the row of the backend table that this run is about.
+        backend: the row of the table of backends that this run is about.
     """
 
-    def __init__(self, pool: WorkerPool, injector: Injector, backend: str) -> None:
+    def __init__(self, pool: WorkerPool, injector: Injector, backend: Backend) -> None:
         self.pool = pool
         self.injector = injector
         self.backend = backend
+        self._places: dict[Worker, int] = {}
         self._store: TcpStoreAddress | None = None
         self._host: Worker | None = None
 
@@ -65,18 +67,23 @@ class Scene:
         made = self.pool.worker(name or f"worker-{next(_numbers)}")
         if network:
             made.run(enter_network, network)
-        if env:
-            made.run(acts.set_variables, env)
+        self._places[made] = len(self._places)
+        if variables := {**self.backend.variables(self._places[made]), **(env or {})}:
+            made.run(acts.set_variables, variables)
         return made
 
     def workers(self, count: int) -> list[Worker]:
         """Fresh worker processes."""
         return [self.worker() for _ in range(count)]
 
+    def options(self, worker: Worker) -> dict[str, Any]:
+        """What a worker joins a world of this scene with."""
+        device = self.backend.device(self._places[worker])
+        return {"store": self.store, "backend": self.backend.backend, "device": device, "join_timeout": JOIN_SECONDS}
+
     def start_join(self, name: str, worker: Worker, rank: int, size: int, **options: Any) -> Running:
         """One worker begins to join."""
-        options = {"store": self.store, "backend": self.backend, "join_timeout": JOIN_SECONDS, **options}
-        return worker.start(acts.join, name, rank, size, options)
+        return worker.start(acts.join, name, rank, size, {**self.options(worker), **options})
 
     def join(self, name: str, workers: Sequence[Worker], **options: Any) -> int:
         """All ``workers`` join ``name``, in the order of their ranks; the generation, which is the same for all."""

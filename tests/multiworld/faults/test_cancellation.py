@@ -113,7 +113,8 @@ def test_collective_cancelled_while_data_flows(scene: Scene, name: str) -> None:
 async def count_up(context: Context, name: str, count: int, length: int) -> None:
     """Send numbered tensors."""
     for number in range(count):
-        await context.mw[name].send(torch.full((length,), float(number)), 0)
+        world = context.mw[name]
+        await world.send(acts.filled(world, length, number), 0)
 
 
 async def receive_with_cancellations(context: Context, name: str, count: int, length: int) -> list[float]:
@@ -121,12 +122,13 @@ async def receive_with_cancellations(context: Context, name: str, count: int, le
     world, got = context.mw[name], []
     delay = 0.0
     while len(got) < count:
-        tensor = torch.zeros(length)
+        tensor = acts.filled(world, length)
         delay = (delay + 0.00017) % 0.004
         try:
             await asyncio.wait_for(world.recv(tensor, 1), delay)
         except asyncio.TimeoutError:
             continue
+        tensor = tensor.cpu()
         got.append(float(tensor[0]))
         assert bool((tensor == tensor[0]).all()), "a message of two halves"
     return got
@@ -210,7 +212,7 @@ async def loop_closed(context: Context, options: dict[str, Any]) -> str:
     def work() -> None:
         loop = asyncio.new_event_loop()
         world = loop.run_until_complete(mine.join("short-lived", 0, 2, **options))
-        task = loop.create_task(world.recv(torch.zeros(1), 1))
+        task = loop.create_task(world.recv(acts.filled(world, 1), 1))
         loop.call_later(0.05, loop.stop)
         loop.run_forever()
         task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -229,8 +231,7 @@ def test_loop_closed_with_operations_pending(scene: Scene) -> None:
     """The process lives, its other worlds too, and what is left can be closed; the peer sees an orderly end."""
     a, b = members = scene.workers(2)
     scene.join(CALM, members)
-    options = {"store": scene.store, "backend": scene.backend}
-    call = a.start(loop_closed, options)
+    call = a.start(loop_closed, scene.options(a))
     scene.start_join("short-lived", b, 1, 2).result()
     mark = a.wait_for("loop closed")
     scene.injector.record("loop closed", a.name, mark.at, "the loop is closed")
@@ -244,11 +245,11 @@ def exit_with_pending(context: Context, name: str, kind: str) -> None:
     """End the interpreter with an operation pending in a task or in a thread."""
     world = context.mw[name]
     if kind == "task":
-        context.kept["task"] = asyncio.ensure_future(world.recv(torch.zeros(1), 1))
-        context.kept["other"] = asyncio.ensure_future(world.all_reduce(torch.zeros(1 << 20)))
+        context.kept["task"] = asyncio.ensure_future(world.recv(acts.filled(world, 1), 1))
+        context.kept["other"] = asyncio.ensure_future(world.all_reduce(acts.filled(world, 1 << 20)))
         asyncio.get_running_loop().call_later(0.05, _leave_interpreter)
     else:
-        threading.Thread(target=world.sync.recv, args=(torch.zeros(1), 1), daemon=True).start()
+        threading.Thread(target=world.sync.recv, args=(acts.filled(world, 1), 1), daemon=True).start()
         asyncio.get_running_loop().call_later(0.2, _leave_interpreter)
 
 
@@ -271,7 +272,8 @@ def test_exit_with_operations_pending(scene: Scene, kind: str) -> None:
 
 def interrupted_receive(context: Context, name: str) -> str:
     """A synchronous receive in the main thread, which Ctrl-C interrupts."""
-    session = context.mw[name]._current
+    world = context.mw[name]
+    session, tensor = world._current, acts.filled(world, SMALL)
 
     def tell() -> None:
         while not session.engine.operations or process_state(os.getpid()) != "S":
@@ -280,7 +282,7 @@ def interrupted_receive(context: Context, name: str) -> str:
 
     threading.Thread(target=tell, daemon=True).start()
     try:
-        context.mw[name].sync.recv(torch.zeros(SMALL), 1)
+        world.sync.recv(tensor, 1)
     except KeyboardInterrupt:
         return "interrupted"
     return "received"

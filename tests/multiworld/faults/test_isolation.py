@@ -20,8 +20,9 @@ WORLDS = 8
 
 async def echo(context: Context, name: str) -> int:
     """Send back whatever rank 0 sends, until it sends zero; how many."""
-    world, tensor, count = context.mw[name], torch.ones(256), 0
-    while float(tensor[0]):
+    world, count = context.mw[name], 0
+    tensor = acts.filled(world, 256, 1)
+    while float(tensor.cpu()[0]):
         await world.recv(tensor, 0)
         await world.send(tensor, 0)
         count += 1
@@ -34,10 +35,11 @@ async def call_all(context: Context, names: list[str]) -> None:
     context.kept["calling"] = True
 
     async def one(name: str) -> None:
-        world, tensor, on = context.mw[name], torch.ones(256), True
+        world, on = context.mw[name], True
+        tensor = acts.filled(world, 256)
         while on:
             on = context.kept["calling"]
-            tensor.fill_(1.0 if on else 0.0)
+            tensor.copy_(torch.full((256,), 1.0 if on else 0.0))
             await world.send(tensor, 1)
             await world.recv(tensor, 1)
             trips[name].append(time.monotonic())

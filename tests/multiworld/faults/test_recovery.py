@@ -6,7 +6,6 @@ import contextlib
 import time
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from multiworld import PeerLost, TcpStoreAddress
@@ -34,14 +33,14 @@ async def break_and_rejoin(context: Context, name: str, turns: int) -> list[floa
     seconds = []
     for _ in range(turns):
         await acts.ring(context, name)
-        await world.all_reduce(torch.ones(100_000))
+        await world.all_reduce(acts.filled(world, 100_000))
         if world.rank == 0:
-            await world.recv(torch.zeros(1), 1)  # the other one is through
+            await world.recv(acts.filled(world, 1), 1)  # the other one is through
             world.abort("on purpose")
         else:
-            await world.send(torch.zeros(1), 0)
+            await world.send(acts.filled(world, 1), 0)
             with contextlib.suppress(PeerLost):
-                await world.recv(torch.zeros(1), 0)
+                await world.recv(acts.filled(world, 1), 0)
         started = time.monotonic()
         await world.rejoin()
         seconds.append(time.monotonic() - started)

@@ -20,7 +20,7 @@ from multiworld.lab.injector import Fired
 from multiworld.lab.workers import Worker
 from multiworld.liveness.ring import SUCCESSORS, watched_by
 from tests.multiworld.faults import acts
-from tests.multiworld.faults.bounds import JOIN_SECONDS, SILENT_SECONDS
+from tests.multiworld.faults.bounds import SILENT_SECONDS
 from tests.multiworld.faults.groups import group_frozen, root_of
 from tests.multiworld.faults.network import Namespaces, missing, namespaces
 from tests.multiworld.faults.operations import SMALL, Row
@@ -29,6 +29,8 @@ from tests.multiworld.faults.scene import Scene, lost
 WORLD = "struck"
 SIZE = 8
 RECV = Row("recv", SMALL)
+
+pytestmark = pytest.mark.only_gloo("who watches whom is a matter of the control lanes, and no tensor travels")
 
 
 def all_notice(members: list[Worker], victims: dict[int, Fired], hit_at: float) -> None:
@@ -103,12 +105,11 @@ def test_who_holds_the_gil_right_after_the_join_is_not_silent(scene: Scene) -> N
     members = scene.workers(SIZE)
     for worker in members:
         worker.run(acts.watch_events)
-    options = {"store": scene.store, "backend": scene.backend, "join_timeout": JOIN_SECONDS}
     held = {3, 4}
     running = [
-        worker.start(join_and_hold, WORLD, rank, SIZE, options, 10)
+        worker.start(join_and_hold, WORLD, rank, SIZE, scene.options(worker), 10)
         if rank in held
-        else worker.start(acts.join, WORLD, rank, SIZE, options)
+        else worker.start(acts.join, WORLD, rank, SIZE, scene.options(worker))
         for rank, worker in enumerate(members)
     ]
     for rank, call in enumerate(running):

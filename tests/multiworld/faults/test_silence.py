@@ -23,13 +23,15 @@ from tests.multiworld.faults.scene import CALM, Scene, lost
 
 WORLD = "struck"
 RECV = Row("recv", SMALL)
+HOST_ONLY = "it is about threads and CPU time of the host, and no tensor travels"
 
 
 async def wait_for_recv(context: Context, name: str, src: int, seconds: float) -> str:
     """A receive under ``asyncio.wait_for``; the name of what came of it."""
     context.mark("waiting")
+    world = context.mw[name]
     try:
-        await asyncio.wait_for(context.mw[name].recv(torch.zeros(1), src), seconds)
+        await asyncio.wait_for(world.recv(acts.filled(world, 1), src), seconds)
     except asyncio.TimeoutError as error:
         return "PeerLost" if isinstance(error, PeerLost) else "TimeoutError"
     except PeerLost:
@@ -37,6 +39,7 @@ async def wait_for_recv(context: Context, name: str, src: int, seconds: float) -
     return "value"
 
 
+@pytest.mark.only_gloo(HOST_ONLY)
 def test_frozen_peer_does_not_hold_up_wait_for(scene: Scene) -> None:
     """The deadline of the caller comes before the peer is lost: it is kept to."""
     a, victim = members = scene.workers(2)
@@ -56,6 +59,7 @@ def groups(request: pytest.FixtureRequest) -> tuple[Path, int]:
     return root / f"mw-test-{os.getpid()}", request.param
 
 
+@pytest.mark.only_gloo(HOST_ONLY)
 def test_a_peer_frozen_by_its_control_group_is_lost_as_soon_as_a_stopped_one(
     scene: Scene, groups: tuple[Path, int]
 ) -> None:
@@ -70,6 +74,7 @@ def test_a_peer_frozen_by_its_control_group_is_lost_as_soon_as_a_stopped_one(
             lost(call.outcome(), WORLD, 2, SILENT_SECONDS, fired, {"silence", "reported"})
 
 
+@pytest.mark.only_gloo(HOST_ONLY)
 def test_a_starved_peer_on_this_machine_is_not_lost(scene: Scene) -> None:
     """It gets 2 % of a core and wants more: it is silent for longer than a stopped one may be, and nothing breaks."""
     a, slow = members = scene.workers(2)
@@ -125,11 +130,12 @@ def test_frozen_peer_while_three_worlds_are_busy(scene: Scene) -> None:
 async def _rings(context: Context, names: list[str]) -> None:
     """Keep the worlds busy until rank 0 is told to stop."""
     context.kept["on"] = True
-    world, on = context.mw[names[0]], torch.ones(1)
-    while float(on):
+    world = context.mw[names[0]]
+    on = acts.filled(world, 1, 1)
+    while float(on.cpu()):
         await asyncio.gather(*(acts.ring(context, name) for name in names))
         context.mark("round")
-        on.fill_(context.kept["on"])
+        on.copy_(torch.full((1,), float(context.kept["on"])))
         await world.broadcast(on, 0)
 
 
@@ -160,9 +166,11 @@ def test_short_freeze_is_forgiven(scene: Scene) -> None:
 
 
 async def _send(context: Context, name: str, dst: int) -> None:
-    await context.mw[name].send(torch.ones(SMALL), dst)
+    world = context.mw[name]
+    await world.send(acts.filled(world, SMALL), dst)
 
 
+@pytest.mark.only_gloo(HOST_ONLY)
 @pytest.mark.parametrize("seconds", [2.0])
 def test_our_own_stall_accuses_nobody(scene: Scene, seconds: float) -> None:
     """We are stopped ourselves, longer than peers may be silent; with patient peers the world goes on."""
@@ -220,6 +228,7 @@ def load_model(context: Context, seconds: float) -> int:
     return loads
 
 
+@pytest.mark.only_gloo(HOST_ONLY)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "seconds", "mark"), [(hold_gil, 10, "holding"), (load_model, 30.0, "loading")], ids=["gil", "load"]

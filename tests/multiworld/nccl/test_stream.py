@@ -1,0 +1,28 @@
+"""``stream=True``: what is enqueued is the device's, and what fails later is heard of; on nccl (simulated)."""
+
+from __future__ import annotations
+
+import device_acts
+import pytest
+from simulated import Cluster, members, pool  # noqa: F401 - fixtures
+
+from gpuless.control import Action, Remote
+
+
+def test_transfers_are_enqueued_ahead_of_the_device(members: Cluster) -> None:  # noqa: F811
+    found = members.all(2, device_acts.pipelined, 30)
+    assert found == [(True, [float(value) for value in range(30)])] * 2
+
+
+@pytest.mark.parametrize("then", ["synchronize", "next", "event"])
+def test_a_transfer_that_fails_later_is_heard_of(members: Cluster, then: str) -> None:  # noqa: F811
+    workers = [members.start(device_acts.fails_later, rank, then) for rank in range(2)]
+    pids = [worker.recv() for worker in workers]
+    with Remote(members.control, pids[1]) as block:
+        block.inject("ncclRecv", Action.HOLD)  # it is enqueued and does not move
+        for worker in workers:
+            worker.send("go")
+        for worker in workers:
+            assert worker.recv() == "enqueued"
+        workers[1].kill()
+    assert workers[0].result() == ("PeerLost", "w", True)
