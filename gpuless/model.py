@@ -22,6 +22,9 @@ class Patch(Enum):
     GROUP_GUARD = "group-guard"
     GROUP_LEAK = "group-leak"
     CLEANUP_ONLY = "cleanup-only"
+    GROUP_HOLD = "group-hold"
+    BOUNDED_SHUTDOWN = "bounded-shutdown"
+    PRIVATE_STREAM = "private-stream"
     UNCHANGED = "unchanged"  # other modes: stock and patched must behave the same
     BASELINE = "baseline"  # sound before and after: shows that harness and wheel work
 
