@@ -75,9 +75,9 @@ _DUMP = RECORDING | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_WAIT_TIMEOUT
 
 _USER_ABORTS: tuple[tuple[object, ...], ...] = (
     ("wait", "its wait() raises afterwards", "wait"),
-    ("waiting", "a wait() that is under way raises", "waiting"),
+    ("waiting", "a barrier that is waited for raises", "waiting"),
     ("hangs-wait", "ncclCommAbort hangs; wait() raises and the other world goes on", "wait", _ABORT_HANGS),
-    ("hangs-waiting", "ncclCommAbort hangs; a wait() that is under way raises", "waiting", _ABORT_HANGS),
+    ("hangs-waiting", "ncclCommAbort hangs; a barrier that is waited for raises", "waiting", _ABORT_HANGS),
 )
 
 PROBES: tuple[Probe, ...] = (
@@ -100,6 +100,13 @@ PROBES: tuple[Probe, ...] = (
         [ASYNC_ERROR],
         operation="barrier",
         judge="wait",
+    ),
+    Probe(
+        id="other-barrier",
+        patch=Patch.CLEANUP_ONLY,
+        title="a peer of one world is silent; a barrier of another world does not wait for it",
+        program="barrier",
+        fires=("ncclAllReduce",),
     ),
     pending(
         "pending-new-peer",
@@ -166,7 +173,7 @@ PROBES: tuple[Probe, ...] = (
             environment=_DUMP | {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500"},
             fires=("ncclCommGetAsyncError",),
             evidence=TERMINATING,
-            since=_MONITORED,
+            since=(2, 4),  # 2.2 dumps after a timeout alone
         )
         for judge, title in (
             ("again", "dumps on; two worlds break one after the other: both failures are dumped"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import gc
 import threading
 import time
@@ -12,7 +11,6 @@ from breakage import Breakage, answer, break_world
 from world import TorchObject, forget
 
 _PATIENCE = 20.0  # seconds to get rid of a world
-_LONG = datetime.timedelta(seconds=60)
 
 
 def run(
@@ -30,9 +28,10 @@ def run(
             calls, from 2.6 on) or "delete" (drop the last reference).
         inject, until, aborts, timeout: see `breakage.break_world`.
         judge: what has to raise, besides the world's "ending" that has to return: "wait" (wait() of the pending
-            operation, called afterwards) or "waiting" (wait() with a timeout, called before and under way).
+            operation, called afterwards) or "waiting" (the same of a barrier, called before and under way).
     """
-    breakage = break_world(inject, 12, "second", until, aborts, timeout)
+    operation = "barrier" if judge == "waiting" else "all_reduce"
+    breakage = break_world(inject, 12, "second", until, aborts, timeout, operation)
     waiting = _Waiting(breakage.work) if judge == "waiting" else None
     breakage.detail["ended"] = answer(_WAYS[how](breakage), _PATIENCE)
     time.sleep(2)  # no event to wait for: what must not happen is an end of the process
@@ -49,7 +48,7 @@ def run(
 
 
 class _Waiting:
-    """wait() in a thread, with a timeout that it does not reach: so the CPU waits."""
+    """wait() in a thread, of an operation for which the CPU waits."""
 
     def __init__(self, work: TorchObject) -> None:
         self._answers: list[str] = []
@@ -57,7 +56,7 @@ class _Waiting:
 
         def wait() -> None:
             about_to_wait.set()
-            self._answers.append(answer(lambda: work.wait(_LONG), _PATIENCE))
+            self._answers.append(answer(work.wait, _PATIENCE))
 
         self._thread = threading.Thread(target=wait, daemon=True)
         self._thread.start()
