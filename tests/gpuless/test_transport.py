@@ -52,7 +52,7 @@ def _reduce(how: int, column: list[float], dtype: int) -> float:
     return ways[how](column)
 
 
-# ---- data -----------------------------------------------------------------------------------------------------
+# ---- data ------------------------------------------------------------------------------
 
 _ROWS: list[list[float]] = [[1, 2, 1, 2, 1, 0], [2, 2, 1, 1, 1, 0], [0, 2, 1, 0, 1, 0]]  # one for each of three ranks
 
@@ -122,7 +122,7 @@ def test_messages_keep_their_order_and_content(pair: list[Rank], size: int) -> N
         assert [sender.ask("digest", n) for n in sent] == [receiver.ask("digest", n) for n in received]
 
 
-# ---- order, groups ----------------------------------------------------------------------------------------------
+# ---- order, groups ---------------------------------------------------------------------
 
 
 def test_a_small_send_completes_early_and_a_large_one_meets_its_receive(pair: list[Rank]) -> None:
@@ -216,7 +216,7 @@ def test_hanging_call_of_another_process(pair: list[Rank]) -> None:
         assert rank.answer() == 0
 
 
-# ---- death ----------------------------------------------------------------------------------------------------------
+# ---- death -----------------------------------------------------------------------------
 
 
 def _segments() -> set[Path]:
