@@ -53,6 +53,10 @@ class World:
         """Run one operation without waiting for it."""
         return OPERATIONS[operation](self.group)
 
+    def next_in_region(self) -> None:
+        """Run an operation of an open coalescing region: it is queued."""
+        self.group.allreduce([tensor(1, 2)])
+
     def is_aborted(self) -> bool:
         """Say whether all communicators of this world were aborted."""
         return bool(self.comms) and all(map(fake.is_aborted, self.comms))
