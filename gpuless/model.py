@@ -22,6 +22,9 @@ class Patch(Enum):
     GROUP_GUARD = "group-guard"
     GROUP_LEAK = "group-leak"
     CLEANUP_ONLY = "cleanup-only"
+    GROUP_HOLD = "group-hold"
+    BOUNDED_SHUTDOWN = "bounded-shutdown"
+    PRIVATE_STREAM = "private-stream"
     UNCHANGED = "unchanged"  # other modes: stock and patched must behave the same
     BASELINE = "baseline"  # sound before and after: shows that harness and wheel work
 
@@ -37,6 +40,7 @@ class Outcome(Enum):
     WRONG_EXCEPTION = "wrong exception"  # an exception, but not DistBackendError
     NO_EXCEPTION = "no exception"  # the failure was not noticed
     NOT_ABORTED = "not aborted"  # alive, but the broken world's communicator was not aborted
+    USED_AFTER_FREE = "used after free"  # of a communicator's, an event's or a stream's memory
     STALLED = "stalled"  # no result within the deadline
     WRONG_RECORD = "wrong record"  # the flight recorder does not show what was run
     CRASHED = "crashed"  # any other signal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuless.catalogue import baseline, cleanup, groups, modes, nccl2, recorder, remote_error
+from gpuless.catalogue import baseline, cleanup, groups, modes, nccl2, recorder, regions, remote_error, shutdown, streams
 from gpuless.measured import measured
 from gpuless.model import Probe
 
@@ -13,6 +13,9 @@ _DECLARED = (
     *remote_error.PROBES,
     *groups.PROBES,
     *cleanup.PROBES,
+    *regions.PROBES,
+    *shutdown.PROBES,
+    *streams.PROBES,
     *modes.PROBES,
     *recorder.PROBES,
     *nccl2.PROBES,

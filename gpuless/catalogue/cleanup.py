@@ -52,12 +52,33 @@ def _ending(name: str, title: str, how: str, **args: object) -> Probe:
     )
 
 
+def _user_abort(name: str, title: str, judge: str, *inject: list[object]) -> Probe:
+    """Return a probe of a user's abort() of a world that nothing has noticed as broken."""
+    return Probe(
+        id=f"user-abort-{name}",
+        patch=Patch.CLEANUP_ONLY,
+        title=f"a user aborts a world while an operation is pending; {title}",
+        program="ending",
+        args={"how": "abort", "inject": list(inject), "aborts": False, "judge": judge},
+        fires=("ncclCommAbort",) if inject else ("ncclAllReduce",),
+        evidence=TERMINATING,
+        since=(2, 1),
+    )
+
+
 _ABORT_FAILS = ["ncclCommAbort", FAIL, 2]
 _ABORT_HANGS = ["ncclCommAbort", HANG, 0]
 _MONITORED = (2, 2)  # the first release with a heartbeat monitor and with dumps
-_MONITOR = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}  # one that loses its patience while a probe runs
+MONITOR = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}  # one that loses its patience while a probe runs
 # Dumps with the time that releases up to 2.6 leave them by default.
 _DUMP = RECORDING | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "60000"}
+
+_USER_ABORTS: tuple[tuple[object, ...], ...] = (
+    ("wait", "its wait() raises afterwards", "wait"),
+    ("waiting", "a barrier that is waited for raises", "waiting"),
+    ("hangs-wait", "ncclCommAbort hangs; wait() raises and the other world goes on", "wait", _ABORT_HANGS),
+    ("hangs-waiting", "ncclCommAbort hangs; a barrier that is waited for raises", "waiting", _ABORT_HANGS),
+)
 
 PROBES: tuple[Probe, ...] = (
     pending("pending-async-error", "NCCL reports ncclRemoteError; the watchdog aborts", [ASYNC_ERROR]),
@@ -79,6 +100,13 @@ PROBES: tuple[Probe, ...] = (
         [ASYNC_ERROR],
         operation="barrier",
         judge="wait",
+    ),
+    Probe(
+        id="other-barrier",
+        patch=Patch.CLEANUP_ONLY,
+        title="a peer of one world is silent; a barrier of another world does not wait for it",
+        program="barrier",
+        fires=("ncclAllReduce",),
     ),
     pending(
         "pending-new-peer",
@@ -106,7 +134,7 @@ PROBES: tuple[Probe, ...] = (
             "pending-dump-first",
             "the same on the first process group, flight recorder dumps on, heartbeat timeout 3 s",
             [ASYNC_ERROR],
-            _DUMP | _MONITOR,
+            _DUMP | MONITOR,
             broken="first",
             window=9,
             within=5,
@@ -118,7 +146,7 @@ PROBES: tuple[Probe, ...] = (
             "pending-dump-second",
             "the same on another process group, dumps on, heartbeat timeout 3 s",
             [ASYNC_ERROR],
-            _DUMP | _MONITOR,
+            _DUMP | MONITOR,
             window=9,
             within=5,
         ),
@@ -134,6 +162,23 @@ PROBES: tuple[Probe, ...] = (
             within=5,
         ),
         since=_MONITORED,
+    ),
+    *(
+        Probe(
+            id=f"dump-{judge}",
+            patch=Patch.CLEANUP_ONLY,
+            title=title,
+            program="dumps",
+            args={"judge": judge},
+            environment=_DUMP | {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500"},
+            fires=("ncclCommGetAsyncError",),
+            evidence=TERMINATING,
+            since=(2, 4),  # 2.2 dumps after a timeout alone
+        )
+        for judge, title in (
+            ("again", "dumps on; two worlds break one after the other: both failures are dumped"),
+            ("hangs", "dumps on; a dump never ends: the process group whose thread dumps can be destroyed"),
+        )
     ),
     Probe(
         id="store-gone",
@@ -174,7 +219,7 @@ PROBES: tuple[Probe, ...] = (
         "abort-hangs",
         "ncclCommAbort hangs while the watchdog cleans up; heartbeat timeout 3 s",
         [ASYNC_ERROR, _ABORT_HANGS],
-        _MONITOR,
+        MONITOR,
         until="ncclCommAbort",
         aborts=False,
         window=9,
@@ -209,12 +254,35 @@ PROBES: tuple[Probe, ...] = (
             "watchdog-hangs",
             "a CUDA call hangs the watchdog; heartbeat timeout 3 s",
             [["cudaEventQuery", HANG, 0]],
-            _MONITOR,
+            MONITOR,
             until="cudaEventQuery",
             within=15,
             window=9,
         ),
         since=_MONITORED,
+    ),
+    replace(
+        pending(
+            "watchdog-hangs-enqueue",
+            "a CUDA call hangs the watchdog; an operation that is enqueued before anybody notices raises once it is",
+            [["cudaEventQuery", HANG, 0]],
+            MONITOR,
+            until="cudaEventQuery",
+            aborts=False,
+            window=0,
+            patience=15,
+        ),
+        since=_MONITORED,
+    ),
+    *(_user_abort(*abort) for abort in _USER_ABORTS),
+    Probe(
+        id="user-abort-init",
+        patch=Patch.CLEANUP_ONLY,
+        title="a user aborts while a communicator is being made: the operation raises, the communicator is aborted",
+        program="abort_during_init",
+        fires=("ncclCommInitRank", "ncclCommInitRankConfig"),
+        evidence=TERMINATING,
+        since=(2, 1),
     ),
     *(
         ending

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import fake
 import torch
-from world import TIMEOUT, TorchObject, World
+from world import TIMEOUT, TorchObject, World, settle
 
 _PATIENCE = 5.0  # seconds for one call of an application
 
@@ -56,6 +56,7 @@ def break_world(
     worlds = [World(timeout=limit if broken == name else TIMEOUT) for name in ("first", "second")]
     for world in worlds:
         world.run("all_reduce")
+    settle()
     if torch.__version__.startswith("2.0."):
         time.sleep(0.5)  # its watchdog looks as it starts, and then every ten seconds: the second look is meant
     sick, healthy = worlds if broken == "first" else worlds[::-1]

@@ -1,38 +1,87 @@
-"""The application gets rid of a broken world; that may not end or block the process either."""
+"""The application gets rid of a world that is broken or about to be; that may not end or block the process either."""
 
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable
 
 from breakage import Breakage, answer, break_world
-from world import forget
+from world import TorchObject, forget
 
 _PATIENCE = 20.0  # seconds to get rid of a world
 
 
 def run(
-    how: str, inject: list[tuple[str, int, int]], until: str = "", aborts: bool = True
+    how: str,
+    inject: list[tuple[str, int, int]],
+    until: str = "",
+    aborts: bool = True,
+    timeout: float = 0,
+    judge: str = "ending",
 ) -> tuple[str, dict[str, object]]:
     """Break a world, end it, and use the other one.
 
     Args:
-        how: "abort" (its method, `_shutdown` before 2.6, `_abort` in 2.1) or "delete" (drop the last reference).
-        inject, until, aborts: see `breakage.break_world`.
+        how: "abort" (its method, `_shutdown` before 2.6, `_abort` in 2.1), "shutdown" (what destroy_process_group()
+            calls, from 2.6 on) or "delete" (drop the last reference).
+        inject, until, aborts, timeout: see `breakage.break_world`.
+        judge: what has to raise, besides the world's "ending" that has to return: "wait" (wait() of the pending
+            operation, called afterwards) or "waiting" (the same of a barrier, called before and under way).
     """
-    breakage = break_world(inject, within=12, broken="second", until=until, aborts=aborts)
+    operation = "barrier" if judge == "waiting" else "all_reduce"
+    breakage = break_world(inject, 12, "second", until, aborts, timeout, operation)
+    waiting = _Waiting(breakage.work) if judge == "waiting" else None
     breakage.detail["ended"] = answer(_WAYS[how](breakage), _PATIENCE)
     time.sleep(2)  # no event to wait for: what must not happen is an end of the process
+    if judge == "wait":
+        breakage.detail["wait"] = answer(breakage.work.wait)
+    if waiting:
+        breakage.detail["waiting"] = waiting.answer()
     if not breakage.look_at_other_world():
         return "NOT_LAUNCHED", breakage.detail
-    return ("STALLED" if breakage.detail["ended"] == "no answer" else "OK"), breakage.detail
+    if breakage.detail["ended"] == "no answer":
+        return "STALLED", breakage.detail
+    raised = str(breakage.detail.get(judge, "ended"))
+    return {"returned": "NO_EXCEPTION", "no answer": "STALLED"}.get(raised, "OK"), breakage.detail
+
+
+class _Waiting:
+    """wait() in a thread, of an operation for which the CPU waits."""
+
+    def __init__(self, work: TorchObject) -> None:
+        self._answers: list[str] = []
+        about_to_wait = threading.Event()
+
+        def wait() -> None:
+            about_to_wait.set()
+            self._answers.append(answer(work.wait, _PATIENCE))
+
+        self._thread = threading.Thread(target=wait, daemon=True)
+        self._thread.start()
+        about_to_wait.wait(_PATIENCE)
+        time.sleep(0.5)  # nothing tells that the call is inside torch
+
+    def answer(self) -> str:
+        """Return what the call got."""
+        self._thread.join(_PATIENCE)
+        return self._answers[0] if self._answers else "no answer"
+
+
+def abort_of(group: TorchObject) -> Callable[[], object]:
+    """Return the method by which a user aborts a process group."""
+    names = ("abort", "_shutdown", "_abort")
+    way: Callable[[], object] = next(getattr(group, name) for name in names if hasattr(group, name))
+    return way
 
 
 def _abort(breakage: Breakage) -> Callable[[], object]:
-    group = breakage.sick.group
-    names = ("abort", "_shutdown", "_abort")
-    way: Callable[[], object] = next(getattr(group, name) for name in names if hasattr(group, name))
+    return abort_of(breakage.sick.group)
+
+
+def _shutdown(breakage: Breakage) -> Callable[[], object]:
+    way: Callable[[], object] = breakage.sick.group._shutdown
     return way
 
 
@@ -45,4 +94,4 @@ def _delete(breakage: Breakage) -> Callable[[], object]:
     return delete
 
 
-_WAYS = {"abort": _abort, "delete": _delete}
+_WAYS = {"abort": _abort, "shutdown": _shutdown, "delete": _delete}

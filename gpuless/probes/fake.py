@@ -74,6 +74,11 @@ def launched() -> int:
     return int(library.gpuless_total(0))
 
 
+def misused() -> int:
+    """Return how often a handle was used after its end: in CUDA and NCCL, memory that was freed."""
+    return int(library.gpuless_total(4))
+
+
 def depth() -> int:
     """Return how many NCCL groups this thread has open."""
     return int(library.gpuless_group_depth())

@@ -19,6 +19,7 @@ def run(
     timeout: float = 0,
     operation: str = "all_reduce",
     following: str = "all_reduce",
+    patience: float = 5,
 ) -> tuple[str, dict[str, object]]:
     """Break a world, watch the process, and use both worlds again.
 
@@ -28,13 +29,14 @@ def run(
         judge: what decides: the world's "next call" or wait() of the pending operation ("wait") has to raise;
             or the "stream" has to be usable after such a wait().
         following: the broken world's next operation.
+        patience: seconds for that operation.
     """
     breakage = break_world(inject, within, broken, until, aborts, timeout, operation)
     detail = breakage.detail
     time.sleep(window)  # no event to wait for: what must not happen is an end of the process
     if not breakage.look_at_other_world():
         return "NOT_LAUNCHED", detail
-    detail["next call"] = answer(lambda: breakage.sick.run(following))
+    detail["next call"] = answer(lambda: breakage.sick.run(following), patience)
     detail["wait"] = answer(breakage.work.wait)
     # A wait() that makes the current stream wait blocks it without end where NCCL cannot abort.
     detail["stream"] = answer(lambda: tensor(1).cpu())

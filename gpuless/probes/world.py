@@ -53,9 +53,23 @@ class World:
         """Run one operation without waiting for it."""
         return OPERATIONS[operation](self.group)
 
+    def next_in_region(self) -> None:
+        """Run an operation of an open coalescing region: it is queued."""
+        self.group.allreduce([tensor(1, 2)])
+
     def is_aborted(self) -> bool:
         """Say whether all communicators of this world were aborted."""
         return bool(self.comms) and all(map(fake.is_aborted, self.comms))
+
+
+def settle() -> None:
+    """Wait for the device, and let torch's allocator take back what it was used for.
+
+    The allocator asks for the events of freed tensors whenever memory is allocated: a fault that is injected into the
+    events of one world would hit whoever allocates.
+    """
+    torch.cuda.synchronize()
+    tensor(0)
 
 
 def forget(world: World) -> None:

@@ -1,0 +1,36 @@
+"""`bounded-shutdown`: the end of a process group whose peer is dead, as destroy_process_group() asks for it.
+
+From 2.6 on shutdown() flushes with ncclCommFinalize, which waits for a dead peer without end.
+"""
+
+from __future__ import annotations
+
+from gpuless.catalogue.cleanup import ASYNC_ERROR, HANG, MONITOR, TERMINATING
+from gpuless.model import Patch, Probe
+
+_FINALIZE_HANGS = ["ncclCommFinalize", HANG, 0]
+_DESTROY_HANGS = ["ncclCommDestroy", HANG, 0]
+
+
+def _shutdown(name: str, title: str, *inject: list[object], timeout: float, judge: str = "ending") -> Probe:
+    args = {"how": "shutdown", "inject": list(inject), "aborts": False, "timeout": timeout, "judge": judge}
+    return Probe(
+        id=f"shutdown-{name}",
+        patch=Patch.BOUNDED_SHUTDOWN,
+        title=f"shutdown with an operation pending: {title}",
+        program="ending",
+        args=args,
+        environment=MONITOR,
+        fires=("ncclAllReduce",),
+        evidence=TERMINATING,
+        since=(2, 6),
+    )
+
+
+PROBES: tuple[Probe, ...] = (
+    _shutdown(
+        "async-error", "NCCL reports an error, ncclCommFinalize waits", _FINALIZE_HANGS, ASYNC_ERROR, timeout=60
+    ),
+    _shutdown("silent", "the peer is silent, ncclCommFinalize waits; timeout 4 s", _FINALIZE_HANGS, timeout=4),
+    _shutdown("wait", "the same; wait() of the operation raises", _FINALIZE_HANGS, timeout=4, judge="wait"),
+)

@@ -1,0 +1,57 @@
+"""Flight recorder dumps of a process that goes on after the failure of a world."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+
+import fake
+from breakage import answer
+from world import World, forget
+
+_TRACE = Path("trace_0")  # the file of rank 0, see the runner's environment
+_PATIENCE = 20.0
+
+
+def run(judge: str) -> tuple[str, dict[str, object]]:
+    """Break worlds, and look at what is dumped.
+
+    Args:
+        judge: "again": the failure of a second world is dumped, too; "hangs": the file takes nothing, and the first
+            world, whose thread dumps, can be destroyed all the same.
+    """
+    first, *others = (World() for _ in range(3))
+    for world in (first, *others):
+        world.run("all_reduce")
+    if judge == "hangs":
+        os.mkfifo(_TRACE)  # to open it for writing waits for a reader
+        _break(others[0])
+        time.sleep(3)  # nothing tells that the dump is under way; the monitor looks every second
+        detail: dict[str, object] = {"deleted": answer(lambda: _delete(first), _PATIENCE)}
+        return ("OK" if detail["deleted"] == "returned" else "STALLED"), detail
+    dumped = [_dumped_after(world) for world in others]
+    return ("OK" if all(dumped) else "WRONG_RECORD"), {"dumped": dumped}
+
+
+def _break(world: World) -> None:
+    (comm,) = world.comms
+    fake.inject("ncclAllReduce", fake.HOLD, comm=comm)
+    world.start("all_reduce")
+    fake.inject("ncclCommGetAsyncError", fake.FAIL, fake.REMOTE_ERROR, comm=comm)
+    fake.await_true(world.is_aborted, _PATIENCE)
+
+
+def _dumped_after(world: World) -> bool:
+    _break(world)
+    dumped = fake.await_true(lambda: _TRACE.exists() and _TRACE.stat().st_size > 0, _PATIENCE)
+    time.sleep(1)  # the file is being written
+    _TRACE.unlink(missing_ok=True)
+    return dumped is not None
+
+
+def _delete(world: World) -> None:
+    forget(world)
+    world.group = None
+    gc.collect()
