@@ -13,15 +13,15 @@ _PATIENCE = 20.0  # seconds to get rid of a world
 
 
 def run(
-    how: str, inject: list[tuple[str, int, int]], until: str = "", aborts: bool = True
+    how: str, inject: list[tuple[str, int, int]], until: str = "", aborts: bool = True, backend: str = "classic"
 ) -> tuple[str, dict[str, object]]:
     """Break a world, end it, and use the other one.
 
     Args:
         how: "abort" (its method, `_shutdown` before 2.6, `_abort` in 2.1) or "delete" (drop the last reference).
-        inject, until, aborts: see `breakage.break_world`.
+        inject, until, aborts, backend: see `breakage.break_world`.
     """
-    breakage = break_world(inject, within=12, broken="second", until=until, aborts=aborts)
+    breakage = break_world(inject, within=12, broken="second", until=until, aborts=aborts, backend=backend)
     breakage.detail["ended"] = answer(_WAYS[how](breakage), _PATIENCE)
     time.sleep(2)  # no event to wait for: what must not happen is an end of the process
     if not breakage.look_at_other_world():
