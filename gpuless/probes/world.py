@@ -67,14 +67,9 @@ def forget(world: World) -> None:
 def _backend(kind: str, store: TorchObject, timeout: datetime.timedelta) -> TorchObject:
     if kind == "classic":
         return dist.ProcessGroupNCCL(store, 0, 2, timeout)
-    from torch._C._distributed_c10d import ProcessGroupNCCL2
+    import nccl2_group
 
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    try:
-        return ProcessGroupNCCL2(store, 0, 2, options, DEVICE)
-    except TypeError:  # 2.14 takes the current device
-        return ProcessGroupNCCL2(store, 0, 2, options)
+    return nccl2_group.make(store, timeout)
 
 
 def _group(backend: TorchObject) -> TorchObject:
