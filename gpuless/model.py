@@ -66,7 +66,7 @@ class Probe:
         title: what it does, one line.
         program: the module in `gpuless/probes` that runs in the probed interpreter.
         args: the program's arguments, plain values.
-        environment: set for its process, on top of the harness's own.
+        environment: set for its process, on top of the harness's own; an empty value removes a variable.
         fires: injection sites; at least one must have been hit.
         since, before: the releases it is for, `since <= release < before` (major, minor).
         without: releases (major, minor) in between whose code never makes the injected call.

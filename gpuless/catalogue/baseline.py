@@ -8,7 +8,7 @@ from gpuless.model import Patch, Probe
 
 #: Operations that 2.0 does not have.
 SINCE_2_1 = ("all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
-_OPERATIONS = [
+OPERATIONS = [
     "all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter",
     "all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
     "coalescing_manager", "send", "recv", "gather", "scatter",
@@ -20,7 +20,7 @@ _WORKS = Probe(
     patch=Patch.BASELINE,
     title="copies to the device and back, every operation of a world, nothing injected",
     program="works",
-    args={"operations": _OPERATIONS},
+    args={"operations": OPERATIONS},
     since=(2, 1),
 )
 
@@ -29,7 +29,7 @@ PROBES: tuple[Probe, ...] = (
     replace(
         _WORKS,
         id="works-2.0",
-        args={"operations": [name for name in _OPERATIONS if name not in SINCE_2_1]},
+        args={"operations": [name for name in OPERATIONS if name not in SINCE_2_1]},
         since=(2, 0),
         before=(2, 1),
     ),

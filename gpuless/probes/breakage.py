@@ -40,6 +40,7 @@ def break_world(
     aborts: bool,
     timeout: float = 0,
     operation: str = "all_reduce",
+    backend: str = "classic",
 ) -> Breakage:
     """Make two worlds, leave an operation pending on one of them, and let the faults strike.
 
@@ -51,9 +52,10 @@ def break_world(
         aborts: whether to wait for the broken world's communicator to be aborted.
         timeout: the broken world's own timeout in seconds; 0 for one that plays no part.
         operation: what is left pending; one that comes down to ncclAllReduce.
+        backend: see `world.World`.
     """
     limit = datetime.timedelta(seconds=timeout) if timeout else TIMEOUT
-    worlds = [World(timeout=limit if broken == name else TIMEOUT) for name in ("first", "second")]
+    worlds = [World(backend, limit if broken == name else TIMEOUT) for name in ("first", "second")]
     for world in worlds:
         world.run("all_reduce")
     settle()

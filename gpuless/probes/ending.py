@@ -20,18 +20,19 @@ def run(
     aborts: bool = True,
     timeout: float = 0,
     judge: str = "ending",
+    backend: str = "classic",
 ) -> tuple[str, dict[str, object]]:
     """Break a world, end it, and use the other one.
 
     Args:
         how: "abort" (its method, `_shutdown` before 2.6, `_abort` in 2.1), "shutdown" (what destroy_process_group()
             calls, from 2.6 on) or "delete" (drop the last reference).
-        inject, until, aborts, timeout: see `breakage.break_world`.
+        inject, until, aborts, timeout, backend: see `breakage.break_world`.
         judge: what has to raise, besides the world's "ending" that has to return: "wait" (wait() of the pending
             operation, called afterwards) or "waiting" (the same of a barrier, called before and under way).
     """
     operation = "barrier" if judge == "waiting" else "all_reduce"
-    breakage = break_world(inject, 12, "second", until, aborts, timeout, operation)
+    breakage = break_world(inject, 12, "second", until, aborts, timeout, operation, backend)
     waiting = _Waiting(breakage.work) if judge == "waiting" else None
     breakage.detail["ended"] = answer(_WAYS[how](breakage), _PATIENCE)
     time.sleep(2)  # no event to wait for: what must not happen is an end of the process

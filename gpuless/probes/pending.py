@@ -20,18 +20,19 @@ def run(
     operation: str = "all_reduce",
     following: str = "all_reduce",
     patience: float = 5,
+    backend: str = "classic",
 ) -> tuple[str, dict[str, object]]:
     """Break a world, watch the process, and use both worlds again.
 
     Args:
-        inject, within, broken, until, aborts, timeout, operation: see `breakage.break_world`.
+        inject, within, broken, until, aborts, timeout, operation, backend: see `breakage.break_world`.
         window: seconds the process has to stay alive after the fault was dealt with.
         judge: what decides: the world's "next call" or wait() of the pending operation ("wait") has to raise;
             or the "stream" has to be usable after such a wait().
         following: the broken world's next operation.
         patience: seconds for that operation.
     """
-    breakage = break_world(inject, within, broken, until, aborts, timeout, operation)
+    breakage = break_world(inject, within, broken, until, aborts, timeout, operation, backend)
     detail = breakage.detail
     time.sleep(window)  # no event to wait for: what must not happen is an end of the process
     if not breakage.look_at_other_world():
