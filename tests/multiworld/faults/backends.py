@@ -13,10 +13,12 @@ class Backend:
     Attributes:
         name: what ``join(backend=)`` gets.
         missing: why it cannot run here; None if it can.
+        gpu: whether it needs a real device: its tests have the mark ``gpu``.
     """
 
     name: str
     missing: Callable[[], str | None]
+    gpu: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -34,5 +36,5 @@ def _no_gpu() -> str | None:
 
 BACKENDS = (
     Backend("gloo", lambda: None),
-    Backend("nccl", _no_gpu),
+    Backend("nccl", _no_gpu, gpu=True),
 )

@@ -35,7 +35,7 @@ def injector(request: pytest.FixtureRequest) -> Iterator[Injector]:
         assert made.fired, "no fault was injected"
 
 
-@pytest.fixture(params=BACKENDS, ids=str)
+@pytest.fixture(params=[pytest.param(row, marks=[pytest.mark.gpu] * row.gpu) for row in BACKENDS], ids=str)
 def backend(request: pytest.FixtureRequest) -> Backend:
     """A row of the table of backends; skipped with its reason where it cannot run."""
     row: Backend = request.param
