@@ -81,7 +81,7 @@ def run(order: Order) -> None:
         _say(f"skipped {count} x: {reason}")
     _say(f"{tally}; results in {order.out}")
     if "--collect-only" not in order.pytest:
-        _judge(status, tally, facts)
+        judge(status, tally, facts)
 
 
 def _prepared(order: Order, stack: ExitStack) -> Path:
@@ -164,22 +164,22 @@ def _tests(python: Path, order: Order) -> int:
     return process.returncode
 
 
-def _judge(status: int, tally: verdict.Tally, facts: dict[str, Any]) -> None:
+def judge(status: int, tally: verdict.Tally, facts: dict[str, Any]) -> None:
+    """Raise the error that says what is wrong with a run; return if it has shown something and nothing failed."""
     if tally.failed or status not in (_PASSED, _FAILED, _NOTHING_COLLECTED):
         raise ProbeError(
             f"tests on the device: {tally}; pytest ended with status {status}", cause="see pytest.log in the results"
         )
-    if tally.passed:
-        return
-    what = "nothing is shown: " + ("every row was skipped" if tally.skipped else "no row is marked `gpu`")
     if not facts["devices"]:
         raise NoDeviceError(
-            f"there is no NVIDIA device, so {what}",
+            "there is no NVIDIA device, so nothing about one is shown",
             cause=f"{facts['no_device']}",
             remedy="run on a machine with an NVIDIA device, its driver and a CUDA build of torch; "
             "`pytest tests/multiworld/faults -k simulated` needs none",
         )
-    raise NoDeviceError(what, cause="\n".join(tally.reasons), remedy="see the reasons above")
+    if not tally.passed:
+        what = "every row was skipped" if tally.skipped else "no chosen row is marked `gpu`"
+        raise NoDeviceError(f"{what}, so nothing is shown", cause="\n".join(tally.reasons))
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
