@@ -1,4 +1,8 @@
-"""The build of the native imitation for one installed torch, once, in the user's cache."""
+"""The build of the native imitation for one installed torch, once, in the user's cache.
+
+A process that runs on it has real peers (`environment`), except for the probes of `python -m gpuless`: each is alone,
+and the other ranks of its communicators are imaginary. `GPULESS_TRANSPORT=loopback` asks for that anywhere.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,13 @@ from build import seals
 from build.errors import EnvironmentUnfitError
 from build.paths import cache
 from gpuless import stubs, symbols
-from gpuless.subject import Subject
+from gpuless.subject import Subject, examine
 
 SOURCES = Path(__file__).resolve().parent / "native"
-_FLAGS = ("-shared", "-fPIC", "-O1", "-g", "-std=gnu11")
+_FLAGS = ("-shared", "-fPIC", "-O2", "-g", "-std=gnu11")
+_LIBRARIES = ("-lpthread", "-ldl", "-lm")
+# The imitated functions have the parameters of the real ones, and need few of them.
+_OWN_FLAGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden")
 _TIMEOUT = 120  # seconds for one compiler run
 
 
@@ -43,6 +50,33 @@ class Native:
             "LD_PRELOAD": f"{self.imitation.name}:{self.rest.name}",
             "LD_LIBRARY_PATH": str(self.driver.parent),
         }
+
+
+def environment(
+    python: Path, control: Path, *, devices: int = 2, network: bool = False, free_waits: bool = False
+) -> dict[str, str]:
+    """Return the variables with which any process of an interpreter runs on the imitation, with real peers.
+
+    Communicators connect the processes of this host that share a unique id; data moves. Two ranks on the same
+    device are refused, as NCCL does, unless each has an `NCCL_HOSTID` of its own.
+
+    Args:
+        python: an interpreter with a CUDA build of torch.
+        control: an existing folder for the control blocks, one file per process; see `gpuless.control`.
+        devices: imitated devices per host.
+        network: peers count as being on other hosts: NCCL notices their death and reports `ncclRemoteError`. Else
+            it does not, and an operation with a dead peer hangs until its communicator is aborted.
+        free_waits: `cudaFree` waits for all work of the device.
+
+    Returns:
+        The variables, to be set on top of others.
+
+    Raises:
+        EnvironmentUnfitError: no CUDA build of torch there, no C compiler, or it failed.
+    """
+    own = {"GPULESS_CONTROL": str(control), "GPULESS_DEVICES": str(devices)}
+    switches = {"GPULESS_NETWORK": network, "GPULESS_FREE_WAITS": free_waits}
+    return built(examine(python)).environment | own | {name: "1" for name, on in switches.items() if on}
 
 
 def built(subject: Subject) -> Native:
@@ -76,7 +110,7 @@ def _compiler() -> list[str]:
 def _digest(subject: Subject, compiler: list[str]) -> str:
     """Return a digest of all that decides the built files."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=_TIMEOUT, check=False)
-    digest = hashlib.sha256(version.stdout + repr((compiler, _FLAGS, subject.nccl_version)).encode())
+    digest = hashlib.sha256(version.stdout + repr((compiler, _FLAGS, _OWN_FLAGS, subject.nccl_version)).encode())
     for source in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
         digest.update(str(source.relative_to(SOURCES)).encode() + b"\0" + source.read_bytes())
     digest.update(Path(stubs.__file__).read_bytes() + Path(symbols.__file__).read_bytes())
@@ -93,7 +127,7 @@ def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:
     includes = [f"-I{SOURCES}", f"-I{SOURCES / 'shim'}", f"-I{subject.cuda_headers}"]
     define = f"-DFAKE_NCCL_VERSION={subject.nccl_version}"
     sources = [str(p) for p in sorted(SOURCES.glob("*.c"))]
-    _run([*compiler, *_FLAGS, define, *includes, *sources, "-o", str(imitation), "-lpthread", "-ldl"])
+    _run([*compiler, *_FLAGS, *_OWN_FLAGS, define, *includes, *sources, "-o", str(imitation), *_LIBRARIES])
     generated = {
         "libgpuless_rest.so": stubs.missing_source(subject, imitation),
         "libcuda.so.1": stubs.driver_source(subject),

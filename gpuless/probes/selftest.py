@@ -10,6 +10,7 @@ import fake
 
 _lib = fake.library
 _NOT_READY = 600  # cudaErrorNotReady
+_NON_BLOCKING = 1  # cudaStreamNonBlocking: the default stream does not wait for it
 
 
 class _UniqueId(ctypes.Structure):
@@ -86,20 +87,22 @@ def _hang(comm: c_void_p, _: c_void_p) -> None:
 
 def _hold(comm: c_void_p, other: c_void_p) -> None:
     stream, event, free = c_void_p(), c_void_p(), c_void_p()
-    _lib.cudaStreamCreateWithPriority(byref(stream), 0, 0)
+    _lib.cudaStreamCreateWithPriority(byref(stream), _NON_BLOCKING, 0)
     for made in (event, free):
         _lib.cudaEventCreateWithFlags(byref(made), 0)
     fake.inject("ncclAllReduce", fake.HOLD, comm=fake.comms() - 2)
     _expect([_all_reduce(comm, stream), _all_reduce(other)], [0, 0])
     _lib.cudaEventRecord(event, stream)
+    _lib.cudaStreamSynchronize(None)
     _lib.cudaEventRecord(free, None)
     _expect([_lib.cudaEventQuery(event), _lib.cudaEventQuery(free)], [_NOT_READY, 0])
     _lib.ncclCommAbort(comm)
     _expect(_lib.cudaEventQuery(event), 0)
-    _expect(_all_reduce(comm), 5)  # an aborted communicator takes no operations
+    _expect(_all_reduce(comm), 4)  # an aborted communicator takes no operations
 
 
 def _data(comm: c_void_p, _: c_void_p) -> None:
     sent, received = (c_float * 2)(1, 2), (c_float * 4)()
     _lib.ncclAllGather(sent, received, ctypes.c_size_t(2), 7, comm, None)
+    _lib.cudaStreamSynchronize(None)
     _expect(list(received), [1, 2, 0, 0])  # rank 0's share; there is no peer

@@ -31,20 +31,6 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    python = Path(os.environ.get("MULTIWORLD_TORCH_PYTHON", sys.executable))
-    try:
-        return examine(python)
-    except EnvironmentUnfitError as error:
-        pytest.skip(f"no CUDA build of torch to probe (set MULTIWORLD_TORCH_PYTHON): {error.what}")
-
-
-@pytest.fixture(scope="module")
-def native(subject: Subject) -> Native:
-    return built(subject)
-
-
-@pytest.fixture(scope="module")
 def ready(subject: Subject) -> Iterator[Runner]:
     with runner(subject.python) as found:
         yield found

@@ -1,0 +1,265 @@
+"""One rank: a process on the imitation that calls CUDA and NCCL directly, as the test tells it to.
+
+Each line of standard input is a call (JSON: the name of a function below, its arguments), each line of standard
+output its answer. The standard library only; no torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import hashlib
+import json
+import os
+import struct
+import sys
+import time
+from ctypes import byref, c_char, c_int, c_size_t, c_void_p
+from typing import Any
+
+lib = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
+
+NON_BLOCKING_STREAM = 1
+TO_HOST, TO_DEVICE = 2, 1
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = (("bytes", c_char * 128),)
+
+    def text(self) -> str:
+        return base64.b64encode(bytes(self)).decode()
+
+    @classmethod
+    def of(cls, text: str) -> UniqueId:
+        return cls.from_buffer_copy(base64.b64decode(text))
+
+
+class Config(ctypes.Structure):
+    """`ncclConfig_t`; only the head is looked at."""
+
+    _fields_ = (
+        ("size", c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("blocking", c_int),
+        ("rest", c_int * 30),
+    )  # fmt: skip
+
+
+comms: list[c_void_p] = []
+streams: list[c_void_p] = []
+buffers: list[tuple[c_void_p, int]] = []
+
+
+def check(code: int) -> None:
+    if code:
+        raise RuntimeError(f"error {code}")
+
+
+def unique_id() -> str:
+    made = UniqueId()
+    check(lib.ncclGetUniqueId(byref(made)))
+    return made.text()
+
+
+def init(identifier: str, ranks: int, rank: int, device: int = 0, blocking: int = 1) -> int:
+    """Make a communicator, number `len(comms)`, and return NCCL's answer."""
+    check(lib.cudaSetDevice(device))
+    comm, config = c_void_p(), Config(ctypes.sizeof(Config), 0xCAFEBEEF, 22105, blocking)
+    code = lib.ncclCommInitRankConfig(byref(comm), ranks, UniqueId.of(identifier), rank, byref(config))
+    comms.append(comm)
+    return int(code)
+
+
+def stream() -> int:
+    made = c_void_p()
+    check(lib.cudaStreamCreateWithFlags(byref(made), NON_BLOCKING_STREAM))
+    streams.append(made)
+    return len(streams) - 1
+
+
+def buffer(data: str = "", size: int = 0) -> int:
+    """Allocate device memory with these bytes (base64) or of that size; return its number."""
+    content = base64.b64decode(data)
+    made = c_void_p()
+    check(lib.cudaMalloc(byref(made), c_size_t(len(content) or size)))
+    if content:
+        check(lib.cudaMemcpy(made, content, c_size_t(len(content)), TO_DEVICE))
+    buffers.append((made, len(content) or size))
+    return len(buffers) - 1
+
+
+def pattern(size: int, seed: int) -> int:
+    """Allocate device memory with a pattern; return its number."""
+    return buffer(base64.b64encode(_pattern(size, seed)).decode())
+
+
+def _pattern(size: int, seed: int) -> bytes:
+    block = hashlib.sha256(str(seed).encode()).digest() * 128
+    return (block * (size // len(block) + 1))[:size]
+
+
+def floats(value: float, count: int) -> int:
+    """Allocate device memory with the same number many times; return its number."""
+    return buffer(base64.b64encode(struct.pack("=f", value) * count).decode())
+
+
+def different_floats(number: int) -> list[float]:
+    """Return the different numbers there are in a buffer."""
+    data = base64.b64decode(content(number))
+    return sorted(set(struct.unpack(f"={len(data) // 4}f", data)))
+
+
+def content(number: int) -> str:
+    where, size = buffers[number]
+    host = ctypes.create_string_buffer(size)
+    check(lib.cudaMemcpy(host, where, c_size_t(size), TO_HOST))
+    return base64.b64encode(host.raw[:size]).decode()
+
+
+def digest(number: int) -> str:
+    return hashlib.sha256(base64.b64decode(content(number))).hexdigest()
+
+
+def operate(
+    name: str, send: int, recv: int, count: int, dtype: int, extra: list[int] | None = None, comm: int = 0, on: int = 0
+) -> int:
+    """Call an NCCL operation; `extra` is what stands between its dtype and its communicator."""
+    pointers = {
+        "ncclSend": (buffers[send][0],) if send >= 0 else (None,),
+        "ncclRecv": (buffers[recv][0],) if recv >= 0 else (None,),
+        "ncclBcast": (buffers[recv][0],) if recv >= 0 else (None,),
+    }.get(name, (buffers[send][0] if send >= 0 else None, buffers[recv][0] if recv >= 0 else None))
+    where = streams[on] if on >= 0 else None
+    return int(getattr(lib, name)(*pointers, c_size_t(count), dtype, *(extra or []), comms[comm], where))
+
+
+def premul(value: str, dtype: int, residence: int, comm: int = 0) -> int:
+    """Make a PreMulSum reduction with a scalar (base64) and return its number."""
+    made, given = c_int(), base64.b64decode(value)
+    scalar = ctypes.create_string_buffer(given) if residence else buffers[buffer(value)][0]
+    check(lib.ncclRedOpCreatePreMulSum(byref(made), scalar, dtype, residence, comms[comm]))
+    return made.value
+
+
+def exchange(peer: int, send: int, recv: int, count: int, dtype: int = 0) -> int:
+    """Send and receive in one group."""
+    lib.ncclGroupStart()
+    operate("ncclSend", send, -1, count, dtype, [peer])
+    operate("ncclRecv", -1, recv, count, dtype, [peer])
+    return int(lib.ncclGroupEnd())
+
+
+def ordered_fill(number: int, size: int) -> list[int]:
+    """Receive from rank 0, record an event, fill with sevens, record another; return both events' states."""
+    events = [c_void_p(), c_void_p()]
+    for event in events:
+        check(lib.cudaEventCreateWithFlags(byref(event), 2))
+    operate("ncclRecv", -1, number, size, 0, [0])
+    check(lib.cudaEventRecord(events[0], streams[0]))
+    check(lib.cudaMemsetAsync(buffers[number][0], 7, c_size_t(size), streams[0]))
+    check(lib.cudaEventRecord(events[1], streams[0]))
+    return [int(lib.cudaEventQuery(event)) for event in events]
+
+
+def digest_of_memory(number: int) -> str:
+    """Look at device memory behind CUDA's back: it is host memory."""
+    where, size = buffers[number]
+    return hashlib.sha256(ctypes.string_at(where, size)).hexdigest()
+
+
+def digest_of_pattern(size: int, seed: int) -> str:
+    return hashlib.sha256(_pattern(size, seed)).hexdigest()
+
+
+def query(on: int = 0) -> int:
+    return int(lib.cudaStreamQuery(streams[on]))
+
+
+def synchronize(on: int = 0) -> int:
+    return int(lib.cudaStreamSynchronize(streams[on]))
+
+
+def settle(seconds: float, on: int = 0) -> int:
+    """Return what cudaStreamQuery says at the end, at the latest after that time."""
+    end = time.monotonic() + seconds
+    while (code := query(on)) and time.monotonic() < end:
+        time.sleep(0.005)
+    return code
+
+
+def async_error(comm: int = 0) -> int:
+    code = c_int()
+    check(lib.ncclCommGetAsyncError(comms[comm], byref(code)))
+    return code.value
+
+
+def await_async_error(wanted: int, seconds: float, comm: int = 0) -> bool:
+    end = time.monotonic() + seconds
+    while async_error(comm) != wanted:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def split(color: int, key: int, comm: int = 0) -> int:
+    made = c_void_p()
+    code = lib.ncclCommSplit(comms[comm], color, key, byref(made), None)
+    comms.append(made)
+    return int(code)
+
+
+def shrink(without: list[int], comm: int = 0) -> int:
+    made, array = c_void_p(), (c_int * len(without))(*without)
+    code = lib.ncclCommShrink(comms[comm], array, len(without), byref(made), None, 0)
+    comms.append(made)
+    return int(code)
+
+
+def place(comm: int = 0) -> list[int]:
+    """Return the rank and the number of ranks of a communicator."""
+    rank, ranks = c_int(), c_int()
+    check(lib.ncclCommUserRank(comms[comm], byref(rank)))
+    check(lib.ncclCommCount(comms[comm], byref(ranks)))
+    return [rank.value, ranks.value]
+
+
+def call(name: str, comm: int = 0, *arguments: int) -> int:
+    """Call a function of NCCL on a communicator."""
+    return int(getattr(lib, name)(comms[comm], *arguments))
+
+
+def cuda(name: str, *arguments: int) -> int:
+    """Call a function of the CUDA runtime without results."""
+    return int(getattr(lib, name)(*arguments))
+
+
+def device_count() -> int:
+    found = c_int()
+    check(lib.cudaGetDeviceCount(byref(found)))
+    return found.value
+
+
+def loop(peer: int, sending: bool, size: int) -> None:
+    """Send or receive without end, and answer nothing."""
+    here = buffer(size=size)
+    while True:
+        if sending:
+            operate("ncclSend", here, -1, size, 0, [peer])
+        else:
+            operate("ncclRecv", -1, here, size, 0, [peer])
+        synchronize()
+
+
+def main() -> None:
+    functions: dict[str, Any] = dict(globals())
+    stream()
+    for line in sys.stdin:
+        name, arguments, named = json.loads(line)
+        try:
+            answer: object = {"value": functions[name](*arguments, **named)}
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            answer = {"error": repr(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+main()
