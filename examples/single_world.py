@@ -11,7 +11,39 @@ The same with one command per rank, on any hosts:
     python examples/single_world.py --backend gloo --addr 127.0.0.1 --multihost --worldsize 3 --rank 1
     python examples/single_world.py --backend gloo --addr 127.0.0.1 --multihost --worldsize 3 --rank 2
 
-Then kill rank 1; each rank prints its process id.
+Then kill rank 1; each rank prints its process id. On Gloo, rank 0 gets an error from the receive that meets the dead
+rank, goes on with rank 2, and rank 1 can never come back:
+
+    rank 0: no more from rank 1: RuntimeError: [...] Connection closed by peer [127.0.0.1]:39342.
+    rank 0: received 7 from rank 2
+
+On NCCL:
+
+    python examples/single_world.py --backend nccl --worldsize 3
+    python examples/single_world.py --backend nccl --worldsize 3 --nccl_async_error_handle_cleanup
+
+The first one ends rank 0 together with rank 1, on stock and on patched torch:
+
+    rank 0: ended, killed by SIGABRT
+
+The second one sets TORCH_NCCL_ASYNC_ERROR_HANDLING=2. With it, stock torch 2.6.0 lets rank 0 live and breaks its
+promises. The receive from rank 2, which is alive, delivers nothing and says nothing:
+
+    rank 0: no more from rank 1: DistBackendError: NCCL error in: [...] remote process exited or there was a network error
+    rank 0: WRONG: the receive from rank 2 ended without data and without error
+    rank 0: nobody is left to receive from; this process goes on
+    rank 0: ended, exit status 0
+
+Patched torch 2.6.0 raises an error for every receive of the broken process group:
+
+    rank 0: no more from rank 1: DistBackendError: NCCL error: remote process exited or there was a network error
+    rank 0: no more from rank 2: DistBackendError: NCCL communicator encountered error set by ProcessGroupNCCL: [...]
+    rank 0: nobody is left to receive from; this process goes on
+    rank 0: ended, exit status 0
+
+Rank 2 is lost for rank 0 all the same: it is in the same world. These lines are from an imitated NCCL that reports the
+death of a peer, as NCCL does for peers on other hosts. About a peer on the same host NCCL says nothing; then the
+receive ends at its deadline, after 30 seconds.
 """
 
 from __future__ import annotations
@@ -24,6 +56,7 @@ import signal
 import socket
 import sys
 import time
+from datetime import timedelta
 from multiprocessing.connection import wait
 
 import torch
@@ -32,6 +65,7 @@ import torch.distributed as dist
 PORT = "29500"
 INTERVAL = 0.5  # seconds between two messages of a rank
 NOTHING = -1.0  # what a tensor holds that no data has reached
+DEADLINE = timedelta(seconds=30)  # for one receive
 GRACE = 5.0  # seconds that the other ranks may go on when rank 0 has ended
 
 
@@ -47,7 +81,8 @@ def receive_in_turn(size: int, device: torch.device) -> None:
                 sources.remove(source)
                 continue
             if value == NOTHING:
-                print(f"rank 0: WRONG: the receive from rank {source} has ended without data and error", flush=True)
+                print(f"rank 0: WRONG: the receive from rank {source} ended without data and without error", flush=True)
+                sources.remove(source)
             else:
                 print(f"rank 0: received {value:.0f} from rank {source}", flush=True)
     print("rank 0: nobody is left to receive from; this process goes on", flush=True)
@@ -56,7 +91,9 @@ def receive_in_turn(size: int, device: torch.device) -> None:
 def receive(source: int, device: torch.device) -> float:
     """One number from ``source``."""
     tensor = torch.tensor([NOTHING]).to(device)
-    dist.recv(tensor, source)
+    # With a deadline, this process waits. Without one (`dist.recv`), NCCL only lets the current stream wait: if the sender
+    # dies, the stream goes on without data, and no torch could raise an error here.
+    dist.irecv(tensor, source).wait(DEADLINE)
     return tensor.item()
 
 
