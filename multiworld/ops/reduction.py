@@ -42,8 +42,6 @@ class Reduction:
     """A checked reduction.
 
     Args:
-        group: for messages.
-        operation: for messages.
         op: a ``torch.distributed.ReduceOp``.
         dtype: of the tensors.
         here: whether it is done here, on the CPU, and not by NCCL.

@@ -7,16 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from multiworld.matching.engine import Engine
     from multiworld.matching.operation import Operation
-    from multiworld.net.bridge import SyncPoller
-    from multiworld.session import Session
+    from multiworld.membership import Membership
+    from multiworld.net.bridge import LoopBridge, SyncPoller
 
 
-async def wait_async(session: Session, operation: Operation, timeout: float | None) -> None:
+class OperationHost(Protocol):
+    """What operations run in, and what moves their data: a session."""
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def membership(self) -> Membership: ...
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+    @property
+    def bridge(self) -> LoopBridge: ...
+    def sync_poller(self) -> AbstractContextManager[SyncPoller]: ...
+    def interrupted(self, what: str) -> None: ...
+    def abort(self, reason: str) -> None: ...
+
+
+async def wait_async(session: OperationHost, operation: Operation, timeout: float | None) -> None:
     """Await the outcome in the session's event loop; a cancelled await withdraws the operation."""
     operation.set_deadline(timeout)
     future = asyncio.get_running_loop().create_future()
@@ -34,7 +52,7 @@ async def wait_async(session: Session, operation: Operation, timeout: float | No
         raise
 
 
-def _withdrawn(session: Session, operation: Operation) -> bool:
+def _withdrawn(session: OperationHost, operation: Operation) -> bool:
     """Withdraw an operation that nobody waits for; whether the backend still works on the caller's memory."""
     with session.lock:
         operation.attach(None)
@@ -42,7 +60,7 @@ def _withdrawn(session: Session, operation: Operation) -> bool:
         return operation.running and not operation.done
 
 
-async def _until_done(session: Session, operation: Operation) -> None:
+async def _until_done(session: OperationHost, operation: Operation) -> None:
     """Wait for the end of an operation that cannot be withdrawn, however often we are cancelled meanwhile.
 
     It ends: all members take part in it, so that it is done soon, or the world breaks.
@@ -56,7 +74,7 @@ async def _until_done(session: Session, operation: Operation) -> None:
             await asyncio.wait({future})
 
 
-def wait_sync(session: Session, operation: Operation, timeout: float | None) -> None:
+def wait_sync(session: OperationHost, operation: Operation, timeout: float | None) -> None:
     """Wait in this thread, moving the session's data meanwhile; an interrupt withdraws the operation."""
     try:
         _wait_polling(session, operation, timeout)
@@ -66,7 +84,7 @@ def wait_sync(session: Session, operation: Operation, timeout: float | None) -> 
         raise
 
 
-def _wait_polling(session: Session, operation: Operation, timeout: float | None) -> None:
+def _wait_polling(session: OperationHost, operation: Operation, timeout: float | None) -> None:
     operation.set_deadline(timeout)
     with session.sync_poller() as poller:
         with session.lock:
@@ -85,7 +103,7 @@ def _turn_until_done(operation: Operation, poller: SyncPoller) -> None:
         poller.turn()
 
 
-def _end_now(session: Session, operation: Operation, poller: SyncPoller) -> None:
+def _end_now(session: OperationHost, operation: Operation, poller: SyncPoller) -> None:
     """Wait for the end of an operation that cannot be withdrawn; a second interrupt breaks the world for it."""
     with session.lock:
         if not operation.attach(poller.wake_up):
