@@ -127,7 +127,7 @@ class WorldConfig:
         name: the world's name, the same on every member.
         rank: ours, from 0 to ``size`` - 1.
         size: number of members.
-        backend: ``"gloo"`` or ``"nccl"``.
+        backend: ``"gloo"``, ``"nccl"`` or ``"torch-nccl"``.
         device: torch device in text, such as ``"cpu"`` or ``"cuda:0"``.
         address: local address to bind to and to be reached at; None: derived from the store's.
         op_timeout: seconds an operation may take unless it is given ``timeout=``; ``math.inf`` sets no deadline.

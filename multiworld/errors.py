@@ -158,6 +158,37 @@ class PeerLost(BrokenWorldException):
         self.how = LossReason(how)
 
 
+class BackendFailed(BrokenWorldException):
+    """The backend cannot do its part on this side: its communicator is not made in time, a member uses another driver
+    or another version of NCCL, two members share a device, a function is missing in the library."""
+
+    likely_cause = "the installation or the settings of this process or of a peer"
+
+
+class DeviceFailed(BackendFailed):
+    """CUDA refuses every call of this process on a device, so all worlds on that device end; others go on.
+
+    Attributes:
+        device: in text, such as ``"cuda:0"``.
+        code: the CUDA error, such as 700 for an illegal address.
+    """
+
+    likely_cause = (
+        "a kernel of this process, often the program's own, used memory that is not its own, or the GPU failed"
+    )
+    what_to_do = (
+        "start this process again: the error does not go away; CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer find the "
+        "kernel; worlds on other devices go on"
+    )
+
+    def __init__(
+        self, world: str | None = None, what: str = "", *, device: str = "", code: int = 0, **fields: Any
+    ) -> None:
+        super().__init__(world, what, **fields)
+        self.device = device
+        self.code = code
+
+
 class OpTimeout(BrokenWorldException, TimeoutError):
     """An operation was not done by its deadline, and the world was broken because of it.
 

@@ -80,6 +80,14 @@ class WorldBroken(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLost(Event):
+    """CUDA refuses every call of this process on ``device``, which the world is on; it breaks with ``failure``."""
+
+    device: str
+    failure: BrokenWorldException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorldLeft(Event):
     """We left the world in good order."""
 

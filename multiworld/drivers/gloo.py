@@ -14,7 +14,7 @@ import torch.distributed as dist
 from multiworld.drivers import sockets
 from multiworld.drivers.calls import ProcessGroupCalls
 from multiworld.drivers.values import LaneStore
-from multiworld.matching.driver import Finished
+from multiworld.matching.driver import Finished, Launched
 from multiworld.net.descriptors import require
 from multiworld.parking import immortal
 
@@ -115,7 +115,7 @@ class GlooDriver(ProcessGroupCalls):
         if self._aborted:
             raise ConnectionAbortedError("aborted while connecting")
 
-    def watch(self, work: Any, finished: Finished) -> None:
+    def watch(self, work: Any, finished: Finished, launched: Launched | None = None) -> None:
         """Report the end of ``work``; nothing polls and no thread waits for it."""
         with self._idle:
             self._under_way[id(work)] = work
@@ -127,6 +127,8 @@ class GlooDriver(ProcessGroupCalls):
             except Exception as failure:  # noqa: BLE001 - whatever the backend raises is the outcome
                 error = failure
             try:
+                if launched is not None and error is None:
+                    launched()
                 finished(error)
             finally:
                 with self._idle:

@@ -1,132 +1,320 @@
-"""NCCL: an unregistered process group of its own per group of a world. Not verified on a GPU."""
+"""Communicators of our own, through NVIDIA's bindings ``nccl4py``: no watchdog of torch's, on any wheel.
+
+They are non-blocking: no call of NCCL waits for a peer, and what is not done yet is asked for until it is, or until
+the communicator has failed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import importlib
 import logging
 import threading
 import time
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from multiworld.drivers.calls import ProcessGroupCalls
+from multiworld.drivers.communicator import Cancelled, Member
 from multiworld.drivers.values import LaneStore
-from multiworld.matching.driver import Finished
+from multiworld.errors import BackendFailed
+from multiworld.matching.driver import DriverRefused
 
 logger = logging.getLogger(__name__)
 
-# Deadlines are the session's.
-_FOREVER = timedelta(days=30)
-_POLL_SECONDS = 0.0005
-#: an abort that takes longer is left to its thread
-ABORT_SECONDS = 10.0
+_SUCCESS, _IN_PROGRESS = 0, 7
+_ID_BYTES = 128
+_ID_KEY = "mw/nccl-id"
+#: non-blocking communicators, and ``ncclCommFinalize``
+_OLDEST = 21400
+#: the first version with ``ncclCommRevoke``
+REVOKES_FROM = 22800
+#: how long a revoke may take before the abort
+REVOKE_SECONDS = 0.2
+#: between two looks at what is in progress: short at first, since most of it takes microseconds
+_FIRST_NAP, _LONGEST_NAP = 20e-6, 2e-3
+
+_DTYPES = {
+    torch.int8: 0, torch.uint8: 1, torch.bool: 1, torch.int32: 2, torch.int64: 4, torch.float16: 6, torch.float32: 7,
+    torch.float64: 8, torch.bfloat16: 9,
+}  # fmt: skip
+_NEW_DTYPES = {"uint32": 3, "uint64": 5}
+_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_SUM, _PRODUCT, _MAX, _MIN, _AVERAGE = range(5)
 
 
+@functools.cache
+def bindings() -> Any:
+    """The bindings' module.
+
+    Raises:
+        ImportError: they are not installed, or NCCL's library is not found.
+    """
+    return importlib.import_module("nccl.bindings.nccl")
+
+
+@functools.cache
 def unavailable() -> str | None:
-    """Why NCCL cannot be used here; None if it can."""
-    if not hasattr(dist, "ProcessGroupNCCL"):
-        return "this torch is built without NCCL"
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
+    """Why the bindings cannot be used here; None if they can."""
+    try:
+        version = int(bindings().get_version())
+    except Exception as error:  # noqa: BLE001 - of the loader's many types
+        return f"nccl4py cannot be used: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    if version < _OLDEST:
+        return f"NCCL {printed(version)} is too old: non-blocking communicators came with {printed(_OLDEST)}"
     return None
 
 
-class NcclDriver(ProcessGroupCalls):
-    """One ``ProcessGroupNCCL``, or its successor where a release has one.
+def printed(version: int) -> str:
+    """NCCL's number of a version as people write it."""
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+def _dtype(tensor: torch.Tensor) -> int:
+    code = _DTYPES.get(tensor.dtype)
+    if code is None:
+        code = next((n for name, n in _NEW_DTYPES.items() if tensor.dtype is getattr(torch, name, None)), None)
+    if code is None:
+        raise DriverRefused(f"NCCL has no {tensor.dtype}")
+    return code
+
+
+def _reduced(tensor: torch.Tensor, op: Any) -> tuple[int, int, int]:
+    """Number of elements, their type and the reduction, as NCCL counts."""
+    reduction = _reduction(op)
+    if tensor.dtype is torch.bool:  # as numbers 0 and 1, whose sum has to stay 1
+        logical = {_SUM: _MAX, _MAX: _MAX, _PRODUCT: _MIN, _MIN: _MIN}
+        if reduction not in logical:
+            raise DriverRefused(f"NCCL has no {op} of torch.bool")
+        return tensor.numel(), _DTYPES[torch.uint8], logical[reduction]
+    part = _PARTS.get(tensor.dtype)
+    if part is not None and reduction in (_SUM, _AVERAGE):
+        return 2 * tensor.numel(), _DTYPES[part], reduction
+    return tensor.numel(), _dtype(tensor), reduction
+
+
+def _reduction(op: Any) -> int:
+    known = dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.AVG
+    for number, one in enumerate(known):
+        if op == one:
+            return number
+    raise DriverRefused(f"NCCL has no reduction {op}")
+
+
+class NcclCommunicator:
+    """See ``Communicator``.
 
     Args:
-        store: where the communicators' ids are exchanged.
-        rank: ours in the group.
-        size: of the group.
-        device: CUDA device in text.
+        us: our membership.
     """
 
     name = "nccl"
 
-    def __init__(self, store: LaneStore, rank: int, size: int, device: str) -> None:
-        self._store = store
-        self._rank, self._size = rank, size
-        self._device = torch.device(device)
-        self._aborting: threading.Thread | None = None
-        self._watching: dict[int, tuple[Any, Finished]] = {}
-        self._watcher: threading.Thread | None = None
-        self._guard = threading.Condition()
-        self._closed = False
+    def __init__(self, us: Member) -> None:
+        self._us = us
+        self._nccl = bindings()
+        self._stream = 0
+        self._comm: Any = None
+        self._cancelled: Cancelled = lambda: False
+        self._guard = threading.Lock()
 
-    def open(self) -> None:
-        """Make the communicator, at once and not at the first operation."""
-        kind = getattr(dist, "ProcessGroupNCCL2", None) or dist.ProcessGroupNCCL
-        options = kind.Options()
-        options._timeout = _FOREVER
-        torch.cuda.set_device(self._device)
-        self._group = kind(self._store, self._rank, self._size, options)
-        connect = getattr(self._group, "eager_connect_single_device", None)
-        if connect is not None:
-            connect(self._device)
+    def version(self) -> str:
+        return f"NCCL {printed(int(self._nccl.get_version()))}"
 
-    def watch(self, work: Any, finished: Finished) -> None:
-        """Report the end of ``work``, which NCCL shows only to whoever asks: one thread asks for all."""
-        with self._guard:
-            self._watching[id(work)] = work, finished
-            if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch_all, name="mw-nccl-watch", daemon=True)
-                self._watcher.start()
-            self._guard.notify_all()
+    def connect(self, store: LaneStore, stream: int, cancelled: Cancelled) -> None:
+        """See ``Communicator.connect``.
+
+        Raises:
+            BackendFailed: the library lacks a function.
+        """
+        self._stream, self._cancelled = stream, cancelled
+        config = self._nccl.Config()
+        config.blocking = 0
+        with self._functions_needed():
+            identity = self._identity(store)
+            self._comm = self._nccl.comm_init_rank_config(self._us.size, identity, self._us.place, config)
+        self._settle()
+
+    def failure(self) -> BaseException | None:
+        code = int(self._nccl.comm_get_async_error(self._comm))
+        return None if code in (_SUCCESS, _IN_PROGRESS) else RuntimeError(self._text(code))
+
+    def outcome(self, handle: Any) -> BaseException | None:  # noqa: ARG002 - NCCL knows no single operations
+        return None
 
     def abort(self) -> None:
-        """Abort the communicators, from a thread of its own: NCCL may block in it."""
-        self._store.stop()
-        with self._guard:
-            if self._aborting is None and self._group is not None:
-                aborting = threading.Thread(target=self._abort, name="mw-nccl-abort", daemon=True)
-                with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts none: the process frees it
-                    aborting.start()
-                    self._aborting = aborting
+        comm = self._take()
+        if comm is None:
+            return
+        if int(self._nccl.get_version()) >= REVOKES_FROM:
+            self._revoke(comm)
+        self._nccl.comm_abort(comm)
 
-    def close(self, deadline: float) -> None:
-        """Free the communicators."""
-        self.abort()
-        if self._aborting is not None:
-            self._aborting.join(min(deadline, ABORT_SECONDS))
-        with self._guard:
-            self._closed = True
-            self._guard.notify_all()
-        self._group = None
+    def finalize(self, cancelled: Cancelled) -> None:
+        self._cancelled = cancelled
+        self._nccl.comm_finalize(self._comm)
+        self._settle()
+        comm = self._take()
+        if comm is not None:
+            self._nccl.comm_destroy(comm)
 
-    def _abort(self) -> None:
-        for name in ("abort", "_abort", "shutdown", "_shutdown"):
-            end = getattr(self._group, name, None)
-            if end is not None:
-                with contextlib.suppress(RuntimeError):
-                    end()
-                return
+    # operations
 
-    def _watch_all(self) -> None:
-        while True:
-            with self._guard:
-                while not self._watching and not self._closed:
-                    self._guard.wait()
-                if self._closed:
-                    return
-                pending = list(self._watching.items())
-            for key, (work, finished) in pending:
-                self._look(key, work, finished)
-            time.sleep(_POLL_SECONDS)
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        at, count, dtype = tensor.data_ptr(), tensor.numel(), _dtype(tensor)
+        with self._launch():
+            self._nccl.broadcast(at, at, count, dtype, root, self._comm, self._stream)
 
-    def _look(self, key: int, work: Any, finished: Finished) -> None:
-        error: BaseException | None = None
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
+        at, (count, dtype, reduction) = tensor.data_ptr(), _reduced(tensor, op)
+        with self._launch():
+            self._nccl.all_reduce(at, at, count, dtype, reduction, self._comm, self._stream)
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> None:
+        at, (count, dtype, reduction) = tensor.data_ptr(), _reduced(tensor, op)
+        with self._launch():
+            self._nccl.reduce(at, at, count, dtype, reduction, root, self._comm, self._stream)
+
+    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
+        count, dtype, source = tensor.numel(), _dtype(tensor), tensor.data_ptr()
+        base, step = outputs[0].data_ptr(), tensor.numel() * tensor.element_size()
+        if all(one.data_ptr() == base + place * step for place, one in enumerate(outputs)):
+            with self._launch():
+                self._nccl.all_gather(source, base, count, dtype, self._comm, self._stream)
+            return
+        with self._launch(), self._group():
+            for root, one in enumerate(outputs):
+                self._nccl.broadcast(source, one.data_ptr(), count, dtype, root, self._comm, self._stream)
+
+    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> None:
+        dtype = _dtype(tensor)
+        with self._launch(), self._group():
+            self._send(tensor, dtype, root)
+            for place, one in enumerate(outputs):
+                self._recv(one, dtype, place)
+
+    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> None:
+        dtype = _dtype(output)
+        with self._launch(), self._group():
+            for place, one in enumerate(tensors):
+                self._send(one, dtype, place)
+            self._recv(output, dtype, root)
+
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any) -> None:
+        count, dtype, reduction = _reduced(output, op)
+        source, target = tensor.data_ptr(), output.data_ptr()
+        with self._launch():
+            self._nccl.reduce_scatter(source, target, count, dtype, reduction, self._comm, self._stream)
+
+    def all_to_all(
+        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
+    ) -> None:
+        dtype = _dtype(tensor)
+        sent, got = tensor.split(list(input_splits)), output.split(list(output_splits))
+        with self._launch(), self._group():
+            for place in range(self._us.size):
+                self._send(sent[place], dtype, place)
+                self._recv(got[place], dtype, place)
+
+    def send(self, tensor: torch.Tensor, peer: int) -> None:
+        dtype = _dtype(tensor)
+        with self._launch():
+            self._send(tensor, dtype, peer)
+
+    def recv(self, tensor: torch.Tensor, peer: int) -> None:
+        dtype = _dtype(tensor)
+        with self._launch():
+            self._recv(tensor, dtype, peer)
+
+    def _send(self, tensor: torch.Tensor, dtype: int, peer: int) -> None:
+        self._nccl.send(tensor.data_ptr(), tensor.numel(), dtype, peer, self._comm, self._stream)
+
+    def _recv(self, tensor: torch.Tensor, dtype: int, peer: int) -> None:
+        self._nccl.recv(tensor.data_ptr(), tensor.numel(), dtype, peer, self._comm, self._stream)
+
+    # NCCL's ways
+
+    @contextlib.contextmanager
+    def _launch(self) -> Iterator[None]:
+        """One launch; when the block is left, it is in the stream."""
+        yield
+        self._settle()
+
+    @contextlib.contextmanager
+    def _group(self) -> Iterator[None]:
+        """One launch of several operations. The group is the thread's own: it is closed whatever happens."""
+        self._nccl.group_start()
         try:
-            if not work.is_completed():
-                return
-            work.wait()
-        except Exception as failure:  # noqa: BLE001 - whatever NCCL raises is the outcome
-            error = failure
-        with self._guard:
-            self._watching.pop(key, None)
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._nccl.group_end()
+            raise
+        self._nccl.group_end()
+
+    def _settle(self) -> None:
+        """Wait until what was begun is done.
+
+        Raises:
+            RuntimeError: it failed.
+            ConnectionAbortedError: the communicator has to be aborted first.
+        """
+        nap = _FIRST_NAP
+        while (code := int(self._nccl.comm_get_async_error(self._comm))) == _IN_PROGRESS:
+            if self._cancelled():
+                raise ConnectionAbortedError("aborted while NCCL was at work")
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
+        if code != _SUCCESS:
+            raise RuntimeError(self._text(code))
+
+    def _revoke(self, comm: Any) -> None:
+        """Stop what is under way, on all members; freeing comes after that."""
         try:
-            finished(error)
-        except Exception:
-            logger.exception("nccl: handling the end of an operation failed")  # the thread goes on watching the others
+            self._nccl.comm_revoke(comm, 0)
+            until = time.monotonic() + REVOKE_SECONDS
+            while int(self._nccl.comm_get_async_error(comm)) == _IN_PROGRESS and time.monotonic() < until:
+                time.sleep(_LONGEST_NAP)
+        except Exception as error:  # noqa: BLE001 - the abort does it alone then
+            logger.debug("nccl: no revoke: %s", error)
+
+    def _take(self) -> Any:
+        with self._guard:
+            comm, self._comm = self._comm, None
+        return comm
+
+    def _identity(self, store: LaneStore) -> Any:
+        """The id that place 0 makes and all use."""
+        if self._us.place == 0:
+            identity = self._nccl.get_unique_id()
+            store.set(_ID_KEY, ctypes.string_at(identity.ptr, _ID_BYTES))
+            return identity
+        said = store.get(_ID_KEY)
+        if len(said) != _ID_BYTES:
+            raise RuntimeError(f"an id of {len(said)} bytes, not {_ID_BYTES}, came from the first member of the group")
+        identity = self._nccl.UniqueId()
+        ctypes.memmove(identity.ptr, said, _ID_BYTES)
+        return identity
+
+    @contextlib.contextmanager
+    def _functions_needed(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if type(error).__name__ != "FunctionNotFoundError":
+                raise
+            raise BackendFailed(
+                self._us.world, f"{self.version()} lacks a function that the driver needs: {error}", rank=self._us.rank,
+                cause="NCCL's library is older than nccl4py expects, or another one was found first",
+                remedy="install a newer nvidia-nccl package, or join with backend='torch-nccl'",
+            ) from error  # fmt: skip
+
+    def _text(self, code: int) -> str:
+        detail = ""
+        with contextlib.suppress(Exception):
+            detail = str(self._nccl.get_last_error(self._comm)).strip()
+        return f"NCCL error {code}, {self._nccl.get_error_string(code)}{': ' if detail else ''}{detail}"

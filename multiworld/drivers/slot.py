@@ -12,8 +12,7 @@ from typing import Any, Protocol, cast
 from multiworld.config import WorldConfig
 
 # Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
-from multiworld.drivers.gloo import GlooDriver
-from multiworld.drivers.nccl import NcclDriver
+from multiworld.drivers.choice import make_driver
 from multiworld.drivers.values import LaneStore
 from multiworld.errors import BrokenWorldException, DescriptorsExhausted, InvalidArgument, LossReason, PeerLost
 from multiworld.matching.collectives import CollectiveOperation
@@ -54,14 +53,6 @@ class SlotOwner(Protocol):
     def break_(self, error: BrokenWorldException) -> None: ...
 
 
-def make_driver(session: SlotOwner, ranks: tuple[int, ...], store: LaneStore) -> Driver:
-    """The backend that the world was joined with, for a group of ``ranks``."""
-    place = ranks.index(session.membership.rank)
-    if session.config.backend == "nccl":
-        return NcclDriver(store, place, len(ranks), session.config.device)
-    return GlooDriver(store, place, len(ranks), session.address)
-
-
 def own_failure(session: SlotOwner, error: DescriptorsExhausted) -> BrokenWorldException:
     """``error`` with the world it breaks in it."""
     us = session.membership
@@ -90,7 +81,7 @@ class DriverSlot:
             return
         self._waiting.append(operation)
         if self._opener is None:
-            self._driver = make_driver(self._session, self.ranks, self._store)
+            self._driver = self._made()
             name = f"mw-open-{self._session.membership.name}"
             self._opener = threading.Thread(target=self._open, args=(self._driver,), name=name, daemon=True)
             self._opener.start()
@@ -131,6 +122,11 @@ class DriverSlot:
         """Leave the backend alone in a forked child."""
         immortal(self._driver)
         immortal(self._store)
+
+    def _made(self) -> Driver:
+        session = self._session
+        place = self.ranks.index(session.membership.rank)
+        return make_driver(session.config, place, len(self.ranks), self._store, session.address)
 
     def _broadcast(self, key: str, value: bytes) -> None:
         name = key.encode()

@@ -8,45 +8,88 @@ from typing import Any, Protocol
 import torch
 
 Finished = Callable[[BaseException | None], None]
+Launched = Callable[[], None]
+
+
+class DriverRefused(ValueError):
+    """The backend cannot do this operation, such as its dtype or reduction; known before anything was launched.
+
+    The operation fails and the world goes on. Every other error of a driver means that the world is broken.
+    """
 
 
 class Driver(Protocol):
-    """Carries collectives whose members, lengths and dtypes are agreed on already.
+    """Carries operations whose members, lengths and dtypes are agreed on already.
 
-    ``open`` blocks until all members have opened theirs. The operations start something and return a handle for
-    ``watch``; they are called in the same order on all members. Ranks are those of the group.
+    ``open`` blocks until all members have opened theirs. The operations start something and return a handle, the
+    work; members start the operations of one driver in the same order. Ranks are those of the driver's group. Tensors
+    are contiguous. A work keeps its tensors alive until it is over.
+
+    A driver with ``on_device`` takes tensors on the world's CUDA device. Its operations return at once, may be called
+    from any thread, also under a lock, and never raise for a failure of the backend: ``watch`` reports it. They take
+    ``after``, a ``torch.cuda.Event`` recorded on the caller's stream, for which the driver's stream waits before it
+    starts; None waits for nothing.
+
+    A driver without ``on_device`` takes CPU tensors and no ``after``. Its operations may raise ``ValueError``,
+    ``TypeError`` or ``RuntimeError`` for what it cannot do.
     """
 
     name: str
+    on_device: bool
 
     def open(self) -> None:
-        """Connect to the other members; raises if ``abort`` is called meanwhile."""
+        """Connect to the other members; blocks. Raises if ``abort`` is called meanwhile, or if it takes too long."""
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
+    def broadcast(self, tensor: torch.Tensor, root: int, *, after: Any = None) -> Any:
         """Start a broadcast."""
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
-        """Start an all-reduce in place."""
+    def all_reduce(self, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Any:
+        """Start an all-reduce in place; ``op`` is a ``torch.distributed.ReduceOp``."""
 
-    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any, *, after: Any = None) -> Any:
         """Start a reduce in place."""
 
-    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:
+    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, *, after: Any = None) -> Any:
         """Start an all-gather."""
 
-    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:
+    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, *, after: Any = None) -> Any:
         """Start a gather; ``outputs`` is empty except at the root."""
 
-    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:
+    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int, *, after: Any = None) -> Any:
         """Start a scatter; ``tensors`` is empty except at the root."""
 
-    def all_to_all(
-        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
-    ) -> Any:
-        """Start an all-to-all of two flat tensors, split as said."""
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Any:
+        """Start a reduce-scatter of a flat tensor that holds one piece of the output's length for each rank."""
 
-    def watch(self, work: Any, finished: Finished) -> None:
-        """Call ``finished`` with None or the error when ``work`` is over, from any thread."""
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        *,
+        after: Any = None,
+    ) -> Any:
+        """Start an all-to-all of two flat tensors, split as said, in elements."""
+
+    def send(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Any:
+        """Start to send to a rank."""
+
+    def recv(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Any:
+        """Start to receive from a rank."""
+
+    def watch(self, work: Any, finished: Finished, launched: Launched | None = None) -> None:
+        """Report the end of ``work``, from any thread.
+
+        Args:
+            work: what an operation returned.
+            finished: called once, with None or the error, when the backend no longer uses the tensors.
+            launched: called once before ``finished(None)``, when the work is in the driver's stream; where there is
+                none, when it has ended. It is not called if the launch fails.
+        """
+
+    def join(self, work: Any) -> None:
+        """Let the calling thread's current CUDA stream wait for the end of a launched ``work``; never blocks."""
 
     def abort(self) -> None:
         """Release everything that waits; nothing can be started any more. Blocks for half a second at most."""

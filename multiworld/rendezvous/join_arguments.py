@@ -15,7 +15,7 @@ from multiworld.errors import BackendUnavailable, InvalidArgument
 from multiworld.matching.plan import MAX_MEMBERS
 from multiworld.ops.arguments import whole_number
 
-BACKENDS = ("gloo", "nccl")
+BACKENDS = ("gloo", "nccl", "torch-nccl")
 #: limit for a world's name as JSON: the greeting has it in a line of bounded length
 MAX_NAME_BYTES = 3000
 
@@ -109,13 +109,25 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
                 name, rank, "gloo", torch.cuda.is_available(), f"torch sees no CUDA device, but device={str(place)!r}"
             )
         return str(place)
-    nccl = importlib.import_module("multiworld.drivers.nccl")
-    why = nccl.unavailable()
-    _require(name, rank, "nccl", why is None, why or "")
-    chosen = torch.device("cuda", torch.cuda.current_device()) if device is None else _device(name, rank, device)
+    why = importlib.import_module("multiworld.drivers.choice").unavailable(backend)
+    _require(name, rank, backend, why is None, why or "")
+    return str(_cuda_device(name, rank, backend, device))
+
+
+def _cuda_device(name: str, rank: int, backend: str, device: torch.device | str | None) -> torch.device:
+    """The device with its index; by default the calling thread's."""
+    chosen = torch.device("cuda") if device is None else _device(name, rank, device)
     if chosen.type != "cuda":
-        raise _invalid(name, rank, f"device {chosen} with backend 'nccl'", "pass a CUDA device, or backend='gloo'")
-    return str(chosen)
+        remedy = "pass a CUDA device, or backend='gloo'"
+        raise _invalid(name, rank, f"device {chosen} with backend {backend!r}", remedy)
+    index, count = torch.cuda.current_device() if chosen.index is None else chosen.index, torch.cuda.device_count()
+    if index >= count:
+        cause = f"this process has {count}: cuda:0 to cuda:{count - 1}; CUDA_VISIBLE_DEVICES decides which"
+        raise BackendUnavailable(
+            name, f"device cuda:{index} is not there", cause=cause, rank=rank, operation="join",
+            remedy="pass another device=, or make it visible to this process",
+        )  # fmt: skip
+    return torch.device("cuda", index)
 
 
 def _device(name: str, rank: int, device: torch.device | str) -> torch.device:

@@ -1,0 +1,52 @@
+"""Which driver a world gets."""
+
+from __future__ import annotations
+
+import torch
+
+from multiworld.config import WorldConfig
+
+# Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
+from multiworld.drivers import nccl, torch_nccl
+from multiworld.drivers.communicator import Communicator, Member
+from multiworld.drivers.device import DeviceDriver
+from multiworld.drivers.gloo import GlooDriver
+from multiworld.drivers.values import LaneStore
+from multiworld.matching.driver import Driver
+
+
+def make_driver(config: WorldConfig, place: int, size: int, store: LaneStore, address: str) -> Driver:
+    """The driver for one group of a world; made only, ``open`` connects it.
+
+    Args:
+        config: of the world.
+        place: our rank in the group.
+        size: of the group.
+        store: where the group's members exchange what sets it up.
+        address: local address to bind to.
+    """
+    if config.backend == "gloo":
+        return GlooDriver(store, place, size, address)
+    us = Member(config.name, config.rank, place, size, config.device)
+    return DeviceDriver(_communicator(config.backend, us), store, us)
+
+
+def _communicator(backend: str, us: Member) -> Communicator:
+    if backend == "nccl" and nccl.unavailable() is None:
+        return nccl.NcclCommunicator(us)
+    return torch_nccl.TorchNcclCommunicator(us)
+
+
+def unavailable(backend: str) -> str | None:
+    """Why a backend for CUDA devices cannot be used here; None if it can.
+
+    Args:
+        backend: ``"nccl"``: NVIDIA's bindings where they are installed, else torch's group; ``"torch-nccl"``.
+    """
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    group = torch_nccl.unavailable()
+    if backend == "torch-nccl" or group is None:
+        return group
+    bindings = nccl.unavailable()
+    return None if bindings is None else f"{group}, and {bindings}"

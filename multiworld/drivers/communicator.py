@@ -1,0 +1,72 @@
+"""What a device driver asks of a communicator, whatever library makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from multiworld.drivers.values import LaneStore
+
+Cancelled = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Our membership in the group of a communicator.
+
+    Attributes:
+        world: name of the world.
+        rank: ours in the world.
+        place: ours in the group.
+        size: of the group.
+        device: CUDA device in text, with its index.
+    """
+
+    world: str
+    rank: int
+    place: int
+    size: int
+    device: str
+
+
+class Communicator(Protocol):
+    """One communicator. It belongs to one thread, which has its device and its stream as the current ones.
+
+    Only ``abort`` may be called from another thread, as the last resort, while that thread is inside a call.
+    """
+
+    name: str
+
+    def version(self) -> str:
+        """What has to be the same on all members, in text."""
+
+    def connect(self, store: LaneStore, stream: int, cancelled: Cancelled) -> None:
+        """Meet the other members; operations go into ``stream``, a CUDA stream's address. May block."""
+
+    def failure(self) -> BaseException | None:
+        """What went wrong in the background, where no call could report it; None if nothing did."""
+
+    def outcome(self, handle: Any) -> BaseException | None:
+        """How an operation whose work on the device has ended went; from any thread, and without a CUDA call."""
+
+    def abort(self) -> None:
+        """Stop its kernels and free it. May block. Harmless if it is gone, or not made yet."""
+
+    def finalize(self, cancelled: Cancelled) -> None:
+        """Free it in good order, when nothing is under way here. May block."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Any: ...
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any: ...
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any: ...
+    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any: ...
+    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any: ...
+    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any: ...
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any) -> Any: ...
+    def all_to_all(
+        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
+    ) -> Any: ...
+    def send(self, tensor: torch.Tensor, peer: int) -> Any: ...
+    def recv(self, tensor: torch.Tensor, peer: int) -> Any: ...

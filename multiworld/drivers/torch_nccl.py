@@ -1,0 +1,157 @@
+"""The NCCL group of the installed torch: ``ProcessGroupNCCL`` or its successor ``ProcessGroupNCCL2``.
+
+Torch's own streams come from a pool and its group has a watchdog: patched wheels cure what these do to other worlds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from multiworld.drivers import nccl_environment
+from multiworld.drivers.calls import ProcessGroupCalls
+from multiworld.drivers.communicator import Cancelled, Member
+from multiworld.drivers.values import LaneStore
+from multiworld.matching.driver import DriverRefused
+
+# Deadlines are the session's.
+_LONGEST = timedelta(days=30)
+_DTYPES = frozenset({
+    torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
+    torch.bfloat16,
+})  # fmt: skip
+_BITWISE = dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR
+
+
+def unavailable() -> str | None:
+    """Why torch's group cannot be used here; None if it can."""
+    return "this torch is built without NCCL" if nccl_environment.group_kind() is None else None
+
+
+class TorchNcclCommunicator:
+    """See ``Communicator``.
+
+    Args:
+        us: our membership.
+    """
+
+    name = "torch-nccl"
+
+    def __init__(self, us: Member) -> None:
+        self._us = us
+        self._device = torch.device(us.device)
+        self._calls = ProcessGroupCalls()
+        self._group: Any = None
+
+    def version(self) -> str:
+        return nccl_environment.group_version()
+
+    def connect(self, store: LaneStore, stream: int, cancelled: Cancelled) -> None:  # noqa: ARG002 - torch has its own
+        """See ``Communicator.connect``.
+
+        Raises:
+            BackendFailed: the environment is not as it has to be.
+        """
+        nccl_environment.settle(self._us.world, self._us.rank)
+        self._group = self._calls._group = self._made(store)
+        connect = getattr(self._group, "eager_connect_single_device", None)
+        if connect is not None:
+            connect(self._device)
+
+    def failure(self) -> BaseException | None:
+        ask = getattr(self._group, "get_error", None)
+        with contextlib.suppress(RuntimeError, TypeError):  # not every kind of group answers
+            said = None if ask is None else ask()
+            if said is not None and getattr(said, "name", "SUCCESS") != "SUCCESS":
+                return RuntimeError(f"torch's NCCL group reports {said.name}")
+        return None
+
+    def outcome(self, handle: Any) -> BaseException | None:
+        error = None if handle is None else handle.exception()
+        return error if error is None or isinstance(error, BaseException) else RuntimeError(str(error))
+
+    def abort(self) -> None:
+        self._end("abort", "_abort", "shutdown", "_shutdown")
+
+    def finalize(self, cancelled: Cancelled) -> None:  # noqa: ARG002 - torch's call cannot be told to stop
+        self._end("shutdown", "_shutdown")
+
+    # operations: launched on a stream of torch's, which the thread's current stream then waits for
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
+        return self._launched(self._calls.broadcast(_known(tensor), root))
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
+        return self._launched(self._calls.all_reduce(_reducible(tensor, op), op))
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:
+        return self._launched(self._calls.reduce(_reducible(tensor, op), root, op))
+
+    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:
+        return self._launched(self._calls.all_gather(outputs, _known(tensor)))
+
+    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:
+        return self._launched(self._calls.gather(outputs, _known(tensor), root))
+
+    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:
+        return self._launched(self._calls.scatter(_known(output), tensors, root))
+
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any) -> Any:
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = op
+        return self._launched(self._group._reduce_scatter_base(output, _reducible(tensor, op), options))
+
+    def all_to_all(
+        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
+    ) -> Any:
+        return self._launched(self._calls.all_to_all(output, _known(tensor), output_splits, input_splits))
+
+    def send(self, tensor: torch.Tensor, peer: int) -> Any:
+        return self._launched(self._calls.send(_known(tensor), peer))
+
+    def recv(self, tensor: torch.Tensor, peer: int) -> Any:
+        return self._launched(self._calls.recv(_known(tensor), peer))
+
+    def _launched(self, work: Any) -> Any:
+        work.wait()  # for the stream; the host goes on
+        return work
+
+    def _made(self, store: LaneStore) -> Any:
+        kind = nccl_environment.group_kind()
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _LONGEST
+        if kind is dist.ProcessGroupNCCL:
+            return kind(store, self._us.place, self._us.size, options)
+        # A call that waits for a peer would hold a lock of torch's that the allocator of all worlds needs.
+        options.config.blocking = 0
+        with contextlib.suppress(AttributeError):  # the first release of it is always lazy
+            options.lazy_init = True
+        try:
+            return kind(store, self._us.place, self._us.size, options, self._device)
+        except TypeError:
+            return kind(store, self._us.place, self._us.size, options)
+
+    def _end(self, *names: str) -> None:
+        group = self._group
+        for name in names:
+            end = getattr(group, name, None)
+            if end is not None:
+                end()
+                return
+
+
+def _known(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype not in _DTYPES:
+        raise DriverRefused(f"torch's NCCL group has no {tensor.dtype}")
+    return tensor
+
+
+def _reducible(tensor: torch.Tensor, op: Any) -> torch.Tensor:
+    if any(op == one for one in _BITWISE) or (tensor.dtype is torch.bool and op == dist.ReduceOp.AVG):
+        raise DriverRefused(f"NCCL has no {op} of {tensor.dtype}")
+    return _known(tensor)
