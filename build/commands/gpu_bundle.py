@@ -14,10 +14,6 @@ from build.errors import UsageError
 from build.gpu.bundle import make
 
 
-def register(app: typer.Typer) -> None:
-    app.command("gpu-bundle")(gpu_bundle)
-
-
 def gpu_bundle(
     python: Annotated[str, typer.Option(help="CPython version of the other machine")] = "3.12",
     torch: Annotated[str, typer.Option(help="its torch: the overlay wheel built for it is packed, if any")] = "2.11.0",
