@@ -29,7 +29,7 @@ The first one ends rank 0 together with rank 1, on stock and on patched torch:
 The second one sets TORCH_NCCL_ASYNC_ERROR_HANDLING=2. With it, stock torch 2.6.0 lets rank 0 live and breaks its
 promises. The receive from rank 2, which is alive, delivers nothing and says nothing:
 
-    rank 0: no more from rank 1: DistBackendError: NCCL error in: [...] remote process exited or there was a network error
+    rank 0: no more from rank 1: DistBackendError: NCCL error in: [...] remote process exited or [...]
     rank 0: WRONG: the receive from rank 2 ended without data and without error
     rank 0: nobody is left to receive from; this process goes on
     rank 0: ended, exit status 0
@@ -91,8 +91,8 @@ def receive_in_turn(size: int, device: torch.device) -> None:
 def receive(source: int, device: torch.device) -> float:
     """One number from ``source``."""
     tensor = torch.tensor([NOTHING]).to(device)
-    # With a deadline, this process waits. Without one (`dist.recv`), NCCL only lets the current stream wait: if the sender
-    # dies, the stream goes on without data, and no torch could raise an error here.
+    # With a deadline, this process waits. Without one (`dist.recv`), only the current stream waits: if the sender dies,
+    # the stream goes on without data, and no torch can raise an error here.
     dist.irecv(tensor, source).wait(DEADLINE)
     return tensor.item()
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from build.errors import WheelError
-from build.git import Git, uncommitted
+from build.git import Git
 from build.gpu import wheels
 from build.gpu.run import MANIFEST
 from build.paths import REPO, atomic_write, sweep
@@ -102,9 +102,10 @@ def _requirement(wheel: Path) -> str:
 
 def _manifest(python: str, found: list[Path], overlay: Path | None) -> Manifest:
     packed = tuple(Packed(path.name, sha256_of(path), path.stat().st_size) for path in found)
-    modified = [os.fsdecode(line[3:]) for line in uncommitted(REPO).stdout.splitlines()]
-    commit = Git(REPO).line("rev-parse", "HEAD")
-    return Manifest(SCHEMA, python, commit, tuple(sorted(modified)), packed, overlay.name if overlay else "")
+    git = Git(REPO)
+    modified = git.out("diff", "--name-only", "-z", "HEAD").split(b"\0")[:-1]
+    names = tuple(sorted(map(os.fsdecode, modified)))
+    return Manifest(SCHEMA, python, git.line("rev-parse", "HEAD"), names, packed, overlay.name if overlay else "")
 
 
 def _write(path: Path, manifest: Manifest, lines: list[str], found: list[Path]) -> None:
