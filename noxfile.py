@@ -110,6 +110,16 @@ def faults(session: nox.Session) -> None:
     _pytest(session, {"faults": "tests/multiworld/faults"})
 
 
+# Without an environment of its own: the Python that has a CUDA torch runs the tests, and nothing is installed.
+@nox.session(venv_backend=None if "--bundle" in sys.argv else "none")
+def gpu(session: nox.Session) -> None:
+    """Rows for a real NVIDIA device, without network: `-- [pytest's arguments]`; `-- --bundle` packs them."""
+    if "--bundle" in session.posargs:
+        _tool(session, "gpu-bundle", *(argument for argument in session.posargs if argument != "--bundle"))
+        return
+    session.run(sys.executable, "-m", "build.gpu.run", *session.posargs, env={"PYTHONPATH": str(HERE)}, external=True)
+
+
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Fuzz frames and handshakes for a long time: `-- [--frames 10000000] [--seconds 3600] [--seed N]`."""

@@ -110,6 +110,12 @@ class BusyError(ToolError):
     exit_code = 14
 
 
+class NoDeviceError(ToolError):
+    """Tests for an NVIDIA device were run and none of them could show anything: not a failure, and not a success."""
+
+    exit_code = 21
+
+
 class NeedsHumanError(ToolError):
     """A port leaves hunks that only a person can decide: neither a failure nor a success."""
 

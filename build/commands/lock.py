@@ -23,6 +23,7 @@ SOURCES = {
     "test": ["--group", "pyproject.toml:test"],
     "lint": ["--group", "pyproject.toml:lint"],
     "nox": ["noxfile.py"],
+    "gpu": ["--group", "pyproject.toml:gpu"],
 }
 #: The oldest supported Python; the locks are for it and for later ones.
 PYTHON = "3.10"

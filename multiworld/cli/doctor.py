@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import platform
 import resource
 import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from multiworld.cli.checks import Check, Verdict, judged
+from multiworld.cli.nccl_checks import nccl_checks
 from multiworld.errors import BrokenWorldException
 from multiworld.liveness.pulse import native_loop
 from multiworld.multi import MultiWorld
@@ -27,33 +26,19 @@ _FEW_DESCRIPTORS = 4096
 _TRIAL_SECONDS = 20.0
 
 
-class Verdict(enum.Enum):
-    """Of one check."""
-
-    OK = "ok"
-    NOTE = "note"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing looked at; ``remedy`` is empty if there is nothing to do."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    remedy: str = ""
-
-    def as_json(self) -> dict[str, str]:
-        return {**asdict(self), "verdict": self.verdict.value}
-
-
 def examine() -> list[Check]:
     """Look at everything; a check that fails in an unexpected way is a failed check, not a traceback."""
     looks: tuple[Callable[[], Check], ...] = (
-        _versions, _torch, _patched, _gloo, _nccl, _loopback, _own_name, _descriptors, _own_sockets, _heartbeat, _trial,
+        _versions, _torch, _gloo, _loopback, _own_name, _descriptors, _own_sockets, _heartbeat, _trial,
     )  # fmt: skip
-    return [_looked(look) for look in looks]
+    return [*map(_looked, looks), *_nccl()]
+
+
+def _nccl() -> list[Check]:
+    try:
+        return nccl_checks()
+    except Exception as error:  # noqa: BLE001 - of the loaders' many types
+        return [Check("nccl", Verdict.FAIL, f"{type(error).__name__}: {error}", "see the message")]
 
 
 def _looked(look: Callable[[], Check]) -> Check:
@@ -63,49 +48,21 @@ def _looked(look: Callable[[], Check]) -> Check:
         return Check(look.__name__.strip("_"), Verdict.FAIL, f"{type(error).__name__}: {error}", "see the message")
 
 
-def _judged(name: str, good: bool, found: str, remedy: str, otherwise: Verdict = Verdict.FAIL) -> Check:
-    return Check(name, Verdict.OK, found) if good else Check(name, otherwise, found, remedy)
-
-
 def _versions() -> Check:
     found = f"multiworld {VERSION}, Python {platform.python_version()}, {platform.platform()}"
-    return _judged("versions", sys.version_info >= (3, 10), found, "Python 3.10 or newer is needed")
+    return judged("versions", sys.version_info >= (3, 10), found, "Python 3.10 or newer is needed")
 
 
 def _torch() -> Check:
     found = f"{torch.__version__}, commit {torch.version.git_version[:12]}, CUDA {torch.version.cuda or 'none'}"
     there = dist.is_available()
     found += "" if there else ", without torch.distributed"
-    return _judged("torch", there, found, "install a torch with distributed support")
-
-
-def _patched() -> Check:
-    if ".mw" in torch.__version__:
-        return Check("NCCL patches", Verdict.OK, "the patched wheel is installed")
-    overlays = [
-        d.name
-        for d in metadata.distributions()
-        if (d.name or "").replace("-", "_").startswith("multiworld_torch_overlay")
-    ]
-    if overlays:
-        return Check("NCCL patches", Verdict.OK, f"the overlay wheel {overlays[0]} is installed")
-    return Check(
-        "NCCL patches", Verdict.NOTE, "none: stock torch", "nothing for Gloo; faults of NCCL need the patched wheel"
-    )
+    return judged("torch", there, found, "install a torch with distributed support")
 
 
 def _gloo() -> Check:
     there = dist.is_gloo_available() if hasattr(dist, "is_gloo_available") else hasattr(dist, "ProcessGroupGloo")
-    return _judged("gloo", there, "available" if there else "missing", "install a torch with Gloo")
-
-
-def _nccl() -> Check:
-    if not dist.is_nccl_available():
-        return Check("nccl", Verdict.NOTE, "not in this torch", "nothing, if you have no GPUs")
-    version = ".".join(map(str, torch.cuda.nccl.version()))
-    if not torch.cuda.is_available():
-        return Check("nccl", Verdict.NOTE, f"{version}, but no usable CUDA device", "nothing, if you have no GPUs")
-    return Check("nccl", Verdict.OK, f"{version}, {torch.cuda.device_count()} device(s)")
+    return judged("gloo", there, "available" if there else "missing", "install a torch with Gloo")
 
 
 def _loopback() -> Check:
@@ -121,7 +78,7 @@ def _own_name() -> Check:
         remedy = "name addresses, not hosts, in store= and address="
         return Check("host name", Verdict.NOTE, f"{name} has no address", remedy)
     remedy = "between hosts, give address= : peers elsewhere cannot reach a loopback address"
-    return _judged("host name", not address.startswith("127."), f"{name} is {address}", remedy, Verdict.NOTE)
+    return judged("host name", not address.startswith("127."), f"{name} is {address}", remedy, Verdict.NOTE)
 
 
 def _descriptors() -> Check:
@@ -129,14 +86,14 @@ def _descriptors() -> Check:
     most = hard if hard > 0 else 65536
     remedy = f"ulimit -n {most}: each member of a world takes two descriptors, Gloo's groups more"
     found = f"limit {soft}, {len(list(Path('/proc/self/fd').iterdir()))} in use"
-    return _judged("descriptors", soft >= _FEW_DESCRIPTORS, found, remedy, Verdict.NOTE)
+    return judged("descriptors", soft >= _FEW_DESCRIPTORS, found, remedy, Verdict.NOTE)
 
 
 def _own_sockets() -> Check:
     with socket.socket() as probe:
         target = str(Path(f"/proc/self/fd/{probe.fileno()}").readlink())
     seen = target.startswith("socket:")
-    return _judged("/proc", seen, "our sockets can be seen" if seen else target, "mount /proc")
+    return judged("/proc", seen, "our sockets can be seen" if seen else target, "mount /proc")
 
 
 def _heartbeat() -> Check:

@@ -17,7 +17,7 @@ from build.commands import lock
 from build.errors import EnvironmentUnfitError, ReleaseDataError
 from tests.build.official.server import Index, make_wheel, serving
 
-GROUPS = '[dependency-groups]\ntooling = ["left>=1"]\ntest = ["right"]\nlint = ["left", "right"]\n'
+GROUPS = '[dependency-groups]\ntooling = ["left>=1"]\ntest = ["right"]\nlint = ["left", "right"]\ngpu = ["right"]\n'
 SCRIPT = '# /// script\n# requires-python = ">=3.10"\n# dependencies = ["left"]\n# ///\n'
 _INDEX = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_CONFIG_FILE", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.multiworld.faults.free_port import free_port
+from tests.multiworld.faults.programs import ENVIRONMENT, ROOT, SECONDS, documented_commands, own_loopback, started
 
-ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.slow  # every process imports torch
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-SECONDS = 120
 
 
 def _run(*arguments: str, cwd: Path = ROOT) -> subprocess.Popen[str]:
@@ -50,6 +49,56 @@ def test_example(example: str, lines: list[str]) -> None:
     for line in lines:
         assert line in text, text
     assert "Traceback" not in text
+
+
+def test_manual_several_worlds() -> None:
+    """The commands of the docstring: a worker is killed, and its world alone ends."""
+    address = own_loopback()
+    commands = [
+        [word.replace("127.0.0.1", address) for word in command]
+        for command in documented_commands("examples/multiworld_asyncio.py")
+    ]
+    with started(commands, {}) as (leader, first, second):
+        leader.until(r"world1: received 3 ")
+        leader.until(r"world2: received 3 ")
+        os.kill(int(first.until(r"world1: joined as rank 1, process (\d+)")[1]), signal.SIGKILL)
+        leader.until(r"world1: broken: ranks \(1,\) are lost")
+        last = int(leader.until(r"world2: received (\d+)")[1])
+        assert int(leader.until(r"world2: received (\d+)")[1]) == last + 1
+        os.kill(int(second.until(r"world2: joined as rank 1, process (\d+)")[1]), signal.SIGKILL)
+        leader.until(r"world2: broken: ranks \(1,\) are lost")
+        leader.until("no world is left")
+        assert leader.end() == 0, leader
+
+
+def test_manual_says_what_is_wrong_with_worldinfo() -> None:
+    with started([["examples/multiworld_asyncio.py", "--worldinfo", "1"]], {}) as (program,):
+        program.until("'1' is not W,R: the number of a world and a rank, e.g. 1,0")
+        assert program.end() == 2
+
+
+def test_manual_single_world_on_one_host() -> None:
+    """Gloo reports the dead rank to the one that receives from it; the world cannot be repaired."""
+    alone, *_ = documented_commands("examples/single_world.py")
+    with started([alone], {"MASTER_PORT": str(free_port())}) as (program,):
+        killed = int(program.until(r"rank 1: process (\d+)")[1])
+        program.until("rank 0: received 2 from rank 2")
+        os.kill(killed, signal.SIGKILL)
+        program.until("rank 0: no more from rank 1: RuntimeError")
+        program.until("rank 0: received .* from rank 2")
+        program.until("rank 1: ended, killed by SIGKILL", anywhere=True)
+
+
+def test_manual_single_world_with_one_command_per_rank() -> None:
+    _, *commands = documented_commands("examples/single_world.py")
+    commands = [command for command in commands if "gloo" in command]
+    with started(commands, {"MASTER_PORT": str(free_port())}) as (receiver, *senders):
+        receiver.until("rank 0: received 2 from rank 1")
+        receiver.until("rank 0: received 2 from rank 2")
+        for sender in senders:
+            sender.kill()
+        receiver.until("rank 0: nobody is left to receive from")
+        assert receiver.end() == 0, receiver
 
 
 def _pair(tmp_path: Path, **changes: str) -> Path:

@@ -1,0 +1,206 @@
+"""Run the rows marked `gpu` on this machine's NVIDIA device: `python3 -m build.gpu.run [--out DIR] [ARGUMENTS]`.
+
+Needs no network. ARGUMENTS are pytest's. In a bundle (there it is `python3 run.py`), the wheels in it go into an
+environment on top of the Python that has torch; in a checkout, that Python must have what the tests import. DIR
+(default $OUT, else dist/gpu) gets `facts.json`, `gpu.xml` (JUnit), `pytest.log` and `result.json`.
+
+Exit status: 0 passed, 2 wrong arguments, 5 this machine cannot run the tests, 13 a test failed, 21 nothing was shown:
+there is no device, or every row was skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from build.errors import EnvironmentUnfitError, NoDeviceError, ProbeError, ToolError
+from build.gpu import interpreter, verdict
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+#: In a bundle, beside the folder of the checkout.
+MANIFEST = "bundle.json"
+_TESTS = "tests/multiworld"
+_FACTS_SECONDS = 300.0  # the first import of a CUDA torch from a cold disk
+_PASSED, _FAILED, _NOTHING_COLLECTED = 0, 1, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to run.
+
+    Attributes:
+        out: folder of the results.
+        python: the Python with torch; None: it is looked for.
+        pytest: arguments for pytest.
+    """
+
+    out: Path
+    python: Path | None
+    pytest: tuple[str, ...]
+
+
+def parsed(arguments: list[str]) -> Order:
+    """Read the command line; what is not ours goes to pytest."""
+    parser = argparse.ArgumentParser(prog="run.py", description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    default = Path(os.environ.get("OUT") or CHECKOUT / "dist" / "gpu")
+    parser.add_argument("--out", type=Path, default=default, help="folder of the results")
+    parser.add_argument("--python", type=Path, help="the Python that has torch")
+    known, rest = parser.parse_known_args(arguments)
+    if not any((CHECKOUT / item.partition("::")[0]).exists() for item in rest):
+        rest = [*rest, _TESTS]
+    return Order(known.out.absolute(), known.python, tuple(rest))
+
+
+def run(order: Order) -> None:
+    """Run the tests and write the results.
+
+    Raises:
+        EnvironmentUnfitError: no torch, or modules that the tests need are missing.
+        ProbeError: a test failed, or pytest itself.
+        NoDeviceError: no test could show anything.
+    """
+    order.out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        python = _prepared(order, stack)
+        facts = _facts(python)
+        _write(order.out / "facts.json", facts)
+        _say(f"torch {facts['torch']}, {_device(facts)}")
+        status = _tests(python, order)
+    tally = verdict.read(order.out / "gpu.xml")
+    _write(order.out / "result.json", {"pytest_status": status, **asdict(tally), "facts": facts})
+    for reason, count in tally.reasons.items():
+        _say(f"skipped {count} x: {reason}")
+    _say(f"{tally}; results in {order.out}")
+    if "--collect-only" not in order.pytest:
+        judge(status, tally, facts)
+
+
+def _prepared(order: Order, stack: ExitStack) -> Path:
+    """Return the Python for the tests, in a bundle one that has its wheels."""
+    found = interpreter.find(order.python)
+    manifest = CHECKOUT.parent / MANIFEST
+    if manifest.is_file():
+        return _of_bundle(found, json.loads(manifest.read_text(encoding="utf-8")), stack)
+    if found.missing:
+        raise EnvironmentUnfitError(
+            f"{found.path} lacks {', '.join(found.missing)}",
+            cause="the tests need them, and outside of a bundle nothing is installed",
+            remedy="install them there (`pip install --group gpu`), or make a bundle on a machine with network: "
+            "`nox -s gpu -- --bundle`",
+        )
+    return found.path
+
+
+def _of_bundle(found: interpreter.Interpreter, manifest: dict[str, Any], stack: ExitStack) -> Path:
+    if found.version != manifest["python"]:
+        raise EnvironmentUnfitError(
+            f"the bundle is for Python {manifest['python']}; {found.path} is {found.version}",
+            remedy=f"name another Python (--python PATH), or make the bundle with `--python {found.version}`",
+        )
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multiworld-gpu-")))
+    top = CHECKOUT.parent
+    _say(f"installing {len(manifest['wheels'])} wheels on top of {found.path}")
+    return interpreter.layered(found, top / "wheels", top / "requirements.txt", folder / "venv")
+
+
+def _facts(python: Path) -> dict[str, Any]:
+    command: list[str | Path] = [python, "-m", "build.gpu.facts"]
+    try:
+        done = subprocess.run(
+            command, cwd=CHECKOUT, env=_environment(), timeout=_FACTS_SECONDS, check=True,
+            capture_output=True, text=True, errors="replace",
+        )  # fmt: skip
+        facts: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        cause = str(getattr(error, "stderr", "") or error).strip()
+        raise EnvironmentUnfitError(f"{python} cannot import torch", cause=cause[-2000:]) from None
+    return facts
+
+
+def _device(facts: dict[str, Any]) -> str:
+    names = ", ".join(f"{item['name']} ({item['memory_MiB']} MiB)" for item in facts["devices"])
+    return names or f"NO NVIDIA DEVICE: {facts['no_device']}"
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(CHECKOUT), "PYTHONUNBUFFERED": "1"}
+
+
+def _tests(python: Path, order: Order) -> int:
+    """Run pytest with its output on the terminal and in `pytest.log`; return its exit status."""
+    junit = order.out / "gpu.xml"
+    junit.unlink(missing_ok=True)
+    subprocess.run([python, "hatch_build.py"], cwd=CHECKOUT, check=False)  # needs a compiler; says so without one
+    command: list[str | Path] = [
+        python,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-rs",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={junit}",
+    ]
+    with (order.out / "pytest.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [*command, *order.pytest], cwd=CHECKOUT, env=_environment(), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+        with process:
+            for line in process.stdout or ():
+                sys.stdout.write(line)
+                log.write(line)
+                log.flush()
+    return process.returncode
+
+
+def judge(status: int, tally: verdict.Tally, facts: dict[str, Any]) -> None:
+    """Raise the error that says what is wrong with a run; return if it has shown something and nothing failed."""
+    if tally.failed or status not in (_PASSED, _FAILED, _NOTHING_COLLECTED):
+        raise ProbeError(
+            f"tests on the device: {tally}; pytest ended with status {status}", cause="see pytest.log in the results"
+        )
+    if not facts["devices"]:
+        raise NoDeviceError(
+            "there is no NVIDIA device, so nothing about one is shown",
+            cause=f"{facts['no_device']}",
+            remedy="run on a machine with an NVIDIA device, its driver and a CUDA build of torch; "
+            "`pytest tests/multiworld/faults -k simulated` needs none",
+        )
+    if not tally.passed:
+        what = "every row was skipped" if tally.skipped else "no chosen row is marked `gpu`"
+        raise NoDeviceError(f"{what}, so nothing is shown", cause="\n".join(tally.reasons))
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _say(message: str) -> None:
+    print(f":: {message}", flush=True)  # noqa: T201
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; return the exit status."""
+    try:
+        run(parsed(sys.argv[1:] if arguments is None else arguments))
+    except ToolError as error:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""What ``multiworld doctor`` says about NCCL: the driver of a world and why, what torch survives, the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from multiworld.cli.checks import Check, Verdict, judged
+from multiworld.conflict import INSTALL
+from multiworld.drivers import choice, nccl, nccl_environment
+
+_BINDINGS = INSTALL.format(extra="[nccl]")
+#: What an unpatched torch does in CleanUpOnly mode, as measured by the probes in ``gpuless``.
+_CLASSIC = (
+    "a failed coalesced collective ends the process",
+    "a failed send, recv, gather, scatter or all_to_all leaves NCCL's group open, and other worlds stall",
+    "wait() on an aborted operation returns as if it had succeeded",
+    "a CUDA error in the watchdog, an abort that fails or hangs, and dumps on a timeout end the process",
+)
+_NCCL2 = (
+    "if an abort hangs, the world's next call never answers",
+    "if a CUDA call hangs the watchdog, nothing is aborted",
+    "if a launch hangs, nothing is aborted, and an allocation can freeze the process",
+)
+#: Names that releases up to 2.1 had, and later ones read where the name with TORCH_ is not set.
+_OLD_NAMES = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DEBUG", "NCCL_ENABLE_TIMING")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a world on NCCL finds here.
+
+    Attributes:
+        why_not: why ``backend="nccl"`` cannot be used; None if it can.
+        driver: the driver that it takes: ``"nccl"`` or ``"torch-nccl"``.
+        no_bindings: why NVIDIA's bindings are not used; None if they are.
+        group: the class of torch's own group.
+        patches: the patched wheel or the overlay that is in effect; empty for stock torch.
+        overlay: the state of an overlay that is installed and not loaded; empty otherwise.
+        torch: the version of torch.
+    """
+
+    why_not: str | None
+    driver: str
+    no_bindings: str | None
+    group: str
+    patches: str
+    overlay: str
+    torch: str
+
+
+def nccl_checks() -> list[Check]:
+    """All checks; two where this torch has no NCCL, since nothing else could matter."""
+    if not dist.is_nccl_available():
+        nothing = "nothing, if you have no GPUs"
+        return [Check("nccl", Verdict.NOTE, "not in this torch", nothing), patches(_setup())]
+    setup = _setup()
+    facts = [fact_check(fact, setup) for fact in nccl_environment.examine()]
+    return [driver(setup), patches(setup), faults(setup), *facts, host_id(os.environ), old_names(os.environ)]
+
+
+def _setup() -> Setup:
+    group: Any = nccl_environment.group_kind()
+    no_bindings = nccl.unavailable()
+    effect, overlay = _patches()
+    return Setup(
+        choice.unavailable("nccl"), "torch-nccl" if no_bindings else "nccl", no_bindings,
+        getattr(group, "__name__", ""), effect, overlay, torch.__version__,
+    )  # fmt: skip
+
+
+def _patches() -> tuple[str, str]:
+    """What patches are in effect, and the state of an overlay that is not loaded."""
+    if ".mw" in torch.__version__:
+        return "the patched wheel", ""
+    try:
+        state = str(import_module("multiworld_torch_overlay").state())
+    except ModuleNotFoundError:
+        return "", ""
+    return ("the overlay", "") if state == "loaded" else ("", state)
+
+
+def driver(setup: Setup) -> Check:
+    """Which driver ``backend="nccl"`` takes, and why."""
+    if setup.no_bindings is None:
+        found = "backend='nccl' takes the driver nccl: NVIDIA's bindings are installed"
+    else:
+        found = f"backend='nccl' takes the driver torch-nccl: {setup.no_bindings}"
+    if setup.why_not is not None:
+        return Check(
+            "nccl", Verdict.NOTE, f"{found}. No world can use it: {setup.why_not}", "nothing, if you have no GPUs"
+        )
+    return judged("nccl", setup.no_bindings is None or bool(setup.patches), found, _BINDINGS, Verdict.NOTE)
+
+
+def patches(setup: Setup) -> Check:
+    """Whether torch is stock, patched, or has an overlay that is loaded."""
+    if setup.patches:
+        return Check("NCCL patches", Verdict.OK, f"{setup.patches} is in effect: torch {setup.torch}")
+    if setup.overlay:
+        remedy = "install the overlay that was built for this torch, or unset MULTIWORLD_TORCH_OVERLAY"
+        return Check(
+            "NCCL patches", Verdict.NOTE, f"an overlay is installed and not in effect: {setup.overlay}", remedy
+        )
+    remedy = "nothing for Gloo and for the driver nccl; the driver torch-nccl needs the patched wheel or the overlay"
+    return Check("NCCL patches", Verdict.NOTE, f"none: stock torch {setup.torch}", remedy)
+
+
+def faults(setup: Setup) -> Check:
+    """Which faults torch's own group does not survive here; they concern the driver torch-nccl."""
+    name = "faults of torch's group"
+    if setup.patches and setup.group != "ProcessGroupNCCL2":
+        return Check(name, Verdict.OK, f"{setup.group} with {setup.patches} survives all that docs/nccl.md lists")
+    known = _NCCL2 if setup.group == "ProcessGroupNCCL2" else _CLASSIC
+    found = f"{setup.group} of this torch does not survive: {'; '.join(known)}"
+    if setup.driver == "nccl":
+        return Check(name, Verdict.OK, f"{found}. The driver nccl does not use it")
+    return Check(name, Verdict.NOTE, found, f"{_BINDINGS}; or install the patched wheel or the overlay")
+
+
+def fact_check(fact: nccl_environment.Fact, setup: Setup) -> Check:
+    """A fact with a verdict: what would be refused at the first group fails, the rest is noted."""
+    refused = fact.name in {needed.name for needed in nccl_environment.NEEDED}
+    serious = refused and setup.driver == "torch-nccl" and setup.why_not is None
+    return judged(fact.name, fact.good, fact.found, fact.remedy, Verdict.FAIL if serious else Verdict.NOTE)
+
+
+def host_id(environment: Mapping[str, str]) -> Check:
+    """Whether ranks of one world can share a device."""
+    given = environment.get("NCCL_HOSTID")
+    if given:
+        found = f"{given}: give each process another one, or NCCL refuses two ranks on one device"
+    else:
+        found = "not set: NCCL refuses two ranks of a world on one device, unless each process sets another one"
+    return Check("NCCL_HOSTID", Verdict.OK, found)
+
+
+def old_names(environment: Mapping[str, str]) -> Check:
+    """Whether a variable is set under its old name, alone or beside the new one with another value."""
+    name = "old names of variables"
+    found = [old for old in _OLD_NAMES if old in environment]
+    if not found:
+        return Check(name, Verdict.OK, "none is set")
+    pairs = [f"{old}={environment[old]} (TORCH_{old}: {environment.get(f'TORCH_{old}', 'not set')})" for old in found]
+    remedy = f"unset {', '.join(found)}: torch reads an old name where the new one is not set"
+    return Check(name, Verdict.NOTE, ", ".join(pairs), remedy)

@@ -1,0 +1,120 @@
+"""A bundle: one file with the same bytes each time, which runs in an empty folder, without an index."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from build.errors import NoDeviceError, WheelError
+from build.gpu import bundle
+from build.paths import REPO
+
+pytestmark = pytest.mark.usefixtures("lock")
+THIS = ".".join(platform.python_version_tuple()[:2])
+SECONDS = 240
+_PASSES = "import left, pytest\n@pytest.mark.gpu\ndef test_left():\n    assert left.VERSION == '1.0'\n"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    final = tmp_path / "gpu.zip"
+    bundle.make(final, THIS, None)
+    return final
+
+
+@pytest.fixture
+def unpacked(made: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "a folder"
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", made, folder], check=True, timeout=SECONDS)
+    return folder
+
+
+def run(program: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the program of a bundle with no device, no index and, where allowed, no network."""
+    command = [sys.executable, str(program), *map(str, arguments)]
+    alone = ["unshare", "--net", "--map-root-user"]
+    if shutil.which("unshare") and not subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        command = [*alone, *command]
+    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OUT")}
+    env = {**own, "PIP_NO_INDEX": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        command, cwd="/", env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+    )  # fmt: skip
+
+
+def test_the_same_input_gives_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.zip"
+    os.utime(REPO / "LICENSE")
+    bundle.make(again, THIS, None)
+    assert hashlib.sha256(made.read_bytes()).digest() == hashlib.sha256(again.read_bytes()).digest()
+
+
+def test_what_is_in_it(made: Path) -> None:
+    with zipfile.ZipFile(made) as archive:
+        names = archive.namelist()
+        manifest = json.loads(archive.read("bundle.json"))
+        assert archive.read("checkout/LICENSE") == (REPO / "LICENSE").read_bytes()
+    assert {"run.py", "requirements.txt", "wheels/left-1.0-py3-none-any.whl", "checkout/multiworld/__init__.py"} <= set(
+        names
+    )
+    assert not [name for name in names if "__pycache__" in name or ".git/" in name or name.endswith(".so")]
+    assert manifest["python"] == THIS
+    assert len(manifest["commit"]) == 40
+    assert [wheel["name"].split("-")[0] for wheel in manifest["wheels"]] == ["left", "pip"]
+
+
+def test_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "MOST", 1000)
+    with pytest.raises(WheelError, match="MB, more than 0 MB") as caught:
+        bundle.make(tmp_path / "gpu.zip", THIS, None)
+    assert "pip-" in caught.value.cause
+    assert not list(tmp_path.glob("*.zip")) + list(tmp_path.glob(".*.part"))
+
+
+@pytest.mark.slow
+def test_it_runs_without_network_and_says_that_nothing_is_shown(unpacked: Path, tmp_path: Path) -> None:
+    """A row passes there, with a wheel that only the bundle has; but no device means that nothing is shown."""
+    pytest.importorskip("torch", reason="the bundle runs on top of a Python that has torch")
+    (tmp_path / "test_row.py").write_text(_PASSES)
+    done = run(unpacked / "run.py", "--out", tmp_path / "out", tmp_path / "test_row.py")
+    assert done.returncode == NoDeviceError.exit_code, done.stdout + done.stderr
+    assert "NO NVIDIA DEVICE" in done.stdout
+    assert "error: NoDeviceError: there is no NVIDIA device, so nothing about one is shown" in done.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (result["passed"], result["failed"], result["skipped"]) == (1, 0, 0)
+    assert result["facts"]["devices"] == []
+    assert result["facts"]["date"]
+    assert {item.name for item in (tmp_path / "out").iterdir()} == {
+        "facts.json",
+        "gpu.xml",
+        "pytest.log",
+        "result.json",
+    }
+
+
+@pytest.mark.slow
+def test_its_own_rows_are_skipped_loudly(unpacked: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the bundle runs on top of a Python that has torch")
+    done = run(unpacked / "run.py", "--out", tmp_path / "out", "tests/multiworld/faults/test_joining.py")
+    assert done.returncode == NoDeviceError.exit_code, done.stdout + done.stderr
+    assert "no CUDA device here; nothing about NCCL is shown by this run" in done.stdout
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["skipped"] > 0
+
+
+def test_another_python_than_the_wheels_are_for(unpacked: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the bundle runs on top of a Python that has torch")
+    manifest = json.loads((unpacked / "bundle.json").read_text())
+    (unpacked / "bundle.json").write_text(json.dumps({**manifest, "python": "3.99"}))
+    done = run(unpacked / "run.py", "--out", tmp_path / "out")
+    assert done.returncode == 5
+    assert "the bundle is for Python 3.99" in done.stderr
+    assert "Traceback" not in done.stderr

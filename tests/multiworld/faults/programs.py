@@ -1,0 +1,107 @@
+"""Programs as a person runs them, each in a process of its own: what they say is read line by line."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import queue
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+SECONDS = 120
+
+
+def documented_commands(program: str) -> list[list[str]]:
+    """The commands in the docstring of an example, without their first word, which is ``python``."""
+    text = ast.get_docstring(ast.parse((ROOT / program).read_text(encoding="utf-8"))) or ""
+    found = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith(f"    python {program}")]
+    assert found, f"the docstring of {program} has no command"
+    return found
+
+
+def own_loopback() -> str:
+    """An address of the loopback interface that no other test uses: fixed ports are free there."""
+    return "127.{}.{}.{}".format(*(random.SystemRandom().randrange(1, 255) for _ in range(3)))
+
+
+class Program:
+    """A running program.
+
+    Args:
+        arguments: of the Python interpreter.
+        environment: variables to set on top of ours.
+    """
+
+    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=ROOT, env={**ENVIRONMENT, **environment}, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+        self.said: list[str] = []
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def until(self, pattern: str, *, anywhere: bool = False) -> re.Match[str]:
+        """Wait for the next line with ``pattern``; fails if the program ends or ``SECONDS`` pass before.
+
+        With ``anywhere``, a line that was read before counts, too: for what two processes say in any order.
+        """
+        if anywhere and (found := re.search(pattern, str(self))):
+            return found
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"not said within {SECONDS} s: {pattern}\n{self}") from None
+            if line is None:
+                raise AssertionError(f"ended before it said: {pattern}\n{self}")
+            if found := re.search(pattern, line):
+                return found
+
+    def end(self) -> int:
+        """Wait for the end; the exit status."""
+        self.process.wait(SECONDS)
+        self._reader.join(SECONDS)
+        return self.process.returncode
+
+    def kill(self) -> None:
+        """Kill the program and whatever it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(SECONDS)
+
+    def __str__(self) -> str:
+        return "\n".join(self.said)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            for line in stream:
+                self.said.append(line.rstrip("\n"))
+                self._lines.put(line)
+        self._lines.put(None)
+
+
+@contextlib.contextmanager
+def started(commands: list[list[str]], environment: Mapping[str, str]) -> Iterator[list[Program]]:
+    """Start programs at once; all are killed in the end."""
+    programs: list[Program] = []
+    try:
+        programs += (Program(command, environment) for command in commands)
+        yield programs
+    finally:
+        for program in programs:
+            program.kill()
