@@ -285,6 +285,20 @@ def test_a_stopped_process_is_not_dead(imitated: dict[str, str]) -> None:
         os.kill(ranks[0].process, signal.SIGCONT)
 
 
+def test_threads_come_back(pair: list[Rank]) -> None:
+    before = ask_all(pair, "threads")
+    for rank in pair:
+        rank.ask("buffer", size=_SMALL)
+    for number in range(1, 11):
+        assert ask_all(pair, "stream") == [number, number]
+        for rank in pair:
+            assert rank.ask("exchange", 1 - rank.number, 0, 0, _SMALL, on=number) == 0
+        for rank in pair:
+            assert rank.ask("synchronize", number) == 0
+            assert rank.ask("on_stream", "cudaStreamDestroy", number) == 0
+    assert await_true(lambda: ask_all(pair, "threads") == before)
+
+
 def test_memory_and_descriptors_come_back(pair: list[Rank]) -> None:
     def open_files(rank: Rank) -> int:
         return len(list(Path(f"/proc/{rank.process}/fd").iterdir()))
