@@ -329,6 +329,8 @@ class DeviceDriver:
     def _complete(self) -> None:
         """Report the ends of the operations, in order."""
         torch.cuda.set_device(self._device)
+        if self._stream is not None:
+            torch.cuda.set_stream(self._stream.torch)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._running or self._ended)

@@ -72,8 +72,12 @@ class TorchNcclCommunicator:
         return None
 
     def outcome(self, handle: Any) -> BaseException | None:
-        error = None if handle is None else handle.exception()
-        return error if error is None or isinstance(error, BaseException) else RuntimeError(str(error))
+        """See ``Communicator.outcome``; ``wait`` alone tells it on every release, and returns at once by now."""
+        try:
+            handle.wait()
+        except RuntimeError as error:
+            return error
+        return None
 
     def abort(self) -> None:
         self._end("abort", "_abort", "shutdown", "_shutdown")

@@ -1,0 +1,250 @@
+"""One rank: a process on the imitated CUDA and NCCL that drives device drivers as the test tells it to.
+
+Each line of standard input is a call (JSON: the name of a function below, its arguments), each line of standard
+output its answer. Members exchange the values of their set-up in a folder that they share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from multiworld.config import WorldConfig
+from multiworld.drivers.choice import make_driver
+from multiworld.drivers.values import LaneStore
+
+PATIENCE = 20.0
+
+
+class Relay:
+    """Carries the values of one store between the members, as lanes would."""
+
+    def __init__(self, folder: Path, place: int, timeout: float) -> None:
+        self._folder, self._place, self._sent = folder, place, 0
+        self.store = LaneStore(self._send, timeout)
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def _send(self, key: str, value: bytes) -> None:
+        part = self._folder / f"part-{self._place}-{self._sent}"
+        part.write_text(json.dumps([key, value.hex()]))
+        part.rename(self._folder / f"value-{self._place}-{self._sent}")
+        self._sent += 1
+
+    def _receive(self) -> None:
+        seen: set[Path] = set()
+        while True:
+            for path in sorted(set(self._folder.glob("value-*")) - seen):
+                seen.add(path)
+                if not path.name.startswith(f"value-{self._place}-"):
+                    key, value = json.loads(path.read_text())
+                    self.store.receive(key, bytes.fromhex(value))
+            time.sleep(0.005)
+
+
+class Outcome:
+    """What became of an operation."""
+
+    def __init__(self) -> None:
+        self.launched, self.over = threading.Event(), threading.Event()
+        self.calls: list[str] = []
+        self.error: BaseException | None = None
+
+    def was_launched(self) -> None:
+        self.calls.append("launched")
+        self.launched.set()
+
+    def finished(self, error: BaseException | None) -> None:
+        self.calls.append("finished")
+        self.error = error
+        self.over.set()
+
+
+drivers: dict[str, Any] = {}
+opened: dict[str, Outcome] = {}
+works: dict[str, tuple[Any, Outcome]] = {}
+tensors: dict[str, torch.Tensor] = {}
+streams: dict[str, Any] = {}
+
+
+def make(name: str, folder: str, backend: str, place: int, size: int, device: str, timeout: float = PATIENCE) -> None:
+    """Make a driver."""
+    config = WorldConfig(f"world-{name}", place, size, backend=backend, device=device, join_timeout=timeout)
+    Path(folder).mkdir(exist_ok=True)
+    drivers[name] = make_driver(config, place, size, Relay(Path(folder), place, timeout).store, "127.0.0.1")
+
+
+def begin_open(name: str) -> None:
+    """Open it in a thread of its own, as a slot does."""
+    outcome = opened[name] = Outcome()
+
+    def run() -> None:
+        try:
+            drivers[name].open()
+        except Exception as error:  # noqa: BLE001 - the outcome
+            outcome.finished(error)
+        else:
+            outcome.finished(None)
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def end_open(name: str, seconds: float = PATIENCE) -> list[str] | None:
+    """The class and text of the error; nothing if it is open."""
+    outcome = opened[name]
+    if not outcome.over.wait(seconds):
+        raise TimeoutError(f"open of {name} does not return")
+    return said(outcome.error)
+
+
+def said(error: BaseException | None) -> list[str] | None:
+    return None if error is None else [type(error).__name__, str(error)]
+
+
+def tensor(name: str, values: list[float], dtype: str = "float32", device: str = "cuda:0") -> None:
+    """Make a tensor on the CPU and copy it: kernels do not run."""
+    tensors[name] = torch.tensor(values, dtype=getattr(torch, dtype)).to(device)
+    torch.cuda.synchronize(device) if not works else None
+
+
+def values(name: str) -> list[float]:
+    """What is in a tensor, copied by a stream that waits for nothing."""
+    found = tensors[name]
+    with torch.cuda.stream(_stream("look", found.device)):
+        return [float(x) for x in found.cpu().float().tolist()]
+
+
+def _stream(name: str, device: Any) -> Any:
+    return streams.setdefault(name, torch.cuda.Stream(device))
+
+
+REDUCTIONS = {"SUM": dist.ReduceOp.SUM, "AVG": dist.ReduceOp.AVG, "MAX": dist.ReduceOp.MAX, "BAND": dist.ReduceOp.BAND}
+
+
+def start(work: str, driver: str, operation: str, *arguments: Any, stream: str | None = None) -> float:
+    """Start an operation and watch it; the names of tensors stand for them. Returns the seconds that it took."""
+    given = [_resolved(one) for one in arguments]
+    after = None
+    if stream is not None:
+        after = torch.cuda.Event()
+        after.record(streams[stream])
+    outcome = Outcome()
+    began = time.monotonic()
+    made = getattr(drivers[driver], operation)(*given, after=after)
+    works[work] = made, outcome
+    drivers[driver].watch(made, outcome.finished, outcome.was_launched)
+    return time.monotonic() - began
+
+
+def _resolved(one: Any) -> Any:
+    if isinstance(one, list):
+        return [_resolved(each) for each in one]
+    if isinstance(one, str):
+        return REDUCTIONS[one] if one in REDUCTIONS else tensors[one]
+    return one
+
+
+def end(work: str, seconds: float = PATIENCE) -> list[str] | None:
+    """The class and text of an operation's error; nothing if it went well."""
+    outcome = works[work][1]
+    if not outcome.over.wait(seconds):
+        raise TimeoutError(f"{work} is not over")
+    return said(outcome.error)
+
+
+def is_over(work: str) -> bool:
+    return works[work][1].over.is_set()
+
+
+def launched(work: str, seconds: float = PATIENCE) -> bool:
+    return works[work][1].launched.wait(seconds)
+
+
+def calls(work: str) -> list[str]:
+    return works[work][1].calls
+
+
+def join(work: str, driver: str, stream: str, device: str = "cuda:0") -> None:
+    """Let a stream wait for an operation."""
+    with torch.cuda.stream(_stream(stream, torch.device(device))):
+        drivers[driver].join(works[work][0])
+
+
+def copy(to: str, of: list[float], stream: str) -> None:
+    """Copy values into a tensor, in a stream."""
+    source = torch.tensor(of, dtype=tensors[to].dtype).pin_memory()
+    tensors[f"{to}-source"] = source
+    with torch.cuda.stream(_stream(stream, tensors[to].device)):
+        tensors[to].copy_(source, non_blocking=True)
+
+
+def forget(name: str) -> int:
+    """Drop our reference to a tensor; its address."""
+    return int(tensors.pop(name).data_ptr())
+
+
+def address(name: str) -> int:
+    return int(tensors[name].data_ptr())
+
+
+def abort(driver: str) -> float:
+    """Abort; the seconds that it took."""
+    began = time.monotonic()
+    drivers[driver].abort()
+    return time.monotonic() - began
+
+
+def close(driver: str, seconds: float) -> float:
+    """Close; the seconds that it took."""
+    began = time.monotonic()
+    drivers[driver].close(seconds)
+    return time.monotonic() - began
+
+
+def begin_close(driver: str, seconds: float) -> None:
+    outcome = opened[driver] = Outcome()
+
+    def run() -> None:
+        drivers[driver].close(seconds)
+        outcome.finished(None)
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def ticks(seconds: float) -> int:
+    """How often a thread of Python's ran meanwhile."""
+    count, until = 0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        count += 1
+        time.sleep(0.005)
+    return count
+
+
+def threads() -> list[str]:
+    return sorted(one.name for one in threading.enumerate() if one.name.startswith("mw-"))
+
+
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def main() -> None:
+    out = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    for line in sys.stdin:
+        name, arguments, named = json.loads(line)
+        try:
+            answer = {"value": globals()[name](*arguments, **named)}
+        except Exception as error:  # noqa: BLE001 - told to the test
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        os.write(out, json.dumps(answer).encode() + b"\n")
+
+
+main()
