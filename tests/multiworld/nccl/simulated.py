@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_acts import Place
 
 from multiworld.lab.workers import Worker, WorkerPool
 
@@ -29,15 +30,15 @@ class Cluster:
         control: folder with a control block for each process; see ``gpuless.control``.
     """
 
-    def __init__(self, pool: WorkerPool, control: Path, store: str) -> None:
+    def __init__(self, pool: WorkerPool, control: Path, place: Place) -> None:
         self._pool = pool
         self._workers: list[Worker] = []
+        self._place = place
         self.control = control
-        self.store = store
 
     def start(self, function: Callable[..., Any], rank: int, *args: Any) -> Worker:
-        """Start ``function(context, store, rank, *args)`` in a process of its own."""
-        worker = self._pool.run(function, self.store, rank, *args)
+        """Start ``function(context, place, rank, *args)`` in a process of its own."""
+        worker = self._pool.run(function, self._place, rank, *args)
         self._workers.append(worker)
         return worker
 
@@ -69,10 +70,13 @@ def pool() -> Iterator[tuple[WorkerPool, Path]]:
             yield made, Path(control)
 
 
-@pytest.fixture
-def members(pool: tuple[WorkerPool, Path], tmp_path: Path) -> Iterator[Cluster]:
-    """Members of a world of this test's own."""
-    made = Cluster(*pool, f"file://{tmp_path}/store")
+@pytest.fixture(params=["nccl", "torch-nccl"])
+def members(request: pytest.FixtureRequest, pool: tuple[WorkerPool, Path], tmp_path: Path) -> Iterator[Cluster]:
+    """Members of a world of this test's own, on each driver.
+
+    ``nccl`` takes torch's group where NVIDIA's bindings are missing.
+    """
+    made = Cluster(*pool, Place(f"file://{tmp_path}/store", request.param))
     try:
         yield made
     finally:

@@ -10,8 +10,15 @@ from gpuless.control import Action, Remote
 
 
 def test_transfers_are_enqueued_ahead_of_the_device(members: Cluster) -> None:  # noqa: F811
-    found = members.all(2, device_acts.pipelined, 30)
-    assert found == [(True, [float(value) for value in range(30)])] * 2
+    workers = [members.start(device_acts.pipelined, rank, 30) for rank in range(2)]
+    pids = [worker.recv() for worker in workers]
+    with Remote(members.control, pids[0]) as block:
+        block.inject("ncclSend", Action.HOLD)
+        for worker in workers:
+            worker.send("go")
+        assert [worker.recv() for worker in workers] == ["enqueued"] * 2, "it waits for the device"
+        block.lift("ncclSend")
+    assert [worker.result() for worker in workers] == [[float(value) for value in range(30)]] * 2
 
 
 @pytest.mark.parametrize("then", ["synchronize", "next", "event"])
