@@ -127,7 +127,12 @@ def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:
     includes = [f"-I{SOURCES}", f"-I{SOURCES / 'shim'}", f"-I{subject.cuda_headers}"]
     define = f"-DFAKE_NCCL_VERSION={subject.nccl_version}"
     sources = [str(p) for p in sorted(SOURCES.glob("*.c"))]
-    _run([*compiler, *_FLAGS, *_OWN_FLAGS, define, *includes, *sources, "-o", str(imitation), *_LIBRARIES])
+    command = [*compiler, *_FLAGS, *_OWN_FLAGS, define, *includes, *sources, "-o", str(imitation), *_LIBRARIES]
+    _run(command)
+    if excess := stubs.excess(subject, imitation):
+        hidden = part / "hidden.map"
+        hidden.write_text(f"{{ local: {' '.join(f'{name};' for name in sorted(excess))} }};\n", encoding="utf-8")
+        _run([*command, f"-Wl,--version-script={hidden}"])
     generated = {
         "libgpuless_rest.so": stubs.missing_source(subject, imitation),
         "libcuda.so.1": stubs.driver_source(subject),

@@ -29,6 +29,11 @@ def driver_source(subject: Subject) -> str:
     return "\n".join(lines) + "\n"
 
 
+def excess(subject: Subject, imitation: Path) -> frozenset[str]:
+    """Return the imitated functions that the NCCL of this torch does not have: a caller may look for them."""
+    return symbols.exported(imitation, "nccl") - symbols.exported(subject.nccl, "nccl")
+
+
 def missing_source(subject: Subject, imitation: Path) -> str:
     """Return C text with a failing, counting stub for each function of CUDA and NCCL that is not imitated.
 

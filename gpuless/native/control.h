@@ -27,7 +27,7 @@
   X(ncclGetUniqueId) X(ncclCommInitRank) X(ncclCommInitRankConfig)             \
   X(ncclCommSplit) X(ncclCommGetAsyncError) X(ncclCommAbort)                   \
   X(ncclCommDestroy) X(ncclCommFinalize) X(ncclCommRevoke)                     \
-  X(ncclCommShrink) X(ncclCommRegister) X(ncclMemAlloc)                        \
+  X(ncclCommShrink) X(ncclCommGrow) X(ncclCommRegister) X(ncclMemAlloc)         \
   X(ncclGroupStart) X(ncclGroupEnd)                                            \
   X(ncclAllReduce) X(ncclBroadcast) X(ncclBcast) X(ncclReduce)                 \
   X(ncclAllGather) X(ncclReduceScatter) X(ncclAlltoAll) X(ncclGather)          \

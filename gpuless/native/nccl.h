@@ -2,6 +2,7 @@
 #ifndef GPULESS_NCCL_H
 #define GPULESS_NCCL_H
 
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,6 +36,8 @@ struct gpuless_comm {
   volatile int stopped;   /* aborted or revoked: operations end without having moved anything */
   volatile int aborted, destroyed, finalized;
   volatile int failed;    /* REMOTE_ERROR once a peer's death was noticed */
+  struct gpuless_comm *parent; /* whose ranks it is being made of */
+  int users;              /* calls on other communicators that are being made of its ranks */
   struct segment *segment; /* NULL: the peers are imaginary */
   struct marker *job;     /* end of its last asynchronous call */
   struct marker *last;    /* end of its last launch: launches of a communicator never overlap */
@@ -66,6 +69,7 @@ struct gpuless_op {
 };
 
 /* nccl_comm.c */
+extern pthread_mutex_t comm_lock; /* of the table, and of what a communicator shares against its end */
 comm_t comm_new(int ranks, int rank, int blocking);
 /* Why this communicator takes no call: SUCCESS, or what the call returns. `name`: of the called function. */
 result comm_check(comm_t c, const char *name);
@@ -76,7 +80,16 @@ void comm_stop(comm_t c);
 typedef result comm_job(comm_t c, void *argument); /* frees its argument */
 result comm_run(comm_t c, comm_job *job, void *argument);
 /* `config`: an ncclConfig_t or NULL. */
+#define CONFIG_DEFAULT 1
 int config_blocking(const void *config, int inherited);
+
+/* The result of the creation of `c`, which leaves nothing behind when it failed. */
+result comm_created(comm_t c, comm_t *out, result r);
+/* Ends a communicator that the program never had or no longer has. */
+void comm_discard(comm_t c);
+/* Creates a communicator of those that share an id: `ncclCommInitRank` and its like. */
+result comm_make(enum gpuless_site site, comm_t *out, int ranks, const unique_id *id, int rank,
+                 const void *config);
 
 /* nccl_group.c */
 int group_depth(void); /* of the calling thread */

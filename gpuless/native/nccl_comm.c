@@ -1,7 +1,6 @@
 /* Imitated NCCL: the life of communicators. */
 #define _GNU_SOURCE
 #include <limits.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,12 +9,12 @@
 
 static comm_t *comms; /* by number; kept after their end */
 static int comm_count, comm_room;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t comm_lock = PTHREAD_MUTEX_INITIALIZER;
 
 comm_t comm_new(int ranks, int rank, int blocking) {
   comm_t c = calloc(1, sizeof *c);
   if (!c) return NULL;
-  pthread_mutex_lock(&lock);
+  pthread_mutex_lock(&comm_lock);
   if (comm_count == comm_room) {
     comm_room = comm_room ? 2 * comm_room : 64;
     comms = realloc(comms, comm_room * sizeof *comms);
@@ -24,7 +23,7 @@ comm_t comm_new(int ranks, int rank, int blocking) {
   *c = (struct gpuless_comm){.id = comm_count, .ranks = ranks, .rank = rank,
                              .device = device_current(), .blocking = blocking};
   comms[comm_count++] = c;
-  pthread_mutex_unlock(&lock);
+  pthread_mutex_unlock(&comm_lock);
   __atomic_add_fetch(&gpuless->communicators, 1, __ATOMIC_RELAXED);
   return c;
 }
@@ -35,10 +34,10 @@ comm_t comm_new(int ranks, int rank, int blocking) {
  * notices nothing. The first to see it is ncclCommGetAsyncError, which every other call asks as well
  * (ncclCommEnsureReady in init.cc). */
 static void notice_lost_peer(comm_t c) {
-  pthread_mutex_lock(&lock); /* against the end of the segment */
+  pthread_mutex_lock(&comm_lock); /* against the end of the segment */
   if (gpuless_is_on(SWITCH_NETWORK) && c->segment && !c->failed && segment_lost_peer(c))
     c->failed = REMOTE_ERROR;
-  pthread_mutex_unlock(&lock);
+  pthread_mutex_unlock(&comm_lock);
 }
 
 static result state_of(comm_t c) {
@@ -102,12 +101,47 @@ result comm_run(comm_t c, comm_job *job, void *argument) {
   return group_depth() && r == IN_PROGRESS ? group_join(c) : r;
 }
 
+static void ring_own_bell(comm_t c) {
+  pthread_mutex_lock(&comm_lock);
+  if (c->segment) segment_ring_bell(c->segment, c->rank);
+  pthread_mutex_unlock(&comm_lock);
+}
+
 void comm_stop(comm_t c) {
   c->stopped = 1;
   __atomic_thread_fence(__ATOMIC_SEQ_CST); /* a creation sets the segment first and then looks at the flag */
-  if (c->segment) segment_ring_bell(c->segment, c->rank);
+  ring_own_bell(c);
+  if (c->parent) ring_own_bell(c->parent);
   __atomic_add_fetch(&gpuless->changed, 1, __ATOMIC_SEQ_CST); /* for what is held or naps */
   futex_wake(&gpuless->changed);
+}
+
+/* ---- the end ---------------------------------------------------------- */
+
+/* Kernels of the communicator end first; what it shares is given up then. */
+static void give_up(comm_t c) {
+  marker_wait(c->last);
+  pthread_mutex_lock(&comm_lock);
+  struct segment *s = c->segment;
+  c->segment = NULL;
+  pthread_mutex_unlock(&comm_lock);
+  if (s) segment_leave(s, c->rank, c->ranks);
+  marker_drop(c->last);
+  c->last = NULL;
+  free(c->premul);
+  c->premul = NULL;
+  c->premul_count = 0;
+}
+
+static void count_end(comm_t c) {
+  __atomic_sub_fetch(&gpuless->communicators, 1, __ATOMIC_RELAXED);
+  if (c->aborted) __atomic_add_fetch(&gpuless->aborted, 1, __ATOMIC_RELAXED);
+}
+
+void comm_discard(comm_t c) {
+  c->destroyed = 1;
+  count_end(c);
+  give_up(c);
 }
 
 /* ---- creation --------------------------------------------------------- */
@@ -119,6 +153,14 @@ int config_blocking(const void *config, int inherited) {
   return head.blocking == INT_MIN /* NCCL_CONFIG_UNDEF_INT */ ? 1 : head.blocking;
 }
 
+/* A creation that failed in its call leaves no communicator behind. */
+result comm_created(comm_t c, comm_t *out, result r) {
+  if (!r || r == IN_PROGRESS) return r;
+  *out = NULL;
+  comm_discard(c);
+  return r;
+}
+
 static result join(comm_t c, void *argument) {
   unique_id *id = argument;
   result r = gpuless_is_alone() ? SUCCESS : segment_join(c, id);
@@ -126,8 +168,8 @@ static result join(comm_t c, void *argument) {
   return r;
 }
 
-static result make(enum gpuless_site site, comm_t *out, int ranks, const unique_id *id, int rank,
-                   const void *config) {
+result comm_make(enum gpuless_site site, comm_t *out, int ranks, const unique_id *id, int rank,
+                 const void *config) {
   int e = gpuless_gate(site, comm_count, NULL);
   if (e) return e;
   if (gpuless->sticky) return CUDA_ERROR;
@@ -137,9 +179,7 @@ static result make(enum gpuless_site site, comm_t *out, int ranks, const unique_
   if (!c) return SYSTEM_ERROR;
   *copy = *id;
   *out = c;
-  result r = comm_run(c, join, copy);
-  if (r && r != IN_PROGRESS) *out = NULL;
-  return r;
+  return comm_created(c, out, comm_run(c, join, copy));
 }
 
 API result ncclGetUniqueId(unique_id *id) {
@@ -148,15 +188,15 @@ API result ncclGetUniqueId(unique_id *id) {
   return e || gpuless_is_alone() ? e : segment_name(id);
 }
 API result ncclCommInitRank(comm_t *c, int ranks, unique_id id, int rank) {
-  return make(SITE_ncclCommInitRank, c, ranks, &id, rank, NULL);
+  return comm_make(SITE_ncclCommInitRank, c, ranks, &id, rank, NULL);
 }
 API result ncclCommInitRankConfig(comm_t *c, int ranks, unique_id id, int rank, void *config) {
-  return make(SITE_ncclCommInitRankConfig, c, ranks, &id, rank, config);
+  return comm_make(SITE_ncclCommInitRankConfig, c, ranks, &id, rank, config);
 }
 /* Several ids only spread the load of the bootstrap in NCCL. */
 API result ncclCommInitRankScalable(comm_t *c, int ranks, int rank, int ids, unique_id *id, void *config) {
   if (ids < 1 || ids > ranks) return INVALID_ARGUMENT;
-  return make(SITE_ncclCommInitRankConfig, c, ranks, id, rank, config);
+  return comm_make(SITE_ncclCommInitRankConfig, c, ranks, id, rank, config);
 }
 API result ncclGroupStart(void);
 API result ncclGroupEnd(void);
@@ -175,31 +215,10 @@ API result ncclCommInitAll(comm_t *out, int count, const int *devices) {
   return ncclGroupEnd();
 }
 
-/* ---- the end ---------------------------------------------------------- */
-
-/* Kernels of the communicator end first; what it shares is given up then. */
-static void give_up(comm_t c) {
-  marker_wait(c->last);
-  pthread_mutex_lock(&lock);
-  struct segment *s = c->segment;
-  c->segment = NULL;
-  pthread_mutex_unlock(&lock);
-  if (s) segment_leave(s, c->rank, c->ranks);
-  marker_drop(c->last);
-  c->last = NULL;
-  free(c->premul);
-  c->premul = NULL;
-  c->premul_count = 0;
-}
-
-static void count_end(comm_t c) {
-  __atomic_sub_fetch(&gpuless->communicators, 1, __ATOMIC_RELAXED);
-  if (c->aborted) __atomic_add_fetch(&gpuless->aborted, 1, __ATOMIC_RELAXED);
-}
-
 static result end_job(comm_t c, void *argument) {
   marker_wait(argument); /* of a call before this one: a creation, a launch */
   marker_drop(argument);
+  while (__atomic_load_n(&c->users, __ATOMIC_SEQ_CST)) gpuless_nap();
   give_up(c);
   return SUCCESS;
 }
@@ -243,17 +262,24 @@ API result ncclCommFinalize(comm_t c) {
   result e = comm_check(c, "ncclCommFinalize");
   if (!e) e = gpuless_gate(SITE_ncclCommFinalize, c->id, NULL);
   if (e) return e;
+  if (c->stopped) return INVALID_USAGE; /* "Calling ncclCommFinalize after revoke is invalid" */
   if (c->finalized) return INVALID_ARGUMENT;
   c->finalized = 1;
   return comm_run(c, finalize, NULL);
+}
+static result quiesce(comm_t c, void *argument) {
+  marker_wait(c->last);
+  return SUCCESS;
 }
 /* Running operations end, no more are taken; it still has to be destroyed or aborted (NCCL 2.28). */
 API result ncclCommRevoke(comm_t c, int flags) {
   if (!c) return INVALID_ARGUMENT;
   if (is_dead(c)) return gpuless_misuse("ncclCommRevoke", INVALID_ARGUMENT);
+  if (flags || c->state == IN_PROGRESS) return INVALID_ARGUMENT;
   int e = gpuless_gate(SITE_ncclCommRevoke, c->id, NULL);
-  if (!e) comm_stop(c);
-  return e;
+  if (e) return e;
+  comm_stop(c);
+  return comm_run(c, quiesce, NULL);
 }
 
 /* ---- questions -------------------------------------------------------- */
@@ -277,7 +303,7 @@ API const char *ncclGetErrorString(result r) {
   static const char *const text[] = {
       "no error", "unhandled cuda error", "unhandled system error", "internal error",
       "invalid argument", "invalid usage",
-      "remote process exited or there was a network error", "NCCL operation in progress"};
+      "remote process exited or there was a network error", "NCCL operation in progress", "timeout"};
   return r >= 0 && r < (int)(sizeof text / sizeof *text) ? text[r] : "unknown result code";
 }
 
@@ -285,9 +311,9 @@ API const char *ncclGetErrorString(result r) {
 
 API int gpuless_comm_count(void) { return comm_count; }
 API int gpuless_comm_state(int id) { /* 0 live, 1 aborted or revoked, 2 destroyed, -1 none */
-  pthread_mutex_lock(&lock);
+  pthread_mutex_lock(&comm_lock);
   comm_t c = id >= 0 && id < comm_count ? comms[id] : NULL;
-  pthread_mutex_unlock(&lock);
+  pthread_mutex_unlock(&comm_lock);
   if (!c) return -1;
   return c->aborted || c->stopped ? 1 : c->destroyed ? 2 : 0;
 }

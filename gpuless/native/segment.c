@@ -64,11 +64,17 @@ static uint64_t host_hash(void) {
 static struct kept { struct kept *next; int descriptor; struct segment *head; } *kept;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void forget_complete(void) {
+static int is_complete(const struct segment *head) {
+  uint32_t ranks = __atomic_load_n(&head->ranks, __ATOMIC_ACQUIRE);
+  return ranks && __atomic_load_n(&head->joined, __ATOMIC_ACQUIRE) >= ranks;
+}
+
+/* Those that all ranks have mapped, and the one with this number. */
+static void forget(uint64_t nonce) {
+  pthread_mutex_lock(&lock);
   for (struct kept **at = &kept; *at;) {
     struct kept *k = *at;
-    uint32_t ranks = __atomic_load_n(&k->head->ranks, __ATOMIC_ACQUIRE);
-    if (!ranks || __atomic_load_n(&k->head->joined, __ATOMIC_ACQUIRE) < ranks) {
+    if (!is_complete(k->head) && k->head->nonce != nonce) {
       at = &k->next;
       continue;
     }
@@ -77,6 +83,13 @@ static void forget_complete(void) {
     munmap(k->head, sizeof *k->head);
     free(k);
   }
+  pthread_mutex_unlock(&lock);
+}
+
+void segment_forget(const unique_id *id) {
+  struct name name;
+  memcpy(&name, id, sizeof name);
+  forget(name.nonce);
 }
 
 static int new_memory(struct segment **head) {
@@ -103,8 +116,8 @@ result segment_name(unique_id *id) {
   head->magic = MAGIC;
   memset(id, 0, sizeof *id);
   memcpy(id, &name, sizeof name);
+  forget(0);
   pthread_mutex_lock(&lock);
-  forget_complete();
   *k = (struct kept){kept, fd, head};
   kept = k;
   pthread_mutex_unlock(&lock);
@@ -146,6 +159,10 @@ static int open_named(const struct name *name) {
   return open(path, O_RDWR | O_CLOEXEC);
 }
 
+static void ring_all(comm_t c) {
+  for (int r = 0; r < c->ranks; r++) segment_ring_bell(c->segment, r);
+}
+
 static void enter(struct segment *s, comm_t c) {
   struct member *me = segment_member(s, c->rank);
   me->process = getpid();
@@ -154,23 +171,36 @@ static void enter(struct segment *s, comm_t c) {
   me->bus = device_bus(c->device);
   __atomic_store_n(&me->joined, 1, __ATOMIC_SEQ_CST);
   __atomic_add_fetch(&s->joined, 1, __ATOMIC_SEQ_CST);
-  for (int r = 0; r < c->ranks; r++) segment_ring_bell(s, r);
+  ring_all(c);
 }
 
-static int all_joined(struct segment *s, int ranks) {
-  return __atomic_load_n(&s->joined, __ATOMIC_SEQ_CST) >= (uint32_t)ranks;
-}
+/* What a rank waits for. `stop`, `stop_too`: flags that end the wait. */
+struct wait {
+  comm_t comm;
+  volatile int *stop, *stop_too;
+  int (*holds)(const struct wait *);
+  enum exchange which;
+  uint64_t round;
+  const char *absent;
+};
 
-/* Whether it came true before the communicator was stopped. */
-static int wait_until(comm_t c, int condition(struct segment *, int ranks)) {
+static int is_stopped(const struct wait *w) { return *w->stop || (w->stop_too && *w->stop_too); }
+
+/* Whether it came true before the wait was stopped. */
+static int wait_until(const struct wait *w) {
+  comm_t c = w->comm;
   int holds = 0;
-  while (!holds && !c->stopped) {
+  while (!holds && !is_stopped(w)) {
     uint32_t seen = segment_attend(c->segment, c->rank);
-    holds = condition(c->segment, c->ranks);
-    if (!holds && !c->stopped) segment_sleep(c->segment, c->rank, seen);
+    holds = w->holds(w);
+    if (!holds && !is_stopped(w)) segment_sleep(c->segment, c->rank, seen);
     segment_turn_away(c->segment, c->rank);
   }
   return holds;
+}
+
+static int all_joined(const struct wait *w) {
+  return __atomic_load_n(&w->comm->segment->joined, __ATOMIC_SEQ_CST) >= (uint32_t)w->comm->ranks;
 }
 
 /* "Duplicate GPU detected": two ranks of one host on one device, as NCCL's initTransportsRank refuses them. */
@@ -213,11 +243,9 @@ result segment_join(comm_t c, const unique_id *id) {
   if (!s) return INTERNAL_ERROR;
   c->segment = s;
   enter(s, c);
-  result r = wait_until(c, all_joined) ? SUCCESS : INTERNAL_ERROR;
+  result r = wait_until(&(struct wait){c, &c->stopped, .holds = all_joined}) ? SUCCESS : INTERNAL_ERROR;
   if (r == SUCCESS && shares_device(s, c)) r = INVALID_USAGE;
-  pthread_mutex_lock(&lock);
-  forget_complete();
-  pthread_mutex_unlock(&lock);
+  forget(0);
   return r;
 }
 
@@ -226,17 +254,42 @@ void segment_leave(struct segment *s, int rank, int ranks) {
   munmap(s, size_for(ranks));
 }
 
-static int all_finalized(struct segment *s, int ranks) {
-  for (int r = 0; r < ranks; r++)
-    if (!__atomic_load_n(&segment_member(s, r)->finalized, __ATOMIC_SEQ_CST)) return 0;
+static int all_finalized(const struct wait *w) {
+  for (int r = 0; r < w->comm->ranks; r++)
+    if (!__atomic_load_n(&segment_member(w->comm->segment, r)->finalized, __ATOMIC_SEQ_CST)) return 0;
   return 1;
 }
 
 void segment_finalize(comm_t c) {
-  struct segment *s = c->segment;
-  __atomic_store_n(&segment_member(s, c->rank)->finalized, 1, __ATOMIC_SEQ_CST);
-  for (int r = 0; r < c->ranks; r++) segment_ring_bell(s, r);
-  wait_until(c, all_finalized);
+  __atomic_store_n(&segment_member(c->segment, c->rank)->finalized, 1, __ATOMIC_SEQ_CST);
+  ring_all(c);
+  wait_until(&(struct wait){c, &c->stopped, .holds = all_finalized});
+}
+
+/* ---- collective calls ------------------------------------------------- */
+
+static struct slot *slot_of(const struct wait *w, int rank) {
+  return &segment_member(w->comm->segment, rank)->slot[w->which][w->round % 2];
+}
+
+static int all_told(const struct wait *w) {
+  for (int r = 0; r < w->comm->ranks; r++)
+    if ((!w->absent || !w->absent[r]) && __atomic_load_n(&slot_of(w, r)->round, __ATOMIC_SEQ_CST) != w->round)
+      return 0;
+  return 1;
+}
+
+int segment_exchange(comm_t c, comm_t waiting, enum exchange which, const char *absent,
+                     const char mine[SLOT_BYTES], char (*all)[SLOT_BYTES]) {
+  uint64_t round = ++segment_member(c->segment, c->rank)->round[which];
+  struct wait w = {c, &c->aborted, waiting ? &waiting->stopped : NULL, all_told, which, round, absent};
+  struct slot *own = slot_of(&w, c->rank);
+  memcpy(own->data, mine, SLOT_BYTES);
+  __atomic_store_n(&own->round, round, __ATOMIC_SEQ_CST);
+  ring_all(c);
+  if (!wait_until(&w)) return -1;
+  for (int r = 0; r < c->ranks; r++) memcpy(all[r], slot_of(&w, r)->data, SLOT_BYTES);
+  return 0;
 }
 
 /* ---- rings and bells -------------------------------------------------- */

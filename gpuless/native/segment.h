@@ -28,6 +28,15 @@ struct ring {
 
 #define SLOT_BYTES 160
 
+/* What a rank tells in one collective call on the communicator. */
+struct slot {
+  uint64_t round; /* written last */
+  char data[SLOT_BYTES];
+};
+
+/* Calls that all ranks make, and calls of those that are left: counted apart. */
+enum exchange { EXCHANGE_ALL, EXCHANGE_REMAINING, EXCHANGES };
+
 struct member {
   _Alignas(64) uint32_t bell; /* futex: grows when something happened that this rank may wait for */
   uint32_t sleeping;          /* threads of this rank that wait for its bell */
@@ -36,10 +45,9 @@ struct member {
   uint64_t process_start;     /* with its id: tells it from a later process of that id */
   uint64_t host;              /* hash, as NCCL's host hash */
   uint32_t bus;               /* of its device */
-  uint32_t refused;           /* found another rank on its device */
-  /* What the rank tells in collective calls on this communicator (split, shrink): two rounds alternate. */
-  uint64_t round;
-  struct { uint32_t written; uint32_t published; char data[SLOT_BYTES]; } slot[2];
+  uint64_t round[EXCHANGES];
+  /* Rounds alternate: nobody begins round n + 2 before all have published n + 1, and so have read n. */
+  struct slot slot[EXCHANGES][2];
 };
 
 /* A new segment and the unique id that names it. */
@@ -49,6 +57,13 @@ result segment_join(comm_t c, const unique_id *id);
 void segment_leave(struct segment *s, int rank, int ranks);
 /* Waits until all ranks have finalized: "an intra-node collective call", as NCCL documents. */
 void segment_finalize(comm_t c);
+
+/* Forgets a name that nobody will use. */
+void segment_forget(const unique_id *id);
+/* Tells `mine` to the ranks that take part and waits for what they tell: 0 with `all[rank]` filled in for each of
+ * them, -1 when the communicator was aborted or `waiting` was stopped before. `absent`: nonzero by rank; or NULL. */
+int segment_exchange(comm_t c, comm_t waiting, enum exchange which, const char *absent,
+                     const char mine[SLOT_BYTES], char (*all)[SLOT_BYTES]);
 
 struct ring *segment_ring(struct segment *s, enum ring_class class, int from, int to);
 struct member *segment_member(struct segment *s, int rank);

@@ -13,6 +13,7 @@ import json
 import os
 import struct
 import sys
+import threading
 import time
 from ctypes import byref, c_char, c_int, c_size_t, c_void_p
 from typing import Any
@@ -45,6 +46,7 @@ class Config(ctypes.Structure):
 
 comms: list[c_void_p] = []
 streams: list[c_void_p] = []
+events: list[c_void_p] = []
 buffers: list[tuple[c_void_p, int]] = []
 
 
@@ -220,6 +222,141 @@ def place(comm: int = 0) -> list[int]:
     check(lib.ncclCommUserRank(comms[comm], byref(rank)))
     check(lib.ncclCommCount(comms[comm], byref(ranks)))
     return [rank.value, ranks.value]
+
+
+def grow(ranks: int, identifier: str, comm: int = -1, rank: int = -1) -> int:
+    """Join a communicator that grows: as a member of the old one, or as a new rank."""
+    made = c_void_p()
+    name = byref(UniqueId.of(identifier)) if identifier else None
+    old = comms[comm] if comm >= 0 else None
+    code = lib.ncclCommGrow(old, ranks, name, rank, byref(made), None)
+    comms.append(made)
+    return int(code)
+
+
+def grow_id(comm: int = 0) -> str:
+    made = UniqueId()
+    check(lib.ncclCommGetUniqueId(comms[comm], byref(made)))
+    return made.text()
+
+
+def init_scalable(identifier: str, ranks: int, rank: int) -> int:
+    comm, ids = c_void_p(), (UniqueId * 1)(UniqueId.of(identifier))
+    code = lib.ncclCommInitRankScalable(byref(comm), ranks, rank, 1, ids, None)
+    comms.append(comm)
+    return int(code)
+
+
+def init_all(count: int) -> int:
+    made = (c_void_p * count)()
+    code = lib.ncclCommInitAll(made, count, None)
+    comms.extend(c_void_p(one) for one in made)
+    return int(code)
+
+
+_background: list[object] = []
+
+
+def background(name: str, *arguments: object) -> None:
+    """Make a call in a thread; see `finished`."""
+    _background.clear()
+    function = globals()[name]
+    threading.Thread(target=lambda: _background.append(function(*arguments)), daemon=True).start()
+
+
+def finished(seconds: float) -> object:
+    """Return the result of the call in the background, None when it has not returned by then."""
+    end = time.monotonic() + seconds
+    while not _background and time.monotonic() < end:
+        time.sleep(0.005)
+    return _background[0] if _background else None
+
+
+def event(on: int = 0) -> int:
+    """Record a new event on a stream; return its number."""
+    made = c_void_p()
+    check(lib.cudaEventCreateWithFlags(byref(made), 2))
+    check(lib.cudaEventRecord(made, streams[on]))
+    events.append(made)
+    return len(events) - 1
+
+
+def query_event(number: int) -> int:
+    return int(lib.cudaEventQuery(events[number]))
+
+
+def destroy_event(number: int) -> int:
+    return int(lib.cudaEventDestroy(events[number]))
+
+
+def on_stream(name: str, on: int = 0) -> int:
+    """Call a function of the CUDA runtime that takes a stream alone."""
+    return int(getattr(lib, name)(streams[on]))
+
+
+def begin_capture(on: int = 0) -> int:
+    return int(lib.cudaStreamBeginCapture(streams[on], 0))
+
+
+def is_capturing(on: int = 0) -> int:
+    status = c_int()
+    check(lib.cudaStreamIsCapturing(streams[on], byref(status)))
+    return status.value
+
+
+def free(number: int) -> int:
+    return int(lib.cudaFree(buffers[number][0]))
+
+
+def launch_kernel() -> int:
+    """Use a kernel for the first time."""
+    return int(lib.cudaLaunchKernel(c_void_p(4096), 1, 1, 1, 1, 1, 1, None, c_size_t(0), None))
+
+
+def memory() -> list[int]:
+    """Return the free and all bytes of device memory."""
+    free_bytes, total = c_size_t(), c_size_t()
+    check(lib.cudaMemGetInfo(byref(free_bytes), byref(total)))
+    return [free_bytes.value, total.value]
+
+
+def registered(number: int, comm: int = 0) -> list[int]:
+    """Register and deregister a buffer, as memory and as a window; return the results."""
+    where, size = buffers[number]
+    handle, window = c_void_p(), c_void_p()
+    results = [
+        lib.ncclCommRegister(comms[comm], where, c_size_t(size), byref(handle)),
+        lib.ncclCommDeregister(comms[comm], handle),
+    ]
+    if has("ncclCommWindowRegister"):
+        results.append(lib.ncclCommWindowRegister(comms[comm], where, c_size_t(size), byref(window), 0))
+        results.append(lib.ncclCommWindowDeregister(comms[comm], window))
+    return results
+
+
+def has(name: str) -> bool:
+    """Say whether the imitation exports a function."""
+    return hasattr(lib, name)
+
+
+def version() -> int:
+    found = c_int()
+    check(lib.ncclGetVersion(byref(found)))
+    return found.value
+
+
+def abort_together(which: list[int]) -> int:
+    """Abort communicators in one group."""
+    lib.ncclGroupStart()
+    for comm in which:
+        lib.ncclCommAbort(comms[comm])
+    return int(lib.ncclGroupEnd())
+
+
+def nccl_memory(size: int) -> list[int]:
+    """Allocate and free memory through NCCL; return the results."""
+    made = c_void_p()
+    return [lib.ncclMemAlloc(byref(made), c_size_t(size)), lib.ncclMemFree(made)]
 
 
 def call(name: str, comm: int = 0, *arguments: int) -> int:
