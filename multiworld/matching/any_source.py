@@ -7,7 +7,8 @@ from typing import Any
 
 from multiworld.errors import MultiWorldError
 from multiworld.matching.device import DeviceEnd
-from multiworld.matching.mailbox import AnySource, Mailbox, ReceiveOperation, Signature
+from multiworld.matching.mailbox import AnySource, Mailbox
+from multiworld.matching.messages import ReceiveOperation, Signature
 from multiworld.matching.operation import Operation
 from multiworld.net.frames import Kind
 
