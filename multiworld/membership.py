@@ -24,9 +24,7 @@ class Membership:
     """One membership of one world in one generation.
 
     Attributes:
-        name: of the world.
         rank: ours.
-        size: number of members.
         generation: from 1.
         backend: ``"gloo"``, ``"nccl"`` or ``"torch-nccl"``.
         limits: of its operations.

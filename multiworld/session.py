@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +42,6 @@ from multiworld.net.bridge import LoopBridge, SyncPoller
 from multiworld.net.frames import Kind, Placement
 from multiworld.net.lane import Lane
 from multiworld.process import patience
-from multiworld.tally import Tally
 from multiworld.threads import start_or_run
 
 logger = logging.getLogger(__name__)
@@ -72,15 +72,27 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(slots=True)
+class Tally:
+    """What a world did, over all its generations: operations by name, bytes by the peer's world rank, frames
+    included."""
+
+    operations: Counter[str] = field(default_factory=Counter)
+    sent: Counter[int] = field(default_factory=Counter)
+    received: Counter[int] = field(default_factory=Counter)
+
+    def add(self, other: Tally) -> None:
+        self.operations.update(other.operations)
+        self.sent.update(other.sent)
+        self.received.update(other.received)
+
+
 class Session:
     """One generation of one world.
 
     Args:
-        hub: of the process.
         bus: where events go.
-        config: what the world was joined with.
         generation: from 1.
-        wires: the connections to the peers.
         acceptor: answers those who dial this member.
         claims: of all members, by rank.
         address: local address that backends bind to.
@@ -251,14 +263,10 @@ class Session:
 
     def peer_silent(self, peer: int, silence: float) -> None:
         """``peer`` gave no sign of life for too long."""
-        if not self._may_be_silent(peer):
+        # Who has said that it leaves may end any time; but not while its last messages are waited for.
+        may_be_silent = peer in self.departed or (peer in self.leaving and not self.engine.needed(peer))
+        if not may_be_silent:
             self.lost(peer, LossReason.SILENCE, f"rank {peer} gave no sign of life for {silence:.2f} s")
-
-    def _may_be_silent(self, peer: int) -> bool:
-        """Who has said that it leaves may end any time; but not while its last messages are waited for."""
-        if peer in self.departed:
-            return True
-        return peer in self.leaving and not self.engine.needed(peer)
 
     def peer_suspected(self, peer: int, silence: float) -> None:
         """``peer`` may be lost soon."""

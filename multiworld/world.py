@@ -22,8 +22,7 @@ from multiworld.loops import no_loop, running_loop
 from multiworld.ops import p2p
 from multiworld.ops.checks import check_list, check_number, invalid
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
-from multiworld.session import LINGER_SECONDS
-from multiworld.tally import Tally
+from multiworld.session import LINGER_SECONDS, Tally
 from multiworld.threads import run_in_thread
 
 if TYPE_CHECKING:

@@ -34,7 +34,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from multiworld.lab.messages import LENGTH, SAID, Call, Cancel, Mark, Outcome, Tell, packed
@@ -303,9 +302,7 @@ class WorkerPool:
     def __enter__(self) -> WorkerPool:  # noqa: PYI034 - typing.Self is not in 3.10
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, request: dict[str, Any], channel: socket.socket | None = None) -> dict[str, Any]:

@@ -18,9 +18,7 @@ class AnyReceive(Operation):
     served.
 
     Args:
-        key: of the message.
-        signature: of the message.
-        view: where it goes; None if it stays on the device.
+        view: where the message goes; None if it stays on the device.
         keep: what must stay alive until then.
         boxes: of the peers that may send it, one at least.
         waiting: all receives from any source that wait.
@@ -91,7 +89,6 @@ class AnyReceive(Operation):
             self._close()
 
     def give_back(self) -> None:
-        """See ``Operation.give_back``."""
         if self.chosen is not None:
             self.chosen.give_back()
 
@@ -110,7 +107,6 @@ class AnyReceive(Operation):
         return None if self.chosen is None else self.chosen.taken
 
     def needs(self, peer: int) -> bool:
-        """See ``Operation.needs``."""
         if self.chosen is not None:
             return self.chosen.needs(peer)
         return all(p in self.registry.departed for p in self.peers)

@@ -70,7 +70,6 @@ class CollectiveOperation(Operation):
         self.complete(value)
 
     def loans(self) -> Sequence[torch.Tensor]:
-        """See ``Operation.loans``."""
         return () if self.plan.buffers is None else self.plan.buffers.loans()
 
     def needs(self, peer: int) -> bool:
@@ -106,14 +105,7 @@ _NUMBERS = 1 << 32  # sequence numbers are this many, and begin anew
 
 
 class GroupCollectives:
-    """The collectives of one group, in order.
-
-    Args:
-        registry: where they are.
-        sinks: the ways to the peers.
-        gid: number of the group.
-        launch: runs an agreed collective on the backend.
-    """
+    """The collectives of one group, in order; ``launch`` runs an agreed one on the backend."""
 
     def __init__(
         self,

@@ -46,11 +46,7 @@ class Engine(Registry):
     """Matches sends, receives and collectives.
 
     Args:
-        membership: who we are.
-        host: who runs it.
         sinks: the ways to the peers, by world rank.
-        lock: guards all of it.
-        clock: monotonic seconds.
         device: where the backend takes tensors; None if it takes them on the CPU only.
 
     Attributes:
@@ -93,9 +89,7 @@ class Engine(Registry):
         """Start a send to ``peer``, a world rank.
 
         Args:
-            name: of the operation.
-            peer: world rank.
-            key: of the message; messages match within it, in order.
+            key: messages match within it, in order.
             signature: what the receiver must have asked for.
             payload: what is sent on the lane.
             keep: the tensor whose memory is sent; None if it is memory of our own.
@@ -153,10 +147,8 @@ class Engine(Registry):
         """Start a collective of a group, and tell the others.
 
         Args:
-            gid: number of the group.
             digest: of the group's ranks and label, which all members compare.
             ranks: world ranks of the group.
-            plan: what it does.
         """
         operation = CollectiveOperation(self, gid, digest, ranks, plan)
         with self.lock:

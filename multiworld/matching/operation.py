@@ -321,7 +321,6 @@ class BatchOperation(Operation):
             part.part()
 
     def loans(self) -> list[torch.Tensor]:
-        """See ``Operation.loans``."""
         return [memory for part in self.parts for memory in part.loans()]
 
     def waiting_for(self) -> str:

@@ -42,8 +42,6 @@ class Reduction:
     """A checked reduction.
 
     Args:
-        group: for messages.
-        operation: for messages.
         op: a ``torch.distributed.ReduceOp``.
         dtype: of the tensors.
         on_device: whether the backend does it all on the device; else it is done here, or finished here, on the CPU.

@@ -10,20 +10,38 @@ import asyncio
 import contextlib
 import logging
 import threading
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from multiworld.threads import start_or_run
 
 if TYPE_CHECKING:
+    from multiworld.matching.engine import Engine
     from multiworld.matching.operation import Operation
-    from multiworld.net.bridge import SyncPoller
-    from multiworld.session import Session
+    from multiworld.membership import Membership
+    from multiworld.net.bridge import LoopBridge, SyncPoller
 
 logger = logging.getLogger(__name__)
 
 
-async def wait_async(session: Session, operation: Operation, timeout: float | None) -> None:
+class OperationHost(Protocol):
+    """What operations run in, and what moves their data: a session."""
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def membership(self) -> Membership: ...
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+    @property
+    def bridge(self) -> LoopBridge: ...
+    def sync_poller(self) -> AbstractContextManager[SyncPoller]: ...
+    def interrupted(self, what: str) -> None: ...
+    def abort(self, reason: str) -> None: ...
+
+
+async def wait_async(session: OperationHost, operation: Operation, timeout: float | None) -> None:
     """Await the outcome in the session's event loop; a cancelled await withdraws the operation."""
     operation.set_deadline(timeout)
     future = asyncio.get_running_loop().create_future()
@@ -42,7 +60,7 @@ async def wait_async(session: Session, operation: Operation, timeout: float | No
         raise
 
 
-def _withdrawn(session: Session, operation: Operation) -> list[Operation]:
+def _withdrawn(session: OperationHost, operation: Operation) -> list[Operation]:
     """Withdraw an operation that nobody waits for; what the backend still does with the caller's memory."""
     with session.lock:
         operation.attach(None)
@@ -50,16 +68,16 @@ def _withdrawn(session: Session, operation: Operation) -> list[Operation]:
         return operation.lent()
 
 
-def _part(session: Session, operation: Operation) -> None:
+def _part(session: OperationHost, operation: Operation) -> None:
     """Copy what is still needed of the caller's memory; without that the others would wait for us in vain."""
     try:
         operation.part()
     except Exception as error:
-        logger.exception("world %r: %s was cancelled", session.name, operation.name)
+        logger.exception("world %r: %s was cancelled", session.membership.name, operation.name)
         session.abort(f"{operation.name} was cancelled, and what the others need of it cannot be copied: {error}")
 
 
-def _leave_behind(session: Session, operation: Operation, lent: list[Operation]) -> None:
+def _leave_behind(session: OperationHost, operation: Operation, lent: list[Operation]) -> None:
     """The same for who cannot wait: what is ``lent`` is waited for elsewhere."""
 
     def wait() -> None:
@@ -72,12 +90,12 @@ def _leave_behind(session: Session, operation: Operation, lent: list[Operation])
         _part(session, operation)
 
     if lent:
-        start_or_run(f"mw-left-{session.name}", wait)
+        start_or_run(f"mw-left-{session.membership.name}", wait)
     else:
         _part(session, operation)
 
 
-async def _until_done(session: Session, operation: Operation) -> None:
+async def _until_done(session: OperationHost, operation: Operation) -> None:
     """Wait for the end of an operation that cannot be withdrawn, however often we are cancelled meanwhile.
 
     It ends: all members take part in it, so that it is done soon, or the world breaks.
@@ -91,7 +109,7 @@ async def _until_done(session: Session, operation: Operation) -> None:
             await asyncio.wait({future})
 
 
-def wait_sync(session: Session, operation: Operation, timeout: float | None) -> None:
+def wait_sync(session: OperationHost, operation: Operation, timeout: float | None) -> None:
     """Wait in this thread, moving the session's data meanwhile; an interrupt withdraws the operation."""
     try:
         _wait_polling(session, operation, timeout)
@@ -104,7 +122,7 @@ def wait_sync(session: Session, operation: Operation, timeout: float | None) -> 
         raise
 
 
-def _wait_polling(session: Session, operation: Operation, timeout: float | None) -> None:
+def _wait_polling(session: OperationHost, operation: Operation, timeout: float | None) -> None:
     operation.set_deadline(timeout)
     with session.sync_poller() as poller:
         with session.lock:
@@ -124,7 +142,7 @@ def _turn_until_done(operation: Operation, poller: SyncPoller) -> None:
         poller.turn()
 
 
-def _end_now(session: Session, operation: Operation, poller: SyncPoller) -> None:
+def _end_now(session: OperationHost, operation: Operation, poller: SyncPoller) -> None:
     """Wait for the end of an operation that cannot be withdrawn; a second interrupt breaks the world for it."""
     with session.lock:
         if not operation.attach(poller.wake_up):
