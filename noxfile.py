@@ -166,7 +166,7 @@ def _release_sessions(release: str) -> None:
 
     @nox.session(name=f"test-{release}")
     def test(session: nox.Session) -> None:
-        """Probes, smoke tests and multiworld's tests on the built wheels: `-- [--python 3.12] [--stock]`."""
+        """Probes and tests on the built wheels: `-- [--python 3.12] [--stock] [--no-multiworld]`."""
         _tool(session, "test", release, *session.posargs)
 
 

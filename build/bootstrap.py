@@ -106,6 +106,10 @@ def advice(arguments: list[str], sessions: Collection[str] = ()) -> str:
 
     `sessions` are the names of the sessions, empty when they are not known yet.
     """
+    if arguments and not arguments[0].startswith("-"):  # `build-2.6.0`: nox prints its usage only
+        line = " ".join(arguments)
+        said = f"a session is named with -s\nto do:\n  python3 noxfile.py -s {line}"
+        return advice(["-s", *arguments], sessions) or said
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
     words = list(dropwhile(lambda word: word not in ("-s", "--session", "--sessions"), before))
     names = list(takewhile(lambda word: not word.startswith("-"), words[1:]))

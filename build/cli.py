@@ -45,7 +45,7 @@ def _report(error: ToolError) -> int:
 def _app() -> typer.Typer:
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
     for module in pkgutil.iter_modules(build.commands.__path__):
-        importlib.import_module(f"build.commands.{module.name}").register(app)
+        app.command()(getattr(importlib.import_module(f"build.commands.{module.name}"), module.name))
     return app
 
 

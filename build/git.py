@@ -142,9 +142,7 @@ class Git:
             SourceError: git failed; its message is the cause.
             subprocess.TimeoutExpired: `timeout` (seconds) passed.
         """
-        with progress() as bar, tempfile.TemporaryFile() as source:
-            source.write(stdin)
-            source.seek(0)
+        with progress() as bar, _file_with(stdin) as source:
             told = _Transfer(bar)
             # As text: git ends a line of progress with a carriage return, at which only text is split.
             with self._started(args, istream=source, universal_newlines=True, errors="replace") as process:
@@ -167,10 +165,6 @@ class Git:
         config = (part for item in (*exact, *slow, *self.config) for part in ("-c", item))
         return ("git", "-C", str(self.folder), *config, *args)
 
-    def _environment(self) -> dict[str, str]:
-        known = _ENVIRONMENT | (_NO_USER if self.settings is Settings.NONE else {})
-        return known if self.index is None else known | {"GIT_INDEX_FILE": str(self.index)}
-
     @contextlib.contextmanager
     def _started(
         self, args: Sequence[str], env: Mapping[str, str] | None = None, **options: object
@@ -185,7 +179,9 @@ class Git:
             # GitPython passes this process's variables on; those in `FOREIGN` are for another git.
             for name in FOREIGN & os.environ.keys():
                 del os.environ[name]
-            variables = {**self._environment(), **(env or {})}
+            of_user = _NO_USER if self.settings is Settings.NONE else {}
+            index = {"GIT_INDEX_FILE": str(self.index)} if self.index else {}
+            variables = {**_ENVIRONMENT, **of_user, **index, **(env or {})}
             kept.append(Command().execute(command, as_process=True, env=variables, **options))  # type: ignore[call-overload]
             assert kept[0].proc is not None  # noqa: S101
             return kept[0].proc
@@ -243,11 +239,10 @@ class Git:
             SourceError: git failed; its message is the cause.
         """
         requests = b"".join(os.fsencode(name) + b"\n" for name in names)
-        with self._started(("cat-file", "--batch", "--buffer"), istream=subprocess.PIPE) as process:
-            assert process.stdin is not None  # noqa: S101
+        command = ("cat-file", "--batch", "--buffer")
+        with _file_with(requests) as source, self._started(command, istream=source) as process:
             assert process.stdout is not None  # noqa: S101
             complaints = _Complaints(process)
-            threading.Thread(target=_ask, args=(process.stdin, requests), daemon=True).start()
             for _ in names:
                 head = process.stdout.readline()
                 # "ID TYPE SIZE", or "NAME missing": a name may have blanks, and only a size is a number.
@@ -328,6 +323,14 @@ class _Complaints:
         return self._read.decode("utf-8", "replace")[-2000:].strip()
 
 
+@contextlib.contextmanager
+def _file_with(data: bytes) -> Iterator[IO[bytes]]:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        yield file
+
+
 def _feed(pipe: IO[bytes], blocks: Iterable[bytes]) -> None:
     """Write `blocks` and close the pipe; a command that ends early reports the reason on its error output."""
     with contextlib.suppress(BrokenPipeError):
@@ -336,12 +339,6 @@ def _feed(pipe: IO[bytes], blocks: Iterable[bytes]) -> None:
     # The buffer has no reader either; without a close here, a later flush would fail elsewhere.
     with contextlib.suppress(BrokenPipeError):
         pipe.close()
-
-
-def _ask(pipe: IO[bytes], requests: bytes) -> None:
-    """Write `requests` and close the pipe, in a thread; an interrupt of the main thread may close it earlier."""
-    with contextlib.suppress(ValueError):
-        _feed(pipe, [requests])
 
 
 def _import_stream(files: Iterable[tuple[str, str, bytes]], message: bytes, tag: str) -> Iterator[bytes]:
@@ -396,13 +393,3 @@ def split_revision(spec: str) -> tuple[Path, str | None]:
         return path, None
     head, _, revision = spec.rpartition("@")
     return Path(head).expanduser(), revision
-
-
-def uncommitted(folder: Path) -> Completed:
-    """Return `git status` of a work tree that may be another user's; it is not changed, not even its index.
-
-    Only the user's settings apply: with `safe.directory=*`, git would run the filters that the tree names.
-    """
-    git = Git(folder, settings=Settings.USER)
-    options = ("--porcelain", "--untracked-files=no", "--ignore-submodules=all")
-    return git.call("status", *options, env={"GIT_OPTIONAL_LOCKS": "0"})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from build import official, paths, preflight, record, releases, seals, sources
 from build.console import log_to_file, note, step
-from build.errors import DigestMismatchError, PatchError, WheelError
+from build.errors import DigestMismatchError, WheelError
 from build.overlay import toolchain
 from build.overlay.build import build_overlay
 from build.overlay.model import Check, Inputs, Overlay
@@ -167,12 +167,6 @@ def check(request: Request) -> Release:
         UnknownReleaseError: the release is not known.
     """
     release = releases.get(request.release)
-    if not release.series:
-        raise PatchError(
-            f"no series of patches is ported to PyTorch {release.version} yet",
-            cause="build/releases.toml names none for it: nothing would be patched",
-            remedy=f"port one: python3 noxfile.py -s regenerate-patch -- {release.version}",
-        )
     patches_of(release.version, release.series)
     preflight.check(release, request.python, request.dist, source=request.source, tested=request.tested)
     return release

@@ -135,7 +135,9 @@ def running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) ->
     except BaseException as error:
         for process in started:
             if grace and isinstance(error, KeyboardInterrupt):
-                _ask_to_end(process, grace)
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    process.send_signal(signal.SIGINT)
+                    process.wait(grace)
             _kill(process)
             if process.stdin is not None:  # what is buffered has no reader any more
                 with contextlib.suppress(BrokenPipeError, ValueError):
@@ -201,12 +203,6 @@ def run_together(tasks: Sequence[Callable[[], T]]) -> list[T]:
                 kill_all()  # repeatedly: a thread may have been about to start its command
                 wait(pending, timeout=0.1)
             raise
-
-
-def _ask_to_end(process: subprocess.Popen[bytes], grace: float) -> None:
-    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-        process.send_signal(signal.SIGINT)
-        process.wait(grace)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -128,17 +128,16 @@ class _File(Frozen, frozen=True):
 
 
 def _problems(release: Release) -> list[str]:
-    found = []
-    if not _SHA1.fullmatch(release.commit):
-        found.append(f"commit {release.commit!r} is not a 40-digit commit id")
     ids = release.wheel.libtorch_cuda_build_ids
-    found += [
-        f"build id {value!r} is not a 40-digit GNU build id" for value in ids.values() if not _SHA1.fullmatch(value)
-    ]
     digests = [*release.wheel.sha256.values(), *([release.debian.orig_sha256] if release.debian else [])]
     digests += [package.headers_sha256 for package in release.header_packages if package.headers_sha256]
-    found += [f"{path}: {blob!r} is not a blob id" for path, blob in release.blobs.items() if not _SHA1.fullmatch(blob)]
-    found += [f"digest {value!r} is not a SHA-256" for value in digests if not _SHA256.fullmatch(value)]
+    wanted = [
+        (_SHA1, release.commit, f"commit {release.commit!r} is not a 40-digit commit id"),
+        *((_SHA1, value, f"build id {value!r} is not a 40-digit GNU build id") for value in ids.values()),
+        *((_SHA1, blob, f"{path}: {blob!r} is not a blob id") for path, blob in release.blobs.items()),
+        *((_SHA256, value, f"digest {value!r} is not a SHA-256") for value in digests),
+    ]
+    found = [problem for form, value, problem in wanted if not form.fullmatch(value)]
     strangers = sorted((set(release.wheel.sha256) | set(ids)) - set(release.wheel.pythons))
     found += [f"a digest or build id for Python {python}, which `pythons` does not list" for python in strangers]
     return found

@@ -16,12 +16,14 @@ import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from build.console import note
 from build.paths import atomic_write, built_beside, clear, locked
+
+T = TypeVar("T")
 
 #: Nanoseconds within which two changes may get the same time: the resolution of the coarsest systems (FAT, old NFS).
 TICK = 2_000_000_000
@@ -55,6 +57,20 @@ def unsigned(data: bytes) -> bytes | None:
     """Return the data that `signed` was given, None when it is damaged."""
     digest, _, rest = data.partition(b"\n")
     return rest if digest == hashlib.sha256(rest).hexdigest().encode() else None
+
+
+def write_record(path: Path, record: object) -> None:
+    """Write `record` to `path` as signed JSON, in one step."""
+    with atomic_write(path) as part:
+        part.write_bytes(signed(msgspec.json.encode(record)))
+
+
+def read_record(path: Path, form: type[T]) -> T | None:
+    """Return the record that `write_record` wrote; None if it does not exist, is damaged or has another form."""
+    try:
+        return msgspec.json.decode(unsigned(path.read_bytes()) or b"", type=form)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def sha256_of(path: Path) -> str:
@@ -95,11 +111,7 @@ def _digest(path: Path, mode: int) -> str:
 
 
 def _read(entry: Path) -> _Seal | None:
-    try:
-        data = unsigned(_seal_path(entry).read_bytes())
-        return None if data is None else msgspec.json.decode(data, type=_Seal)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return read_record(_seal_path(entry), _Seal)
 
 
 def _now(entry: Path) -> int:
@@ -115,8 +127,7 @@ def _write(entry: Path, since: int, files: dict[str, _File]) -> None:
     place = _seal_path(entry)
     if place.is_dir():
         clear(place)
-    with atomic_write(place) as part:
-        part.write_bytes(signed(msgspec.json.encode(_Seal(since, files))))
+    write_record(place, _Seal(since, files))
 
 
 def seal(folder: Path, content: Path | None = None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from multiworld.errors import BrokenWorldException, LossReason, PeerLost
+from multiworld.liveness.tcpinfo import TcpInfo, tcp_info
 from multiworld.membership import Membership
 from multiworld.net.reactor import Reactor
 
@@ -36,12 +37,7 @@ class ControlOwner(Protocol):
 
 
 class Control:
-    """One control connection per peer.
-
-    Args:
-        session: whose.
-        socks: the connections, by world rank.
-    """
+    """One control connection per peer, by world rank."""
 
     def __init__(self, session: ControlOwner, socks: dict[int, socket.socket]) -> None:
         self._session = session
@@ -79,9 +75,10 @@ class Control:
 
         self._session.hub.call(look)
 
-    def sock(self, peer: int) -> socket.socket | None:
-        """The connection to ``peer``, if it is open. In the hub's thread."""
-        return self._socks.get(peer)
+    def tcp_info(self, peer: int) -> TcpInfo | None:
+        """What the kernel knows of the connection to ``peer``; None if it is closed, or the kernel does not say."""
+        sock = self._socks.get(peer)
+        return tcp_info(sock) if sock is not None else None
 
     def poke(self, peer: int) -> bool:
         """Send what means nothing to ``peer``, for its kernel to acknowledge; whether it was sent. In the hub's

@@ -24,11 +24,9 @@ class Membership:
     """One membership of one world in one generation.
 
     Attributes:
-        name: of the world.
         rank: ours.
-        size: number of members.
         generation: from 1.
-        backend: ``"gloo"`` or ``"nccl"``.
+        backend: ``"gloo"``, ``"nccl"`` or ``"torch-nccl"``.
         limits: of its operations.
     """
 
@@ -38,6 +36,11 @@ class Membership:
     generation: int
     backend: str
     limits: Limits
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the backend takes tensors on a CUDA device, where they are."""
+        return self.backend != "gloo"
 
     def where(self, operation: str | None = None) -> dict[str, Any]:
         """The fields with which an error says where it happened, except the world's name."""

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the worlds of a ``MultiWorld``; needs the extra ``torch-multiworld[metrics]``.
+"""Prometheus metrics of the worlds of a ``MultiWorld``; needs the extra ``metrics``.
 
     from prometheus_client import start_http_server
     from multiworld.metrics import Metrics
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from multiworld.config import WorldState
+from multiworld.conflict import INSTALL
 from multiworld.errors import BackendUnavailable, InvalidArgument, PeerLost
 from multiworld.events import Event, OwnStall, PeerSuspected, WorldBroken, WorldJoined
 
@@ -35,7 +36,7 @@ def _prometheus(name: str) -> Any:
             None,
             "prometheus-client is not installed",
             cause="metrics are an optional extra",
-            remedy="pip install 'torch-multiworld[metrics]'",
+            remedy=INSTALL.format(extra="[metrics]"),
         ) from error
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +23,7 @@ from multiworld.config import (
     is_duration,
 )
 from multiworld.errors import DescriptorsExhausted, InvalidArgument, WorldClosed, WrongContext
-from multiworld.events import Callbacks, Event, EventBus
+from multiworld.events import Callbacks, Event, EventBus, WorldJoined
 from multiworld.hub import Hub
 from multiworld.loops import running_loop
 from multiworld.net.descriptors import descriptor_shortage, limit
@@ -32,17 +32,14 @@ from multiworld.net.settings import network_settings
 from multiworld.process import register
 from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
-from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Rendezvous, store_silent
+from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Meeting, Rendezvous, store_silent
 from multiworld.rendezvous.stores import HostedStores, StoreLike, StoreSource
-from multiworld.session import LINGER_SECONDS
-from multiworld.session_factory import open_session
+from multiworld.session import LINGER_SECONDS, Session
 from multiworld.threads import run_in_thread, within
 from multiworld.world import World
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from multiworld.session import Session
 
 
 class Attempt:
@@ -208,7 +205,7 @@ class MultiWorld:
                 (``MASTER_ADDR`` and ``MASTER_PORT``), a ``TcpStoreAddress`` or ``FileStorePath``, or any
                 ``torch.distributed.Store``; of a ``TCPStore`` its address is used, with a connection of our own. A
                 store that torch hosts, such as torchrun's, knows no secret: whoever hosts it has to protect it.
-            backend: ``"gloo"`` or ``"nccl"``.
+            backend: ``"gloo"``, or ``"nccl"`` or ``"torch-nccl"`` for tensors on CUDA devices.
             device: device of the tensors; None is the CPU for Gloo, the current CUDA device for NCCL.
             op_timeout: seconds each operation may take; None is the default of this ``MultiWorld``.
             heartbeat: how silence is noticed; None is the default of this ``MultiWorld``.
@@ -276,17 +273,13 @@ class MultiWorld:
         running_loop("async with")  # now, and not when the block ends and nothing could be closed
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close_sync()
 
     async def _close(self) -> None:
@@ -416,7 +409,7 @@ class MultiWorld:
         def work() -> Session:
             process = hub.endpoint, hub.monitor.unconnected
             met = Rendezvous(*process, config, source, resize=resize, after=after, cancelled=given_up).run()
-            return open_session(hub, bus, config, met, source.address, loop)
+            return _open_session(hub, bus, config, met, source.address, loop)
 
         try:
             # In a thread of its own: a store whose host is frozen blocks far beyond every timeout it was given.
@@ -504,3 +497,23 @@ class MultiWorld:
             raise WrongContext(
                 name, "MultiWorld is closed", cause="close() was called, or its block was left", remedy="make a new one"
             )
+
+
+def _open_session(
+    hub: Hub, bus: EventBus, config: WorldConfig, met: Meeting, address: str, loop: asyncio.AbstractEventLoop | None
+) -> Session:
+    """Begin the generation of ``met``, and serve ``loop``, if there is one."""
+    joined = WorldJoined(
+        world=config.name, generation=met.generation, rank=config.rank, size=config.size, seconds=met.seconds
+    )
+    # In the hub's thread, as all events are: after the break of the last generation, and before that of this one,
+    # which a peer may bring about at once.
+    hub.call_and_wait(lambda: bus.publish(joined))
+    session = Session(hub, bus, config, met.generation, met.wires, met.acceptor, met.claims, address)
+    try:
+        if loop is not None:
+            session.attach_loop(loop)
+    except BaseException:
+        session.leave(0.0)  # nobody else knows it
+        raise
+    return session

@@ -9,10 +9,10 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from build import official, record, releases
 from build.bench.figures import Figure, of_samples
@@ -83,19 +83,6 @@ def built(release: str, dist: Path) -> BuildRecord:
     return made
 
 
-@contextmanager
-def _cache(folder: Path) -> Iterator[None]:
-    """Use `folder` as the cache for a while: it holds no compiled objects."""
-    before = os.environ.get("MULTIWORLD_CACHE")
-    os.environ["MULTIWORLD_CACHE"] = str(folder)
-    try:
-        yield
-    finally:
-        os.environ.pop("MULTIWORLD_CACHE")
-        if before is not None:
-            os.environ["MULTIWORLD_CACHE"] = before
-
-
 def _processor() -> float:
     """Return the processor seconds of this process and of the children that have ended."""
     kinds = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -112,7 +99,8 @@ def compile_and_link(request: Request, rounds: int) -> list[Figure]:
     check(request)
     with prepared(request) as ready:
         for _ in range(rounds):
-            with tempfile.TemporaryDirectory(prefix="bench-") as scratch, _cache(Path(scratch, "cache")):
+            with tempfile.TemporaryDirectory(prefix="bench-") as scratch, patch.dict(os.environ):
+                os.environ["MULTIWORLD_CACHE"] = str(Path(scratch, "cache"))  # it holds no compiled objects
                 began, used = time.perf_counter(), _processor()
                 build_overlay(ready.inputs, Path(scratch, "out"))
                 samples.append(time.perf_counter() - began)

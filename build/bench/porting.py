@@ -19,6 +19,7 @@ from build.bench.corpus.tools import OTHERS, ours, set_up
 from build.console import console, note, progress
 from build.errors import SourceError
 from build.porting.engine import PatchPort
+from build.porting.lines import occurrences
 from build.porting.trees import Tree
 
 OURS = "regenerate-patch"
@@ -44,15 +45,10 @@ def score(expected: Expected, files: Mapping[str, bytes]) -> Result:
     lines = [line for data in files.values() for line in data.splitlines(keepends=True)]
     marked = [line for line in lines if expected.mark in line]
     own = files.get(expected.path, b"").splitlines(keepends=True)
-    if expected.segment and marked == list(expected.after) and _contains(own, expected.segment):
+    if marked == list(expected.after) and occurrences(own, expected.segment):
         return Result.RIGHT
     # None of its lines is new: the hunk was refused, or is between conflict markers.
     return Result.LEFT if len(marked) <= len(expected.before) else Result.WRONG
-
-
-def _contains(lines: list[bytes], segment: tuple[bytes, ...]) -> bool:
-    size = len(segment)
-    return any(tuple(lines[n : n + size]) == segment for n in range(len(lines) - size + 1))
 
 
 @dataclass(slots=True)

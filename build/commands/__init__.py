@@ -1,1 +1,1 @@
-"""The commands of `python -m build`, one module each, each with `register(app)`."""
+"""The commands of `python -m build`, one module each; its main function has the name of the module."""

@@ -14,10 +14,6 @@ from build.series.manifest import patches_of
 from build.series.show import legend, verdict_table
 
 
-def register(app: typer.Typer) -> None:
-    app.command("apply")(apply)
-
-
 def apply(
     release: Annotated[str, typer.Argument(help="the PyTorch release, e.g. 2.6.0")],
     source: Annotated[Path | None, typer.Option(help="checkout, tarball or folder to take it from")] = None,

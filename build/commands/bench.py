@@ -16,10 +16,6 @@ from multiworld.lab.bench.load import Load, LoadMeter
 NAMES = ("overlay", "import", "porting")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("bench")(bench)
-
-
 def _release(wanted: str, dist: Path) -> str:
     """Return the named release, else the newest that was built; empty if none was built."""
     if wanted:

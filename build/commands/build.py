@@ -16,10 +16,6 @@ from build.pipeline import Request, build_release
 from build.record import BuildRecord
 
 
-def register(app: typer.Typer) -> None:
-    app.command("build")(build)
-
-
 def _show(made: BuildRecord) -> None:
     """Print what was proven, and what was built, with full names on a terminal of any width."""
     table = Table(title=f"{made.provenance.version}: proven about the overlay")

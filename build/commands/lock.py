@@ -31,10 +31,6 @@ _OPTIONS = ("--quiet", "--universal", "--python-version", PYTHON, "--no-python-d
 _OFFLINE = re.compile(r"error sending request|dns error|[Cc]ould not connect|timed out|Failed to fetch")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("lock")(lock)
-
-
 def lock(
     check: Annotated[bool, typer.Option("--check", help="change nothing; fail when a lock is out of date")] = False,
     upgrade: Annotated[

@@ -24,10 +24,6 @@ _STYLE = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    app.command("patches")(patches)
-
-
 def patches(html: Annotated[Path, typer.Option(help="where to write the page")] = paths.DIST / "patches.html") -> None:
     """Show which patches each release needs, has, or does not need."""
     found = [overview(folder, list(releases.load())) for folder in manifests.folders().values()]

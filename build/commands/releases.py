@@ -95,18 +95,14 @@ def table(releases: list[Release], dist: Path) -> Table:
     return shown
 
 
-def register(app: typer.Typer) -> None:
-    app.command("releases")(show)
-
-
-def show(
+def releases(
     dist: Annotated[Path, typer.Option(help="folder with the results of `build` and `test`")] = paths.DIST,
 ) -> None:
     """Print what each release needs, the progress of its patches, and what is built and proven here."""
-    releases = list(load().values())
-    console.print(table(releases, dist))
+    known = list(load().values())
+    console.print(table(known, dist))
     for item in Progress:
         note(f"{item.word}: {item.meaning}")
-    for release in releases:
+    for release in known:
         if release.notes:
             note(f"{release.version}: {release.notes}")

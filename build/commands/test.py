@@ -1,4 +1,5 @@
 """`test RELEASE`: test the wheels that were built."""
+# ruff: noqa: PT028 - the command, no test of pytest
 
 from __future__ import annotations
 
@@ -13,11 +14,7 @@ from build.wheeltest.results import NAME
 from build.wheeltest.suite import prove_release
 
 
-def register(app: typer.Typer) -> None:
-    app.command("test")(prove)
-
-
-def prove(
+def test(
     release: Annotated[str, typer.Argument(help="the PyTorch release, e.g. 2.6.0")],
     python: Annotated[str, typer.Option(help="CPython version of the wheel, default the last build's")] = "",
     dist: Annotated[Path, typer.Option(help="folder with the results of `build`")] = paths.DIST,

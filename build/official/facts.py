@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
-import struct
 import zipfile
 from dataclasses import dataclass, replace
 from email.parser import BytesParser
 from typing import IO, BinaryIO
 
+from msgspec import structs
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -16,6 +17,8 @@ from build.console import step
 from build.errors import SourceError, WheelError
 from build.official.index import IndexFile, files
 from build.official.transfer import opened
+from build.releases import OfficialWheel
+from build.runtime.multiworld_torch_overlay._load import note_build_id, note_segments
 
 _BLOCK = 1 << 20
 _CUDA_LIBRARY = "torch/lib/libtorch_cuda.so"
@@ -27,29 +30,16 @@ class WheelFacts:
     """The facts that an official wheel contains.
 
     Attributes:
+        wheel: as `build/releases.toml` has it; `local`, `cuda` and `nccl` are empty for a CPU build, the digests are
+            the index's, and the build ids are empty when they were not read.
         commit: `torch.version.git_version`.
-        local: label of `torch.__version__` after the `+`, e.g. `cu124`; empty for a CPU build.
-        cuda: `torch.version.cuda`, empty for a CPU build.
         cxx_standard: C++ standard its headers need.
-        cxx11_abi: whether `std::string` in its symbols is the C++11 one.
-        nccl: version of NCCL it requires, empty when none.
-        pythons: CPython versions with an x86_64 Linux wheel, oldest first.
-        sha256: digest of each of these wheels, from the index.
-        libtorch_cuda_build_ids: GNU build id of libtorch_cuda.so by CPython version, since each wheel has a
-            build of its own; empty when they were not read.
         requires: pinned distributions that the wheel needs on x86_64 Linux, `name` to `version`.
     """
 
-    version: str
+    wheel: OfficialWheel
     commit: str
-    local: str
-    cuda: str
     cxx_standard: int
-    cxx11_abi: bool
-    nccl: str
-    pythons: tuple[str, ...]
-    sha256: dict[str, str]
-    libtorch_cuda_build_ids: dict[str, str]
     requires: dict[str, str]
 
 
@@ -121,31 +111,12 @@ def _read(stream: BinaryIO, version: str) -> WheelFacts:
         standard, abi = _cxx_standard(archive), _cxx11_abi(archive)
     nccl = next((pin for name, pin in requires.items() if name.startswith("nvidia-nccl-")), "")
     _, _, local = _assigned(text, "__version__").partition("+")
-    commit, cuda = _assigned(text, "git_version"), _assigned(text, "cuda")
-    return WheelFacts(version, commit, local, cuda, standard, abi, nccl, (), {}, {}, requires)
-
-
-def _notes(header: bytes) -> list[tuple[int, int]]:
-    """Return offset and size of the note segments from the start of a 64-bit little-endian ELF file."""
-    (table,) = struct.unpack_from("<Q", header, 32)
-    size, count = struct.unpack_from("<HH", header, 54)
-    found = []
-    for index in range(count):
-        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", header, table + index * size)
-        if kind == 4:  # PT_NOTE
-            found.append((offset, length))
-    return found
-
-
-def _build_id(note: bytes) -> str:
-    """Return the build id of a note segment, empty when it holds another note (ELF gABI, "Note Section")."""
-    while len(note) >= 16:
-        name_size, size, kind = struct.unpack_from("<III", note)
-        start = 12 + (name_size + 3) // 4 * 4
-        if kind == 3 and note[12:16] == b"GNU\0":  # NT_GNU_BUILD_ID
-            return note[start : start + size].hex()
-        note = note[start + (size + 3) // 4 * 4 :]
-    return ""
+    cuda = _assigned(text, "cuda")
+    wheel = OfficialWheel(
+        version=version, local=local, pythons=(), cxx11_abi=abi, nccl=nccl, cuda=cuda,
+        libtorch_cuda_build_ids={}, sha256={},
+    )  # fmt: skip
+    return WheelFacts(wheel, _assigned(text, "git_version"), standard, requires)
 
 
 def read_build_id(stream: IO[bytes]) -> str:
@@ -155,7 +126,7 @@ def read_build_id(stream: IO[bytes]) -> str:
     """
     head = stream.read(_BLOCK)
     position = len(head)
-    for offset, length in sorted(_notes(head)):
+    for offset, length in sorted(note_segments(io.BytesIO(head))):
         if offset + length <= len(head):
             note = head[offset : offset + length]
         else:
@@ -163,7 +134,7 @@ def read_build_id(stream: IO[bytes]) -> str:
                 position += len(stream.read(min(_BLOCK, offset - position))) or offset
             note = stream.read(length)
             position += len(note)
-        if found := _build_id(note):
+        if found := note_build_id(note):
             return found
     raise WheelError("the library has no GNU build id")
 
@@ -196,4 +167,5 @@ def read_facts(version: str, *, build_ids: bool = True) -> WheelFacts:
         facts = _read(stream, version)
     identities = {python: _remote_build_id(file) for python, file in offered.items()} if build_ids else {}
     digests = {python: item.sha256 for python, item in offered.items()}
-    return replace(facts, pythons=tuple(offered), sha256=digests, libtorch_cuda_build_ids=identities)
+    whole = structs.replace(facts.wheel, pythons=tuple(offered), sha256=digests, libtorch_cuda_build_ids=identities)
+    return replace(facts, wheel=whole)

@@ -15,15 +15,12 @@ from build.overlay.symbols import build_id, defined, defined_among
 from build.seals import sha256_of
 
 
-def _strong(item: Object) -> frozenset[str]:
-    """Return the functions and variables that only this unit defines."""
-    return frozenset(name for name, symbol in defined(item.path, dynamic=False).items() if symbol.kind in "TDBR")
-
-
 def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
     """Refuse units of libtorch_python: their code depends on the Python version, and one overlay is for all."""
-    own = {item.unit: _strong(item) for item in objects}
-    every = frozenset().union(*own.values())
+    # The functions and variables that only one unit defines.
+    tables = {item.unit: defined(item.path, dynamic=False) for item in objects}
+    own = {unit: {name for name, item in table.items() if item.kind in "TDBR"} for unit, table in tables.items()}
+    every = set[str]().union(*own.values())
     theirs = defined_among(inputs.lib / "libtorch_python.so", every).keys()
     cuda = defined_among(inputs.lib / "libtorch_cuda.so", every).keys()
     wrong = [unit for unit, names in own.items() if len(names & theirs) > len(names & cuda)]

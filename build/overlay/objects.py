@@ -79,12 +79,14 @@ def _includes(depfile: Path, inputs: Inputs, overrides: Path) -> tuple[str, ...]
 
 def _cached(folder: Path, inputs: Inputs, why: str) -> Object | None:
     """Return the cached object of `folder` if every file of the tree that it included is unchanged."""
+    entry = seals.read_record(folder / "entry.json", _Entry)
+    if entry is None:
+        return None
     try:
-        entry = msgspec.json.decode(seals.unsigned((folder / "entry.json").read_bytes()) or b"", type=_Entry)
         same = all(sha256_of(inputs.tree / name) == digest for name, digest in entry.tree_files.items())
         if same and sha256_of(folder / "unit.o") == entry.object_sha256:
             return Object(entry.unit, folder / "unit.o", entry.object_sha256, entry.includes, 0.0, why)
-    except (OSError, msgspec.DecodeError):
+    except OSError:
         pass
     return None
 
@@ -128,7 +130,7 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
             )
         tree_files = {name[5:]: sha256_of(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
         entry = _Entry(unit, sha256_of(obj), includes, tree_files)
-        (part / "entry.json").write_bytes(seals.signed(msgspec.json.format(msgspec.json.encode(entry))))
+        seals.write_record(part / "entry.json", entry)
         dep.unlink()
     return Object(unit, folder / "unit.o", entry.object_sha256, includes, time.monotonic() - started, why)
 

@@ -26,7 +26,8 @@ def look(alignment: Alignment, group: Group) -> GroupResult:
     wanted = tokens([*head, *group.added, *tail])
     at = before[1] + 1
     if tokens(new) == wanted != tokens(old) and not only_moved(alignment, group):
-        return GroupResult(Outcome.UPSTREAM, at, evidence=_where(at, len(new), _same_lines(new, head, group, tail)))
+        same = [norm(line) for line in new] == [norm(line) for line in (*head, *group.added, *tail)]
+        return GroupResult(Outcome.UPSTREAM, at, evidence=_where(at, len(new), same))
     found = _inside(new, group, alignment.base)
     if found is not None:
         return GroupResult(
@@ -38,10 +39,6 @@ def look(alignment: Alignment, group: Group) -> GroupResult:
 def _where(at: int, count: int, same: bool) -> str:
     lines = f"line {at + 1}" if count < 2 else f"lines {at + 1} to {at + count}"
     return f"already at {lines} of the new file" + ("" if same else ", formatted differently")
-
-
-def _same_lines(new: Sequence[bytes], head: Sequence[bytes], group: Group, tail: Sequence[bytes]) -> bool:
-    return [norm(line) for line in new] == [norm(line) for line in (*head, *group.added, *tail)]
 
 
 def only_moved(alignment: Alignment, group: Group) -> bool:

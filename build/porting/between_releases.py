@@ -16,7 +16,6 @@ from build import paths, releases, sources
 from build.console import step
 from build.errors import UsageError
 from build.git import Git
-from build.paths import atomic_write
 from build.porting.between_trees import JSON, MARKDOWN, reports, run
 from build.porting.engine import PatchState
 from build.porting.output import Committed, render
@@ -25,7 +24,7 @@ from build.porting.report import PortReport, from_json, report_of
 from build.porting.session import Outcome, Session, discard
 from build.porting.trees import Tree, open_tree
 from build.releases import Release
-from build.seals import signed, unsigned
+from build.seals import read_record, write_record
 from build.series import manifest as manifests
 from build.series.commits import Exported, write_series
 from build.series.manifest import Manifest, NotApplicable, ReleaseEntry, Verified
@@ -216,10 +215,10 @@ def _write(
 
 def _entry(release: Release, chosen: Chosen, outcome: Outcome) -> ReleaseEntry:
     """Return the manifest's entry; it is `ported` until the patches are built and probed."""
-    upstream = tuple(
-        NotApplicable(id=name, reason=_already_there(item))
-        for name, item in _ids(chosen, outcome.committed, PatchState.UNNEEDED)
-    )
+    upstream = []
+    for name, item in _ids(chosen, outcome.committed, PatchState.UNNEEDED):
+        evidence = [verdict.evidence for verdict in item.port.verdicts if verdict.evidence]
+        upstream.append(NotApplicable(id=name, reason=": ".join([ALREADY_THERE, *evidence[:1]])))
     waiting = tuple(name for name, _ in _ids(chosen, outcome.committed, PatchState.NEEDS_HUMAN))
     return ReleaseEntry(
         base_commit=release.commit,
@@ -230,11 +229,6 @@ def _entry(release: Release, chosen: Chosen, outcome: Outcome) -> ReleaseEntry:
         verified=Verified.NONE if waiting or chosen.lacking else Verified.PORTED,
         note=f"Ported from {chosen.origin} by regenerate-patch: {MARKDOWN}. Not compiled, not probed.",
     )
-
-
-def _already_there(item: Committed) -> str:
-    first = next((verdict.evidence for verdict in item.port.verdicts if verdict.evidence), "")
-    return f"{ALREADY_THERE}: {first}" if first else ALREADY_THERE
 
 
 _NAME = "before.json"
@@ -256,8 +250,7 @@ def remember(folder: Path, release: str) -> Before:
 def keep(before: Before, state: Path) -> None:
     """Store `before` with a waiting port, unless an earlier run has stored it."""
     if state.is_dir() and not (state / _NAME).exists():
-        with atomic_write(state / _NAME) as part:
-            part.write_bytes(signed(msgspec.json.encode(before)))
+        write_record(state / _NAME, before)
 
 
 def give_up(folder: Path, release: str, state: Path) -> None:
@@ -270,10 +263,9 @@ def give_up(folder: Path, release: str, state: Path) -> None:
     if not os.path.lexists(kept):
         discard(state)  # raises if no port waits; a port may be interrupted before it wrote anything
         return
-    try:
-        before = msgspec.json.decode(unsigned(kept.read_bytes()) or b"", type=Before)
-    except (OSError, msgspec.DecodeError):
-        raise UsageError(f"{kept} is damaged", remedy=f"remove {state} and look at {folder} with git") from None
+    before = read_record(kept, Before)
+    if before is None:
+        raise UsageError(f"{kept} is damaged", remedy=f"remove {state} and look at {folder} with git")
     if before.entry is None:
         remove_entry(folder, release)
     else:

@@ -13,7 +13,7 @@ from build.porting.alignment import Alignment, align
 from build.porting.candidates import REACH
 from build.porting.groups import split
 from build.porting.lines import tokens
-from build.porting.markers import Labels
+from build.porting.markers import Labels, conflict
 from build.porting.moved_code import moved_away, port_moved
 from build.porting.moved_files import Finder
 from build.porting.textport import TextPort, port_text
@@ -123,10 +123,7 @@ def _blocked(ctx: Context, path: str) -> str:
 
 
 def _two_sides(labels: Labels, ours: bytes, base: bytes, theirs: bytes) -> bytes:
-    sides = [data if not data or data.endswith(b"\n") else data + b"\n" for data in (ours, base, theirs)]
-    heads = (b"<<<<<<< " + labels.ours, b"||||||| " + labels.base, b"=======")
-    marked = b"".join(head + b"\n" + side for head, side in zip(heads, sides, strict=True))
-    return marked + b">>>>>>> " + labels.theirs + b"\n"
+    return b"".join(conflict(labels, *(Text(data).lines for data in (ours, base, theirs))))
 
 
 def _deleted(ctx: Context, change: FileChange) -> ChangePort:

@@ -52,7 +52,7 @@ def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
     if at is not None:
         return _unchanged(alignment, placed, at)
     results = [_group(alignment, placed, group) for group in placed.groups]
-    return combine(placed, results, Method.MERGE)
+    return _combine(placed, results)
 
 
 def _rigid(alignment: Alignment, placed: Placed) -> int | None:
@@ -118,7 +118,7 @@ def _group(alignment: Alignment, placed: Placed, group: Group) -> GroupResult:
     return result if found.outcome is Outcome.STUCK else found
 
 
-def combine(placed: Placed, results: list[GroupResult], method: Method) -> HunkResult:
+def _combine(placed: Placed, results: list[GroupResult]) -> HunkResult:
     blocked = [item for item in results if item.outcome is Outcome.STUCK]
     done = [item for item in results if item.outcome is Outcome.UPSTREAM]
     notes = "; ".join(dict.fromkeys(item.evidence for item in (blocked or results) if item.evidence))
@@ -133,7 +133,7 @@ def combine(placed: Placed, results: list[GroupResult], method: Method) -> HunkR
     offset = at - (placed.groups[0].start + placed.hunk.first - placed.start)
     partly = done or any(item.outcome is Outcome.PARTLY for item in results)
     verdict = Verdict.PARTLY if partly else Verdict.DRIFTED
-    return HunkResult(verdict, method, notes, at, edits, offset)
+    return HunkResult(verdict, Method.MERGE, notes, at, edits, offset)
 
 
 def context_changes(alignment: Alignment, placed: Placed) -> str:

@@ -44,15 +44,17 @@ def mark(alignment: Alignment, placed: Sequence[Placed], area: Region, labels: L
         for g in item.groups
         if area.old[0] <= g.start and g.end <= area.old[1]
     ]
-    sides = [
-        (b"<<<<<<< " + labels.ours, alignment.ours[area.new[0] : area.new[1]]),
-        (b"||||||| " + labels.base, old),
-        (b"=======", apply_edits(old, edits)),
-    ]
+    new = alignment.ours[area.new[0] : area.new[1]]
+    return Edit(*area.new, tuple(conflict(labels, new, old, apply_edits(old, edits))))
+
+
+def conflict(labels: Labels, ours: Sequence[bytes], base: Sequence[bytes], theirs: Sequence[bytes]) -> list[bytes]:
+    """Return the lines of three sides between markers."""
     lines: list[bytes] = []
-    for head, body in sides:
+    heads = (b"<<<<<<< " + labels.ours, b"||||||| " + labels.base, b"=======")
+    for head, body in zip(heads, (ours, base, theirs), strict=True):
         lines += [head + b"\n", *(line if line.endswith(b"\n") else line + b"\n" for line in body)]
-    return Edit(*area.new, (*lines, b">>>>>>> " + labels.theirs + b"\n"))
+    return [*lines, b">>>>>>> " + labels.theirs + b"\n"]
 
 
 def merged(areas: Sequence[tuple[Region, Placed]]) -> list[tuple[Region, list[Placed]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import tomli_w
 
 from build import releases
@@ -43,27 +44,19 @@ def entry_text(facts: WheelFacts, like: Release) -> str:
         }
         for package in like.header_packages
     ]
+    version = facts.wheel.version
     entry = {
-        "version": facts.version,
-        "tag": f"v{facts.version}",
+        "version": version,
+        "tag": f"v{version}",
         "commit": facts.commit,
         "cxx_standard": facts.cxx_standard,
         "min_gcc": like.min_gcc,
         "notes": f"Entered by regenerate-patch. Macros and header packages are those of {like.version}: not verified.",
         "defines": [{"macro": item.macro, "reason": f"as in {like.version}"} for item in like.defines],
         "header_packages": packages,
-        "wheel": {
-            "version": facts.version,
-            "local": facts.local,
-            "pythons": list(facts.pythons),
-            "cxx11_abi": facts.cxx11_abi,
-            "nccl": facts.nccl,
-            "cuda": facts.cuda,
-            "libtorch_cuda_build_ids": facts.libtorch_cuda_build_ids,
-            "sha256": facts.sha256,
-        },
+        "wheel": msgspec.to_builtins(facts.wheel),
     }
-    return tomli_w.dumps({"release": {facts.version: entry}})
+    return tomli_w.dumps({"release": {version: entry}})
 
 
 def fill_build_ids(version: str, path: Path = releases.RELEASES_TOML) -> None:
@@ -75,7 +68,7 @@ def fill_build_ids(version: str, path: Path = releases.RELEASES_TOML) -> None:
     known = releases.parse(path.read_bytes(), path.name)[version]
     if known.wheel.libtorch_cuda_build_ids:
         return
-    ids = read_facts(version).libtorch_cuda_build_ids
+    ids = read_facts(version).wheel.libtorch_cuda_build_ids
     head = f'[release."{version}".wheel.libtorch_cuda_build_ids]\n'.encode()
     lines = "".join(f'"{python}" = "{value}"\n' for python, value in ids.items()).encode()
     _write(path, path.read_bytes().replace(head, head + lines, 1))
@@ -112,7 +105,7 @@ def write_entry(folder: Path, version: str, entry: ReleaseEntry) -> None:
         ReleaseDataError: the manifest would not be valid with it; it is not changed.
     """
     text = (folder / "manifest.toml").read_text(encoding="utf-8")
-    block = _entry_text(version, entry)
+    block = tomli_w.dumps({"release": {version: msgspec.to_builtins(entry)}})
     found = _find(text, version)
     if found:
         after = text[found.end() :]
@@ -150,16 +143,3 @@ def _store(folder: Path, version: str, text: str, entry: ReleaseEntry | None) ->
         raise ReleaseDataError(f"cannot enter {version} into {path}", remedy="enter it by hand")
     with atomic_write(path) as part:
         part.write_bytes(data)
-
-
-def _entry_text(version: str, entry: ReleaseEntry) -> str:
-    fields: dict[str, object] = {
-        "base_commit": entry.base_commit,
-        "derived_from": entry.derived_from,
-        "patches": list(entry.patches),
-        "not_applicable": [{"id": item.id, "reason": item.reason} for item in entry.not_applicable],
-        "missing": list(entry.missing),
-        "verified": entry.verified.value,
-        "note": entry.note,
-    }
-    return tomli_w.dumps({"release": {version: fields}})

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from build.porting.engine import PatchPort, PatchState
-from build.series.show import LEGEND, STYLES, legend, verdict_table
+from build.series.show import LOOKS, legend, verdict_table
 from build.series.verdicts import HunkVerdict, Method, Verdict
 
 #: The result of a probe without defects, and the patch names for which both wheels must give the same result.
@@ -149,7 +149,7 @@ def to_markdown(report: PortReport) -> bytes:
     if report.edit:
         out += ["", "## To edit", "", *(f"- `{path}`" for path in report.edit)]
     seen = {item.verdict for item in report.verdicts}
-    out += ["", "Legend: " + "; ".join(f"*{w.value}*: {LEGEND[w]}" for w in STYLES if w in seen) + "."]
+    out += ["", "Legend: " + "; ".join(f"*{w.value}*: {text}" for w, (_, text) in LOOKS.items() if w in seen) + "."]
     return ("\n".join(out) + "\n").encode("utf-8", "replace")
 
 

@@ -20,7 +20,7 @@ from build.porting.engine import PatchState, port_series
 from build.porting.fileport import Files
 from build.porting.output import Committed, commit_ports, stage
 from build.porting.trees import FileState, Tree
-from build.seals import signed, unsigned
+from build.seals import read_record, write_record
 from build.series.apply import changed_paths, key_of
 from build.series.checkout import new_repository, remove_folder, replacing
 from build.series.model import PatchFile
@@ -61,7 +61,6 @@ class Outcome:
     git: Git
     checkout: Path | None = None
     edit: tuple[str, ...] = ()
-    fresh: bool = True
 
 
 class Session:
@@ -82,7 +81,7 @@ class Session:
         """
         state = self._state()
         if state is not None and state.key != self._key():
-            if self._edited(state):
+            if state.resolved or (state.current and _tree_of(Git(self.repo)) != state.left):
                 raise UsageError(
                     f"{self.repo} holds edits of another port",
                     cause="patches or trees have changed since that port was started",
@@ -94,7 +93,7 @@ class Session:
             state = State(self._key())
             with replacing(self.folder) as new:
                 new_repository(self.new.git, new / "checkout")
-                (new / _STATE).write_bytes(signed(msgspec.json.encode(state)))
+                write_record(new / _STATE, state)
         return self._go_on(state)
 
     def resume(self, *, drop: bool = False) -> Outcome:
@@ -114,7 +113,7 @@ class Session:
             commit = git.commit(tree, state.current.encode(), "HEAD")
             git.out("update-ref", f"refs/resolved/{commit}", commit)
             state = State(state.key, {**state.resolved, state.current: commit})
-            self._save(state)
+            write_record(self.folder / _STATE, state)
         return self._go_on(state)
 
     def close(self) -> None:
@@ -130,9 +129,9 @@ class Session:
         if waiting is None:
             return Outcome(committed, git)
         if state.current == waiting.port.patch.name:
-            return Outcome(committed, git, self.repo, state.edit, fresh=False)
+            return Outcome(committed, git, self.repo, state.edit)
         edit, left = self._check_out(git, waiting)
-        self._save(State(state.key, state.resolved, waiting.port.patch.name, edit, left))
+        write_record(self.folder / _STATE, State(state.key, state.resolved, waiting.port.patch.name, edit, left))
         return Outcome(committed, git, self.repo, edit)
 
     def _check_out(self, git: Git, waiting: Committed) -> tuple[tuple[str, ...], str]:
@@ -163,12 +162,11 @@ class Session:
         return tuple(sorted({*port.marked, *unmarked})), _tree_of(git)
 
     def _state(self) -> State | None:
-        try:
-            state = msgspec.json.decode(unsigned((self.folder / _STATE).read_bytes()) or b"", type=State)
-        except FileNotFoundError:
+        if not os.path.lexists(self.folder / _STATE):
             return None
-        except (OSError, msgspec.DecodeError):
-            raise UsageError(f"{self.folder / _STATE} is damaged", remedy="use --abort and start again") from None
+        state = read_record(self.folder / _STATE, State)
+        if state is None:
+            raise UsageError(f"{self.folder / _STATE} is damaged", remedy="use --abort and start again")
         self._check_repository()
         return state
 
@@ -178,13 +176,6 @@ class Session:
             raise UsageError(
                 f"{self.repo} is damaged: it is not a git repository", remedy="use --abort and start again"
             )
-
-    def _save(self, state: State) -> None:
-        with atomic_write(self.folder / _STATE) as part:
-            part.write_bytes(signed(msgspec.json.encode(state)))
-
-    def _edited(self, state: State) -> bool:
-        return bool(state.resolved) or (bool(state.current) and _tree_of(Git(self.repo)) != state.left)
 
     def _key(self) -> str:
         return key_of(f"{self.old.commit} {self.new.commit}", self.patches)

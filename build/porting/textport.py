@@ -41,7 +41,7 @@ def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.L
     alignment = align(old.lines, new.lines)
     located = _locate(old, hunks)
     results = [
-        _port(alignment, placed) if placed else _lone(new, hunk, number)
+        _port(alignment, placed) if placed else port_without_base(align(hunk.old, new.lines), split(hunk, number, 0))
         for number, (placed, hunk) in enumerate(zip(located, hunks, strict=True), 1)
     ]
     results = crosscheck(alignment, located, _apart(results))
@@ -72,10 +72,6 @@ def _port(alignment: Alignment, placed: Placed) -> HunkResult:
         changes = context_changes(alignment, placed)
         result = replace(result, evidence="; ".join(part for part in (result.evidence, changes) if part))
     return result
-
-
-def _lone(new: Text, hunk: Hunk, number: int) -> HunkResult:
-    return port_without_base(align(hunk.old, new.lines), split(hunk, number, 0))
 
 
 def _apart(results: list[HunkResult]) -> list[HunkResult]:

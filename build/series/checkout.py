@@ -40,7 +40,10 @@ def new_repository(source: Git, target: Path) -> Git:
 
 def _share_objects(source: Path, target: Path) -> None:
     """Hard-link the object store; across file systems, refer to it instead."""
-    borrowed = [str(path) for path in _alternates(source)]
+    # The object stores that the source itself borrows from.
+    listing = source / "info" / "alternates"
+    lines = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
+    borrowed = [str((source / line).resolve()) for line in lines if line and not line.startswith("#")]
     try:
         for path in source.rglob("*"):
             if path.is_file() and path.parent.name != "info" and path.suffix != ".lock":
@@ -55,13 +58,6 @@ def _share_objects(source: Path, target: Path) -> None:
         info = target / "info"
         info.mkdir(exist_ok=True)
         (info / "alternates").write_bytes("".join(f"{line}\n" for line in borrowed).encode())
-
-
-def _alternates(objects: Path) -> list[Path]:
-    """Return the object stores that `objects` itself borrows from, absolute."""
-    listing = objects / "info" / "alternates"
-    lines = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
-    return [(objects / line).resolve() for line in lines if line and not line.startswith("#")]
 
 
 def _copy_promisor(source: Git, target: Git) -> None:

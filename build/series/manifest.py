@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class PatchEntry(Frozen, frozen=True):
         return SpecifierSet(self.applies).contains(Version(release), prereleases=True)
 
 
-class ReleaseEntry(Frozen, frozen=True):
+class ReleaseEntry(Frozen, frozen=True, kw_only=True):
     """The series in one release.
 
     Attributes:
@@ -82,8 +82,8 @@ class ReleaseEntry(Frozen, frozen=True):
     """
 
     base_commit: str
-    patches: tuple[str, ...]
     derived_from: str = ""
+    patches: tuple[str, ...]
     not_applicable: tuple[NotApplicable, ...] = ()
     missing: tuple[str, ...] = ()
     verified: Verified = Verified.NONE
@@ -152,12 +152,18 @@ def folder(name: str, root: Path | None = None) -> Path:
     return known[name]
 
 
-def patches_of(release: str, series: Iterable[str], root: Path | None = None) -> tuple[PatchFile, ...]:
+def patches_of(release: str, series: Sequence[str], root: Path | None = None) -> tuple[PatchFile, ...]:
     """Read the patches of `release`, one series after the other; `root` is the folder of all series.
 
     Raises:
-        PatchError: a series does not have all its patches for the release, or a patch is malformed.
+        PatchError: no series is ported to the release, one does not have all its patches, or a patch is malformed.
     """
+    if not series:
+        raise PatchError(
+            f"no series of patches is ported to PyTorch {release} yet",
+            cause="build/releases.toml names none for it: nothing would be patched",
+            remedy=f"port one: python3 noxfile.py -s regenerate-patch -- {release}",
+        )
     found: list[PatchFile] = []
     for name in series:
         series_folder = folder(name, root)

@@ -10,25 +10,16 @@ from rich.text import Text
 from build.console import console, log, note
 from build.series.verdicts import HunkVerdict, Verdict
 
-STYLES = {
-    Verdict.CLEAN: "green",
-    Verdict.OFFSET: "green",
-    Verdict.DRIFTED: "yellow",
-    Verdict.MOVED: "yellow",
-    Verdict.UPSTREAM: "cyan",
-    Verdict.PARTLY: "magenta",
-    Verdict.CONFLICT: "bold red",
-    Verdict.GONE: "bold red",
-}
-LEGEND = {
-    Verdict.CLEAN: "at the line that the patch says",
-    Verdict.OFFSET: "the same lines, further up or down",
-    Verdict.DRIFTED: "lines around it changed; merged with the old file as base",
-    Verdict.MOVED: "the file or the code moved; found by similarity",
-    Verdict.UPSTREAM: "the new tree has the change already",
-    Verdict.PARTLY: "the new tree has part of the change; the rest was applied",
-    Verdict.CONFLICT: "needs a human",
-    Verdict.GONE: "needs a human: the file is gone",
+#: The style and the meaning of each verdict.
+LOOKS = {
+    Verdict.CLEAN: ("green", "at the line that the patch says"),
+    Verdict.OFFSET: ("green", "the same lines, further up or down"),
+    Verdict.DRIFTED: ("yellow", "lines around it changed; merged with the old file as base"),
+    Verdict.MOVED: ("yellow", "the file or the code moved; found by similarity"),
+    Verdict.UPSTREAM: ("cyan", "the new tree has the change already"),
+    Verdict.PARTLY: ("magenta", "the new tree has part of the change; the rest was applied"),
+    Verdict.CONFLICT: ("bold red", "needs a human"),
+    Verdict.GONE: ("bold red", "needs a human: the file is gone"),
 }
 
 
@@ -45,7 +36,7 @@ def verdict_table(verdicts: Sequence[HunkVerdict], title: str) -> Table:
             Text(where),
             str(item.hunk or "-"),
             str(item.line or "-"),
-            Text(word, style=STYLES[item.verdict]),
+            Text(word, style=LOOKS[item.verdict][0]),
             Text("; ".join(part for part in (item.method.value, item.evidence) if part)),
         )
         last = item.patch
@@ -65,4 +56,4 @@ def show_verdicts(verdicts: Sequence[HunkVerdict], title: str) -> None:
 
 def legend(verdicts: Sequence[HunkVerdict]) -> str:
     seen = {item.verdict for item in verdicts}
-    return "\n".join(f"{word.value}: {LEGEND[word]}" for word in Verdict if word in seen)
+    return "\n".join(f"{word.value}: {meaning}" for word, (_, meaning) in LOOKS.items() if word in seen)

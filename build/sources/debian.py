@@ -69,16 +69,13 @@ def _apt(state: Path, *arguments: str) -> list[str]:
     return ["apt-get", "-q", *flags, *arguments]
 
 
-def _prepare(state: Path, mirror: str, source: DebianSource) -> None:
+def _download(state: Path, mirror: str, source: DebianSource) -> Path:
     for name in ("state", "lists/partial", "cache/archives/partial", "download"):
         (state / name).mkdir(parents=True, exist_ok=True)
     (state / "status").touch()
     signed = f"[signed-by={KEYRING}] " if KEYRING.is_file() else ""
     (state / "sources.list").write_text(f"deb-src {signed}{mirror} {source.suite} main\n")
 
-
-def _download(state: Path, mirror: str, source: DebianSource) -> Path:
-    _prepare(state, mirror, source)
     updated = run(_apt(state, "update"), timeout=600)
     if updated.returncode:
         raise SourceError(f"{mirror}: no index of Debian {source.suite}", cause=updated.tail)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from build.console import note
 from build.errors import DigestMismatchError, SourceError, UsageError
-from build.git import Git, repository, split_revision, uncommitted
+from build.git import Git, Settings, repository, split_revision
 from build.releases import Release
 from build.seals import sha256_of
 from build.sources import readers
@@ -26,19 +26,16 @@ class _Found:
     read: Reader
 
 
-def _commit(git: Git, revision: str | None, release: Release) -> str:
-    try:
-        return git.resolve(revision or "HEAD")
-    except SourceError as error:
-        remedy = f"name one that it has: --source {git.folder}@{release.tag}"
-        raise UsageError(error.what, cause=error.cause, remedy=remedy) from None
-
-
 def _changed(path: Path) -> None:
-    """Print a note if a work tree has changes, since its commit is used."""
+    """Print a note if a work tree has changes, since its commit is used.
+
+    The tree may be another user's. It is not changed, not even its index, and only the user's settings apply: with
+    `safe.directory=*`, git would run the filters that the tree names.
+    """
     if not (path / ".git").exists():
         return
-    done = uncommitted(path)
+    options = ("--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+    done = Git(path, settings=Settings.USER).call("status", *options, env={"GIT_OPTIONAL_LOCKS": "0"})
     if done.returncode:
         note(f"{path}: its commit is used, without uncommitted changes; git cannot list these: {done.tail}")
     elif done.stdout:
@@ -46,16 +43,15 @@ def _changed(path: Path) -> None:
 
 
 def _repository(git: Git, revision: str | None, release: Release, need: TreePurpose) -> _Found:
-    commit = _commit(git, revision, release)
+    try:
+        commit = git.resolve(revision or "HEAD")
+    except SourceError as error:
+        remedy = f"name one that it has: --source {git.folder}@{release.tag}"
+        raise UsageError(error.what, cause=error.cause, remedy=remedy) from None
     if revision is None:
         _changed(git.folder)
     read: Reader = lambda _: readers.repository(git.folder, commit, need)  # noqa: E731
     return _Found(SourceKind.CHECKOUT, f"git {commit}", f"commit {commit}", read)
-
-
-def _tarball(path: Path, need: TreePurpose) -> _Found:
-    digest = sha256_of(path)
-    return _Found(SourceKind.TARBALL, f"sha256 {digest}", f"sha256 {digest}", lambda _: readers.tarball(path, need))
 
 
 def _folder(path: Path, need: TreePurpose) -> _Found:
@@ -76,7 +72,10 @@ def _look(source: Path, release: Release, need: TreePurpose) -> _Found:
         return _repository(git, revision, release, need)
     if revision is not None:
         raise UsageError(f"--source {source}: {path} is not a git repository, so it has no revisions")
-    return _folder(path, need) if path.is_dir() else _tarball(path, need)
+    if path.is_dir():
+        return _folder(path, need)
+    digest = f"sha256 {sha256_of(path)}"
+    return _Found(SourceKind.TARBALL, digest, digest, lambda _: readers.tarball(path, need))
 
 
 def check_blobs(release: Release, repo: Path, where: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from build.console import note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
 from build.git import SUBMODULE, Git, Settings
-from build.process import Completed
 from build.releases import Release
 from build.seals import built
 from build.sources.importer import SourceFiles, cache_path, cached_tree, new_repository, wanted
@@ -28,17 +27,6 @@ def url() -> str:
     return os.environ.get("MULTIWORLD_UPSTREAM") or UPSTREAM
 
 
-def _ls_remote(release: Release) -> Completed:
-    names = [f"refs/tags/{release.tag}", f"refs/tags/{release.tag}^{{}}"]
-    try:
-        return Git(Path.cwd(), settings=Settings.REMOTE).call("ls-remote", url(), *names, timeout=CONNECT_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        raise EnvironmentUnfitError(
-            f"{url()} did not answer within {CONNECT_TIMEOUT:.0f} s",
-            cause="no network, or a firewall that drops packets",
-        ) from None
-
-
 def remote_commit(release: Release) -> str:
     """Return the commit that the release's tag has upstream now.
 
@@ -46,7 +34,14 @@ def remote_commit(release: Release) -> str:
         EnvironmentUnfitError: upstream cannot be reached.
         SourceError: it does not have the tag.
     """
-    done = _ls_remote(release)
+    names = [f"refs/tags/{release.tag}", f"refs/tags/{release.tag}^{{}}"]
+    try:
+        done = Git(Path.cwd(), settings=Settings.REMOTE).call("ls-remote", url(), *names, timeout=CONNECT_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise EnvironmentUnfitError(
+            f"{url()} did not answer within {CONNECT_TIMEOUT:.0f} s",
+            cause="no network, or a firewall that drops packets",
+        ) from None
     if done.returncode:
         raise EnvironmentUnfitError(f"{url()} cannot be reached", cause=done.tail)
     rows = [row.split() for row in done.stdout.decode().splitlines()]
@@ -112,30 +107,8 @@ def _fetch_with_retry(release: Release, repo: Path, need: TreePurpose) -> None:
         _fetch(release, repo, need)
 
 
-def _entries(release: Release, repo: Path, need: TreePurpose) -> SourceFiles:
-    check_commit(release, remote_commit(release), url())
-    step(f"fetching PyTorch {release.tag} from {url()}: one commit, only the files an overlay needs")
-    _fetch_with_retry(release, repo, need)
-    yield from repository(repo, release.commit, need)
-
-
-def _full(release: Release) -> Path:
-    """Return a clone of upstream with its submodules, which a full build needs."""
-
-    def clone(part: Path) -> None:
-        check_commit(release, remote_commit(release), url())
-        step(f"cloning PyTorch {release.tag} with its submodules from {url()}")
-        _fetch_with_retry(release, part, TreePurpose.FULL)
-
-    return built(path(release, TreePurpose.FULL), f"the clone of PyTorch {release.version}", clone)
-
-
-def _key(release: Release) -> str:
-    return f"git {release.commit}"
-
-
 def path(release: Release, need: TreePurpose) -> Path:
-    return cache_path(release, _key(release), need)
+    return cache_path(release, f"git {release.commit}", need)
 
 
 def fetch(release: Release, need: TreePurpose) -> Path:
@@ -146,6 +119,19 @@ def fetch(release: Release, need: TreePurpose) -> Path:
         DigestMismatchError: the tag is another commit than the pinned one.
         SourceError: the tag does not exist, or the transfer broke off twice.
     """
+
+    def clone(part: Path) -> None:
+        """Clone upstream with its submodules, which a full build needs."""
+        check_commit(release, remote_commit(release), url())
+        step(f"cloning PyTorch {release.tag} with its submodules from {url()}")
+        _fetch_with_retry(release, part, need)
+
+    def entries(repo: Path) -> SourceFiles:
+        check_commit(release, remote_commit(release), url())
+        step(f"fetching PyTorch {release.tag} from {url()}: one commit, only the files an overlay needs")
+        _fetch_with_retry(release, repo, need)
+        yield from repository(repo, release.commit, need)
+
     if need is TreePurpose.FULL:
-        return _full(release)
-    return cached_tree(release, _key(release), need, lambda scratch: _entries(release, scratch, need))
+        return built(path(release, need), f"the clone of PyTorch {release.version}", clone)
+    return cached_tree(release, f"git {release.commit}", need, entries)

@@ -16,27 +16,16 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderDifference:
-    """A header whose bytes differ between wheel and tree (SHA-256 of both)."""
-
-    path: str
-    wheel: str
-    tree: str
-
-
-@dataclass(frozen=True, slots=True)
 class HeaderComparison:
     """The comparison of the wheel's headers with the tree's; paths are relative to `torch/include`.
 
     Attributes:
         equal: number of shared headers with the same bytes.
-        generated: headers of the wheel that the tree lacks: made by the build, or of a third party.
         differing: shared headers that differ, but are not included by compiled code (empty when all count).
     """
 
     equal: int
-    generated: tuple[str, ...]
-    differing: tuple[HeaderDifference, ...]
+    differing: tuple[str, ...]
 
 
 def tree_path(header: str) -> str:
@@ -49,21 +38,11 @@ def _headers(include_dir: Path) -> list[str]:
     return sorted(path.relative_to(include_dir).as_posix() for path in files)
 
 
-def _compare(include_dir: Path, repo: Path) -> tuple[int, list[str], list[HeaderDifference]]:
-    equal, generated, differing = 0, [], []
-    for header in _headers(include_dir):
-        ours, theirs = repo / tree_path(header), include_dir / header
-        if not ours.is_file():
-            generated.append(header)
-        elif ours.read_bytes() == theirs.read_bytes():
-            equal += 1
-        else:
-            differing.append(HeaderDifference(header, sha256_of(theirs), sha256_of(ours)))
-    return equal, generated, differing
-
-
-def _refuse(tree: SourceTree, decisive: list[HeaderDifference], equal: int) -> None:
-    rows = [f"{item.path}\n  wheel {item.wheel}\n  tree  {item.tree}" for item in decisive[:_SHOWN]]
+def _refuse(tree: SourceTree, include_dir: Path, decisive: list[str], equal: int) -> None:
+    digests = (
+        (name, sha256_of(include_dir / name), sha256_of(tree.repo / tree_path(name))) for name in decisive[:_SHOWN]
+    )
+    rows = [f"{name}\n  wheel {theirs}\n  tree  {ours}" for name, theirs, ours in digests]
     if len(decisive) > _SHOWN:
         rows.append(f"… and {len(decisive) - _SHOWN} more")
     raise DigestMismatchError(
@@ -82,16 +61,19 @@ def check_headers(tree: SourceTree, include_dir: Path, only: frozenset[str] | No
     Raises:
         DigestMismatchError: a header that decides differs, or there are no shared headers.
     """
-    equal, generated, differing = _compare(include_dir, tree.repo)
-    decisive = [item for item in differing if only is None or item.path in only]
+    # Headers of the wheel that the tree lacks are made by the build, or of a third party.
+    shared = [name for name in _headers(include_dir) if (tree.repo / tree_path(name)).is_file()]
+    differing = [n for n in shared if (include_dir / n).read_bytes() != (tree.repo / tree_path(n)).read_bytes()]
+    equal = len(shared) - len(differing)
+    decisive = [name for name in differing if only is None or name in only]
     if decisive:
-        _refuse(tree, decisive, equal)
+        _refuse(tree, include_dir, decisive, equal)
     if not equal:
         raise DigestMismatchError(
             f"source tree and wheel of PyTorch {tree.release.version} share no header",
             cause=f"{include_dir} is not the include folder of a torch wheel, or {tree.repo} no PyTorch source",
         )
-    return HeaderComparison(equal, tuple(generated), tuple(item for item in differing if item not in decisive))
+    return HeaderComparison(equal, tuple(name for name in differing if name not in decisive))
 
 
 def _check_pinned(tree: SourceTree, read: frozenset[str]) -> None:

@@ -45,10 +45,6 @@ def _facts(release: Release, overlay: Overlay) -> bytes:
     return (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode()
 
 
-def wheel_name(release: Release, tag: str) -> str:
-    return f"{_PACKAGE}-{release.patched_version}-py3-none-{tag}.whl"
-
-
 def _licences(release: Release, official: Path) -> dict[str, bytes]:
     """Return PyTorch's licence files by name; they must go with its compiled code."""
     pattern = re.compile(rf"torch-{re.escape(release.wheel.version)}\.dist-info/(?:licenses/)?(LICENSE|NOTICE)")
@@ -70,7 +66,7 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
     Raises:
         WheelError: the official wheel has no licence, or the result fails its own check.
     """
-    name = wheel_name(release, tag)
+    name = f"{_PACKAGE}-{release.patched_version}-py3-none-{tag}.whl"
     info = f"{_PACKAGE}-{release.patched_version}.dist-info"
     wheel = f"Wheel-Version: 1.0\nGenerator: multiworld\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n"
     sweep(folder / name)

@@ -89,15 +89,10 @@ def _plan(release: Release, names: list[str], tag_line: str, overlay: Overlay) -
     return _Plan(old, f"torch-{release.patched_version}.dist-info", rewrite)
 
 
-def _old_record(archive: zipfile.ZipFile, dist_info: str) -> dict[str, str]:
-    """Return digest and size of each member, as the official RECORD has them."""
-    lines = archive.read(f"{dist_info}/RECORD").decode().splitlines()
-    return {row[0]: ",".join(row[1:]) for row in csv.reader(lines) if row}
-
-
 def _copy(archive: zipfile.ZipFile, source: DigestedReader, writer: WheelWriter, plan: _Plan) -> None:
     """Copy all members, rewriting the few that change."""
-    record = _old_record(archive, plan.old_info)
+    lines = archive.read(f"{plan.old_info}/RECORD").decode().splitlines()
+    record = {row[0]: ",".join(row[1:]) for row in csv.reader(lines) if row}
     # In the order of the file, so that it is read once, from front to back.
     for member in sorted(archive.infolist(), key=lambda item: item.header_offset):
         name = member.filename

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
 import uv
+from filelock import FileLock, Timeout
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
@@ -20,6 +19,9 @@ from build.errors import EnvironmentUnfitError
 from build.paths import cache, locked
 from build.preflight import interpreter
 from build.process import run
+
+#: In each folder, held while it is in use.
+_LOCK = ".lock"
 
 
 class Form(Enum):
@@ -54,33 +56,27 @@ def _sweep(top: Path) -> None:
     """Remove the folders of killed runs, some gigabytes each: a live run holds a lock on its folder."""
     for path in top.iterdir():
         if path.is_dir() and not path.is_symlink():
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(Timeout), FileLock(path / _LOCK, timeout=0):
                 shutil.rmtree(path, ignore_errors=True)
-            except BlockingIOError:
-                pass  # in use
-            finally:
-                os.close(handle)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _folder(form: Form) -> Iterator[Path]:
     """Make a folder, yield it with a lock on it held, and remove it."""
     top = cache("environments")
     with locked(top / "environments", "the environments for tests"):
         _sweep(top)
         folder = Path(tempfile.mkdtemp(prefix=f"{form.value}-", dir=top))
-        handle = os.open(folder, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        lock = FileLock(folder / _LOCK)
+        lock.acquire()
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
+        lock.release()
 
 
-@contextmanager
+@contextlib.contextmanager
 def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
     """Make an environment with `wheels`, yield its interpreter, and remove it; dependencies come from the index.
 

@@ -136,17 +136,12 @@ def _stock_path(made: BuildRecord) -> Path:
 
 def read_stock(made: BuildRecord) -> list[Run]:
     """Return the recorded runs on the stock wheel of a build, empty without a record."""
-    try:
-        data = seals.unsigned(_stock_path(made).read_bytes())
-        runs = msgspec.json.decode(data or b"[]", type=list[Run])
-    except (OSError, msgspec.DecodeError):
-        return []
-    return [msgspec.structs.replace(run, recorded=True) for run in runs]
+    runs = seals.read_record(_stock_path(made), list[Run])
+    return [msgspec.structs.replace(run, recorded=True) for run in runs or ()]
 
 
 def write_stock(made: BuildRecord, runs: Sequence[Run]) -> None:
     """Record those of `runs` that are on stock, if all are green: they stay valid until a deciding file changes."""
     stock = [run for run in runs if run.form == Form.STOCK.value]
     if stock and all(run.green for run in stock):
-        with atomic_write(_stock_path(made)) as part:
-            part.write_bytes(seals.signed(msgspec.json.encode(stock)))
+        seals.write_record(_stock_path(made), stock)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from multiworld import conflict
+
 _NEEDED = ("typer", "rich")
 
 
@@ -19,7 +21,7 @@ def main() -> None:
         sys.stderr.write(
             f"multiworld: the command line needs {missing.name}, which is not installed\n"
             "  likely cause: torch-multiworld was installed without its extra 'cli'\n"
-            "  what to do: pip install 'torch-multiworld[cli]'\n"
+            f"  what to do: {conflict.INSTALL.format(extra='[cli]')}\n"
         )
         sys.exit(2)
     app()
@@ -28,7 +30,6 @@ def main() -> None:
 def _check_package() -> None:
     """Say so where the package around this module is pymultiworld, installed over ours: its start does not."""
     import multiworld
-    from multiworld import conflict
 
     if not hasattr(multiworld, "MultiWorldError"):
         sys.stderr.write(f"multiworld: {conflict.mixed(str(Path(__file__).parent.parent))}\n")

@@ -22,7 +22,6 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from multiworld.events import Event, WorldBroken
@@ -100,9 +99,7 @@ class StatusFile:
     def __enter__(self) -> StatusFile:  # noqa: PYI034 - typing.Self is not in 3.10
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _note(self, event: Event) -> None:

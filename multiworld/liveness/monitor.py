@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
@@ -26,7 +25,7 @@ from multiworld.liveness.neighbour import ProcessId
 from multiworld.liveness.peer import PeerProcess, Watch, Watched
 from multiworld.liveness.reach import Reach
 from multiworld.liveness.ring import watched_by
-from multiworld.net.reactor import Reactor
+from multiworld.net.reactor import Clock, Reactor
 
 #: when to go on after an error of ours
 AGAIN_SECONDS = 0.2
@@ -50,12 +49,14 @@ Place = TypeVar("Place", bound=PeerPlace)
 class _Member:
     """One session and the peers that it watches now."""
 
-    def __init__(self, session: Watched, claims: Mapping[int, PeerPlace], heartbeat: Heartbeat, dial: DialPeer) -> None:
+    def __init__(
+        self, session: Watched, claims: Mapping[int, PeerPlace], heartbeat: Heartbeat, dial: DialPeer, clock: Clock
+    ) -> None:
         self.session = session
         self.claims = claims
         self.heartbeat = heartbeat
         self.watches: dict[int, tuple[PeerProcess, Watch]] = {}
-        self.reach = Reach(session, heartbeat)
+        self.reach = Reach(session, heartbeat, clock)
         self._dial = dial
         self._left = -1, -1
 
@@ -75,7 +76,7 @@ class _Member:
 
 
 class Monitor:
-    """All peer processes. Everything runs in the hub's thread."""
+    """All peer processes. Everything runs in the hub's thread, by the hub's clock."""
 
     def __init__(self, hub: Reactor) -> None:
         self._hub = hub
@@ -99,9 +100,9 @@ class Monitor:
 
         def work() -> None:
             if not self._closed:
-                member = self._members[session] = _Member(session, dict(claims), heartbeat, dial)
+                member = self._members[session] = _Member(session, dict(claims), heartbeat, dial, self._hub.clock)
                 self._watch_ring(member, pulses)
-                self._tick(time.monotonic())
+                self._tick(self._hub.clock())
             for sock in self._arriving.pop(session).values():  # of peers that are not watched
                 sock.close()
 
@@ -154,7 +155,7 @@ class Monitor:
             process = self._processes[key] = PeerProcess(self._hub, claim.process)
         if sock is not None:
             process.adopt(sock)
-        watch = Watch(member.session, peer, member.heartbeat, time.monotonic())
+        watch = Watch(member.session, peer, member.heartbeat, self._hub.clock())
         process.watch(watch)
         member.watches[peer] = process, watch
 

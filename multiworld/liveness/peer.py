@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from multiworld.config import Heartbeat
 from multiworld.events import EventBus
 from multiworld.liveness.neighbour import PATIENCE, ProcessId, Starvation
 from multiworld.liveness.pulse import MAX_AT_ONCE, PING
-from multiworld.liveness.tcpinfo import tcp_info
+from multiworld.liveness.tcpinfo import TcpInfo, tcp_info
 from multiworld.membership import Membership
-
-if TYPE_CHECKING:
-    from multiworld.net.reactor import Reactor
+from multiworld.net.reactor import Reactor
 
 #: how long one attempt to connect again may take, in seconds
 DIAL_SECONDS = 2.0
@@ -32,8 +29,8 @@ Dial = Callable[[float], socket.socket]
 class ControlSockets(Protocol):
     """The control connections of a session, as far as they show whether a host can be reached."""
 
-    def sock(self, peer: int) -> socket.socket | None:
-        """The connection to ``peer``, if it is open."""
+    def tcp_info(self, peer: int) -> TcpInfo | None:
+        """What the kernel knows of the connection to ``peer``; None if it is closed, or the kernel does not say."""
 
     def poke(self, peer: int) -> bool:
         """Send what means nothing to ``peer``, for its kernel to acknowledge; whether it was sent."""
@@ -95,8 +92,9 @@ class PeerProcess:
 
     def __init__(self, hub: Reactor, process: ProcessId) -> None:
         self.watches: list[Watch] = []
-        self.last_heard = time.monotonic()
         self._hub = hub
+        self._clock = hub.clock
+        self.last_heard = self._clock()
         self._process = process
         self._sock: socket.socket | None = None
         self._asked: deque[float] = deque()  # when the pings without an answer were sent
@@ -122,7 +120,7 @@ class PeerProcess:
         sock.setblocking(False)
         self._sock = sock
         self._asked.clear()
-        self.last_heard = time.monotonic()
+        self.last_heard = self._clock()
 
     def dial(self, dial: Dial) -> None:
         """Connect, in a thread of its own, unless that is under way: the peer's Python has to answer."""
@@ -154,7 +152,7 @@ class PeerProcess:
 
     def forgive(self, gap: float) -> None:
         """We did not listen for ``gap`` seconds: do not hold that against the peer."""
-        now = time.monotonic()
+        now = self._clock()
         self.last_heard = min(now, self.last_heard + gap)
         self._asked = deque(min(now, asked + gap) for asked in self._asked)
         for watch in self.watches:
@@ -181,7 +179,7 @@ class PeerProcess:
         """Ask the kernel when the last answer came: it was no sooner than its question, maybe much later."""
         info = tcp_info(self._sock) if self._sock is not None else None
         if info is not None:
-            self.last_heard = max(self.last_heard, time.monotonic() - info.data_age)
+            self.last_heard = max(self.last_heard, self._clock() - info.data_age)
 
     def _judge(self, now: float) -> None:
         self._refine()
@@ -234,14 +232,14 @@ class PeerProcess:
         except OSError:
             self._drop()
             return
-        self._asked.append(time.monotonic())  # after it: this thread may have lost the GIL for long meanwhile
+        self._asked.append(self._clock())  # after it: this thread may have lost the GIL for long meanwhile
 
     def _drop(self) -> None:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
             self._asked.clear()
-            self.last_heard = time.monotonic()  # it was there until now; from now on it is not reached
+            self.last_heard = self._clock()  # it was there until now; from now on it is not reached
 
     def _dial(self, dial: Dial) -> None:
         sock: socket.socket | None = None

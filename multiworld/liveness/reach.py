@@ -9,12 +9,11 @@ stopped, which its predecessors in the ring notice.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 
 from multiworld.config import Heartbeat
 from multiworld.liveness.peer import SLACK, Watch, Watched
-from multiworld.liveness.tcpinfo import tcp_info
+from multiworld.net.reactor import Clock
 
 #: so many peers are asked at a time, each until it answers; then it is the turn of others
 AT_ONCE = 4
@@ -23,11 +22,18 @@ ACK_SECONDS = 0.3
 
 
 class Reach:
-    """What one session asks the kernels of awaited peers. For the hub's thread."""
+    """What one session asks the kernels of awaited peers. For the hub's thread.
 
-    def __init__(self, session: Watched, heartbeat: Heartbeat) -> None:
+    Args:
+        session: whose operations wait.
+        heartbeat: how long a silence may last.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, session: Watched, heartbeat: Heartbeat, clock: Clock) -> None:
         self._session = session
         self._heartbeat = heartbeat
+        self._clock = clock
         self._asked: dict[int, Watch] = {}
         self._last = session.membership.rank
         self._next_look = 0.0
@@ -46,19 +52,18 @@ class Reach:
 
     def forgive(self, gap: float) -> None:
         """We did not listen for ``gap`` seconds."""
-        now = time.monotonic()
+        now = self._clock()
         for watch in self._asked.values():
             watch.since = min(now, watch.since + gap)
 
     def _look(self, peer: int, now: float, wanted: bool) -> None:
-        watch, sock = self._asked[peer], self._session.control.sock(peer)
-        info = tcp_info(sock) if sock is not None else None
+        watch, info = self._asked[peer], self._session.control.tcp_info(peer)
         if info is None or info.unanswered == 0 or not wanted:
             watch.judge(0.0, lost=False)
             del self._asked[peer]
             return
         # In this order: this thread may lose the GIL for long between any two steps.
-        silence = now - max(watch.since, time.monotonic() - info.ack_age)
+        silence = now - max(watch.since, self._clock() - info.ack_age)
         silence = silence if silence > ACK_SECONDS else 0.0
         watch.judge(silence, silence >= self._heartbeat.lost_after)
 
@@ -70,4 +75,4 @@ class Reach:
                 return
             self._last = peer
             if self._session.control.poke(peer):
-                self._asked[peer] = Watch(self._session, peer, self._heartbeat, time.monotonic())
+                self._asked[peer] = Watch(self._session, peer, self._heartbeat, self._clock())

@@ -148,13 +148,10 @@ class Endpoint:
         self._listen_to(visitor)
         if sock in self._visitors:
             self._hub.watch(sock, selectors.EVENT_READ, lambda _: self._listen_to(visitor))
-            self._expire_later()
+            if not self._expiring:
+                self._expiring = True
+                self._hub.call_later(VISITOR_SECONDS, self._expire)
         return True
-
-    def _expire_later(self) -> None:
-        if not self._expiring:
-            self._expiring = True
-            self._hub.call_later(VISITOR_SECONDS, self._expire)
 
     def _expire(self) -> None:
         """Drop visitors that took too long; one timer serves all of them."""

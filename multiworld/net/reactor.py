@@ -28,14 +28,21 @@ LONGEST_SLEEP = 3600.0
 
 Ready = Callable[[int], None]
 Alarm = Callable[[float], None]
+Clock = Callable[[], float]
 
 
 class Reactor:
-    """A thread with a selector, calls from other threads, and alarms; ``start`` starts it."""
+    """A thread with a selector, calls from other threads, and alarms; ``start`` starts it.
 
-    def __init__(self) -> None:
+    Args:
+        clock: monotonic seconds; what is served here goes by the same one.
+        selector: what it waits in; a new one by default.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic, selector: selectors.BaseSelector | None = None) -> None:
         self.pid = os.getpid()
-        self._selector = selectors.DefaultSelector()
+        self.clock = clock
+        self._selector = selector or selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain)
         self._calls: deque[Callable[[], None]] = deque()
@@ -48,7 +55,7 @@ class Reactor:
         self._stall_watchers: list[Callable[[float], None]] = []
         self._closers: list[Callable[[], None]] = []
         self._stopping = False
-        self.thread = threading.Thread(target=self._run, name="mw-hub", daemon=True)
+        self.thread = threading.Thread(target=self.run, name="mw-hub", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -57,7 +64,7 @@ class Reactor:
     def stop(self) -> None:
         """Close what it serves and stop the thread; waits for that, except in the thread itself."""
         self.call(self._stop)
-        if threading.current_thread() is not self.thread:
+        if self.thread.is_alive() and threading.current_thread() is not self.thread:
             self.thread.join(timeout=5)
 
     def call(self, function: Callable[[], None]) -> None:
@@ -73,7 +80,7 @@ class Reactor:
 
     def call_later(self, delay: float, function: Callable[[], None]) -> None:
         """Run ``function`` in the hub's thread after ``delay`` seconds."""
-        entry = (time.monotonic() + delay, next(self._numbers), function)
+        entry = (self.clock() + delay, next(self._numbers), function)
         self.call(lambda: heapq.heappush(self._later, entry))
 
     def call_and_wait(self, function: Callable[[], None], timeout: float = 5.0) -> bool:
@@ -131,21 +138,26 @@ class Reactor:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Serve until ``stop``: what the thread does."""
         while not self._stopping:
-            due = max(self._next_due(), time.monotonic())  # what was past when it was asked for shows no stall
-            patience = None if due == math.inf else min(due - time.monotonic(), LONGEST_SLEEP)
-            for key, events in self._selector.select(patience):
-                self._guarded(key.data, events)
-            while self._calls:
-                self._guarded(self._calls.popleft())
-            self._act(due)
+            self.turn()
         with self._calls_guard:  # from here on nobody writes to the descriptor, whose number others get
             self._stopped = True
             self._selector.close()
             os.close(self._wake)
         while self._calls:
             self._guarded(self._calls.popleft())
+
+    def turn(self) -> None:
+        """Wait for the next thing, and do what is ready or due."""
+        due = max(self._next_due(), self.clock())  # what was past when it was asked for shows no stall
+        patience = None if due == math.inf else min(due - self.clock(), LONGEST_SLEEP)
+        for key, events in self._selector.select(patience):
+            self._guarded(key.data, events)
+        while self._calls:
+            self._guarded(self._calls.popleft())
+        self._act(due)
 
     def _next_due(self) -> float:
         """When this thread has to run again, whatever happens."""
@@ -154,7 +166,7 @@ class Reactor:
 
     def _act(self, due: float) -> None:
         """Do what is due; ``due`` is when we meant to run at the latest."""
-        now = time.monotonic()
+        now = self.clock()
         self._look_for_stall(now - due)
         while self._later and self._later[0][0] <= now:
             self._guarded(heapq.heappop(self._later)[2])
@@ -162,7 +174,7 @@ class Reactor:
             for function in [function for function, when in self._alarms.items() if when <= now]:
                 if self._alarms.pop(function, None) is not None:  # one that was before it may have taken it back
                     self._guarded(function, now)
-        self._look_for_stall(time.monotonic() - now)  # nothing of this takes long, unless we do not get to run
+        self._look_for_stall(self.clock() - now)  # nothing of this takes long, unless we do not get to run
 
     def _look_for_stall(self, gap: float) -> None:
         if gap > STALL:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -11,13 +12,11 @@ from multiworld.config import is_duration
 from multiworld.errors import InvalidArgument
 from multiworld.modes import disturbed, transform, undisturbed
 from multiworld.ops import quarantine
-from multiworld.ops.waiting import wait_async, wait_sync
-from multiworld.profiling import profiled, span
+from multiworld.ops.waiting import OperationHost, wait_async, wait_sync
 
 if TYPE_CHECKING:
     from multiworld.matching.engine import Engine
     from multiworld.matching.operation import Operation
-    from multiworld.session import Session
 
 Starter = Callable[..., "Operation"]
 
@@ -33,10 +32,12 @@ class GroupWorld(Protocol):
     def generation(self) -> int: ...
     @property
     def torch_device(self) -> torch.device: ...
-    def _enter_async(self, operation: str) -> Session:
+    @property
+    def on_device(self) -> bool: ...
+    def _enter_async(self, operation: str) -> OperationHost:
         """The session for an operation of the running loop; raises a typed error if there is none."""
 
-    def _enter_sync(self, operation: str) -> Session:
+    def _enter_sync(self, operation: str) -> OperationHost:
         """The session for an operation of the calling thread; raises a typed error if there is none."""
 
 
@@ -60,10 +61,23 @@ def _begin(engine: Engine, group: GroupBase, starter: Starter, *args: Any) -> Op
         return starter(engine, group, *args)
 
 
-def _look_after(session: Session, starter: Starter, error: BaseException) -> None:
+def _look_after(session: OperationHost, starter: Starter, error: BaseException) -> None:
     """After an interrupt in the middle of a start, nobody knows how much of it was done, nor has what was started."""
     if not isinstance(error, Exception):
         session.interrupted(f"{starter.__name__} began")
+
+
+def _profiled() -> bool:
+    return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
+@contextlib.contextmanager
+def _watched(session: OperationHost, group: GroupBase, starter: Starter, *args: Any) -> Iterator[Operation]:
+    """Start an operation inside a profiler's span that names the world and generation, its memory watched."""
+    us = session.membership
+    span = torch.profiler.record_function(f"multiworld::{starter.__name__} world={us.name} generation={us.generation}")
+    with span, quarantine.watching() as watch:
+        yield watch(_begin(session.engine, group, starter, *args))
 
 
 def _outcome(operation: Operation) -> Any:
@@ -104,8 +118,11 @@ class GroupBase:
     async def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
         _check(self, timeout, starter)
         session = self._world._enter_async(starter.__name__)
-        if quarantine.ACTIVE or profiled():
-            return await self._watched(session, timeout, starter, *args)
+        if quarantine.ACTIVE or _profiled():
+            with _watched(session, self, starter, *args) as operation:
+                if not operation.done:
+                    await wait_async(session, operation, timeout)
+                return _outcome(operation)
         engine = session.engine
         try:
             operation = _begin(engine, self, starter, *args) if disturbed() else starter(engine, self, *args)
@@ -115,15 +132,6 @@ class GroupBase:
         if not operation.done:
             await wait_async(session, operation, timeout)
         return _outcome(operation) if disturbed() else operation.result()
-
-    async def _watched(self, session: Session, timeout: float | None, starter: Starter, *args: Any) -> Any:
-        """The same inside a profiler's span, its memory watched."""
-        us = session.membership
-        with span(us.name, us.generation, starter.__name__), quarantine.watching() as watch:
-            operation = watch(_begin(session.engine, self, starter, *args))
-            if not operation.done:
-                await wait_async(session, operation, timeout)
-            return _outcome(operation)
 
 
 class SyncBase:
@@ -138,8 +146,11 @@ class SyncBase:
         group = self._group
         _check(group, timeout, starter)
         session = group._world._enter_sync(starter.__name__)
-        if quarantine.ACTIVE or profiled():
-            return self._watched(session, timeout, starter, *args)
+        if quarantine.ACTIVE or _profiled():
+            with _watched(session, group, starter, *args) as operation:
+                if not operation.done:
+                    wait_sync(session, operation, timeout)
+                return _outcome(operation)
         engine, amid = session.engine, disturbed()
         try:
             operation = _begin(engine, group, starter, *args) if amid else starter(engine, group, *args)
@@ -149,12 +160,3 @@ class SyncBase:
         if not operation.done:
             wait_sync(session, operation, timeout)
         return _outcome(operation) if amid else operation.result()
-
-    def _watched(self, session: Session, timeout: float | None, starter: Starter, *args: Any) -> Any:
-        """The same inside a profiler's span, its memory watched."""
-        us = session.membership
-        with span(us.name, us.generation, starter.__name__), quarantine.watching() as watch:
-            operation = watch(_begin(session.engine, self._group, starter, *args))
-            if not operation.done:
-                wait_sync(session, operation, timeout)
-            return _outcome(operation)

@@ -12,7 +12,7 @@ from multiworld.errors import InvalidArgument
 from multiworld.net.frames import CODES
 from multiworld.ops.arguments import whole_number
 from multiworld.ops.foreign import why_read_only
-from multiworld.ops.kinds import LAZY, PLAIN, PLAIN_TYPES, Form, Kind, key_set, kind_of
+from multiworld.ops.kinds import LAZY, PLAIN, PLAIN_TYPES, Form, key_set, kind_of
 
 if TYPE_CHECKING:
     from multiworld.ops.base import GroupBase
@@ -67,7 +67,7 @@ def _checked(group: GroupBase, operation: str, tensor: torch.Tensor, most: Form)
         raise invalid(group, operation, "the parameter is not initialized yet", "materialize it first")
     keys, kind = key_set(tensor), kind_of(tensor)
     if kind is not PLAIN and not (kind is LAZY and most is Form.LAZY):
-        raise _not_plain(group, operation, kind)
+        raise invalid(group, operation, f"{operation} cannot take {kind.name}", kind.remedy)
     bare = as_plain(tensor)
     code = _check_dense(group, operation, bare)
     if bare.device.type == "cpu":
@@ -75,10 +75,6 @@ def _checked(group: GroupBase, operation: str, tensor: torch.Tensor, most: Form)
         if kind is PLAIN:
             _plain_on_cpu.add(keys)
     return code
-
-
-def _not_plain(group: GroupBase, operation: str, kind: Kind) -> InvalidArgument:
-    return invalid(group, operation, f"{operation} cannot take {kind.name}", kind.remedy)
 
 
 def as_plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,6 +97,11 @@ def _check_dense(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
             f"the tensor is on {tensor.device}, the world on {group.device}",
             "move the tensor, or join with device= of the tensors",
         )
+    if tensor.device.type == "cuda" and group._world.on_device and tensor.device != group.device:
+        raise invalid(
+            group, operation, f"the tensor is on {tensor.device}, the world on {group.device}",
+            "move the tensor, or join another world with device= of the tensor",
+        )  # fmt: skip
     code = CODES.get(tensor.dtype)
     if code is None:
         raise invalid(

@@ -73,23 +73,11 @@ def _complex(_: Spend, real: float, imaginary: float) -> complex:
     return complex(real, imaginary)
 
 
-def _range(_: Spend, start: int, stop: int, step: int) -> range:
-    return range(_whole(start), _whole(stop), _whole(step))
-
-
-def _slice(_: Spend, *parts: int | None) -> slice:
-    return slice(*(None if part is None else _whole(part) for part in parts))
-
-
 def _bytearray(spend: Spend, data: bytes = b"") -> bytearray:
     if type(data) is not bytes:
         raise TypeError("bytes are expected")
     spend(len(data) // 4)
     return bytearray(data)
-
-
-def _ordered(_: Spend) -> collections.OrderedDict[Any, Any]:
-    return collections.OrderedDict()
 
 
 def _deque(_: Spend, content: tuple[()] = (), maxlen: int | None = None) -> collections.deque[Any]:
@@ -107,16 +95,6 @@ def _of_state(kind: Callable[..., Any], length: int) -> Callable[..., Any]:
         return kind(state) if zone is None else kind(state, zone)
 
     return build
-
-
-def _date(_: Spend, state: bytes) -> datetime.date:
-    if type(state) is not bytes or len(state) != 4:
-        raise TypeError("a packed state is expected")
-    return datetime.date(state)  # type: ignore[call-arg, arg-type]  # how it is pickled
-
-
-def _timedelta(_: Spend, days: int, seconds: int, microseconds: int) -> datetime.timedelta:
-    return datetime.timedelta(_whole(days), _whole(seconds), _whole(microseconds))
 
 
 def _timezone(_: Spend, offset: datetime.timedelta, *name: str) -> datetime.timezone:
@@ -144,10 +122,6 @@ def _fraction(spend: Spend, above: int | str, below: int = 1) -> fractions.Fract
     return fractions.Fraction(above, below)
 
 
-def _size(_: Spend, sizes: tuple[int, ...]) -> torch.Size:
-    return torch.Size([_whole(n) for n in sizes])
-
-
 def _device(_: Spend, name: str, index: int | None = None) -> torch.device:
     if type(name) is not str or len(name) > 64:
         raise TypeError("a name is expected")
@@ -156,19 +130,19 @@ def _device(_: Spend, name: str, index: int | None = None) -> torch.device:
 
 _BUILDS: Final[dict[str, Callable[..., Any]]] = {
     "builtins.complex": _complex,
-    "builtins.range": _range,
-    "builtins.slice": _slice,
+    "builtins.range": lambda _, start, stop, step: range(_whole(start), _whole(stop), _whole(step)),
+    "builtins.slice": lambda _, *parts: slice(*(None if part is None else _whole(part) for part in parts)),
     "builtins.bytearray": _bytearray,
-    "collections.OrderedDict": _ordered,
+    "collections.OrderedDict": lambda _: collections.OrderedDict(),
     "collections.deque": _deque,
-    "datetime.date": _date,
+    "datetime.date": _of_state(datetime.date, 4),
     "datetime.datetime": _of_state(datetime.datetime, 10),
     "datetime.time": _of_state(datetime.time, 6),
-    "datetime.timedelta": _timedelta,
+    "datetime.timedelta": lambda _, days, seconds, us: datetime.timedelta(_whole(days), _whole(seconds), _whole(us)),
     "datetime.timezone": _timezone,
     "decimal.Decimal": _decimal,
     "fractions.Fraction": _fraction,
-    "torch.Size": _size,
+    "torch.Size": lambda _, sizes: torch.Size([_whole(n) for n in sizes]),
     "torch.device": _device,
 }
 #: what is always allowed, besides what pickle itself knows (numbers, text, bytes, lists, tuples, dicts, sets)

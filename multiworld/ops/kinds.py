@@ -75,17 +75,13 @@ LAZY: Final = Kind(
 _known: Final[dict[Hashable, Kind]] = {}
 
 
-def _by_number(tensor: torch.Tensor) -> Hashable:
-    number: int = _keys(tensor).raw_repr()
-    return number
+#: a number that tells one set of keys from another; releases without ``raw_repr`` have the text only
+_told_apart: Final[Callable[[Any], Hashable]] = getattr(torch._C.DispatchKeySet, "raw_repr", str)
 
 
-def _by_text(tensor: torch.Tensor) -> Hashable:
-    return str(_keys(tensor))
-
-
-#: what tells one set of keys from another; releases without ``raw_repr`` have the text only
-key_set: Final = _by_number if hasattr(torch._C.DispatchKeySet, "raw_repr") else _by_text
+def key_set(tensor: torch.Tensor) -> Hashable:
+    """What tells the keys of ``tensor`` from others."""
+    return _told_apart(_keys(tensor))
 
 
 def kind_of(tensor: torch.Tensor) -> Kind:

@@ -307,10 +307,6 @@ def _making(kind: Callable[[], Any]) -> Callable[[Machine], None]:
     return lambda machine: machine._stack.append(kind())
 
 
-def _mark_tuple(machine: Machine) -> None:
-    machine._stack.append(tuple(machine._pop_mark()))
-
-
 _STEPS: Final[dict[bytes, Callable[[Machine], None]]] = {
     b"\x80": Machine._protocol, b"\x95": Machine._frame, b"\x94": Machine._memoize,
     b"h": Machine._recall_near, b"j": Machine._recall_far,
@@ -321,7 +317,7 @@ _STEPS: Final[dict[bytes, Callable[[Machine], None]]] = {
     b"\x8c": Machine._push_short_text, b"X": _with(Machine._push_text, 4), b"\x8d": _with(Machine._push_text, 8),
     b"(": Machine._mark, b"0": Machine._drop, b"1": lambda machine: machine._pop_mark().clear(),
     b")": _pushing(()), b"\x85": _with(Machine._tuple, 1), b"\x86": _with(Machine._tuple, 2),
-    b"\x87": _with(Machine._tuple, 3), b"t": _mark_tuple,
+    b"\x87": _with(Machine._tuple, 3), b"t": lambda machine: machine._stack.append(tuple(machine._pop_mark())),
     b"]": _making(list), b"a": Machine._append, b"e": Machine._appends,
     b"}": _making(dict), b"s": Machine._set_item, b"u": lambda machine: machine._set_pairs(machine._pop_mark()),
     b"\x8f": _making(set), b"\x90": Machine._add_items, b"\x91": Machine._frozenset,

@@ -22,13 +22,12 @@ Allow = Sequence[type | str]
 def _start(
     engine: Engine,
     group: GroupBase,
-    name: str,
     kind: Collective,
     root: int,
     outgoing: Callable[[int], Bytes | None],
     result: Callable[[Parts], Any],
 ) -> Operation:
-    plan = Plan(name, Fingerprint(kind, root=root), outgoing, lambda parts: parts, finish=result)
+    plan = Plan(kind.name.lower(), Fingerprint(kind, root=root), outgoing, lambda parts: parts, finish=result)
     return start(engine, group, plan)
 
 
@@ -41,7 +40,7 @@ def broadcast_object(engine: Engine, group: GroupBase, obj: Any, src: int, allow
     def result(parts: Parts) -> Any:
         return obj if ours else loads(part(parts, src), names, engine.membership)
 
-    return _start(engine, group, "broadcast_object", Collective.BROADCAST_OBJECT, src, lambda _: data, result)
+    return _start(engine, group, Collective.BROADCAST_OBJECT, src, lambda _: data, result)
 
 
 def all_gather_object(engine: Engine, group: GroupBase, obj: Any, allow: Allow) -> Operation:
@@ -51,7 +50,7 @@ def all_gather_object(engine: Engine, group: GroupBase, obj: Any, allow: Allow) 
     def result(parts: Parts) -> list[Any]:
         return [obj if one is None else loads(one, names, engine.membership) for one in parts]
 
-    return _start(engine, group, "all_gather_object", Collective.ALL_GATHER_OBJECT, -1, lambda _: data, result)
+    return _start(engine, group, Collective.ALL_GATHER_OBJECT, -1, lambda _: data, result)
 
 
 def gather_object(engine: Engine, group: GroupBase, obj: Any, dst: int, allow: Allow) -> Operation:
@@ -64,15 +63,7 @@ def gather_object(engine: Engine, group: GroupBase, obj: Any, dst: int, allow: A
             return None
         return [obj if one is None else loads(one, names, engine.membership) for one in parts]
 
-    return _start(
-        engine,
-        group,
-        "gather_object",
-        Collective.GATHER_OBJECT,
-        dst,
-        lambda place: data if place == dst else None,
-        result,
-    )
+    return _start(engine, group, Collective.GATHER_OBJECT, dst, lambda place: data if place == dst else None, result)
 
 
 def scatter_object(engine: Engine, group: GroupBase, objs: Sequence[Any] | None, src: int, allow: Allow) -> Operation:
@@ -86,12 +77,4 @@ def scatter_object(engine: Engine, group: GroupBase, objs: Sequence[Any] | None,
     def result(parts: Parts) -> Any:
         return objs[src] if ours and objs is not None else loads(part(parts, src), names, engine.membership)
 
-    return _start(
-        engine,
-        group,
-        "scatter_object",
-        Collective.SCATTER_OBJECT,
-        src,
-        lambda place: data[place] if ours else None,
-        result,
-    )
+    return _start(engine, group, Collective.SCATTER_OBJECT, src, lambda place: data[place] if ours else None, result)

@@ -185,10 +185,6 @@ def _make_quantized(dtype: str, shape: tuple[Any, ...], data: bytes, *how: Any) 
     )
 
 
-def _make_uuid(data: bytes) -> uuid.UUID:
-    return uuid.UUID(bytes=data)
-
-
 def _make_numpy_dtype(text: str) -> Any:
     if _PLAIN_DTYPE.fullmatch(text) is None:
         raise ObjectRefused(what=f"the object holds NumPy data of dtype {text!r:.40}")
@@ -211,17 +207,13 @@ def _make_array(text: str, shape: tuple[Any, ...], data: bytes) -> Any:
     return numpy.frombuffer(bytearray(data), dtype).reshape(shape)
 
 
-def _make_scalar(text: str, data: bytes) -> Any:
-    return _make_array(text, (1,), data)[0]
-
-
 # By name: the types that the parts may have, and what makes the value of them.
 _MAKERS: Final[dict[str, tuple[tuple[tuple[type, ...], ...], Callable[..., Any]]]] = {
     "tensor": (((str, tuple, bytes),), _make_tensor),
     "quantized": (((str, tuple, bytes, float, int), (str, tuple, bytes, bytes, bytes, int)), _make_quantized),
     "dtype": (((str,),), _dtype),
-    "uuid": (((bytes,),), _make_uuid),
+    "uuid": (((bytes,),), lambda data: uuid.UUID(bytes=data)),
     "array": (((str, tuple, bytes),), _make_array),
-    "scalar": (((str, bytes),), _make_scalar),
+    "scalar": (((str, bytes),), lambda text, data: _make_array(text, (1,), data)[0]),
     "numpy.dtype": (((str,),), _make_numpy_dtype),
 }

@@ -244,7 +244,7 @@ class StoreClient:
                 try:
                     rest = rest[self._sock.send(rest) :]
                 except BlockingIOError:  # noqa: PERF203 - a socket's way to say that it is full
-                    self._await(select.POLLOUT)
+                    _ready(self._sock, select.POLLOUT, self.deadline)
 
     def _take(self, size: int) -> bytes:
         taken = bytearray()
@@ -256,14 +256,11 @@ class StoreClient:
     def _some(self, size: int) -> bytes:
         with self._failing():
             while True:
-                self._await(select.POLLIN)
+                _ready(self._sock, select.POLLIN, self.deadline)
                 with contextlib.suppress(BlockingIOError):
                     if data := self._sock.recv(size):
                         return data
                     raise ConnectionResetError("it hung up")
-
-    def _await(self, event: int) -> None:
-        _ready(self._sock, event, self.deadline)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:

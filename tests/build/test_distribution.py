@@ -27,7 +27,7 @@ THEIRS = {
     "multiworld/init.txt": "init\n",
     "multiworld/patch/pytorch-v2.4.0.patch": "",
 }
-TODO = "pip uninstall -y multiworld torch-multiworld && pip install torch-multiworld"
+TODO = "pip uninstall -y multiworld torch-multiworld, then pip install '.' in a checkout"
 
 
 def _wheel(path: Path, name: str, version: str, files: dict[str, str]) -> Path:

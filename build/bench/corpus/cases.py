@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from build.bench.corpus import scenarios
 from build.bench.corpus.edits import KINDS, noise, usable
 from build.bench.corpus.model import Case, Change, Expected, Line, join, lines_of, perform, place
-from build.bench.corpus.scenarios import Evolved, Scenario
+from build.bench.corpus.scenarios import Evolved
 
 #: Lines between two hunks of a patch, so that git keeps them apart and scenarios do not meet.
 APART = 40
 #: What may happen to the second and third hunk of a patch while the first has its scenario.
 _FOR_OTHERS = ("nothing near", "context edited", "upstream", "target changed", "next line edited", "same gap")
+_BY_TITLE = {title: scenario for title, scenario, _ in scenarios.SCENARIOS}
 _WHOLE_FILE = {"file renamed", "file renamed and edited", "file split", "code removed"}
 #: Other files in the tree, for tools that look around.
 NEIGHBOURS = 6
@@ -36,17 +37,15 @@ def generate(sources: Mapping[str, bytes], count: int, seed: int) -> Iterator[Ca
     names = [name for name in sorted(sources) if 120 <= sources[name].count(b"\n") <= 3000]
     weights = [weight for _, _, weight in scenarios.SCENARIOS]
     for number in range(count):
-        title, scenario, _ = dice.choices(scenarios.SCENARIOS, weights)[0]
+        title = dice.choices(scenarios.SCENARIOS, weights)[0][0]
         # Some files have no place for a scenario. Trying another file keeps the share of each scenario.
         case = None
         while case is None:
-            case = _case(f"{number:04d}", title, scenario, dice.choice(names), sources, dice)
+            case = _case(f"{number:04d}", title, dice.choice(names), sources, dice)
         yield case
 
 
-def _case(
-    number: str, title: str, scenario: Scenario, name: str, sources: Mapping[str, bytes], dice: random.Random
-) -> Case | None:
+def _case(number: str, title: str, name: str, sources: Mapping[str, bytes], dice: random.Random) -> Case | None:
     lines = lines_of(sources[name])
     changes = _changes(lines, number, 1 if title in _WHOLE_FILE else dice.randint(1, 3), dice)
     if not changes:
@@ -54,8 +53,8 @@ def _case(
     drafts: list[Draft] = []
     current = lines
     for n, change in enumerate(changes):
-        what, how = (title, scenario) if n == 0 else _for_another_hunk(dice)
-        evolved = how(current, change, dice)
+        what = title if n == 0 else dice.choice(_FOR_OTHERS)
+        evolved = _BY_TITLE[what](current, change, dice)
         if evolved is None:
             if n == 0:
                 return None
@@ -65,11 +64,6 @@ def _case(
     current = noise(current, _keys(drafts), dice)
     drafts = [_seen(draft, lines, current) for draft in drafts]
     return _assemble(f"{number} {title}", name, lines, current, drafts, sources, dice)
-
-
-def _for_another_hunk(dice: random.Random) -> tuple[str, Scenario]:
-    title = dice.choice(_FOR_OTHERS)
-    return next((name, scenario) for name, scenario, _ in scenarios.SCENARIOS if name == title)
 
 
 def _changes(lines: Sequence[Line], number: str, count: int, dice: random.Random) -> list[Change]:
@@ -157,14 +151,9 @@ def _expected(draft: Draft, path: str, new: Sequence[Line], truth: Sequence[Line
     before = tuple(line.text for line in new if mark in line.text)
     human = draft.evolved.verdicts == scenarios.HUMAN
     after = before if human else tuple(line.text for line in truth if mark in line.text)
-    segment = () if human else _segment(draft, truth)
+    at = [] if human else [n for n, line in enumerate(truth) if mark in line.text]
+    segment = tuple(line.text for line in truth[max(0, at[0] - 2) : at[-1] + 3]) if at else ()
     return Expected(draft.scenario, mark, draft.evolved.verdicts, path, segment, before, after)
-
-
-def _segment(draft: Draft, truth: Sequence[Line]) -> tuple[bytes, ...]:
-    mark = draft.change.mark
-    at = [n for n, line in enumerate(truth) if mark in line.text]
-    return tuple(line.text for line in truth[max(0, at[0] - 2) : at[-1] + 3])
 
 
 def _new_name(name: str, dice: random.Random) -> str:

@@ -9,15 +9,15 @@ import struct
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 HERE = Path(__file__).resolve().parent
 _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
 
 
-def _note(data: bytes) -> str:
-    """Return the build id in a note segment as hexadecimal digits, empty when it holds none."""
+def note_build_id(data: bytes) -> str:
+    """Return the build id in a note segment (ELF gABI, "Note Section") in hexadecimal, empty when it holds none."""
     place = 0
     while place + 12 <= len(data):
         name, size, kind = struct.unpack_from("<III", data, place)
@@ -28,24 +28,25 @@ def _note(data: bytes) -> str:
     return ""
 
 
-def build_id(path: Path) -> str:
-    """Return the GNU build id of a 64-bit little-endian library, empty when it has none.
+def note_segments(stream: BinaryIO) -> list[tuple[int, int]]:
+    """Return offset and size of the note segments of a 64-bit little-endian library, none for another file."""
+    header = stream.read(64)
+    if header[:6] != b"\x7fELF\x02\x01":
+        return []
+    entry, count = struct.unpack_from("<HH", header, 54)
+    stream.seek(struct.unpack_from("<Q", header, 32)[0])
+    table = stream.read(entry * count)
+    found = (struct.unpack_from("<IIQQQQ", table, index * entry) for index in range(count))
+    return [(start, size) for kind, _, start, _, _, size in found if kind == _PT_NOTE]
 
-    Program headers and notes as the System V ABI describes them; only these few hundred bytes are read.
-    """
+
+def build_id(path: Path) -> str:
+    """Return the GNU build id of a library, empty when it has none; only a few hundred bytes of it are read."""
     with path.open("rb") as stream:
-        header = stream.read(64)
-        if header[:6] != b"\x7fELF\x02\x01":
-            return ""
-        entry, count = struct.unpack_from("<HH", header, 54)
-        stream.seek(struct.unpack_from("<Q", header, 32)[0])
-        table = stream.read(entry * count)
-        for index in range(count):
-            kind, _, start, _, _, size = struct.unpack_from("<IIQQQQ", table, index * entry)
-            if kind == _PT_NOTE:
-                stream.seek(start)
-                if found := _note(stream.read(min(size, 4096))):
-                    return found
+        for start, size in note_segments(stream):
+            stream.seek(start)
+            if found := note_build_id(stream.read(min(size, 4096))):
+                return found
     return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from multiworld.conflict import INSTALL
 from multiworld.errors import InvalidArgument
 from multiworld.lab.bench.report import BenchReport, Comparison
 
@@ -13,7 +14,7 @@ def check(path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise InvalidArgument(what="a plot needs matplotlib", remedy="pip install 'torch-multiworld[plot]'") from None
+        raise InvalidArgument(what="a plot needs matplotlib", remedy=INSTALL.format(extra="[plot]")) from None
     known = Figure().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".") not in known:
         raise InvalidArgument(

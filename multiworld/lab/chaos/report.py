@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,18 +30,22 @@ class Story:
     others_slowest: float = 0.0
 
     @property
+    def struck(self) -> set[int]:
+        """Workers that need not notice: they were killed, or did it themselves."""
+        return {worker for worker in (self.fault.worker, self.fault.second) if worker is not None}
+
+    @property
     def breaks(self) -> list[Notice]:
         return [notice for notice in self.notices if notice.what == "broken"]
 
-    def delays(self, without: Collection[int] = ()) -> list[float]:
-        """Seconds from the fault to each notice of a break, by workers other than these."""
-        return [notice.at - self.fired[0].at for notice in self.breaks if notice.worker not in without]
+    def delays(self) -> list[float]:
+        """Seconds from the fault to each notice of a break, by workers that were not struck."""
+        return [notice.at - self.fired[0].at for notice in self.breaks if notice.worker not in self.struck]
 
     def cells(self) -> tuple[str, ...]:
         """For a table: at, fault, worker, proof, noticed by, first, last, all back."""
-        struck = {self.fault.worker, self.fault.second}
-        delays = self.delays([worker for worker in struck if worker is not None])
-        who = sorted({notice.worker for notice in self.breaks} - struck)
+        delays = self.delays()
+        who = sorted({notice.worker for notice in self.breaks} - self.struck)
         first, last = (f"{min(delays) * 1e3:,.0f} ms", f"{max(delays) * 1e3:,.0f} ms") if delays else ("", "")
         back = "" if not self.concerned else "NEVER" if self.back_after is None else f"{self.back_after:.2f} s"
         by = f"{len(delays)} in {len({n.world for n in self.breaks})} worlds, workers {who}" if delays else "none"
@@ -128,17 +132,12 @@ def _wrong_worlds(stories: Sequence[Story], stray: Sequence[Notice]) -> list[str
     return wrong
 
 
-def _struck(story: Story) -> set[int]:
-    """Workers that need not notice: they were killed, or did it themselves."""
-    return {story.fault.worker} | ({story.fault.second} if story.fault.second is not None else set())
-
-
 def _late(plan: Plan, stories: Sequence[Story]) -> list[str]:
     late = []
     for story in stories:
         limit = NOTICED_SECONDS.get(story.fault.kind, 0.0)
         for world in story.concerned:
-            for worker in set(plan.worlds[world]) - _struck(story):
+            for worker in set(plan.worlds[world]) - story.struck:
                 delays = [n.at - story.fired[0].at for n in story.breaks if (n.worker, n.world) == (worker, world)]
                 what = f"{story.fault.kind.value} of {story.fault.worker}: worker {worker} in {world}"
                 if not delays:
@@ -151,7 +150,7 @@ def _late(plan: Plan, stories: Sequence[Story]) -> list[str]:
 def _noticed(stories: Sequence[Story]) -> str:
     parts = []
     for kind in NOTICED_SECONDS:
-        delays = sorted(d for story in stories if story.fault.kind is kind for d in story.delays(_struck(story)))
+        delays = sorted(d for story in stories if story.fault.kind is kind for d in story.delays())
         if delays:
             parts.append(f"{kind.value}: p50 {delays[len(delays) // 2] * 1e3:,.0f} ms, last {delays[-1] * 1e3:,.0f} ms")
     return "; ".join(parts)

@@ -220,8 +220,9 @@ def _slowest_elsewhere(story: Story, tallies: dict[int, Tally]) -> float:
     """Longest round, from the fault to the recovery, of worlds that have no member that was hit."""
     start = story.fired[0].at
     end = start + (story.back_after or _CALM_SECONDS)
-    struck = {story.fault.worker, story.fault.second}
-    hit = {name for number, tally in tallies.items() if number in struck for name in tally.rounds} | {*story.concerned}
+    hit = {name for number, tally in tallies.items() if number in story.struck for name in tally.rounds} | {
+        *story.concerned
+    }
     elsewhere = [
         seconds
         for tally in tallies.values()

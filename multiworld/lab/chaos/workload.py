@@ -73,8 +73,7 @@ class Tally:
 
 async def begin(context: Context, worker: int, memberships: list[Membership], store: TcpStoreAddress) -> None:
     tally = context.kept["tally"] = Tally()
-    context.kept["worker"], context.kept["store"] = worker, store
-    context.kept["memberships"] = {membership.world: membership for membership in memberships}
+    context.kept["worker"] = worker
     context.kept["tasks"] = [asyncio.ensure_future(_work(context, each, store, tally)) for each in memberships]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from build.errors import SourceError, WheelError
 from build.official.facts import WheelFacts, read_build_id, read_facts, versions
+from build.releases import OfficialWheel
 
 from .server import Index, make_wheel
 
@@ -75,26 +76,29 @@ def test_facts_of_every_wheel_of_a_release(server: Index, tmp_path: Path, librar
     server.add("torch-2.6.0-cp313-cp313t-manylinux1_x86_64.whl", b"free-threaded: another ABI")
     server.add("torch-2.6.0-cp310-none-macosx_11_0_arm64.whl", b"another platform")
     assert versions() == ("2.6.0",)
-    assert read_facts("2.6.0") == WheelFacts(
+    wheel = OfficialWheel(
         version="2.6.0",
-        commit=COMMIT,
         local="cu124",
         cuda="12.4",
-        cxx_standard=17,
         cxx11_abi=False,
         nccl="2.21.5",
         pythons=("3.9", "3.10"),
         sha256=digests,
         libtorch_cuda_build_ids={"3.9": "ab" * 20, "3.10": "ab" * 20},
+    )
+    assert read_facts("2.6.0") == WheelFacts(
+        wheel=wheel,
+        commit=COMMIT,
+        cxx_standard=17,
         requires={"nvidia-nccl-cu12": "2.21.5", "nvidia-cublas-cu12": "12.4.5.8"},
     )
 
 
 def test_new_abi_and_no_build_ids(server: Index, tmp_path: Path) -> None:
     server.add("torch-2.6.0-cp311-cp311-manylinux1_x86_64.whl", make_wheel(tmp_path / "x.whl", members(b"", NEW)))
-    facts = read_facts("2.6.0", build_ids=False)
-    assert facts.cxx11_abi
-    assert facts.libtorch_cuda_build_ids == {}
+    wheel = read_facts("2.6.0", build_ids=False).wheel
+    assert wheel.cxx11_abi
+    assert wheel.libtorch_cuda_build_ids == {}
 
 
 def test_wheel_that_does_not_tell_its_abi(server: Index, tmp_path: Path) -> None:

@@ -86,6 +86,10 @@ SESSIONS = ["lint", "tests", "patches", "build-2.6.0", "test-2.6.0", "build-2.15
         ("--session xyzzy", ["there is no session xyzzy", "python3 noxfile.py -l"]),
         ("-s build-2.6.1", ["PyTorch 2.6.1 is not", "2.6.0, 2.15.0", "-s build-2.6.0\n", "regenerate-patch -- 2.6.1"]),
         ("-s build-2.5.1", ["-s build-2.6.0\n"]),
+        ("build-2.6.0", ["a session is named with -s\nto do:\n  python3 noxfile.py -s build-2.6.0"]),
+        ("build-2.6.0 -- --no-test", ["  python3 noxfile.py -s build-2.6.0 -- --no-test"]),
+        ("build-2.6.0 --no-test", ["goes behind --", "noxfile.py -s build-2.6.0 -- --no-test"]),
+        ("buld-2.6.0", ["there is no session buld-2.6.0", "python3 noxfile.py -s build-2.6.0"]),
         ("-s build-2.6.0 --no-test", ["goes behind --", "noxfile.py -s build-2.6.0 -- --no-test"]),
         ("-s build-2.6.0 --python 3.12 -- --no-test", ["noxfile.py -s build-2.6.0 -- --python 3.12 --no-test"]),
     ],
@@ -104,6 +108,27 @@ def test_what_nox_takes(arguments: str) -> None:
 def test_misplaced_arguments_are_told_before_anything_is_made(tmp_path: Path) -> None:
     done = run(tmp_path, "", "--no-test")
     assert (done.returncode, list(tmp_path.iterdir())) == (2, []), done.stderr
+
+
+def test_a_session_without_its_option() -> None:
+    """nox itself would print its usage, without what is missing."""
+    pytest.importorskip("nox", reason="needs nox")
+    done = subprocess.run(
+        [sys.executable, "noxfile.py", "build-2.6.0"],
+        cwd=REPO, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: a session is named with -s\nto do:\n  python3 noxfile.py -s build-2.6.0\n"
+
+
+def test_without_nox_the_option_is_asked_for_before_anything_is_made(tmp_path: Path) -> None:
+    code = _RUN.replace('["-s", "lint", *sys.argv[1:]]', '["lint"]').format(more="", repo=str(REPO))
+    env = {**os.environ, "PYTHONPATH": str(REPO), "MULTIWORLD_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, []), done.stderr
+    assert "python3 noxfile.py -s lint\n" in done.stderr
 
 
 @pytest.mark.parametrize("command", [["-m", "nox", "-f", "noxfile.py"], ["noxfile.py"]])

@@ -29,11 +29,15 @@ def test_the_last_good_log_stays(little: Little, tmp_path: Path) -> None:
     assert (place.results / "build.log").read_bytes() == log
 
 
-def test_a_release_without_patches_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "option"), [("build", "--dist"), ("apply", "--into")])
+def test_a_release_without_patches_is_refused_before_anything_is_fetched(
+    command: str, option: str, tmp_path: Path
+) -> None:
     env = {**os.environ, "PYTHONPATH": str(REPO), "MULTIWORLD_CACHE": str(tmp_path / "cache")}
     env |= {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull}
+    env |= {"MULTIWORLD_UPSTREAM": "http://127.0.0.1:9/pytorch.git"}
     done = subprocess.run(
-        [sys.executable, "-m", "build", "build", "2.9.1", "--dist", tmp_path / "dist"],
+        [sys.executable, "-m", "build", command, "2.9.1", option, tmp_path / "dist"],
         env=env, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 8, done.stdout + done.stderr

@@ -205,20 +205,24 @@ def test_entries_of_a_new_release_are_valid() -> None:
     from build.official.facts import WheelFacts
 
     known = releases.get("2.6.0")
-    facts = WheelFacts(
+    wheel = releases.OfficialWheel(
         version="9.9.9",
-        commit="a" * 40,
         local="cu999",
         cuda="99.9",
-        cxx_standard=20,
         cxx11_abi=True,
         nccl="9.9.9",
         pythons=("3.11",),
         sha256={"3.11": "b" * 64},
         libtorch_cuda_build_ids={"3.11": "c" * 40},
+    )
+    facts = WheelFacts(
+        wheel=wheel,
+        commit="a" * 40,
+        cxx_standard=20,
         requires={package.name: "1.2.3" for package in known.header_packages[:1]},
     )
     text = releases.RELEASES_TOML.read_bytes() + registry.entry_text(facts, known).encode()
     entry = releases.parse(text, "test")["9.9.9"]
     assert entry.header_packages[0].version == "1.2.3"
     assert entry.defines[0].reason == "as in 2.6.0"
+    assert entry.wheel == wheel

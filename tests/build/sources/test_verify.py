@@ -42,7 +42,7 @@ def include(tmp_path: Path, **changes: bytes) -> Path:
 
 def test_equal_headers_and_those_the_tree_has_not(tmp_path: Path, tree: SourceTree) -> None:
     found = check_headers(tree, include(tmp_path))
-    assert (found.equal, found.generated, found.differing) == (3, ("ATen/ops/add.h", "pybind11/pybind11.h"), ())
+    assert (found.equal, found.differing) == (3, ())
 
 
 def test_difference_is_refused_with_both_digests(tmp_path: Path, tree: SourceTree) -> None:
@@ -54,7 +54,7 @@ def test_difference_is_refused_with_both_digests(tmp_path: Path, tree: SourceTre
 
 def test_difference_elsewhere_is_recorded(tmp_path: Path, tree: SourceTree) -> None:
     found = check_headers(tree, include(tmp_path, c10=b"other\n"), frozenset({"ATen/Tensor.h"}))
-    assert [item.path for item in found.differing] == ["c10/macros/Export.h"]
+    assert found.differing == ("c10/macros/Export.h",)
 
 
 def test_one_byte_of_line_ending_is_a_difference(tmp_path: Path, tree: SourceTree) -> None:

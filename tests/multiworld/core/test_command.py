@@ -36,7 +36,8 @@ def test_without_its_extra_it_says_what_to_install(missing: str) -> None:
     done = run("-c", program)
     assert done.returncode == 2
     assert f"needs {missing}" in done.stderr
-    assert "pip install 'torch-multiworld[cli]'" in done.stderr
+    assert "pip install '.[cli]' in a checkout" in done.stderr
+    assert "pip install --find-links WHEELHOUSE 'torch-multiworld[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

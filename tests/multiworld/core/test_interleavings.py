@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import select
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +19,6 @@ from procs import Link, cluster, wait_until
 
 from multiworld import (
     BrokenWorldException,
-    Heartbeat,
     InvalidArgument,
     MultiWorld,
     PeerLost,
@@ -118,24 +115,6 @@ def test_close_soon_after_a_break_closes_all_connections(store: str) -> None:
         pair.a.sync.close()
         pair.b.sync.close()
         wait_until(lambda ties=ties: all(sock.fileno() < 0 for sock in ties), 5, "a control connection stays open")
-
-
-def test_a_patient_world_does_not_cost_an_impatient_one_its_peer(pair: Pair) -> None:
-    """Both worlds share the connection that is pinged; it was pinged as seldom as the first one wants."""
-    pair.join("slow", heartbeat=Heartbeat(interval=30, suspect_after=60, lost_after=90))
-    assert pair.a._hub.call_and_wait(lambda: None)  # what the hub was asked when we joined is done
-    (process,) = pair.a._hub.monitor._processes.values()  # ours: both members live here
-    wait_until(lambda: process._next_ping > time.monotonic() + 10, SECONDS, "not pinged")
-    assert select.select([process._sock], [], [], SECONDS)[0], "the ping is not answered"  # and there is none for 30 s
-    process.last_heard -= 20  # as if 20 s had passed
-    fast = pair.join("fast")
-    events: list[Any] = []
-    pair.a.subscribe(events.append)
-    now = time.monotonic()
-    wait_until(lambda: bool(events) or process.last_heard > now, SECONDS, "not pinged for the impatient world")
-    assert pair.a._hub.call_and_wait(lambda: None)  # what was judged by the old answer is told
-    assert [w.state for w in fast] == [WorldState.ACTIVE] * 2, events
-    assert [event for event in events if isinstance(event, WorldBroken)] == []
 
 
 def test_who_rejoins_after_leaving_is_a_member_again(pair: Pair) -> None:

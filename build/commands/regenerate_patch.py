@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from build.porting.report import PortReport
 
 
-def register(app: typer.Typer) -> None:
-    app.command("regenerate-patch")(regenerate_patch)
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """The folders of a port's results and state, and the command to run again, for messages."""

@@ -20,10 +20,6 @@ if TYPE_CHECKING:  # unidiff is for this command alone
     from build.series.lint import Finding, FindSource, LintReport
 
 
-def register(app: typer.Typer) -> None:
-    app.command("lint-patches")(lint_patches)
-
-
 def lint_patches(
     series: Annotated[list[str] | None, typer.Argument(help="series to check, default all")] = None,
     source: Annotated[
