@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from multiworld.config import Heartbeat, NetworkSettings, WorldConfig
+from multiworld.drivers import nccl_environment
 from multiworld.drivers.choice import make_driver
 from multiworld.drivers.values import LaneStore
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
@@ -213,6 +214,11 @@ def config(backend: str, device: str | None) -> str:
     """The device that ``join`` takes for a world."""
     defaults = Defaults(None, 1.0, Heartbeat(), NetworkSettings())
     return checked_config(defaults, "w", 0, 2, backend, device, None, None, 1.0, None).device
+
+
+def watchdog_ends_the_process() -> bool:
+    """Whether this torch is a stock one whose watchdog ends the process over a CUDA error."""
+    return ".mw" not in torch.__version__ and nccl_environment.group_kind() is dist.ProcessGroupNCCL
 
 
 def address(name: str) -> int:

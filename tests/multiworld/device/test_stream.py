@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import device_acts
 import pytest
-from simulated import Cluster, members, pool  # noqa: F401 - fixtures
 
 from gpuless.control import Action, Remote
+from tests.multiworld.device import device_acts
+from tests.multiworld.device.ranks import backends, has_bindings
+from tests.multiworld.device.simulated import Cluster
+
+assert has_bindings  # named in the marks of ``backends``
+pytestmark = pytest.mark.parametrize("backend", backends())
 
 
-def test_transfers_are_enqueued_ahead_of_the_device(members: Cluster) -> None:  # noqa: F811
+def test_transfers_are_enqueued_ahead_of_the_device(members: Cluster) -> None:
     workers = [members.start(device_acts.pipelined, rank, 30) for rank in range(2)]
     pids = [worker.recv() for worker in workers]
     with Remote(members.control, pids[0]) as block:
@@ -22,7 +26,7 @@ def test_transfers_are_enqueued_ahead_of_the_device(members: Cluster) -> None:  
 
 
 @pytest.mark.parametrize("then", ["synchronize", "next", "event"])
-def test_a_transfer_that_fails_later_is_heard_of(members: Cluster, then: str) -> None:  # noqa: F811
+def test_a_transfer_that_fails_later_is_heard_of(members: Cluster, then: str) -> None:
     workers = [members.start(device_acts.fails_later, rank, then) for rank in range(2)]
     pids = [worker.recv() for worker in workers]
     with Remote(members.control, pids[1]) as block:
