@@ -18,13 +18,7 @@ class AnyReceive(Operation):
     served.
 
     Args:
-<<<<<<< HEAD
-        key: of the message.
-        signature: of the message.
-        view: where it goes; None if it stays on the device.
-=======
         view: where the message goes; None if it stays on the device.
->>>>>>> dr
         keep: what must stay alive until then.
         boxes: of the peers that may send it, one at least.
         waiting: all receives from any source that wait.
