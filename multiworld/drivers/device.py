@@ -267,7 +267,12 @@ class DeviceDriver:
         return self._failure is not None
 
     def _look(self) -> None:
+        with self._changed:
+            oldest = self._running[0].handle if self._running else None
         failure = self._communicator.failure()
+        if failure is None and oldest is not None:
+            # Its end may never come: torch's watchdog can fail, or hang, in the abort that would end it.
+            failure = self._communicator.outcome(oldest)
         if failure is not None:
             self._fail(self._explained(failure))
 
