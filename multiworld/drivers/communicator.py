@@ -50,7 +50,7 @@ class Communicator(Protocol):
         """What went wrong in the background, where no call could report it; None if nothing did."""
 
     def outcome(self, handle: Any) -> BaseException | None:
-        """How an operation whose work on the device has ended went; from any one thread that has its stream."""
+        """How an operation went, as far as is known by now; returns at once, in a thread that has its stream."""
 
     def abort(self) -> None:
         """Stop its kernels and free it. May block. Harmless if it is gone, or not made yet."""

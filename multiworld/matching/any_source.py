@@ -7,7 +7,8 @@ from typing import Any
 
 from multiworld.errors import MultiWorldError
 from multiworld.matching.device import DeviceEnd
-from multiworld.matching.mailbox import AnySource, Mailbox, ReceiveOperation, Signature
+from multiworld.matching.mailbox import AnySource, Mailbox
+from multiworld.matching.messages import ReceiveOperation, Signature
 from multiworld.matching.operation import Operation
 from multiworld.net.frames import Kind
 
@@ -17,9 +18,7 @@ class AnyReceive(Operation):
     served.
 
     Args:
-        key: of the message.
-        signature: of the message.
-        view: where it goes; None if it stays on the device.
+        view: where the message goes; None if it stays on the device.
         keep: what must stay alive until then.
         boxes: of the peers that may send it, one at least.
         waiting: all receives from any source that wait.

@@ -16,7 +16,8 @@ from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.collectives import CollectiveOperation, GroupCollectives
 from multiworld.matching.device import Device, DeviceEnd
 from multiworld.matching.launch import Carrier, Launch, Synchronization
-from multiworld.matching.mailbox import AnySource, Mailbox, ReceiveOperation, SendOperation, Signature
+from multiworld.matching.mailbox import AnySource, Mailbox
+from multiworld.matching.messages import ReceiveOperation, SendOperation, Signature
 from multiworld.matching.operation import Host, Operation, Registry, Sink
 from multiworld.matching.plan import Plan
 from multiworld.membership import Membership
@@ -45,11 +46,7 @@ class Engine(Registry):
     """Matches sends, receives and collectives.
 
     Args:
-        membership: who we are.
-        host: who runs it.
         sinks: the ways to the peers, by world rank.
-        lock: guards all of it.
-        clock: monotonic seconds.
         device: where the backend takes tensors; None if it takes them on the CPU only.
 
     Attributes:

@@ -15,194 +15,21 @@ is left of a send is copied, and what is left of a message goes to memory of our
 
 from __future__ import annotations
 
-import struct
 from bisect import insort
 from operator import attrgetter
-from typing import Any, Final, Protocol
-
-import torch
+from typing import Protocol
 
 from multiworld.errors import TensorMismatch
-from multiworld.matching.device import DeviceEnd
-from multiworld.matching.launch import Carrier, Launch
+from multiworld.matching.launch import Carrier
 from multiworld.matching.memory import bytes_of, new_buffer
-from multiworld.matching.operation import Operation, Registry, Sink
+from multiworld.matching.messages import EXACT, ReceiveOperation, SendOperation, describe
+from multiworld.matching.operation import Registry, Sink
 from multiworld.matching.queues import Queues
-from multiworld.net.frames import Kind, Mode, Placement, dtype_name
+from multiworld.matching.transfers import ON_DEVICE, Transfers
+from multiworld.net.frames import Kind, Mode, Placement
 
 #: how many receives a peer may have waiting at us; nobody means to have more, and each costs us memory
 MAX_WAITING = 1 << 16
-
-Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED, DEVICE) or limit in bytes
-
-_EXACT: Final = frozenset({Mode.FIXED, Mode.DEVICE})  # modes in which both sides name the length
-_ON_DEVICE: Final = frozenset({Mode.DEVICE, Mode.DEVICE_TENSOR})  # modes of DATA whose payload does not follow it
-#: what is said of a tensor on the device: bytes of its payload; its shape follows, see ``ops.shapes``
-LENGTH: Final = struct.Struct("<Q")
-MAX_SAID_BYTES: Final = LENGTH.size + 8 * 255 + 1
-
-
-def describe(mode: int, dtype: int, nbytes: int) -> str:
-    """A signature in words."""
-    if mode in _EXACT:
-        return f"{nbytes} bytes of {dtype_name(dtype)}{' on the device' if mode == Mode.DEVICE else ''}"
-    return "a tensor with its shape" if mode == Mode.TENSOR else "an object"
-
-
-class SendOperation(Operation):
-    """A send: what it has, whether it can still be withdrawn, and the any-source receive that it is offered to."""
-
-    __slots__ = ("borrowed", "box", "copying", "dtype", "end", "key", "matched", "mode", "nbytes", "offered", "payload")
-
-    def __init__(
-        self,
-        name: str,
-        box: Mailbox,
-        key: int,
-        signature: Signature,
-        payload: tuple[Any, ...],
-        keep: Any,
-        end: DeviceEnd | None = None,
-    ) -> None:
-        super().__init__(box.registry, name, keep)
-        self.box = box
-        self.key = key
-        self.mode, self.dtype, self.nbytes = signature
-        self.payload = payload
-        self.end = end
-        self.borrowed = keep is not None  # the payload is the caller's memory
-        self.matched = False
-        self.copying = False  # the caller's memory is copied on the device, since nobody waits any more
-        self.offered = -1
-
-    on_sent = Operation.complete
-
-    def withdraw(self) -> None:
-        """Nothing was sent if it was not matched; else it goes on in the background, with a copy of what is left."""
-        self.withdrawn = True
-        if not self.done and not self.matched and self.offered < 0:
-            self.box.sends[self.key].remove(self)
-            self.registry.operations.discard(self)
-            return
-        self.give_back()
-
-    def give_back(self) -> None:
-        if self.end is not None:
-            # Only what was offered goes on, from a copy; what is matched keeps the memory until its end.
-            self.copying = self.borrowed and self.withdrawn and not self.done and not self.matched
-        elif self.borrowed and not self.done:
-            self.borrowed = False
-            if self.matched:
-                self.box.lane.disown(self)
-            else:  # only what was offered goes on; what failed is sent to nobody
-                self.payload = tuple(bytes(part) for part in self.payload) if self.withdrawn else ()
-            self.keep = None
-
-    def part(self) -> None:
-        """See ``Operation.part``."""
-        super().part()
-        end = self.end
-        if not self.copying or end is None or end.data is None:
-            return
-        (data,), moment = end.device.copies_of([end.data], end.moment)
-        with self.registry.lock:
-            end.data, end.moment = data, moment
-            self.copying = self.borrowed = False
-            self.keep = None
-            if self.launch is not None:
-                self.launch.set_ready()
-
-    def needs(self, peer: int) -> bool:
-        """See ``Operation.needs``; what is under way on the device ends without the peer's lane."""
-        return self.launch is None and peer == self.box.lane.peer
-
-    def awaits(self) -> tuple[int, ...]:
-        """See ``Operation.awaits``."""
-        return (self.box.lane.peer,)
-
-    def waiting_for(self) -> str:
-        state = "to take the payload" if self.matched else "to post the receive"
-        return f"rank {self.box.lane.peer} {state}"
-
-
-class ReceiveOperation(Operation):
-    """A receive: what it expects, and where the payload goes."""
-
-    __slots__ = (
-        "arrival", "arriving", "borrowed", "box", "buffer", "dtype", "end", "key", "mode", "nbytes", "offer", "seq",
-        "shape", "taken", "view",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        name: str,
-        box: Mailbox,
-        key: int,
-        signature: Signature,
-        view: memoryview | None,
-        keep: Any,
-        end: DeviceEnd | None = None,
-    ) -> None:
-        super().__init__(box.registry, name, keep)
-        self.box = box
-        self.key = key
-        self.mode, self.dtype, self.nbytes = signature
-        self.view, self.end = view, end
-        self.borrowed = view is not None or (end is not None and end.data is not None)  # it is the caller's memory
-        self.buffer: Any = None  # memory of our own
-        self.shape: bytes | None = None  # what was said of a tensor that stays on the device
-        self.taken: DeviceEnd | None = None  # a message on the device that was kept, to be copied by the caller
-        self.seq = -1
-        self.offer = -1  # number of the any-source receive whose offer it answers
-        self.arriving = False
-        self.arrival = -1  # place of its message among all that came from this peer
-
-    @property
-    def signature(self) -> Signature:
-        """What was posted."""
-        return self.mode, self.dtype, self.nbytes
-
-    def admits(self, nbytes: int) -> bool:
-        """Whether a payload of that length on the lane is what was posted."""
-        if self.mode in _EXACT:
-            return nbytes == self.nbytes and self.mode == Mode.FIXED
-        return nbytes <= self.nbytes
-
-    def withdraw(self) -> None:
-        """The post is cancelled; a message that is under way already is kept for the next receive."""
-        self.withdrawn = True
-        self.box.orphan(self)
-        self.give_back()
-
-    def give_back(self) -> None:
-        if self.end is not None and self.withdrawn and self.arrival >= 0:
-            return  # it is under way to the caller's memory, or there: see ``part``
-        if self.borrowed:
-            self.borrowed = False
-            self.box.divert(self)
-
-    def part(self) -> None:
-        """See ``Operation.part``: a message that nobody waited for any more is kept for the next receive."""
-        end = self.end
-        if not (self.withdrawn and self.borrowed and self.succeeded) or end is None or end.data is None:
-            return
-        (data,), moment = end.device.copies_of([end.data], end.moment)
-        with self.registry.lock:
-            self.end = DeviceEnd(end.device, moment, data)
-            self.borrowed = False
-            self.keep = None
-            self.box.keep_landed(self)
-
-    def needs(self, peer: int) -> bool:
-        """See ``Operation.needs``; what is under way on the device ends without the peer's lane."""
-        return self.launch is None and peer == self.box.lane.peer
-
-    def awaits(self) -> tuple[int, ...]:
-        """See ``Operation.awaits``."""
-        return (self.box.lane.peer,)
-
-    def waiting_for(self) -> str:
-        return f"rank {self.box.lane.peer} to send"
 
 
 class AnySource(Protocol):
@@ -229,7 +56,7 @@ class Mailbox:
     def __init__(self, registry: Registry, lane: Sink, any_receives: list[AnySource], carrier: Carrier) -> None:
         self.registry = registry
         self.lane = lane
-        self._carrier = carrier
+        self._transfers = Transfers(registry, lane, carrier, self._landed)
         self._any_receives = any_receives
         self.sends: Queues[SendOperation] = Queues()
         self.posts: Queues[tuple[int, int, int, int]] = Queues()  # seq, mode, dtype, nbytes
@@ -316,8 +143,10 @@ class Mailbox:
     def on_data(self, dtype: int, flags: int, seq: int, nbytes: int) -> Placement:
         """A payload begins."""
         operation = self.wanted.pop(seq, None)
-        if flags in _ON_DEVICE:
-            return self._on_device_data(operation, dtype, flags, nbytes)
+        if flags in ON_DEVICE:
+            if operation is not None:
+                self._arrivals = operation.arrival = self._arrivals + 1
+            return self._transfers.on_data(operation, dtype, flags, nbytes)
         if operation is None or not operation.admits(nbytes):
             self.registry.protocol_error(self.lane.peer, f"payload of {nbytes} bytes that was not asked for")
             return None, None
@@ -423,11 +252,11 @@ class Mailbox:
 
     def _answer(self, operation: SendOperation, seq: int, mode: int, dtype: int, nbytes: int) -> None:
         if operation.mode == mode and (
-            (operation.dtype == dtype and operation.nbytes == nbytes) if mode in _EXACT else operation.nbytes <= nbytes
+            (operation.dtype == dtype and operation.nbytes == nbytes) if mode in EXACT else operation.nbytes <= nbytes
         ):
             operation.matched = True
             if operation.end is not None:
-                self._send_on_device(operation, operation.end, seq)
+                self._transfers.send(operation, operation.end, seq)
                 return
             self.lane.put(
                 Kind.DATA, operation.dtype, mode, seq, operation.key, operation.payload, operation.nbytes, operation
@@ -435,7 +264,7 @@ class Mailbox:
             return
         self.lane.put(Kind.REJECT, operation.dtype, operation.mode, seq, operation.key, nbytes=operation.nbytes)
         ours, theirs = describe(operation.mode, operation.dtype, operation.nbytes), describe(mode, dtype, nbytes)
-        if operation.mode == mode and mode not in _EXACT:
+        if operation.mode == mode and mode not in EXACT:
             ours, theirs = f"{operation.nbytes} bytes", f"at most {nbytes} bytes"
         what = f"sends {ours}, rank {self.lane.peer} expects {theirs}"
         operation.fail(self._mismatch(what, ours, theirs, {operation.mode, mode}))
@@ -443,7 +272,7 @@ class Mailbox:
     def _mismatch(self, what: str, ours: str, theirs: str, modes: set[int]) -> TensorMismatch:
         us = self.registry.membership
         cause = remedy = None
-        if modes == _EXACT:
+        if modes == EXACT:
             cause = "one side passes a tensor on the CPU, the other one on the device"
             remedy = "pass both on the device, or both on the CPU; the world is still usable"
         return TensorMismatch(
@@ -452,74 +281,6 @@ class Mailbox:
         )  # fmt: skip
 
     # what stays on the device
-
-    def _send_on_device(self, operation: SendOperation, end: DeviceEnd, seq: int) -> None:
-        mode = Mode.DEVICE if operation.mode == Mode.DEVICE else Mode.DEVICE_TENSOR
-        said = operation.payload
-        self.lane.put(Kind.DATA, operation.dtype, mode, seq, operation.key, said, sum(map(len, said)))
-        if not operation.nbytes:
-            operation.complete()
-            return
-        us, peer = self.registry.membership.rank, self.lane.peer
-        operation.running = not operation.copying
-        launch = operation.launch = Launch(
-            operation, (us, peer), lambda driver: driver.send(_data(end), 1, after=end.moment.event),
-            operation.complete, streamed=end.streamed, lent=not operation.copying, ready=not operation.copying,
-        )  # fmt: skip
-        self._carrier.transfer(us, peer, launch)
-
-    def _on_device_data(self, operation: ReceiveOperation | None, dtype: int, mode: int, said: int) -> Placement:
-        """The peer begins to send on the device; of a tensor with its shape it says the length here, and the shape."""
-        exact = mode == Mode.DEVICE
-        fits = said == 0 if exact else LENGTH.size < said <= MAX_SAID_BYTES
-        asked = Mode.DEVICE if exact else Mode.TENSOR
-        if not fits or operation is None or operation.end is None or operation.mode != asked:
-            self.registry.protocol_error(self.lane.peer, "a payload on the device that was not asked for")
-            return None, None
-        operation.arriving = True
-        operation.dtype = dtype
-        self._arrivals = operation.arrival = self._arrivals + 1
-        if exact:
-            self._receive_on_device(operation, operation.end, operation.nbytes)
-            return None, None
-        text = memoryview(bytearray(said))
-        return text, lambda: self._on_shape(operation, bytes(text))
-
-    def _on_shape(self, operation: ReceiveOperation, said: bytes) -> None:
-        (nbytes,) = LENGTH.unpack_from(said)
-        if operation.end is None or nbytes > operation.nbytes:
-            self.registry.protocol_error(self.lane.peer, f"a tensor of {nbytes} bytes that was not asked for")
-            return
-        operation.shape = said[LENGTH.size :]
-        self._receive_on_device(operation, operation.end, nbytes)
-
-    def _receive_on_device(self, operation: ReceiveOperation, end: DeviceEnd, nbytes: int) -> None:
-        if not nbytes:
-            self._landed(operation)
-            return
-        us, peer = self.registry.membership.rank, self.lane.peer
-        operation.running = operation.borrowed
-        launch = operation.launch = Launch(
-            operation, (peer, us), lambda driver: driver.recv(_data(end), 0, after=end.moment.event),
-            lambda: self._landed(operation), value=peer, streamed=end.streamed, lent=operation.borrowed,
-            ready=end.data is not None,
-        )  # fmt: skip
-        self._carrier.transfer(peer, us, launch)
-        if end.data is None:
-            self._carrier.aside(lambda: self._find_room(end, launch, nbytes))
-
-    def _find_room(self, end: DeviceEnd, launch: Launch, nbytes: int) -> None:
-        """Memory for a message whose length the sender has said, or that nobody waits for. Without the lock."""
-        try:
-            data, moment = end.device.room(nbytes, end.moment)
-        except RuntimeError as error:  # what torch raises when there is no memory
-            with self.registry.lock:
-                what = f"a message of {nbytes} bytes for which the device has no memory: {error}"
-                self.registry.protocol_error(self.lane.peer, what)
-            return
-        with self.registry.lock:
-            end.data, end.moment = data, moment
-            launch.set_ready()
 
     def _landed(self, operation: ReceiveOperation) -> None:
         """The payload is there. In the memory of a caller who has left it is kept as soon as it is copied there."""
@@ -598,7 +359,7 @@ class Mailbox:
     def _take_kept(self, operation: ReceiveOperation, message: ReceiveOperation) -> None:
         self._decline(operation)
         same_mode = operation.mode == message.mode
-        fits = operation.signature == message.signature or (same_mode and operation.mode not in _EXACT)
+        fits = operation.signature == message.signature or (same_mode and operation.mode not in EXACT)
         if not fits:
             ours, theirs = describe(*operation.signature), describe(*message.signature)
             modes: set[int] = {operation.mode, message.mode}
@@ -624,10 +385,3 @@ class Mailbox:
         blocked = self.blocked.get(key)
         while blocked and (self.ready(key) or not self.orphans.get(key)):
             self.receive(blocked.popleft())
-
-
-def _data(end: DeviceEnd) -> torch.Tensor:
-    """The memory of an end that is ready."""
-    if end.data is None:
-        raise LookupError("a transfer began without memory")
-    return end.data

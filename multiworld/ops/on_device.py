@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from multiworld.matching.device import Device, DeviceEnd
-from multiworld.matching.mailbox import LENGTH
+from multiworld.matching.transfers import LENGTH
 from multiworld.ops.checks import invalid
 from multiworld.ops.shapes import described, shape_bytes
 from multiworld.ops.staging import readable, writable
@@ -16,7 +16,7 @@ from multiworld.ops.staging import readable, writable
 if TYPE_CHECKING:
     from multiworld.matching.any_source import AnyReceive
     from multiworld.matching.engine import Engine
-    from multiworld.matching.mailbox import ReceiveOperation
+    from multiworld.matching.messages import ReceiveOperation
     from multiworld.ops.base import GroupBase
 
 

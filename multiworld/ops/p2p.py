@@ -30,7 +30,7 @@ from multiworld.ops.staging import on_cpu, receive_buffer, writable
 if TYPE_CHECKING:
     from multiworld.matching.any_source import AnyReceive
     from multiworld.matching.engine import Engine
-    from multiworld.matching.mailbox import ReceiveOperation
+    from multiworld.matching.messages import ReceiveOperation
     from multiworld.ops.base import GroupBase
 
 MAX_TAG = 2**31 - 1

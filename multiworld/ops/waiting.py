@@ -75,7 +75,7 @@ def _part(session: OperationHost, operation: Operation) -> None:
     try:
         operation.part()
     except Exception as error:
-        logger.exception("world %r: %s was cancelled", session.name, operation.name)
+        logger.exception("world %r: %s was cancelled", session.membership.name, operation.name)
         session.abort(f"{operation.name} was cancelled, and what the others need of it cannot be copied: {error}")
 
 
@@ -92,7 +92,7 @@ def _leave_behind(session: OperationHost, operation: Operation, lent: list[Opera
         _part(session, operation)
 
     if lent:
-        start_or_run(f"mw-left-{session.name}", wait)
+        start_or_run(f"mw-left-{session.membership.name}", wait)
     else:
         _part(session, operation)
 

@@ -12,7 +12,8 @@ import pytest
 
 # Before torch is loaded: threads of OpenMP wait busily for each other, and there are more processes than cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parent))  # for `procs`, in this process and in the workers
+# For `procs`, in this process and in the workers. So no folder here may have the name of a library: not `nccl` either.
+sys.path.insert(0, str(Path(__file__).parent))
 
 torch_distributed = pytest.importorskip("torch.distributed", reason="multiworld needs torch")
 

@@ -76,23 +76,26 @@ def test_transfers_of_a_pair_begin_in_the_same_order_on_both_sides() -> None:
     draw = random.Random(7)
     for _ in range(30):
         net = DeviceNetwork(2)
-        receives: dict[int, list[Any]] = {tag: [] for tag in range(3)}
-        for number in range(40):
+        posted: list[tuple[int, Any, torch.Tensor]] = []
+        sent = 0
+        for _ in range(40):
             tag = draw.randrange(3)
             if draw.random() < 0.5:
-                net.start(0, p2p.send, torch.tensor([tag * 1000.0]), 1, tag)
+                net.start(0, p2p.send, torch.tensor([float(sent)]), 1, tag)
+                sent += 1
             else:
-                got = torch.zeros(1)
-                receives[tag].append((net.start(1, p2p.recv, got, 0, tag), got))
-            if draw.random() < 0.5:
-                net.move(*draw.choice(net.pairs()))
-            if draw.random() < 0.2:
-                net.run(1)
-            assert number >= 0
+                got = torch.full((1,), -1.0)
+                posted.append((tag, net.start(1, p2p.recv, got, 0, tag), got))
+            net.move(*draw.choice(net.pairs()))
         net.settle()
+        began = [work.tensor.view(torch.float32).item() for work in net.members[0].begun(0, 1)]
+        ends = net.members[1].begun(0, 1)
+        assert len(began) == len(ends) == sum(receive.arriving for _, receive, _ in posted)
         net.run()
-        for tag, posted in receives.items():
-            assert all(not receive.done or got.item() == tag * 1000.0 for receive, got in posted)
+        assert [work.tensor.view(torch.float32).item() for work in ends] == began
+        for tag in range(3):
+            came = [got.item() for of, receive, got in posted if of == tag and receive.done]
+            assert came == sorted(came)
 
 
 def test_the_two_directions_have_channels_of_their_own(net: DeviceNetwork) -> None:

@@ -219,3 +219,9 @@ async def await_claims(
         assert time.monotonic() < deadline, f"not all of ranks {ranks} are claimed"
         await asyncio.sleep(0.005)
     client.close()
+
+
+def drivers(context: Context, name: str) -> set[str]:
+    """The names of the drivers that a world has used so far."""
+    made = (slot._driver for slot in context.mw[name]._current.slots.values())
+    return {driver.name for driver in made if driver is not None}

@@ -80,18 +80,17 @@ BACKENDS = (
 )
 
 
-def rows(only_gloo: str | None) -> list[object]:
-    """The rows as parameters of a test: one that cannot run here, or is left to gloo for a reason, is skipped with it.
+def rows(part: str = "", why: str = "") -> list[object]:
+    """The rows as parameters of a test; one that cannot run here, or is left out on purpose, is skipped with a reason.
 
     Args:
-        only_gloo: why the test runs on gloo alone; None if it runs on all rows.
+        part: a text that the names of the rows have for which the test is meant; empty for all.
+        why: why it is not meant for the others.
     """
-    return [_parameter(row, only_gloo) for row in BACKENDS]
+    return [_parameter(row, None if part in str(row) else f"{row}: left to {part}: {why}") for row in BACKENDS]
 
 
-def _parameter(row: Backend, only_gloo: str | None) -> object:
-    reason = row.missing()
-    if only_gloo and row is not GLOO:
-        reason = f"{row}: left to gloo: {only_gloo}"
+def _parameter(row: Backend, left_out: str | None) -> object:
+    reason = left_out or row.missing()
     marks = [pytest.mark.gpu] if row.kind is Kind.GPU else []
     return pytest.param(row, id=str(row), marks=[*marks, pytest.mark.skip(reason=reason)] if reason else marks)

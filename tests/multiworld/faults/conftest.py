@@ -13,7 +13,7 @@ import pytest
 from multiworld.lab.injector import Injector
 from multiworld.lab.workers import WorkerPool
 from tests.multiworld.faults.backends import DEVICES, GLOO, Backend, Kind, rows
-from tests.multiworld.faults.scene import Scene
+from tests.multiworld.faults.scene import CONTROL, Scene
 
 ROOT = Path(__file__).resolve().parents[3]
 #: what the modules of the tests import, and each worker would import anew
@@ -33,7 +33,8 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
             if kind not in made:
                 folder = tmp_path_factory.mktemp(f"workers-{kind.value}")
                 env = _imitation(folder) if kind is Kind.SIMULATED else {}
-                made[kind] = stack.enter_context(WorkerPool(folder / "workers.log", (str(ROOT),), PRELOAD, environment=env))
+                pool = WorkerPool(folder / "workers.log", (str(ROOT),), PRELOAD, environment=env)
+                made[kind] = stack.enter_context(pool)
             return made[kind]
 
         yield pool_of
@@ -42,8 +43,8 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
 def _imitation(folder: Path) -> dict[str, str]:
     from gpuless import imitation  # needs the tooling's libraries, which a run on gloo alone does without
 
-    (folder / "control").mkdir()
-    return imitation.environment(Path(sys.executable), folder / "control", devices=DEVICES)
+    (folder / CONTROL).mkdir()
+    return imitation.environment(Path(sys.executable), folder / CONTROL, devices=DEVICES)
 
 
 @pytest.fixture
@@ -63,10 +64,10 @@ def injector(request: pytest.FixtureRequest) -> Iterator[Injector]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what uses a backend on each row of the table; ``only_gloo`` says why a test does not."""
+    """Run what uses a backend on each row of the table; ``only_rows`` says why a test does not."""
     if "backend" in metafunc.fixturenames:
-        mark = metafunc.definition.get_closest_marker("only_gloo")
-        metafunc.parametrize("backend", rows(mark.args[0] if mark else None))
+        mark = metafunc.definition.get_closest_marker("only_rows")
+        metafunc.parametrize("backend", rows(*(mark.args if mark else ())))
 
 
 @pytest.fixture

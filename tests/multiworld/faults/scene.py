@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpuless.control import Remote
 from multiworld import BrokenWorldException, PeerLost, TcpStoreAddress, WorldState
 from multiworld.lab.context import serve_store
 from multiworld.lab.injector import Fired, Injector
@@ -17,6 +18,8 @@ from tests.multiworld.faults.bounds import ANSWER_SECONDS, JOIN_SECONDS
 from tests.multiworld.faults.network import enter_network
 
 CALM = "calm"
+#: folder of the simulated devices' control blocks, next to the log of the workers
+CONTROL = "control"
 _numbers = itertools.count(1)
 
 
@@ -75,6 +78,11 @@ class Scene:
     def workers(self, count: int) -> list[Worker]:
         """Fresh worker processes."""
         return [self.worker() for _ in range(count)]
+
+    def imitation(self, worker: Worker) -> Remote:
+        """The imitated CUDA and NCCL of a worker: what it was asked for, and failures to inject."""
+        assert self.pool.log is not None
+        return Remote(self.pool.log.parent / CONTROL, worker.pid)
 
     def options(self, worker: Worker) -> dict[str, Any]:
         """What a worker joins a world of this scene with."""

@@ -55,7 +55,7 @@ def _others_are_told(running: list[Any], budget: float) -> None:
         assert outcome.seconds <= budget
 
 
-@pytest.mark.only_gloo(BEFORE)
+@pytest.mark.only_rows("gloo", BEFORE)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_before_the_store(scene: Scene, rank: int) -> None:
     """A member that never comes: the others are told who is missing, at their deadline, and other worlds go on."""
@@ -68,7 +68,7 @@ def test_before_the_store(scene: Scene, rank: int) -> None:
     scene.works(CALM, [a, b])
 
 
-@pytest.mark.only_gloo(BEFORE)
+@pytest.mark.only_rows("gloo", BEFORE)
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_in_store_wait_then_replaced(scene: Scene, rank: int) -> None:
     """A member dies while it waits for the others: its rank is free for its replacement, and the world is assembled."""
@@ -87,7 +87,7 @@ def test_in_store_wait_then_replaced(scene: Scene, rank: int) -> None:
 
 
 # Every connection of a join is made by a connect; which is whose does not matter, each of them is struck once.
-@pytest.mark.only_gloo(BEFORE)
+@pytest.mark.only_rows("gloo", BEFORE)
 @pytest.mark.parametrize("turn", [1, 2, 3, 4])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_in_connect(scene: Scene, rank: int, turn: int) -> None:

@@ -15,7 +15,7 @@ from tests.multiworld.faults.scene import CALM, Scene
 WORLD = "struck"
 SHORT = 2.0
 
-pytestmark = pytest.mark.only_gloo("a join is refused before a backend is made")
+pytestmark = pytest.mark.only_rows("gloo", "a join is refused before a backend is made")
 
 
 def _refused(scene: Scene, call: Any, kind: type[Exception], words: str, within: float = AT_ONCE_SECONDS) -> Any:

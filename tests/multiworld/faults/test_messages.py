@@ -143,7 +143,7 @@ RUBBISH = {
 }
 
 
-@pytest.mark.only_gloo("strangers reach the control lanes, which are the same on every backend")
+@pytest.mark.only_rows("gloo", "strangers reach the control lanes, which are the same on every backend")
 @pytest.mark.parametrize("rubbish", RUBBISH)
 def test_strangers(scene: Scene, rubbish: str) -> None:
     """Somebody who is no member connects to every port and sends rubbish, or nothing: nobody minds."""
@@ -163,7 +163,7 @@ def test_strangers(scene: Scene, rubbish: str) -> None:
     scene.works(WORLD, members)
 
 
-@pytest.mark.only_gloo("strangers reach the control lanes, which are the same on every backend")
+@pytest.mark.only_rows("gloo", "strangers reach the control lanes, which are the same on every backend")
 @pytest.mark.parametrize("rubbish", ["http", "zeros", "ones", "json"])
 def test_member_that_sends_rubbish(scene: Scene, rubbish: str) -> None:
     """A member gone mad writes into its connections: its worlds break with a typed error, the others go on."""

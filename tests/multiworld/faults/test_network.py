@@ -87,7 +87,7 @@ def test_cut(hosts: TwoHosts, cut: str, row: Row) -> None:
     scene.works(WORLD, hosts.members)
 
 
-@pytest.mark.only_gloo("the imitated NCCL moves data through shared memory, which no cut of a network cuts")
+@pytest.mark.only_rows("gloo", "the imitated NCCL moves data through shared memory, which no cut of a network cuts")
 def test_cut_and_healed_in_time(hosts: TwoHosts) -> None:
     """Shorter than the world's patience: nothing breaks and nothing is lost."""
     scene, (a, _), right = hosts.scene, hosts.left, hosts.right
@@ -101,7 +101,7 @@ def test_cut_and_healed_in_time(hosts: TwoHosts) -> None:
     assert [worker.run(acts.standing, WORLD).state for worker in (a, right)] == [WorldState.ACTIVE] * 2
 
 
-@pytest.mark.only_gloo("the imitated NCCL moves data through shared memory, which no cut of a network cuts")
+@pytest.mark.only_rows("gloo", "the imitated NCCL moves data through shared memory, which no cut of a network cuts")
 def test_halves_never_share_a_generation(hosts: TwoHosts) -> None:
     """The half with the store goes on with another size; the other one cannot, then or after the healing."""
     scene, (a, b), right = hosts.scene, hosts.left, hosts.right
@@ -122,7 +122,7 @@ def test_halves_never_share_a_generation(hosts: TwoHosts) -> None:
     scene.works(WORLD, [a, b])
 
 
-@pytest.mark.only_gloo("the imitated NCCL moves data through shared memory, which no cut of a network cuts")
+@pytest.mark.only_rows("gloo", "the imitated NCCL moves data through shared memory, which no cut of a network cuts")
 @pytest.mark.parametrize("healed", [False, True], ids=["stays cut", "healed"])
 def test_half_open(hosts: TwoHosts, healed: bool) -> None:
     """The right host dies while it is cut off: no end of file ever comes, the kernel still holds the connections."""
@@ -144,7 +144,7 @@ def test_half_open(hosts: TwoHosts, healed: bool) -> None:
     scene.works(CALM, [a, b])
 
 
-@pytest.mark.only_gloo("the imitated NCCL moves data through shared memory, which no cut of a network cuts")
+@pytest.mark.only_rows("gloo", "the imitated NCCL moves data through shared memory, which no cut of a network cuts")
 @pytest.mark.parametrize("healed", [False, True], ids=["stays cut", "healed"])
 def test_cut_while_joining(hosts: TwoHosts, healed: bool) -> None:
     """The right host cannot be reached while all join: an error at the deadline, or the world once it is healed."""

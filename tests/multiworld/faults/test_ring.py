@@ -30,7 +30,7 @@ WORLD = "struck"
 SIZE = 8
 RECV = Row("recv", SMALL)
 
-pytestmark = pytest.mark.only_gloo("who watches whom is a matter of the control lanes, and no tensor travels")
+pytestmark = pytest.mark.only_rows("gloo", "who watches whom is a matter of the control lanes, and no tensor travels")
 
 
 def all_notice(members: list[Worker], victims: dict[int, Fired], hit_at: float) -> None:

@@ -39,7 +39,7 @@ async def wait_for_recv(context: Context, name: str, src: int, seconds: float) -
     return "value"
 
 
-@pytest.mark.only_gloo(HOST_ONLY)
+@pytest.mark.only_rows("gloo", HOST_ONLY)
 def test_frozen_peer_does_not_hold_up_wait_for(scene: Scene) -> None:
     """The deadline of the caller comes before the peer is lost: it is kept to."""
     a, victim = members = scene.workers(2)
@@ -59,7 +59,7 @@ def groups(request: pytest.FixtureRequest) -> tuple[Path, int]:
     return root / f"mw-test-{os.getpid()}", request.param
 
 
-@pytest.mark.only_gloo(HOST_ONLY)
+@pytest.mark.only_rows("gloo", HOST_ONLY)
 def test_a_peer_frozen_by_its_control_group_is_lost_as_soon_as_a_stopped_one(
     scene: Scene, groups: tuple[Path, int]
 ) -> None:
@@ -74,7 +74,7 @@ def test_a_peer_frozen_by_its_control_group_is_lost_as_soon_as_a_stopped_one(
             lost(call.outcome(), WORLD, 2, SILENT_SECONDS, fired, {"silence", "reported"})
 
 
-@pytest.mark.only_gloo(HOST_ONLY)
+@pytest.mark.only_rows("gloo", HOST_ONLY)
 def test_a_starved_peer_on_this_machine_is_not_lost(scene: Scene) -> None:
     """It gets 2 % of a core and wants more: it is silent for longer than a stopped one may be, and nothing breaks."""
     a, slow = members = scene.workers(2)
@@ -170,7 +170,7 @@ async def _send(context: Context, name: str, dst: int) -> None:
     await world.send(acts.filled(world, SMALL), dst)
 
 
-@pytest.mark.only_gloo(HOST_ONLY)
+@pytest.mark.only_rows("gloo", HOST_ONLY)
 @pytest.mark.parametrize("seconds", [2.0])
 def test_our_own_stall_accuses_nobody(scene: Scene, seconds: float) -> None:
     """We are stopped ourselves, longer than peers may be silent; with patient peers the world goes on."""
@@ -228,7 +228,7 @@ def load_model(context: Context, seconds: float) -> int:
     return loads
 
 
-@pytest.mark.only_gloo(HOST_ONLY)
+@pytest.mark.only_rows("gloo", HOST_ONLY)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "seconds", "mark"), [(hold_gil, 10, "holding"), (load_model, 30.0, "loading")], ids=["gil", "load"]

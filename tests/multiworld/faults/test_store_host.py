@@ -52,7 +52,7 @@ def test_frozen_under_standing_worlds(scene: Scene) -> None:
     scene.works(WORLD, members)
 
 
-@pytest.mark.only_gloo(BEFORE)
+@pytest.mark.only_rows("gloo", BEFORE)
 def test_frozen_for_longer_than_a_join_may_take(scene: Scene) -> None:
     """The deadline of ``join`` holds even though the store never answers."""
     a, _ = members = scene.workers(2)
@@ -78,7 +78,7 @@ def test_member_hosts_it_and_is_killed(scene: Scene) -> None:
     scene.works("after", [a, b])
 
 
-@pytest.mark.only_gloo(BEFORE)
+@pytest.mark.only_rows("gloo", BEFORE)
 @pytest.mark.parametrize("said", [b"\x00", b"\x01", b"", b"{", b"\x00\xce\xf7\x85\x3c\x02\xff"], ids=repr)
 def test_a_strangers_byte_stops_no_join(scene: Scene, said: bytes) -> None:
     """Half a request from somebody who then waits: only that connection waits with it."""
@@ -110,7 +110,7 @@ async def try_and_cancel(context: Context, store: TcpStoreAddress, tries: int) -
     return said
 
 
-@pytest.mark.only_gloo(BEFORE)
+@pytest.mark.only_rows("gloo", BEFORE)
 def test_attempts_at_a_frozen_store_leave_nothing(scene: Scene) -> None:
     """Neither a thread nor a descriptor, however many worlds stand."""
     member = scene.worker()
@@ -127,7 +127,7 @@ def test_attempts_at_a_frozen_store_leave_nothing(scene: Scene) -> None:
         time.sleep(0.05)  # a cancelled attempt ends within a tick, in a thread of its own
 
 
-@pytest.mark.only_gloo(BEFORE)
+@pytest.mark.only_rows("gloo", BEFORE)
 def test_a_dead_store_is_told_in_our_words_only(scene: Scene) -> None:
     """torch's client would print a stack of C++ frames for each attempt."""
     member = scene.worker()
@@ -144,7 +144,7 @@ def test_a_dead_store_is_told_in_our_words_only(scene: Scene) -> None:
         assert b"c10d" not in log.read()
 
 
-@pytest.mark.only_gloo(BEFORE)
+@pytest.mark.only_rows("gloo", BEFORE)
 def test_a_host_that_holds_the_gil_only_delays(scene: Scene) -> None:
     members = scene.workers(2)
     scene.join(CALM, members)
@@ -158,7 +158,7 @@ def test_a_host_that_holds_the_gil_only_delays(scene: Scene) -> None:
     scene.works(WORLD, members)
 
 
-@pytest.mark.only_gloo(BEFORE)
+@pytest.mark.only_rows("gloo", BEFORE)
 @pytest.mark.parametrize("host", ["::1", "127.0.0.1", "0.0.0.0", "::"])  # noqa: S104 - that is the question
 def test_each_kind_of_address(scene: Scene, host: str) -> None:
     """The address that ``serve_store`` returns is one to join with, printed as one that can be read again."""

@@ -40,7 +40,7 @@ MOST_VISITORS = 64
 MANY = 1000
 SECRET = "nobody-may-read-this"  # noqa: S105 - of the tests
 
-pytestmark = pytest.mark.only_gloo("strangers reach the control lanes, which are the same on every backend")
+pytestmark = pytest.mark.only_rows("gloo", "strangers reach the control lanes, which are the same on every backend")
 
 
 @dataclass(frozen=True)

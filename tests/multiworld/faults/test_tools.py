@@ -205,7 +205,7 @@ def hide_status(context: Context) -> None:
     context.kept["status"].close()
 
 
-@pytest.mark.only_gloo("the view shows states, not tensors")
+@pytest.mark.only_rows("gloo", "the view shows states, not tensors")
 def test_top(scene: Scene, tmp_path: Path) -> None:
     """A broken world and a dead process are seen from outside; the file goes with its owner."""
     a, b, victim = scene.workers(3)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,12 +20,20 @@ DEVICE = torch.device("cuda:0")
 SECONDS = 30.0
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the members of a test meet, and on which backend."""
+
+    store: str
+    backend: str
+
+
 @contextlib.asynccontextmanager
-async def world(store: str, rank: int, size: int, name: str = "w") -> AsyncIterator[World]:
+async def world(place: Place, rank: int, size: int, name: str = "w") -> AsyncIterator[World]:
     """A world on the one device of this host, which each member takes for a host of its own."""
     os.environ["NCCL_HOSTID"] = f"host-{rank}"
     async with MultiWorld(op_timeout=SECONDS) as mw:
-        yield await mw.join(name, rank, size, store=store, backend="nccl", device=DEVICE)
+        yield await mw.join(name, rank, size, store=place.store, backend=place.backend, device=DEVICE)
 
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,11 +68,11 @@ async def error_of(call: Awaitable[Any]) -> Exception:
 # point to point
 
 
-def exchange(_: Context, store: str, rank: int, dtypes: list[torch.dtype]) -> list[list[Any]]:
+def exchange(_: Context, place: Place, rank: int, dtypes: list[torch.dtype]) -> list[list[Any]]:
     """Each dtype to the other, both directions at once, told apart by tags."""
 
     async def main() -> list[list[Any]]:
-        async with world(store, rank, 2) as w:
+        async with world(place, rank, 2) as w:
             came = [room(1000, dtype) for dtype in dtypes]
             sends = [w.send(numbers(1000, rank, dtype), 1 - rank, tag=tag) for tag, dtype in enumerate(dtypes)]
             await asyncio.gather(*sends, *(w.recv(t, 1 - rank, tag=tag) for tag, t in enumerate(came)))
@@ -73,12 +82,12 @@ def exchange(_: Context, store: str, rank: int, dtypes: list[torch.dtype]) -> li
     return found
 
 
-def sizes(_: Context, store: str, rank: int, counts: list[int]) -> list[bool]:
+def sizes(_: Context, place: Place, rank: int, counts: list[int]) -> list[bool]:
     """Messages of several lengths, one after the other."""
 
     async def main() -> list[bool]:
         right = []
-        async with world(store, rank, 2) as w:
+        async with world(place, rank, 2) as w:
             for count in counts:
                 if rank == 0:
                     await w.send(numbers(count), 1)
@@ -92,11 +101,11 @@ def sizes(_: Context, store: str, rank: int, counts: list[int]) -> list[bool]:
     return found
 
 
-def described(_: Context, store: str, rank: int) -> list[Any]:
+def described(_: Context, place: Place, rank: int) -> list[Any]:
     """Tensors with their shapes, on the device and on the CPU, to both."""
 
     async def main() -> list[Any]:
-        async with world(store, rank, 2) as w:
+        async with world(place, rank, 2) as w:
             sent = torch.arange(12, dtype=torch.int32).reshape(3, 4)
             if rank == 0:
                 for tensor in (on_device(sent), sent, on_device(sent), on_device(torch.zeros(0, 5))):
@@ -111,11 +120,11 @@ def described(_: Context, store: str, rank: int) -> list[Any]:
     return found
 
 
-def any_source(_: Context, store: str, rank: int) -> list[Any]:
+def any_source(_: Context, place: Place, rank: int) -> list[Any]:
     """Rank 0 receives from whoever sends."""
 
     async def main() -> list[Any]:
-        async with world(store, rank, 3) as w:
+        async with world(place, rank, 3) as w:
             if rank:
                 await w.send(numbers(4, rank), 0)
                 await w.barrier()
@@ -131,11 +140,11 @@ def any_source(_: Context, store: str, rank: int) -> list[Any]:
     return found
 
 
-def batches(_: Context, store: str, rank: int) -> list[Any]:
+def batches(_: Context, place: Place, rank: int) -> list[Any]:
     """Everybody sends to everybody at once."""
 
     async def main() -> list[Any]:
-        async with world(store, rank, 3) as w:
+        async with world(place, rank, 3) as w:
             others = [one for one in range(3) if one != rank]
             came = {one: room(8) for one in others}
             sends = [P2P("send", numbers(8, 10 * rank + one), one) for one in others]
@@ -146,11 +155,11 @@ def batches(_: Context, store: str, rank: int) -> list[Any]:
     return found
 
 
-def in_group(_: Context, store: str, rank: int) -> Any:
+def in_group(_: Context, place: Place, rank: int) -> Any:
     """Ranks 2 and 0 as a group of their own: ranks, tags and source are the group's."""
 
     async def main() -> Any:
-        async with world(store, rank, 3) as w:
+        async with world(place, rank, 3) as w:
             result = None
             if rank != 1:
                 pair = w.group([2, 0])
@@ -165,11 +174,11 @@ def in_group(_: Context, store: str, rank: int) -> Any:
     return run(main)
 
 
-def crossing(_: Context, store: str, rank: int) -> list[str]:
+def crossing(_: Context, place: Place, rank: int) -> list[str]:
     """A CPU tensor sent to a receive on the device, and the reverse; then the world is used again."""
 
     async def main() -> list[str]:
-        async with world(store, rank, 2) as w:
+        async with world(place, rank, 2) as w:
             texts = []
             for cpu_rank in range(2):
                 tensor = torch.ones(4) if rank == cpu_rank else room(4)
@@ -182,11 +191,11 @@ def crossing(_: Context, store: str, rank: int) -> list[str]:
     return found
 
 
-def refused(_: Context, store: str, rank: int) -> list[str]:
+def refused(_: Context, place: Place, rank: int) -> list[str]:
     """Calls that cannot be right, before anything is sent."""
 
     async def main() -> list[str]:
-        async with world(store, rank, 2) as w:
+        async with world(place, rank, 2) as w:
             elsewhere = torch.zeros(4).to("cuda:1")
             found = [
                 await error_of(w.send(elsewhere, 1 - rank)),
@@ -205,11 +214,11 @@ def refused(_: Context, store: str, rank: int) -> list[str]:
     return found
 
 
-def unmatched(context: Context, store: str, rank: int) -> Any:
+def unmatched(context: Context, place: Place, rank: int) -> Any:
     """Rank 0 sends at once; rank 1 receives when it is told to."""
 
     async def main() -> Any:
-        async with world(store, rank, 2) as w:
+        async with world(place, rank, 2) as w:
             if rank == 0:
                 sending = asyncio.ensure_future(w.send(numbers(1 << 16), 1))
                 await w.barrier()
@@ -225,11 +234,11 @@ def unmatched(context: Context, store: str, rank: int) -> Any:
     return run(main)
 
 
-def cancelled(_: Context, store: str, rank: int) -> Any:
+def cancelled(_: Context, place: Place, rank: int) -> Any:
     """Receives that are cancelled before and after their match; no message is lost."""
 
     async def main() -> Any:
-        async with world(store, rank, 2) as w:
+        async with world(place, rank, 2) as w:
             if rank == 0:
                 await w.barrier()
                 for value in range(20):
@@ -262,11 +271,11 @@ def cancelled(_: Context, store: str, rank: int) -> Any:
 # the order of streams
 
 
-def ordered(_: Context, store: str, rank: int, stream: bool) -> Any:
+def ordered(_: Context, place: Place, rank: int, stream: bool) -> Any:
     """What the caller's own stream is about to write is what is sent, and what it reads next is what has come."""
 
     async def main() -> Any:
-        async with world(store, rank, 2) as w:
+        async with world(place, rank, 2) as w:
             side, count, rounds = torch.cuda.Stream(DEVICE), 1 << 20, 8
             slow = [torch.full((count,), float(value)).pin_memory() for value in range(rounds)]
             copies, buffer = [], room(count)
@@ -291,12 +300,12 @@ def ordered(_: Context, store: str, rank: int, stream: bool) -> Any:
 # collectives
 
 
-def collectives(_: Context, store: str, rank: int, size: int, stream: bool) -> dict[str, Any]:
+def collectives(_: Context, place: Place, rank: int, size: int, stream: bool) -> dict[str, Any]:
     """Each collective once; what is left in the tensors of this rank."""
 
     async def main() -> dict[str, Any]:
         found: dict[str, Any] = {}
-        async with world(store, rank, size) as w:
+        async with world(place, rank, size) as w:
             t = numbers(4, rank)
             await w.broadcast(t, 1, stream=stream)
             found["broadcast"] = t
@@ -345,11 +354,11 @@ def listed(value: Any) -> Any:
     return [listed(one) for one in value] if isinstance(value, list) else value
 
 
-def on_both(_: Context, store: str, rank: int) -> dict[str, Any]:
+def on_both(_: Context, place: Place, rank: int) -> dict[str, Any]:
     """CPU tensors of any length and objects in the same world; a collective on both kinds; then again."""
 
     async def main() -> dict[str, Any]:
-        async with world(store, rank, 2) as w:
+        async with world(place, rank, 2) as w:
             large = torch.full((1 << 19,), rank + 1.0)
             await w.all_reduce(large)
             rows = [torch.full((1 << 18,), 10.0 * rank + r) for r in range(2)]
@@ -368,11 +377,11 @@ def on_both(_: Context, store: str, rank: int) -> dict[str, Any]:
     return found
 
 
-def late_member(_: Context, store: str, rank: int) -> Any:
+def late_member(_: Context, place: Place, rank: int) -> Any:
     """A collective that is cancelled before all have called it goes on without its caller, from copies."""
 
     async def main() -> Any:
-        async with world(store, rank, 2) as w:
+        async with world(place, rank, 2) as w:
             t = numbers(1 << 16, rank)
             if rank == 0:
                 call = asyncio.ensure_future(w.all_reduce(t))
@@ -392,11 +401,11 @@ def late_member(_: Context, store: str, rank: int) -> Any:
     return run(main)
 
 
-def alone(_: Context, store: str, rank: int) -> Any:
+def alone(_: Context, place: Place, rank: int) -> Any:
     """The only member."""
 
     async def main() -> Any:
-        async with world(store, rank, 1) as w:
+        async with world(place, rank, 1) as w:
             t, out = numbers(4), room(4)
             await w.all_reduce(t, ReduceOp.AVG)
             await w.all_gather_into_tensor(out, t)
@@ -408,32 +417,32 @@ def alone(_: Context, store: str, rank: int) -> Any:
 # stream=True
 
 
-def pipelined(context: Context, store: str, rank: int, count: int) -> Any:
-    """Rank 0 enqueues all at once, and counts what had ended when the last was enqueued."""
+def pipelined(context: Context, place: Place, rank: int, count: int) -> Any:
+    """Rank 0 enqueues all while its device does nothing, says so, and waits for the end."""
 
     async def main() -> Any:
-        async with world(store, rank, 2) as w:
+        async with world(place, rank, 2) as w:
             tensors = [numbers(1 << 18, value) if rank == 0 else room(1 << 18) for value in range(count)]
-            await w.barrier()
+            await w.all_reduce(room(4))
+            context.send(os.getpid())
+            await asyncio.to_thread(context.recv)
             for tensor in tensors:
                 await (w.send(tensor, 1, stream=True) if rank == 0 else w.recv(tensor, 0, stream=True))
-            context.send(os.getpid())
-            under_way = len(w._current.engine.under_way)
+            context.send("enqueued")
             await w.synchronize()
-            left = len(w._current.engine.under_way)
-            return under_way >= left == 0, [tensor.cpu()[0].item() for tensor in tensors]
+            return [tensor.cpu()[0].item() for tensor in tensors]
 
     return run(main)
 
 
-def fails_later(context: Context, store: str, rank: int, then: str) -> Any:
+def fails_later(context: Context, place: Place, rank: int, then: str) -> Any:
     """Rank 1 dies with a transfer that rank 0 has enqueued; ``then`` is where rank 0 hears of it."""
 
     async def main() -> Any:
         os.environ["NCCL_HOSTID"] = f"host-{rank}"
         async with MultiWorld(op_timeout=SECONDS) as mw:
             events = mw.events()
-            w = await mw.join("w", rank, 2, store=store, backend="nccl", device=DEVICE)
+            w = await mw.join("w", rank, 2, store=place.store, backend=place.backend, device=DEVICE)
             tensor = room(1 << 22)
             await w.all_reduce(room(4))
             context.send(os.getpid())

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import device_acts
 import pytest
-from simulated import Cluster, members, pool  # noqa: F401 - fixtures
+
+from tests.multiworld.device import device_acts
+from tests.multiworld.device.ranks import backends, has_bindings
+from tests.multiworld.device.simulated import Cluster
+
+assert has_bindings  # named in the marks of ``backends``
+pytestmark = pytest.mark.parametrize("backend", backends())
 
 
 def count(begin: float, length: int = 4, step: float = 1.0) -> list[float]:
@@ -36,12 +41,12 @@ def expected(rank: int, size: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_collective(members: Cluster, size: int, stream: bool) -> None:  # noqa: F811
+def test_every_collective(members: Cluster, size: int, stream: bool) -> None:
     for rank, found in enumerate(members.all(size, device_acts.collectives, size, stream)):
         assert found == expected(rank, size)
 
 
-def test_cpu_tensors_and_objects_in_the_same_world(members: Cluster) -> None:  # noqa: F811
+def test_cpu_tensors_and_objects_in_the_same_world(members: Cluster) -> None:
     for rank, found in enumerate(members.all(2, device_acts.on_both)):
         assert found["large"] == 3.0
         assert found["rows"] == [float(rank), 10.0 + rank]
@@ -50,11 +55,11 @@ def test_cpu_tensors_and_objects_in_the_same_world(members: Cluster) -> None:  #
         assert found["objects"] == [{"rank": 0}, {"rank": 1}]
 
 
-def test_a_cancelled_collective_goes_on_from_copies(members: Cluster) -> None:  # noqa: F811
+def test_a_cancelled_collective_goes_on_from_copies(members: Cluster) -> None:
     left, other = members.all(2, device_acts.late_member)
     assert left == ("CancelledError", [-7.0, -7.0])
     assert other == [1.0, 3.0]
 
 
-def test_the_only_member(members: Cluster) -> None:  # noqa: F811
+def test_the_only_member(members: Cluster) -> None:
     assert members.all(1, device_acts.alone) == [[count(0), count(0)]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.multiworld.nccl.ranks import Rank, ask_all, backends, has_bindings, opened, started
+from tests.multiworld.device.ranks import Rank, ask_all, backends, has_bindings, opened, started
 
 assert has_bindings  # named in the marks of ``backends``
 

@@ -1,0 +1,230 @@
+"""Failures of NCCL and CUDA themselves, with a transfer on the device: what the patches of the wheels are for.
+
+A peer holds its part of an operation back, so that ours is on the device and cannot end. Then the peer dies, or a call
+of NCCL or CUDA in our process fails or hangs. Whoever waits is told, the process lives, and its other world goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpuless.control import Action, Remote, Switch
+from multiworld import BrokenWorldException, PeerLost
+from multiworld.errors import DeviceFailed
+from multiworld.lab.injector import Fired, proven
+from multiworld.lab.workers import Running, Worker
+from tests.multiworld.faults import acts
+from tests.multiworld.faults.bounds import GONE_SECONDS, GRACE_SECONDS
+from tests.multiworld.faults.operations import COLLECTIVES, SMALL, Row, rows
+from tests.multiworld.faults.scene import CALM, Scene
+
+pytestmark = pytest.mark.only_rows("simulated", "the failures are injected into the imitated CUDA and NCCL")
+
+WORLD, AFTER = "struck", "after"
+REMOTE_ERROR, SYSTEM_ERROR = 6, 2  # of ncclResult_t
+ILLEGAL_ADDRESS, STREAM_CAPTURE = 700, 900  # of cudaError_t: one damages the context, the other one does not
+#: of the heartbeat monitor of torch's group, and longer than it waits
+MONITORED, MONITOR_SECONDS = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}, 9.0
+#: what can carry one of our operations
+LAUNCHES = (
+    "ncclAllReduce", "ncclBroadcast", "ncclReduce", "ncclAllGather", "ncclReduceScatter", "ncclAlltoAll", "ncclGather",
+    "ncclScatter", "ncclSend", "ncclRecv", "ncclBcast",
+)  # fmt: skip
+CREATIONS = ("ncclCommInitRank", "ncclCommInitRankConfig")
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What a call of our process does from now on."""
+
+    site: str
+    action: Action
+    code: int = 0
+    times: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One row.
+
+    Attributes:
+        name: of the row.
+        injections: into our process; the last one has to be hit.
+        kill: whether the peer dies after that.
+        network: whether the peer counts as being on another host, whose death NCCL notices.
+        variables: of our process.
+        window: how long the process has to live afterwards, in seconds.
+    """
+
+    name: str
+    injections: tuple[Injection, ...] = ()
+    kill: bool = True
+    network: bool = False
+    variables: dict[str, str] = field(default_factory=dict)
+    window: float = 0.0
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_ASYNC = Injection("ncclCommGetAsyncError", Action.FAIL, REMOTE_ERROR)
+_ABORT_FAILS = Injection("ncclCommAbort", Action.FAIL, SYSTEM_ERROR)
+_ABORT_HANGS = Injection("ncclCommAbort", Action.HANG)
+
+FAILURES = (
+    Failure("peer killed"),
+    Failure("peer killed on another host", network=True),
+    Failure("remote error", (_ASYNC,), kill=False),
+    Failure("peer killed, abort fails", (_ABORT_FAILS,)),
+    Failure("peer killed, abort hangs", (_ABORT_HANGS,)),
+    Failure("remote error, abort fails", (_ASYNC, _ABORT_FAILS), kill=False),
+    Failure(
+        "remote error, abort hangs", (_ASYNC, _ABORT_HANGS), kill=False, variables=MONITORED, window=MONITOR_SECONDS
+    ),
+)
+WATCHDOG_FAILURES = (
+    Failure("event query fails", (Injection("cudaEventQuery", Action.FAIL, STREAM_CAPTURE, times=1),)),
+    Failure(
+        "event query hangs", (Injection("cudaEventQuery", Action.HANG, times=1),), variables=MONITORED,
+        window=MONITOR_SECONDS,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Our process, one that shares its calm world, the peer that holds back, and our operation on the device."""
+
+    us: Worker
+    other: Worker
+    peer: Worker
+    remote: Remote
+    waiting: Running
+
+
+@contextmanager
+def held(scene: Scene, row: Row, variables: dict[str, str] | None = None) -> Iterator[Held]:
+    """An operation of ours that is on the device and cannot end."""
+    us, other, peer = scene.worker(env=variables), scene.worker(), scene.worker()
+    scene.join(CALM, [us, other])
+    scene.join(WORLD, [us, peer])
+    scene.works(CALM, [us, other], 1)
+    scene.works(WORLD, [us, peer], 1)
+    assert us.run(acts.drivers, WORLD) == {scene.backend.backend}, "the row runs on another driver"
+    with ExitStack() as stack:
+        remote, theirs = (stack.enter_context(scene.imitation(worker)) for worker in (us, peer))
+        for site in LAUNCHES:
+            theirs.inject(site, Action.HOLD)
+        before = _launches(remote)
+        mirror = {"send": "recv", "recv": "send"}.get(row.operation, row.operation)
+        waiting = us.start(acts.operate, WORLD, row, 1)
+        peer.start(acts.operate, WORLD, Row(mirror, row.count), 0 if mirror != row.operation else 1)
+        proven(lambda: "launched" if _launches(remote) > before else None, f"the launch of {row}")
+        yield Held(us, other, peer, remote, waiting)
+
+
+def _launches(remote: Remote) -> int:
+    return remote.counters().launched
+
+
+def _strike(scene: Scene, on: Held, failure: Failure) -> Fired:
+    at = time.monotonic()
+    on.remote.switch(Switch.NETWORK, on=failure.network)
+    for one in failure.injections:
+        on.remote.inject(one.site, one.action, one.code, times=one.times)
+    if failure.kill:
+        scene.injector.kill(on.peer)
+    if failure.injections:
+        site = failure.injections[-1].site
+        proof = proven(lambda: site if on.remote.counters().sites[site].fired else None, f"{failure}: a hit of {site}")
+        scene.injector.record(failure.name, on.us.name, at, f"{proof} was hit")
+    return scene.injector.fired[-1]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=str)
+def test_failure(scene: Scene, failure: Failure) -> None:
+    _survived(scene, failure)
+
+
+@pytest.mark.only_rows("torch-nccl (simulated)", "only torch's group has a watchdog, which asks for events")
+@pytest.mark.parametrize("failure", WATCHDOG_FAILURES, ids=str)
+def test_failure_of_the_watchdog(scene: Scene, failure: Failure) -> None:
+    _survived(scene, failure)
+
+
+def _survived(scene: Scene, failure: Failure) -> None:
+    with held(scene, Row("all_reduce", SMALL), failure.variables) as on:
+        fired = _strike(scene, on, failure)
+        outcome = on.waiting.outcome(GONE_SECONDS + GRACE_SECONDS)
+        assert isinstance(outcome.error, PeerLost), f"got {outcome.error!r} and value {outcome.value!r}"
+        assert outcome.ended - fired.at <= GONE_SECONDS
+        if _ASYNC in failure.injections:  # every communicator of the process would report it
+            on.remote.lift(_ASYNC.site)
+        scene.works(CALM, [on.us, on.other])
+        time.sleep(failure.window)  # the time that the process has to outlive
+        scene.works(CALM, [on.us, on.other])
+        scene.join(AFTER, [on.us, on.other])
+        scene.works(AFTER, [on.us, on.other])
+
+
+OPERATIONS = ("send", "recv", *(operation.name for operation in COLLECTIVES if operation.by_length))
+
+
+# A small send is over when NCCL has it in its buffers, whether the peer takes it or not.
+@pytest.mark.parametrize("row", [row for row in rows(OPERATIONS) if row != Row("send", SMALL)], ids=str)
+def test_peer_dies_with_our_part_on_the_device(scene: Scene, row: Row) -> None:
+    """In every operation: NCCL alone would wait for ever."""
+    with held(scene, row) as on:
+        fired = scene.injector.kill(on.peer)
+        outcome = on.waiting.outcome(GONE_SECONDS + GRACE_SECONDS)
+        assert isinstance(outcome.error, PeerLost), f"got {outcome.error!r} and value {outcome.value!r}"
+        assert outcome.ended - fired.at <= GONE_SECONDS
+        scene.works(CALM, [on.us, on.other])
+
+
+@pytest.mark.only_rows("torch-nccl (simulated)", "the call in which it happens is the watchdog's")
+def test_lost_device(scene: Scene) -> None:
+    """An error that damages the context ends every world on that device with one typed error, and not the process."""
+    with held(scene, Row("all_reduce", SMALL)) as on:
+        failure = Failure(
+            "illegal address", (Injection("cudaEventQuery", Action.FAIL, ILLEGAL_ADDRESS, times=1),), False
+        )
+        _strike(scene, on, failure)
+        outcome = on.waiting.outcome(GONE_SECONDS + GRACE_SECONDS)
+        assert isinstance(outcome.error, BrokenWorldException), f"got {outcome.error!r} and value {outcome.value!r}"
+        for worlds in (WORLD, CALM):
+            event = on.us.run(acts.await_break, worlds)
+            assert isinstance(event.failure, DeviceFailed), repr(event.failure)
+            assert event.failure.code == ILLEGAL_ADDRESS
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+def test_peer_is_hit_while_the_communicator_is_made(scene: Scene, fault: str) -> None:
+    """The creation waits for it without a limit of its own."""
+    us, other, peer = scene.workers(3)
+    scene.join(CALM, [us, other])
+    scene.join(WORLD, [us, peer])
+    scene.works(CALM, [us, other], 1)
+    with scene.imitation(peer) as theirs:
+        for site in CREATIONS:
+            theirs.inject(site, Action.HANG)
+        waiting = us.start(acts.operate, WORLD, Row("all_reduce", SMALL), 1)
+        peer.start(acts.operate, WORLD, Row("all_reduce", SMALL), 1)
+        proven(lambda: _hanging(theirs), "a creation that hangs")
+        fired = getattr(scene.injector, fault)(peer)
+        outcome = waiting.outcome(GONE_SECONDS + GRACE_SECONDS)
+        assert isinstance(outcome.error, PeerLost), f"got {outcome.error!r} and value {outcome.value!r}"
+        assert outcome.ended - fired.at <= GONE_SECONDS
+        scene.works(CALM, [us, other])
+        scene.join(AFTER, [us, other])
+        scene.works(AFTER, [us, other])
+
+
+def _hanging(remote: Remote) -> str | None:
+    sites = remote.counters().sites
+    return next((site for site in CREATIONS if sites[site].hanging), None)
