@@ -208,10 +208,18 @@ static result finish_joins(void) {
   return e;
 }
 
+/* A group has raw pointers to the communicators of what is queued in it; its end reads them, a failing one too. */
+static void read_communicators(void) {
+  for (int i = 0; i < group.count; i++)
+    if (group.ops[i].comm->aborted || group.ops[i].comm->destroyed)
+      group_fail(gpuless_misuse("ncclGroupEnd", INTERNAL_ERROR));
+}
+
 API result ncclGroupEnd(void) {
   if (group.depth == 0) return INVALID_USAGE;
   int e = gpuless_gate(SITE_ncclGroupEnd, GPULESS_ANY_COMM, NULL);
   if (e) group_fail(e);
+  if (group.depth == 1) read_communicators();
   if (--group.depth > 0) return SUCCESS;
   int joined = finish_joins();
   e = group.error ? group.error : joined;

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from ctypes import byref, c_char, c_int, c_size_t, c_void_p
+from pathlib import Path
 from typing import Any
 
 lib = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
@@ -141,11 +142,11 @@ def premul(value: str, dtype: int, residence: int, comm: int = 0) -> int:
     return made.value
 
 
-def exchange(peer: int, send: int, recv: int, count: int, dtype: int = 0) -> int:
+def exchange(peer: int, send: int, recv: int, count: int, dtype: int = 0, on: int = 0) -> int:
     """Send and receive in one group."""
     lib.ncclGroupStart()
-    operate("ncclSend", send, -1, count, dtype, [peer])
-    operate("ncclRecv", -1, recv, count, dtype, [peer])
+    operate("ncclSend", send, -1, count, dtype, [peer], on=on)
+    operate("ncclRecv", -1, recv, count, dtype, [peer], on=on)
     return int(lib.ncclGroupEnd())
 
 
@@ -351,6 +352,21 @@ def abort_together(which: list[int]) -> int:
     for comm in which:
         lib.ncclCommAbort(comms[comm])
     return int(lib.ncclGroupEnd())
+
+
+def group_with_an_end(count: int) -> int:
+    """Queue an operation in a group, let another thread abort its communicator, and end the group."""
+    lib.ncclGroupStart()
+    operate("ncclAllReduce", 0, 0, count, 7, [0])
+    thread = threading.Thread(target=lambda: lib.ncclCommAbort(comms[0]))
+    thread.start()
+    thread.join()
+    return int(lib.ncclGroupEnd())
+
+
+def threads() -> int:
+    """Return how many threads this process has."""
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def nccl_memory(size: int) -> list[int]:

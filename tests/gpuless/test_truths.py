@@ -15,7 +15,7 @@ from tests.gpuless.ranks import Rank, ask_all, await_true, connect, started
 
 _NOT_READY, _ILLEGAL_ADDRESS, _INVALID_HANDLE, _CAPTURE = 600, 700, 400, 900
 _CONTEXT_DESTROYED = 709
-_INVALID_ARGUMENT, _INVALID_USAGE, _IN_PROGRESS, _CUDA_ERROR = 4, 5, 7, 1
+_INTERNAL_ERROR, _INVALID_ARGUMENT, _INVALID_USAGE, _IN_PROGRESS, _CUDA_ERROR = 3, 4, 5, 7, 1
 _FLOAT, _SUM = 7, 0
 _ALIVE = 0.3  # seconds for which what must not end is watched
 
@@ -65,6 +65,13 @@ def test_use_after_the_end_ends_the_process_if_asked(one: Rank) -> None:
     with pytest.raises(EOFError):
         one.ask("call", "ncclCommAbort")
     assert one._process.wait(10) == -signal.SIGABRT
+
+
+def test_end_of_a_group_reads_its_communicators(one: Rank) -> None:
+    """Another thread, as torch's watchdog, ends the communicator of what is queued in an open group."""
+    assert one.ask("group_with_an_end", 10) == _INTERNAL_ERROR
+    with one.remote() as control:
+        assert (control.counters().misused, control.counters().last_misused) == (1, "ncclGroupEnd")
 
 
 def test_use_of_streams_and_events_after_their_end(one: Rank) -> None:
@@ -233,6 +240,13 @@ def test_one_process_with_all_ranks(imitated: dict[str, str]) -> None:
     with started(1, imitated) as (rank,):
         assert rank.ask("init_all", 2) == 0
         assert [rank.ask("place", 0), rank.ask("place", 1)] == [[0, 2], [1, 2]]
+
+
+def test_a_communicator_of_no_color_leaves_nothing(pair: list[Rank]) -> None:
+    assert ask_all(pair, "split", -1, 0) == [0, 0]
+    for rank in pair:
+        with rank.remote() as control:
+            assert control.counters().communicators == 1
 
 
 def test_split(imitated: dict[str, str]) -> None:
