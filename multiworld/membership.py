@@ -26,7 +26,7 @@ class Membership:
     Attributes:
         rank: ours.
         generation: from 1.
-        backend: ``"gloo"`` or ``"nccl"``.
+        backend: ``"gloo"``, ``"nccl"`` or ``"torch-nccl"``.
         limits: of its operations.
     """
 
@@ -36,6 +36,11 @@ class Membership:
     generation: int
     backend: str
     limits: Limits
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the backend takes tensors on a CUDA device, where they are."""
+        return self.backend != "gloo"
 
     def where(self, operation: str | None = None) -> dict[str, Any]:
         """The fields with which an error says where it happened, except the world's name."""

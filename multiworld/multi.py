@@ -205,7 +205,7 @@ class MultiWorld:
                 (``MASTER_ADDR`` and ``MASTER_PORT``), a ``TcpStoreAddress`` or ``FileStorePath``, or any
                 ``torch.distributed.Store``; of a ``TCPStore`` its address is used, with a connection of our own. A
                 store that torch hosts, such as torchrun's, knows no secret: whoever hosts it has to protect it.
-            backend: ``"gloo"`` or ``"nccl"``.
+            backend: ``"gloo"``, or ``"nccl"`` or ``"torch-nccl"`` for tensors on CUDA devices.
             device: device of the tensors; None is the CPU for Gloo, the current CUDA device for NCCL.
             op_timeout: seconds each operation may take; None is the default of this ``MultiWorld``.
             heartbeat: how silence is noticed; None is the default of this ``MultiWorld``.

@@ -23,15 +23,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from multiworld.config import WorldConfig, WorldState
 from multiworld.control import Control
-from multiworld.drivers.slot import DriverSlot
+from multiworld.cuda import CudaDevice
+from multiworld.drivers.slot import DriverSlot, channel, ranks_of_channel
 from multiworld.errors import BrokenWorldException, LossReason, OpTimeout, PeerLost, WorldClosed
 from multiworld.events import Event, EventBus, PeerLeft, PeerRecovered, PeerSuspected, WorldBroken, WorldLeft
 from multiworld.hub import Hub
 from multiworld.liveness.monitor import PeerPlace
-from multiworld.matching.collectives import CollectiveOperation
 from multiworld.matching.engine import MAX_GROUPS, Engine
+from multiworld.matching.launch import Launch
 from multiworld.matching.operation import Operation
 from multiworld.membership import Limits, Membership
 from multiworld.modes import disturbed, undisturbed
@@ -121,7 +124,8 @@ class Session:
         self.state = WorldState.ACTIVE
         self.leaving: set[int] = set()
         self.lanes = {peer: Lane(sock, peer, self) for peer, sock in wires.lanes.items()}
-        self.engine = Engine(self.membership, self, self.lanes, self.lock, time.monotonic)
+        device = CudaDevice(torch.device(config.device)) if self.membership.on_device else None
+        self.engine = Engine(self.membership, self, self.lanes, self.lock, time.monotonic, device)
         self.on_frame = self.engine.on_frame
         self.slots: dict[int, DriverSlot] = {}
         self.bridge = LoopBridge(self)
@@ -154,12 +158,22 @@ class Session:
             found.ranks = ranks
         return found
 
-    def launch(self, operation: CollectiveOperation) -> None:
-        """Run an agreed collective on the backend."""
-        self.slot(operation.gid, operation.ranks).launch(operation)
+    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:
+        """Run an agreed collective of a group on the backend, after those before it."""
+        self.slot(gid, ranks).launch(launch)
+
+    def transfer(self, src: int, dst: int, launch: Launch) -> None:
+        """Run a matched transfer on the backend of these two, after those before it."""
+        self.slot(channel(src, dst), (src, dst)).launch(launch)
+
+    def aside(self, function: Callable[[], None]) -> None:
+        """Run ``function`` soon in a thread of its own."""
+        start_or_run(f"mw-aside-{self.name}", function)
 
     def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
+        ends = ranks_of_channel(gid)
         known = gid in self.slots or len(self.slots) < MAX_GROUPS
+        known = known and (ends is None or set(ends) == {peer, self.membership.rank})
         place = self.slot(gid).expect(split, nbytes) if known else None
         if place is None:
             self.engine.protocol_error(peer, f"a value of {nbytes} bytes for the set-up of group {gid}")
@@ -303,7 +317,7 @@ class Session:
             if not was_broken:
                 error = WorldClosed(self.name, "the world was left", **self.membership.where())
                 self.engine.failure = error
-                gives_up = self.engine.in_collective()
+                gives_up = self.engine.gives_up()
                 for lane in self.lanes.values():
                     lane.put(Kind.BYE, flags=int(gives_up))
                 self._release(error, orderly=True)
@@ -315,7 +329,7 @@ class Session:
 
     def _release(self, error: BrokenWorldException, *, orderly: bool = False) -> None:
         """Fail every operation with ``error``, and let nothing begin any more; under the lock."""
-        cut = not orderly or any(operation.running for operation in self.engine.operations)
+        cut = not orderly or self.engine.awaited_work()
         for lane in self.lanes.values():  # first: from here on nothing is written to anybody's memory
             lane.stop_reading() if orderly else lane.cut()
         self.engine.end(error)
@@ -350,12 +364,15 @@ class Session:
         self.freed.set()
 
     def _linger(self, seconds: float) -> None:
-        """Write what is left, say that nothing follows, and wait until the peers have taken it, or for some time."""
+        """Write what is left, say that nothing follows, and wait until the peers have taken it, or for some time.
+
+        What was enqueued on the device with ``stream=True`` ends meanwhile.
+        """
         until = time.monotonic() + seconds
         pending = list(self.lanes.values())
-        while pending and time.monotonic() < until:
+        while (pending or self.engine.under_way) and time.monotonic() < until:
             pending = [lane for lane in pending if not self._finished(lane)]
-            if pending:
+            if pending or self.engine.under_way:
                 time.sleep(0.001)
 
     def _finished(self, lane: Lane) -> bool:

@@ -19,6 +19,7 @@ from multiworld.config import WorldConfig, WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WrongContext
 from multiworld.group import Group
 from multiworld.loops import no_loop, running_loop
+from multiworld.ops import p2p
 from multiworld.ops.checks import check_list, check_number, invalid
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.session import LINGER_SECONDS, Tally
@@ -50,6 +51,10 @@ class SyncWorld(SyncGroup):
     def leave(self) -> None:
         """Leave in good order: what was sent arrives, then the peers see ``PeerLeft``."""
         self._leave()
+
+    def synchronize(self, *, timeout: float | None = None) -> None:
+        """Return when all that was enqueued here with ``stream=True`` is done on the device."""
+        self._run(timeout, p2p.synchronize)
 
     def rejoin(self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None) -> World:
         """Assemble the world again under a new generation."""
@@ -131,6 +136,11 @@ class World(Group):
         return self._current.failure
 
     @property
+    def on_device(self) -> bool:
+        """Whether CUDA tensors travel from device to device, as with NCCL."""
+        return self._current.membership.on_device
+
+    @property
     def departed(self) -> frozenset[int]:
         """Ranks that left in good order."""
         return self._current.departed
@@ -190,6 +200,17 @@ class World(Group):
         """Leave in good order: what was sent arrives, then the peers see ``PeerLeft``. Pending operations raise
         ``WorldClosed``."""
         await self._leave()
+
+    async def synchronize(self, *, timeout: float | None = None) -> None:
+        """Return when all that was enqueued here with ``stream=True`` is done on the device.
+
+        Args:
+            timeout: seconds; None is the world's ``op_timeout``.
+
+        Raises:
+            PeerLost, OpTimeout, WorldClosed: the world is broken or closed; so it is after a transfer that failed.
+        """
+        await self._run(timeout, p2p.synchronize)
 
     def abort(self, reason: str) -> None:
         """Break the world now, here and on every member; returns at once.

@@ -26,61 +26,101 @@ class AsyncCollectives(GroupBase):
     called it, the await ends at once and the collective goes on with copies. While the backend works on it, the await
     ends when the collective does; a member's 512 KB to all others together need no backend. Either way the tensors are
     the caller's again when the await ends, and those that were to be written are undefined.
+
+    CUDA tensors in a world whose backend works on them stay on the device, in the order of the caller's current stream,
+    and ``stream=True`` returns when the collective is agreed and enqueued: see ``AsyncPointToPoint``. CPU tensors in
+    such a world travel over the lanes, whatever their length. All members pass the same kind.
     """
 
-    async def broadcast(self, tensor: torch.Tensor, src: int, *, timeout: float | None = None) -> None:
+    async def broadcast(
+        self, tensor: torch.Tensor, src: int, *, stream: bool = False, timeout: float | None = None
+    ) -> None:
         """``tensor`` of rank ``src`` to every rank's ``tensor``."""
-        await self._run(timeout, collectives.broadcast, tensor, src)
+        await self._run(timeout, collectives.broadcast, tensor, src, stream)
 
     async def all_reduce(
-        self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, *, timeout: float | None = None
+        self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """Reduce ``tensor`` over all ranks with ``op``; the result is in every rank's ``tensor``."""
-        await self._run(timeout, collectives.all_reduce, tensor, op)
+        await self._run(timeout, collectives.all_reduce, tensor, op, stream)
 
     async def reduce(
-        self, tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, *, timeout: float | None = None
+        self,
+        tensor: torch.Tensor,
+        dst: int,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Reduce ``tensor`` over all ranks with ``op``; the result is in ``tensor`` of rank ``dst``."""
-        await self._run(timeout, collectives.reduce, tensor, dst, op)
+        await self._run(timeout, collectives.reduce, tensor, dst, op, stream)
 
-    async def all_gather(self, tensors: Tensors, tensor: torch.Tensor, *, timeout: float | None = None) -> None:
+    async def all_gather(
+        self, tensors: Tensors, tensor: torch.Tensor, *, stream: bool = False, timeout: float | None = None
+    ) -> None:
         """Every rank's ``tensor`` into ``tensors``, a list of ``size`` tensors of the same length."""
-        await self._run(timeout, collectives.all_gather, tensors, tensor)
+        await self._run(timeout, collectives.all_gather, tensors, tensor, stream)
 
     async def all_gather_into_tensor(
-        self, output: torch.Tensor, tensor: torch.Tensor, *, timeout: float | None = None
+        self, output: torch.Tensor, tensor: torch.Tensor, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """Every rank's ``tensor``, one after the other, into ``output`` of ``size`` times its length."""
-        await self._run(timeout, collectives.all_gather_into_tensor, output, tensor)
+        await self._run(timeout, collectives.all_gather_into_tensor, output, tensor, stream)
 
     async def gather(
-        self, tensor: torch.Tensor, gather_list: Tensors | None = None, dst: int = 0, *, timeout: float | None = None
+        self,
+        tensor: torch.Tensor,
+        gather_list: Tensors | None = None,
+        dst: int = 0,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Every rank's ``tensor`` into ``gather_list`` of rank ``dst``; None on the others."""
-        await self._run(timeout, collectives.gather, tensor, gather_list, dst)
+        await self._run(timeout, collectives.gather, tensor, gather_list, dst, stream)
 
     async def scatter(
-        self, tensor: torch.Tensor, scatter_list: Tensors | None = None, src: int = 0, *, timeout: float | None = None
+        self,
+        tensor: torch.Tensor,
+        scatter_list: Tensors | None = None,
+        src: int = 0,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Each tensor of rank ``src``'s ``scatter_list`` into the ``tensor`` of its rank; None on the others."""
-        await self._run(timeout, collectives.scatter, tensor, scatter_list, src)
+        await self._run(timeout, collectives.scatter, tensor, scatter_list, src, stream)
 
     async def reduce_scatter(
-        self, output: torch.Tensor, input_list: Tensors, op: ReduceOp = ReduceOp.SUM, *, timeout: float | None = None
+        self,
+        output: torch.Tensor,
+        input_list: Tensors,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Reduce each of the ``size`` tensors of ``input_list`` over all ranks; ours is in ``output``."""
-        await self._run(timeout, exchanges.reduce_scatter, output, input_list, op)
+        await self._run(timeout, exchanges.reduce_scatter, output, input_list, op, stream)
 
     async def reduce_scatter_tensor(
-        self, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, *, timeout: float | None = None
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """As ``reduce_scatter``, the inputs one after the other in ``tensor``."""
-        await self._run(timeout, exchanges.reduce_scatter_tensor, output, tensor, op)
+        await self._run(timeout, exchanges.reduce_scatter_tensor, output, tensor, op, stream)
 
-    async def all_to_all(self, output_list: Tensors, input_list: Tensors, *, timeout: float | None = None) -> None:
+    async def all_to_all(
+        self, output_list: Tensors, input_list: Tensors, *, stream: bool = False, timeout: float | None = None
+    ) -> None:
         """``input_list[r]`` to rank r, whose ``output_list`` gets it at our place; lengths may differ by pair."""
-        await self._run(timeout, exchanges.all_to_all, output_list, input_list)
+        await self._run(timeout, exchanges.all_to_all, output_list, input_list, stream)
 
     async def all_to_all_single(
         self,
@@ -89,11 +129,12 @@ class AsyncCollectives(GroupBase):
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         *,
+        stream: bool = False,
         timeout: float | None = None,
     ) -> None:
         """As ``all_to_all`` with one tensor each way, split along the first dimension; None splits evenly."""
         splits = output_split_sizes, input_split_sizes
-        await self._run(timeout, exchanges.all_to_all_single, output, tensor, *splits)
+        await self._run(timeout, exchanges.all_to_all_single, output, tensor, *splits, stream)
 
     async def barrier(self, *, timeout: float | None = None) -> None:
         """Return when every rank has called it."""

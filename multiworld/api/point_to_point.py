@@ -22,9 +22,20 @@ class AsyncPointToPoint(GroupBase):
     is matched goes on from a copy. A message that is on its way is kept for the next receive of that peer and tag; the
     cancelled receive's tensor may hold a part of it. After an operation has returned or raised, its tensors are the
     caller's: nothing here reads or writes them.
+
+    In a world whose backend works on a CUDA device, CUDA tensors go from device to device and CPU tensors over the
+    lanes; both sides pass the same kind. Nothing is launched before both sides have called, so what waits for its peer
+    costs the device nothing. A transfer begins when the caller's current stream has come to where it was when the
+    operation was called, and what the caller enqueues in its current stream after the operation finds it done. With
+    ``stream=True`` the operation returns when it is matched and enqueued, not when it is done: the caller's stream
+    waits for it, the caller does not. If such a transfer fails, the world breaks: the next operation, ``synchronize``
+    and ``WorldBroken`` say why. On the CPU ``stream`` changes nothing. What is matched on the device cannot be
+    withdrawn: a cancelled await ends when that transfer does.
     """
 
-    async def send(self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    async def send(
+        self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
+    ) -> None:
         """Send ``tensor`` to rank ``dst``.
 
         When it returns, the receiver has posted a receive that fits, and the data is in this process's socket. It may
@@ -37,6 +48,7 @@ class AsyncPointToPoint(GroupBase):
                 nested, quantized, fake, meta, subclasses with ``__torch_dispatch__``, ...) are refused by name.
             dst: rank in this group.
             tag: tells messages between the same two ranks apart; from 0 to 2**31 - 1.
+            stream: return as soon as the transfer is matched and enqueued, see ``AsyncPointToPoint``.
             timeout: seconds; None is the world's ``op_timeout``.
 
         Raises:
@@ -44,10 +56,16 @@ class AsyncPointToPoint(GroupBase):
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
             InvalidArgument: wrong rank, kind of tensor, layout or device.
         """
-        await self._run(timeout, p2p.send, tensor, dst, tag)
+        await self._run(timeout, p2p.send, tensor, dst, tag, stream)
 
     async def recv(
-        self, tensor: torch.Tensor, src: int | None = None, *, tag: int = 0, timeout: float | None = None
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        stream: bool = False,
+        timeout: float | None = None,
     ) -> int:
         """Receive into ``tensor`` from rank ``src``, or from the first sender if None.
 
@@ -56,6 +74,7 @@ class AsyncPointToPoint(GroupBase):
                 negated, or lies in memory that is known to be read-only, is refused.
             src: rank in this group; None for any.
             tag: as in ``send``.
+            stream: as in ``send``.
             timeout: seconds; None is the world's ``op_timeout``.
 
         Returns:
@@ -66,31 +85,40 @@ class AsyncPointToPoint(GroupBase):
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
             InvalidArgument: as in ``send``.
         """
-        source: int = await self._run(timeout, p2p.recv, tensor, src, tag)
+        source: int = await self._run(timeout, p2p.recv, tensor, src, tag, stream)
         return source
 
-    async def send_tensor(self, tensor: torch.Tensor, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    async def send_tensor(
+        self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
+    ) -> None:
         """Send ``tensor`` with its shape and dtype, for ``recv_tensor`` on the other side.
 
         Arguments as in ``send``; as there, it returns when the data is in the socket.
         """
-        await self._run(timeout, p2p.send_tensor, tensor, dst, tag)
+        await self._run(timeout, p2p.send_tensor, tensor, dst, tag, stream)
 
     async def recv_tensor(
-        self, src: int, *, tag: int = 0, timeout: float | None = None, device: torch.device | str | None = None
+        self,
+        src: int,
+        *,
+        tag: int = 0,
+        stream: bool = False,
+        timeout: float | None = None,
+        device: torch.device | str | None = None,
     ) -> torch.Tensor:
         """Receive a tensor whose shape and dtype the sender says.
 
         Args:
             src: rank in this group.
             tag: as in ``send``.
+            stream: as in ``send``.
             timeout: seconds; None is the world's ``op_timeout``.
             device: where the tensor is wanted; None is the world's device.
 
         Returns:
             A new tensor. Lengths above the world's ``max_message_bytes`` are refused with ``TensorMismatch``.
         """
-        tensor: torch.Tensor = await self._run(timeout, p2p.recv_tensor, src, tag, device)
+        tensor: torch.Tensor = await self._run(timeout, p2p.recv_tensor, src, tag, device, stream)
         return tensor
 
     async def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
@@ -121,15 +149,18 @@ class AsyncPointToPoint(GroupBase):
         """
         return await self._run(timeout, p2p.recv_object, src, tag, allow)
 
-    async def batch_p2p(self, operations: Sequence[P2P], *, timeout: float | None = None) -> list[int | None]:
+    async def batch_p2p(
+        self, operations: Sequence[P2P], *, stream: bool = False, timeout: float | None = None
+    ) -> list[int | None]:
         """Start all ``operations`` at once and wait for all.
 
         Args:
             operations: ``P2P("send" | "recv", tensor, peer, tag)``; arguments are checked before any is started.
+            stream: as in ``send``.
             timeout: seconds for all together; None is the world's ``op_timeout``.
 
         Returns:
             For each receive its source rank, for each send None, in the order given.
         """
-        results: list[int | None] = await self._run(timeout, p2p.batch_p2p, operations)
+        results: list[int | None] = await self._run(timeout, p2p.batch_p2p, operations, stream)
         return results

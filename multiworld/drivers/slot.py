@@ -1,10 +1,13 @@
-"""A group's place for a backend: opened by the first collective that needs one, used in order, freed with the
-session."""
+"""A place for a backend: of a group for its collectives, or of two members for the messages of one to the other.
+
+It is opened by the first operation that needs it, used in order, and freed with the session.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
@@ -14,11 +17,12 @@ from multiworld.config import WorldConfig
 # Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
 from multiworld.drivers.choice import make_driver
 from multiworld.drivers.values import LaneStore
-from multiworld.errors import BrokenWorldException, DescriptorsExhausted, InvalidArgument, LossReason, PeerLost
-from multiworld.matching.collectives import CollectiveOperation
-from multiworld.matching.driver import Driver
+from multiworld.errors import BrokenWorldException, InvalidArgument, LossReason, PeerLost
+from multiworld.matching.driver import Driver, DriverRefused
+from multiworld.matching.engine import Engine
+from multiworld.matching.launch import Launch
 from multiworld.matching.memory import room_for
-from multiworld.matching.operation import Sink
+from multiworld.matching.operation import Operation, Sink
 from multiworld.membership import Membership
 from multiworld.net.frames import Done, Kind
 from multiworld.net.reactor import Reactor
@@ -31,6 +35,25 @@ logger = logging.getLogger(__name__)
 MAX_SET_UP_BYTES = 16 << 20
 #: how long the control connections have to name the peer, when the backend says only that something failed
 VERDICT_SECONDS = 0.25
+#: numbers of channels begin here; those of groups are below
+_CHANNELS = 1 << 32
+_RANK_BITS = 16
+
+
+def channel(src: int, dst: int) -> int:
+    """The number of the slot for messages of world rank ``src`` to ``dst`` that stay on the device.
+
+    Each direction has one of its own, with a stream of its own: they never wait for each other.
+    """
+    return _CHANNELS | src << _RANK_BITS | dst
+
+
+def ranks_of_channel(number: int) -> tuple[int, int] | None:
+    """``src`` and ``dst`` of a channel; None for the number of a group."""
+    if number < _CHANNELS:
+        return None
+    pair = number - _CHANNELS
+    return pair >> _RANK_BITS, pair & ((1 << _RANK_BITS) - 1)
 
 
 class SlotOwner(Protocol):
@@ -50,17 +73,26 @@ class SlotOwner(Protocol):
     def hub(self) -> Reactor: ...
     @property
     def failure(self) -> BrokenWorldException | None: ...
+    @property
+    def engine(self) -> Engine: ...
     def break_(self, error: BrokenWorldException) -> None: ...
 
 
-def own_failure(session: SlotOwner, error: DescriptorsExhausted) -> BrokenWorldException:
+def own_failure(session: SlotOwner, error: BrokenWorldException) -> BrokenWorldException:
     """``error`` with the world it breaks in it."""
     us = session.membership
     return cast("BrokenWorldException", error.with_context(world=us.name, generation=us.generation, rank=us.rank))
 
 
 class DriverSlot:
-    """The backend of one group of one session. All methods but ``free`` are called under the session's lock."""
+    """The backend of one group or channel of one session.
+
+    All methods but ``free`` are called under the session's lock.
+
+    Args:
+        session: that it works for.
+        gid: number of the group or channel.
+    """
 
     def __init__(self, session: SlotOwner, gid: int) -> None:
         self.ranks: tuple[int, ...] = ()
@@ -71,16 +103,17 @@ class DriverSlot:
         self._opener: threading.Thread | None = None
         self._ready = False
         self._cut = False
-        self._waiting: list[CollectiveOperation] = []
+        self._waiting: deque[Launch] = deque()
         self._set_up_bytes = 0
 
-    def launch(self, operation: CollectiveOperation) -> None:
-        """Start ``operation``, after those before it."""
+    def launch(self, launch: Launch) -> None:
+        """Start it, after those before it."""
+        self._session.engine.takes_up(launch)
+        self._waiting.append(launch)
+        launch.turn = self._start_waiting
         if self._ready:
-            self._start(operation)
-            return
-        self._waiting.append(operation)
-        if self._opener is None:
+            self._start_waiting()
+        elif self._opener is None:
             self._driver = self._made()
             name = f"mw-open-{self._session.membership.name}"
             self._opener = threading.Thread(target=self._open, args=(self._driver,), name=name, daemon=True)
@@ -103,6 +136,7 @@ class DriverSlot:
         """
         self._cut = cut
         self._store.stop()
+        self._drop_waiting()
         if self._driver is not None and cut:
             start_or_run(f"mw-abort-{self._session.membership.name}", self._driver.abort)
 
@@ -145,55 +179,69 @@ class DriverSlot:
             return
         with self._session.lock:
             self._ready = True
-            waiting, self._waiting = self._waiting, []
-            for operation in waiting:
-                self._start(operation)
+            self._start_waiting()
 
-    def _start(self, operation: CollectiveOperation) -> None:
-        driver, launch = self._driver, operation.plan.launch
-        if driver is None or launch is None or self._session.failure is not None:
+    def _start_waiting(self) -> None:
+        """Start what is ready, up to the first whose memory is not."""
+        while self._ready and self._waiting and self._waiting[0].ready and self._session.failure is None:
+            self._start(self._waiting.popleft())
+
+    def _drop_waiting(self) -> None:
+        """The session has ended: what was not started never will be, and nobody uses its memory."""
+        while self._waiting:
+            launch = self._waiting.popleft()
+            if launch.operation is not None and self._session.failure is not None:
+                launch.operation.running = False
+                launch.operation.fail(self._session.failure)
+            self._session.engine.is_over(launch)
+
+    def _start(self, launch: Launch) -> None:
+        driver, operation = self._driver, launch.operation
+        if driver is None or operation is None:
             return
-        operation.running = True
         try:
-            work = launch(driver)
+            work = launch.start(driver)
         except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
-            operation.running = False
-            operation.fail(self._refused(operation, error))
+            if driver.on_device and not isinstance(error, DriverRefused):
+                self._finished(launch, operation, error)
+            else:
+                self._finished(launch, operation, DriverRefused(str(error)))
             return
-        driver.watch(work, lambda error: self._finished(operation, error))
+        launched = (lambda: self._launched(launch)) if launch.streamed else None
+        driver.watch(work, lambda error: self._finished(launch, operation, error), launched)
 
-    def _finished(self, operation: CollectiveOperation, error: BaseException | None) -> None:
+    def _launched(self, launch: Launch) -> None:
         with self._session.lock:
+            if self._session.failure is None:
+                launch.enqueued()
+
+    def _finished(self, launch: Launch, operation: Operation, error: BaseException | None) -> None:
+        session = self._session
+        with session.lock:
             operation.running = False
-            if self._session.failure is not None:  # its end was waited for: until now the backend used its memory
-                operation.fail(self._session.failure)
+            if session.failure is not None:  # its end was waited for: until now the backend used its memory
+                operation.fail(session.failure)
+            elif error is None:
+                launch.over()
+            elif isinstance(error, DriverRefused):
+                operation.fail(self._refused(operation, error))
+            if session.failure is not None or error is None or isinstance(error, DriverRefused):
+                session.engine.is_over(launch)
                 return
-        if error is not None:
-            self._failed(error)
-            return
-        with self._session.lock:
-            if operation.done:
-                return
-            after = operation.plan.after
-            try:
-                value = None if after is None else after()
-            except Exception as failure:  # noqa: BLE001 - in the backend's thread, where nobody else would hear of it
-                operation.fail(operation.unmade(failure))
-                return
-            operation.complete(value)
+        self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
         """The backend failed: a peer is gone, most likely, and the control connections will say which in a moment."""
         session, us = self._session, self._session.membership
         if session.failure is not None:
             return
-        if isinstance(error, DescriptorsExhausted):  # ours, and the others wait for us
+        if isinstance(error, BrokenWorldException):  # ours, and the others wait for us
             session.break_(own_failure(session, error))
             return
         lost = PeerLost(us.name, f"the {us.backend} backend failed: {error}", how=LossReason.BACKEND, **us.where())
         session.hub.call_later(VERDICT_SECONDS, lambda: session.break_(lost))
 
-    def _refused(self, operation: CollectiveOperation, error: Exception) -> InvalidArgument:
+    def _refused(self, operation: Operation, error: Exception) -> InvalidArgument:
         us = self._session.membership
         cause = "it cannot do this for this dtype or reduction"
         return InvalidArgument(us.name, f"the backend refuses: {error}", cause=cause, **us.where(operation.name))

@@ -32,7 +32,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -222,21 +222,30 @@ class WorkerPool:
         log: file for the standard error of all workers; None for that of this process.
         python_path: folders with the modules that the functions come from.
         preload: modules that the forkserver imports, so that no worker needs to.
+        python: the interpreter of the workers; another one than ours finds its own packages and ``python_path``.
+        environment: variables of the workers, on top of ours.
     """
 
-    def __init__(self, log: Path | None = None, python_path: tuple[str, ...] = (), preload: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        log: Path | None = None,
+        python_path: tuple[str, ...] = (),
+        preload: Iterable[str] = (),
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.log = log
         self.workers: list[Worker] = []
         self._numbers = itertools.count(1)
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = os.pathsep.join([*python_path, *filter(None, sys.path)])
+        path = os.pathsep.join([*python_path, *(filter(None, sys.path) if python == sys.executable else ())])
         with contextlib.ExitStack() as stack:
             stderr = stack.enter_context(log.open("ab")) if log is not None else None
             self._forkserver = subprocess.Popen(
-                [sys.executable, "-m", "multiworld.lab.forkserver", str(theirs.fileno()), *preload],
+                [python, "-m", "multiworld.lab.forkserver", str(theirs.fileno()), *preload],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
-                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path}, start_new_session=True,
+                env={**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": path}, start_new_session=True,
             )  # fmt: skip
         theirs.close()
         self._control.settimeout(_START_SECONDS)

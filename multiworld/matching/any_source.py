@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from multiworld.errors import MultiWorldError
-from multiworld.matching.mailbox import AnySource, Mailbox, ReceiveOperation, Signature
+from multiworld.matching.device import DeviceEnd
+from multiworld.matching.mailbox import AnySource, Mailbox
+from multiworld.matching.messages import ReceiveOperation, Signature
 from multiworld.matching.operation import Operation
 from multiworld.net.frames import Kind
 
@@ -16,29 +18,31 @@ class AnyReceive(Operation):
     served.
 
     Args:
-        view: where the message goes.
+        view: where the message goes; None if it stays on the device.
         keep: what must stay alive until then.
         boxes: of the peers that may send it, one at least.
         waiting: all receives from any source that wait.
         numbers: of these receives.
+        end: where it goes on the device.
     """
 
-    __slots__ = ("_boxes", "_numbers", "_waiting", "chosen", "key", "peers", "seq", "signature", "view")
+    __slots__ = ("_boxes", "_numbers", "_waiting", "chosen", "end", "key", "peers", "seq", "signature", "view")
 
     def __init__(
         self,
         key: int,
         signature: Signature,
-        view: memoryview,
+        view: memoryview | None,
         keep: Any,
         boxes: tuple[Mailbox, ...],
         waiting: list[AnySource],
         numbers: Iterator[int],
+        end: DeviceEnd | None = None,
     ) -> None:
         super().__init__(boxes[0].registry, "recv", keep)
         self.key = key
         self.signature = signature
-        self.view = view
+        self.view, self.end = view, end
         self.peers = tuple(box.lane.peer for box in boxes)
         self.seq = -1
         self.chosen: _Chosen | None = None
@@ -60,7 +64,7 @@ class AnyReceive(Operation):
 
     def take_kept(self, box: Mailbox) -> bool:
         """Receive from ``box`` if a message of ours lies there."""
-        if self.chosen is None and box.kept.get(self.key):
+        if self.chosen is None and box.ready(self.key):
             self.choose(box)
         return self.chosen is not None
 
@@ -88,6 +92,20 @@ class AnyReceive(Operation):
         if self.chosen is not None:
             self.chosen.give_back()
 
+    def lent(self) -> list[Operation]:
+        """See ``Operation.lent``."""
+        return [] if self.chosen is None else self.chosen.lent()
+
+    def part(self) -> None:
+        """See ``Operation.part``."""
+        if self.chosen is not None:
+            self.chosen.part()
+
+    @property
+    def taken(self) -> DeviceEnd | None:
+        """See ``ReceiveOperation.taken``."""
+        return None if self.chosen is None else self.chosen.taken
+
     def needs(self, peer: int) -> bool:
         if self.chosen is not None:
             return self.chosen.needs(peer)
@@ -114,11 +132,12 @@ class _Chosen(ReceiveOperation):
     __slots__ = ("asked_by",)
 
     def __init__(self, parent: AnyReceive, box: Mailbox) -> None:
-        super().__init__("recv", box, parent.key, parent.signature, parent.view, parent.keep)
+        super().__init__("recv", box, parent.key, parent.signature, parent.view, parent.keep, parent.end)
         self.asked_by = parent
 
     def complete(self, value: Any = None) -> None:
         super().complete(value)
+        self.asked_by.launch = self.launch
         self.asked_by.complete(value)
 
     def fail(self, error: MultiWorldError) -> None:

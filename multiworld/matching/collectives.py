@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from multiworld.errors import InvalidArgument, TensorMismatch
+from multiworld.matching.launch import Launch
 from multiworld.matching.memory import room_for
 from multiworld.matching.operation import Operation, Registry, Sink
 from multiworld.matching.plan import Bytes, Plan, describe, disagreement, may_be_fingerprint, same_group
@@ -22,7 +23,7 @@ from multiworld.net.frames import Kind, Placement
 class CollectiveOperation(Operation):
     """A collective of a group, from its fingerprint to its end."""
 
-    __slots__ = ("fingerprint", "gid", "heard", "plan", "ranks", "seq")
+    __slots__ = ("copying", "fingerprint", "gid", "heard", "plan", "ranks", "seq")
 
     def __init__(self, registry: Registry, gid: int, digest: int, ranks: tuple[int, ...], plan: Plan) -> None:
         super().__init__(registry, plan.name, plan.buffers)
@@ -33,11 +34,40 @@ class CollectiveOperation(Operation):
         self.seq = -1
         self.heard: dict[int, tuple[bytes, memoryview]] = {}
         self.finish = plan.finish
+        self.copying = False  # the caller's memory is copied on the device, since nobody waits any more
 
     def give_back(self) -> None:
         """See ``Operation.give_back``; the others count on it, so it goes on with copies."""
-        if self.withdrawn and not self.running and self.plan.buffers is not None:
-            self.plan.buffers.own()
+        buffers = self.plan.buffers
+        if not self.withdrawn or self.running or self.done or buffers is None:
+            return
+        if self.plan.fingerprint.on_device:
+            self.copying = True
+            if isinstance(self.launch, Launch):
+                self.launch.ready = False
+        else:
+            buffers.own()
+
+    def part(self) -> None:
+        """See ``Operation.part``."""
+        super().part()
+        if not self.copying or self.plan.buffers is None:
+            return
+        self.plan.buffers.own()
+        with self.registry.lock:
+            self.copying = False
+            if self.launch is not None:
+                self.launch.set_ready()
+
+    def over(self) -> None:
+        """The backend is done: what is left to do, and the end."""
+        after = self.plan.after
+        try:
+            value = None if after is None else after()
+        except Exception as failure:  # noqa: BLE001 - in the backend's thread, where nobody else would hear of it
+            self.fail(self.unmade(failure))
+            return
+        self.complete(value)
 
     def loans(self) -> Sequence[torch.Tensor]:
         return () if self.plan.buffers is None else self.plan.buffers.loans()
@@ -78,7 +108,11 @@ class GroupCollectives:
     """The collectives of one group, in order; ``launch`` runs an agreed one on the backend."""
 
     def __init__(
-        self, registry: Registry, sinks: Mapping[int, Sink], gid: int, launch: Callable[[CollectiveOperation], None]
+        self,
+        registry: Registry,
+        sinks: Mapping[int, Sink],
+        gid: int,
+        launch: Callable[[int, tuple[int, ...], Launch], None],
     ) -> None:
         self._registry, self._sinks, self._gid, self._launch = registry, sinks, gid, launch
         self._rank = registry.membership.rank
@@ -141,7 +175,11 @@ class GroupCollectives:
         elif operation.plan.launch is None:
             self._absorb(operation, [heard[r][1] if r != us else None for r in operation.ranks])
         else:
-            self._launch(operation)
+            launch = operation.launch = Launch(
+                operation, operation.ranks, operation.plan.launch, operation.over,
+                streamed=operation.plan.streamed, ready=not operation.copying,
+            )  # fmt: skip
+            self._launch(self._gid, operation.ranks, launch)
 
     def _absorb(self, operation: CollectiveOperation, parts: list[memoryview | None]) -> None:
         """Make the result of what all sent. What fails in that is the call's own affair, not the fault of the peer

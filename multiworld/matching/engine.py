@@ -14,7 +14,10 @@ from typing import Any, Protocol
 from multiworld.errors import BrokenWorldException
 from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.collectives import CollectiveOperation, GroupCollectives
-from multiworld.matching.mailbox import AnySource, Mailbox, ReceiveOperation, SendOperation, Signature
+from multiworld.matching.device import Device, DeviceEnd
+from multiworld.matching.launch import Carrier, Launch, Synchronization
+from multiworld.matching.mailbox import AnySource, Mailbox
+from multiworld.matching.messages import ReceiveOperation, SendOperation, Signature
 from multiworld.matching.operation import Host, Operation, Registry, Sink
 from multiworld.matching.plan import Plan
 from multiworld.membership import Membership
@@ -26,11 +29,11 @@ MAX_GROUPS = 1 << 16
 _DATA, _POST, _FINGERPRINT, _VALUE = map(int, (Kind.DATA, Kind.POST, Kind.FINGERPRINT, Kind.VALUE))
 
 
-class EngineHost(Host, Protocol):
+class EngineHost(Host, Carrier, Protocol):
     """What the engine asks of whoever runs it; all with the lock held."""
 
-    def launch(self, operation: CollectiveOperation) -> None:
-        """Run an agreed collective on the backend."""
+    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:
+        """Run an agreed collective of a group on the backend, after those before it."""
 
     def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
         """A value for the set-up of a backend arrives: where to put it."""
@@ -40,11 +43,16 @@ class EngineHost(Host, Protocol):
 
 
 class Engine(Registry):
-    """Matches sends, receives and collectives; ``sinks`` are the ways to the peers, by world rank.
+    """Matches sends, receives and collectives.
+
+    Args:
+        sinks: the ways to the peers, by world rank.
+        device: where the backend takes tensors; None if it takes them on the CPU only.
 
     Attributes:
         boxes: the messages with each peer, by world rank.
         any_receives: receives from any source that wait for a message.
+        under_way: what is matched or agreed, and not over on the backend yet.
     """
 
     def __init__(
@@ -54,10 +62,13 @@ class Engine(Registry):
         sinks: Mapping[int, Sink],
         lock: AbstractContextManager[Any],
         clock: Callable[[], float],
+        device: Device | None = None,
     ) -> None:
         super().__init__(membership, host, lock, clock)
+        self.device = device
+        self.under_way: set[Launch] = set()
         self.any_receives: list[AnySource] = []
-        self.boxes = {peer: Mailbox(self, sink, self.any_receives) for peer, sink in sinks.items()}
+        self.boxes = {peer: Mailbox(self, sink, self.any_receives, host) for peer, sink in sinks.items()}
         self._engine_host = host
         self._sinks = sinks
         self._groups: dict[int, GroupCollectives] = {}
@@ -66,33 +77,49 @@ class Engine(Registry):
     # starts; the caller does not hold the lock
 
     def send(
-        self, name: str, peer: int, key: int, signature: Signature, payload: tuple[Any, ...], keep: Any
+        self,
+        name: str,
+        peer: int,
+        key: int,
+        signature: Signature,
+        payload: tuple[Any, ...],
+        keep: Any,
+        end: DeviceEnd | None = None,
     ) -> Operation:
         """Start a send to ``peer``, a world rank.
 
         Args:
             key: messages match within it, in order.
             signature: what the receiver must have asked for.
-            payload: what is sent.
-            keep: the tensor whose memory the payload is; None if it is memory of our own.
+            payload: what is sent on the lane.
+            keep: the tensor whose memory is sent; None if it is memory of our own.
+            end: what is sent from the device.
         """
         box = self.boxes[peer]
-        operation = SendOperation(name, box, key, signature, payload, keep)
+        operation = SendOperation(name, box, key, signature, payload, keep, end)
         with self.lock:
             if self.register(operation, (peer,)):
                 box.send(operation)
         return operation
 
     def receive(
-        self, name: str, peer: int, key: int, signature: Signature, view: memoryview | None, keep: Any
+        self,
+        name: str,
+        peer: int,
+        key: int,
+        signature: Signature,
+        view: memoryview | None,
+        keep: Any,
+        end: DeviceEnd | None = None,
     ) -> ReceiveOperation:
         """Start a receive from ``peer``; arguments as of ``send``.
 
         Args:
             view: where the payload goes; None for memory that is found when it comes.
+            end: where it goes on the device.
         """
         box = self.boxes[peer]
-        operation = ReceiveOperation(name, box, key, signature, view, keep)
+        operation = ReceiveOperation(name, box, key, signature, view, keep, end)
         with self.lock:
             # What a peer sent before it left is still there to be received.
             if self.register(operation, () if self.departed and box.kept.get(key) else (peer,)):
@@ -100,11 +127,17 @@ class Engine(Registry):
         return operation
 
     def receive_any(
-        self, peers: tuple[int, ...], key: int, signature: Signature, view: memoryview, keep: Any
-    ) -> Operation:
+        self,
+        peers: tuple[int, ...],
+        key: int,
+        signature: Signature,
+        view: memoryview | None,
+        keep: Any,
+        end: DeviceEnd | None = None,
+    ) -> AnyReceive:
         """Start a receive from the one of ``peers`` that sends first; arguments as of ``receive``."""
         boxes = tuple(self.boxes[peer] for peer in peers)
-        operation = AnyReceive(key, signature, view, keep, boxes, self.any_receives, self._any_numbers)
+        operation = AnyReceive(key, signature, view, keep, boxes, self.any_receives, self._any_numbers, end)
         with self.lock:
             if self.register(operation, operation.unreachable()):
                 operation.start()
@@ -123,13 +156,32 @@ class Engine(Registry):
                 self._group(gid).start(operation)
         return operation
 
+    def synchronize(self) -> Operation:
+        """Start to wait for the end of all that the backend does for us now."""
+        operation = Synchronization(self)
+        with self.lock:
+            if self.register(operation, ()):
+                operation.follow(self.under_way)
+        return operation
+
+    # the backend's work; the caller holds the lock
+
+    def takes_up(self, launch: Launch) -> None:
+        """It is the backend's from now on."""
+        self.under_way.add(launch)
+
+    def is_over(self, launch: Launch) -> None:
+        """The backend is done with it, and what was to be done then is done."""
+        self.under_way.discard(launch)
+        launch.end()
+
     # frames; the caller holds the lock
 
     def on_frame(self, sink: Sink, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int, /) -> Placement:
         """Handle the header of a frame that came from the peer of ``sink``."""
         box = self.boxes[sink.peer]
         if kind == _DATA:
-            return box.on_data(dtype, seq, nbytes)
+            return box.on_data(dtype, flags, seq, nbytes)
         if kind == _POST:
             box.on_post(dtype, flags, seq, key, nbytes)
         elif kind == _FINGERPRINT:
@@ -174,11 +226,18 @@ class Engine(Registry):
         for operation in tuple(self.operations):
             if operation.withdrawn and isinstance(operation, SendOperation) and operation.needs(peer):
                 self.operations.discard(operation)  # it went on for the peer's sake only
+        if gives_up and any(peer in launch.ranks for launch in self.under_way):
+            return False
         return not any(_cannot_end(operation, peer, gives_up) for operation in tuple(self.operations))
 
-    def in_collective(self) -> bool:
-        """Whether a collective is under way."""
-        return any(isinstance(operation, CollectiveOperation) for operation in self.operations)
+    def gives_up(self) -> bool:
+        """Whether our end now leaves something undone that others take part in."""
+        collective = any(isinstance(operation, CollectiveOperation) for operation in self.operations)
+        return collective or self.awaited_work()
+
+    def awaited_work(self) -> bool:
+        """Whether somebody waits for what the backend does now."""
+        return any(launch.operation is not None and not launch.operation.done for launch in self.under_way)
 
     def end(self, error: BrokenWorldException) -> None:
         """Fail every operation with ``error`` that the backend does not work on, and let none begin any more."""

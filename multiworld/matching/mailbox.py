@@ -3,7 +3,11 @@
 The receiver says what it waits for (POST); the sender, who knows what it has, compares and either sends the payload
 (DATA) or says what it has instead (REJECT). So a wrong length or dtype is known to both before a payload moves,
 nothing arrives that has no place, and in the common case, the receive being posted first, no time is spent on it. All
-methods are called with the registry's lock held.
+methods are called with the registry's lock held, unless they say otherwise.
+
+What stays on the device is matched in the same way. Its DATA has no payload: with it the sender's driver begins to
+send, and when it comes the receiver's to receive, so nothing is launched that has no counterpart. Such a transfer
+cannot be withdrawn: who stops waiting waits for its end, and then copies on the device what is to be kept.
 
 A transfer uses the caller's memory only while its caller waits. Whoever stops waiting has the memory back at once: what
 is left of a send is copied, and what is left of a message goes to memory of our own, as long as the message itself.
@@ -13,141 +17,19 @@ from __future__ import annotations
 
 from bisect import insort
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 from multiworld.errors import TensorMismatch
+from multiworld.matching.launch import Carrier
 from multiworld.matching.memory import bytes_of, new_buffer
-from multiworld.matching.operation import Operation, Registry, Sink
+from multiworld.matching.messages import EXACT, ReceiveOperation, SendOperation, describe
+from multiworld.matching.operation import Registry, Sink
 from multiworld.matching.queues import Queues
-from multiworld.net.frames import Kind, Mode, Placement, dtype_name
+from multiworld.matching.transfers import ON_DEVICE, Transfers
+from multiworld.net.frames import Kind, Mode, Placement
 
 #: how many receives a peer may have waiting at us; nobody means to have more, and each costs us memory
 MAX_WAITING = 1 << 16
-
-Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED) or limit in bytes
-
-
-def describe(mode: int, dtype: int, nbytes: int) -> str:
-    """A signature in words."""
-    if mode == Mode.FIXED:
-        return f"{nbytes} bytes of {dtype_name(dtype)}"
-    return "a tensor with its shape" if mode == Mode.TENSOR else "an object"
-
-
-class SendOperation(Operation):
-    """A send: what it has, whether it can still be withdrawn, and the any-source receive that it is offered to."""
-
-    __slots__ = ("borrowed", "box", "dtype", "key", "matched", "mode", "nbytes", "offered", "payload")
-
-    def __init__(
-        self,
-        name: str,
-        box: Mailbox,
-        key: int,
-        signature: Signature,
-        payload: tuple[Any, ...],
-        keep: Any,
-    ) -> None:
-        super().__init__(box.registry, name, keep)
-        self.box = box
-        self.key = key
-        self.mode, self.dtype, self.nbytes = signature
-        self.payload = payload
-        self.borrowed = keep is not None  # the payload is the caller's memory
-        self.matched = False
-        self.offered = -1
-
-    on_sent = Operation.complete
-
-    def withdraw(self) -> None:
-        """Nothing was sent if it was not matched; else it goes on in the background, with a copy of what is left."""
-        self.withdrawn = True
-        if not self.done and not self.matched and self.offered < 0:
-            self.box.sends[self.key].remove(self)
-            self.registry.operations.discard(self)
-            return
-        self.give_back()
-
-    def give_back(self) -> None:
-        if self.borrowed and not self.done:
-            self.borrowed = False
-            if self.matched:
-                self.box.lane.disown(self)
-            else:  # only what was offered goes on; what failed is sent to nobody
-                self.payload = tuple(bytes(part) for part in self.payload) if self.withdrawn else ()
-            self.keep = None
-
-    def needs(self, peer: int) -> bool:
-        """See ``Operation.needs``."""
-        return peer == self.box.lane.peer
-
-    def awaits(self) -> tuple[int, ...]:
-        """See ``Operation.awaits``."""
-        return (self.box.lane.peer,)
-
-    def waiting_for(self) -> str:
-        state = "to take the payload" if self.matched else "to post the receive"
-        return f"rank {self.box.lane.peer} {state}"
-
-
-class ReceiveOperation(Operation):
-    """A receive: what it expects, and where the payload goes."""
-
-    __slots__ = (
-        "arrival", "arriving", "borrowed", "box", "buffer", "dtype", "key", "mode", "nbytes", "offer", "seq", "view",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        name: str,
-        box: Mailbox,
-        key: int,
-        signature: Signature,
-        view: memoryview | None,
-        keep: Any,
-    ) -> None:
-        super().__init__(box.registry, name, keep)
-        self.box = box
-        self.key = key
-        self.mode, self.dtype, self.nbytes = signature
-        self.view = view
-        self.borrowed = view is not None  # it is the caller's memory
-        self.buffer: Any = None  # memory of our own
-        self.seq = -1
-        self.offer = -1  # number of the any-source receive whose offer it answers
-        self.arriving = False
-        self.arrival = -1  # place of its message among all that came from this peer
-
-    @property
-    def signature(self) -> Signature:
-        """What was posted."""
-        return self.mode, self.dtype, self.nbytes
-
-    def admits(self, nbytes: int) -> bool:
-        """Whether a payload of that length is what was posted."""
-        return nbytes == self.nbytes if self.mode == Mode.FIXED else nbytes <= self.nbytes
-
-    def withdraw(self) -> None:
-        """The post is cancelled; a message that is under way already is kept for the next receive."""
-        self.withdrawn = True
-        self.box.orphan(self)
-        self.give_back()
-
-    def give_back(self) -> None:
-        if self.borrowed:
-            self.borrowed = False
-            self.box.divert(self)
-
-    def needs(self, peer: int) -> bool:
-        """See ``Operation.needs``."""
-        return peer == self.box.lane.peer
-
-    def awaits(self) -> tuple[int, ...]:
-        """See ``Operation.awaits``."""
-        return (self.box.lane.peer,)
-
-    def waiting_for(self) -> str:
-        return f"rank {self.box.lane.peer} to send"
 
 
 class AnySource(Protocol):
@@ -168,11 +50,13 @@ class Mailbox:
         registry: where its operations are.
         lane: the way to the peer.
         any_receives: receives from any source that wait for a message.
+        carrier: takes what stays on the device.
     """
 
-    def __init__(self, registry: Registry, lane: Sink, any_receives: list[AnySource]) -> None:
+    def __init__(self, registry: Registry, lane: Sink, any_receives: list[AnySource], carrier: Carrier) -> None:
         self.registry = registry
         self.lane = lane
+        self._transfers = Transfers(registry, lane, carrier, self._landed)
         self._any_receives = any_receives
         self.sends: Queues[SendOperation] = Queues()
         self.posts: Queues[tuple[int, int, int, int]] = Queues()  # seq, mode, dtype, nbytes
@@ -196,12 +80,19 @@ class Mailbox:
     def receive(self, operation: ReceiveOperation) -> None:
         """Take a message that was kept, or post the receive once all withdrawn ones are settled, to keep the order."""
         key = operation.key
-        if self.kept.get(key):
+        if self.kept.get(key) and self.ready(key):
             self._take_kept(operation, self.kept[key].popleft())
         elif self.orphans.get(key):
             self.blocked[key].append(operation)
         else:
             self._post(operation)
+
+    def ready(self, key: int) -> bool:
+        """Whether a message lies ready, and none that came before it is still on its way to us."""
+        kept = self.kept.get(key)
+        if not kept:
+            return False
+        return not any(0 <= one.arrival < kept[0].arrival for one in self.orphans.get(key, ()))
 
     def orphan(self, operation: ReceiveOperation) -> None:
         """Nobody waits for this receive any more."""
@@ -210,6 +101,8 @@ class Mailbox:
         if blocked and operation in blocked:
             blocked.remove(operation)
             self._decline(operation)
+        elif operation.succeeded and operation.end is not None:
+            self._orphan_on_device(operation)
         elif operation.succeeded:  # between its end and the waiter's waking: the message is put back in its place
             self._keep_message(operation)
         elif operation.arriving:
@@ -220,6 +113,8 @@ class Mailbox:
 
     def divert(self, operation: ReceiveOperation) -> None:
         """Let what comes, or has come, for ``operation`` lie in memory of our own."""
+        if operation.end is not None:
+            operation.end = operation.end.emptied()
         view, operation.view = operation.view, None
         arriving = operation.arriving and self.lane.receiving
         if view is not None and (arriving or operation.succeeded):  # else memory is found for it when it comes
@@ -245,9 +140,13 @@ class Mailbox:
         if sends:
             self._match(key)
 
-    def on_data(self, dtype: int, seq: int, nbytes: int) -> Placement:
+    def on_data(self, dtype: int, flags: int, seq: int, nbytes: int) -> Placement:
         """A payload begins."""
         operation = self.wanted.pop(seq, None)
+        if flags in ON_DEVICE:
+            if operation is not None:
+                self._arrivals = operation.arrival = self._arrivals + 1
+            return self._transfers.on_data(operation, dtype, flags, nbytes)
         if operation is None or not operation.admits(nbytes):
             self.registry.protocol_error(self.lane.peer, f"payload of {nbytes} bytes that was not asked for")
             return None, None
@@ -270,6 +169,7 @@ class Mailbox:
                 f"expects {ours}, rank {self.lane.peer} sends {describe(flags, dtype, nbytes)}",
                 ours,
                 describe(flags, dtype, nbytes),
+                {operation.mode, flags},
             )
         )
 
@@ -352,25 +252,63 @@ class Mailbox:
 
     def _answer(self, operation: SendOperation, seq: int, mode: int, dtype: int, nbytes: int) -> None:
         if operation.mode == mode and (
-            (operation.dtype == dtype and operation.nbytes == nbytes)
-            if mode == Mode.FIXED
-            else operation.nbytes <= nbytes
+            (operation.dtype == dtype and operation.nbytes == nbytes) if mode in EXACT else operation.nbytes <= nbytes
         ):
             operation.matched = True
+            if operation.end is not None:
+                self._transfers.send(operation, operation.end, seq)
+                return
             self.lane.put(
                 Kind.DATA, operation.dtype, mode, seq, operation.key, operation.payload, operation.nbytes, operation
             )
             return
         self.lane.put(Kind.REJECT, operation.dtype, operation.mode, seq, operation.key, nbytes=operation.nbytes)
         ours, theirs = describe(operation.mode, operation.dtype, operation.nbytes), describe(mode, dtype, nbytes)
-        if operation.mode == mode != Mode.FIXED:
+        if operation.mode == mode and mode not in EXACT:
             ours, theirs = f"{operation.nbytes} bytes", f"at most {nbytes} bytes"
-        operation.fail(self._mismatch(f"sends {ours}, rank {self.lane.peer} expects {theirs}", ours, theirs))
+        what = f"sends {ours}, rank {self.lane.peer} expects {theirs}"
+        operation.fail(self._mismatch(what, ours, theirs, {operation.mode, mode}))
 
-    def _mismatch(self, what: str, ours: str, theirs: str) -> TensorMismatch:
+    def _mismatch(self, what: str, ours: str, theirs: str, modes: set[int]) -> TensorMismatch:
         us = self.registry.membership
-        theirs_by_rank = {self.lane.peer: theirs}
-        return TensorMismatch(us.name, f"rank {us.rank} {what}", ours=ours, theirs=theirs_by_rank, **us.where())
+        cause = remedy = None
+        if modes == EXACT:
+            cause = "one side passes a tensor on the CPU, the other one on the device"
+            remedy = "pass both on the device, or both on the CPU; the world is still usable"
+        return TensorMismatch(
+            us.name, f"rank {us.rank} {what}", cause=cause, remedy=remedy,
+            ours=ours, theirs={self.lane.peer: theirs}, **us.where(),
+        )  # fmt: skip
+
+    # what stays on the device
+
+    def _landed(self, operation: ReceiveOperation) -> None:
+        """The payload is there. In the memory of a caller who has left it is kept as soon as it is copied there."""
+        operation.arriving = False
+        if operation.withdrawn and not operation.borrowed:
+            self.keep_landed(operation)
+        else:
+            operation.complete(self.lane.peer)
+
+    def keep_landed(self, operation: ReceiveOperation) -> None:
+        """Keep a message that lies in memory of our own for the next receive."""
+        self._forget_orphan(operation, settle=False)
+        self._keep_message(operation)
+
+    def _orphan_on_device(self, operation: ReceiveOperation) -> None:
+        """Its end and the withdrawal crossed."""
+        if operation.taken is not None:  # back to where it was kept: nothing of it was copied yet
+            operation.end, operation.taken = operation.taken, None
+            operation.borrowed = False
+            operation.keep = None
+        if operation.borrowed or operation.arriving:
+            self.orphans[operation.key].append(operation)
+        else:
+            self._keep_message(operation)
+        if operation.arriving:  # its caller went on with the stream, but was not woken yet: it waits for the end now
+            operation.done = False
+            operation.running = operation.borrowed
+            self.registry.operations.add(operation)
 
     def _post(self, operation: ReceiveOperation) -> None:
         self._seq = operation.seq = (self._seq + 1) & 0xFFFFFFFF
@@ -409,22 +347,28 @@ class Mailbox:
         Their posts are withdrawn; what the peer has sent for them meanwhile is kept in its turn.
         """
         for operation in [one for one in self.wanted.values() if one.key == key and not one.withdrawn]:
-            kept = self.kept.get(key)
-            if not kept:
+            if not self.ready(key):
                 return
-            post = ReceiveOperation(operation.name, self, key, operation.signature, None, None)
+            end = None if operation.end is None else operation.end.emptied()
+            post = ReceiveOperation(operation.name, self, key, operation.signature, None, None, end)
             post.seq, operation.seq = operation.seq, -1
             self.wanted[post.seq] = post
-            self._take_kept(operation, kept.popleft())
+            self._take_kept(operation, self.kept[key].popleft())
             post.withdraw()
 
     def _take_kept(self, operation: ReceiveOperation, message: ReceiveOperation) -> None:
         self._decline(operation)
-        fits = operation.signature == message.signature or (operation.mode == message.mode != Mode.FIXED)
+        same_mode = operation.mode == message.mode
+        fits = operation.signature == message.signature or (same_mode and operation.mode not in EXACT)
         if not fits:
             ours, theirs = describe(*operation.signature), describe(*message.signature)
-            operation.fail(self._mismatch(f"expects {ours}, rank {self.lane.peer} sent {theirs}", ours, theirs))
+            modes: set[int] = {operation.mode, message.mode}
+            operation.fail(self._mismatch(f"expects {ours}, rank {self.lane.peer} sent {theirs}", ours, theirs, modes))
             return
+        if operation.mode == Mode.DEVICE:
+            operation.taken = message.end
+        elif message.shape is not None:
+            operation.end, operation.shape = message.end, message.shape
         if operation.view is not None and message.view is not None:
             operation.view[:] = message.view
         operation.buffer, operation.dtype, operation.arrival = message.buffer, message.dtype, message.arrival
@@ -439,5 +383,5 @@ class Mailbox:
 
     def _unblock(self, key: int) -> None:
         blocked = self.blocked.get(key)
-        while blocked and (self.kept.get(key) or not self.orphans.get(key)):
+        while blocked and (self.ready(key) or not self.orphans.get(key)):
             self.receive(blocked.popleft())

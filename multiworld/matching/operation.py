@@ -46,6 +46,16 @@ class Sink(Protocol):
         """Let the payload under way go to ``own`` instead of ``whole``, what has come of it included."""
 
 
+class BackendCall(Protocol):
+    """What a backend does for an operation, see ``matching.launch``."""
+
+    def set_ready(self) -> None:
+        """Its memory is there."""
+
+    def join(self) -> None:
+        """Let the calling thread's current stream wait for its end. Without the lock."""
+
+
 class Host(Protocol):
     """What the registry asks of whoever runs it."""
 
@@ -147,12 +157,13 @@ class Operation:
         running: the backend works on the caller's memory, and cannot be told to use another.
         keep: what must stay alive until it is done, such as tensors.
         finish: makes the result of the value, in the thread that asked.
+        launch: what the backend does for it; None for what travels on the lanes.
         parent: the batch it is part of.
     """
 
     __slots__ = (
-        "_error", "_value", "_wake", "deadline", "done", "finish", "keep", "name", "parent", "registry", "running",
-        "since", "timeout", "withdrawn",
+        "_error", "_value", "_wake", "deadline", "done", "finish", "keep", "launch", "name", "parent", "registry",
+        "running", "since", "timeout", "withdrawn",
     )  # fmt: skip
 
     def __init__(self, registry: Registry, name: str, keep: Any = None) -> None:
@@ -165,6 +176,7 @@ class Operation:
         self.timeout = 0.0
         self.keep = keep
         self.finish: Callable[[Any], Any] | None = None
+        self.launch: BackendCall | None = None
         self.parent: BatchOperation | None = None
         self._value: Any = None
         self._error: MultiWorldError | None = None
@@ -192,6 +204,8 @@ class Operation:
         """The value of a done operation; raises its error, with this operation's name in it. Without the lock."""
         if self._error is not None:
             raise self._error.with_context(operation=self.name)
+        if self.launch is not None:
+            self.launch.join()
         return self._value if self.finish is None else self.finish(self._value)
 
     def withdraw(self) -> None:
@@ -204,6 +218,16 @@ class Operation:
 
     def give_back(self) -> None:
         """Neither read nor write the caller's memory from here on: copy what is needed of it, divert what comes."""
+
+    def lent(self) -> list[Operation]:
+        """After a withdrawal: the operations that must end before the caller's memory is the caller's again."""
+        return [self] if self.running and not self.done else []
+
+    def part(self) -> None:
+        """After a withdrawal and the end of what was ``lent``: copy on the device what others still need of the
+        caller's memory. Without the lock, in the caller's thread: the copies are made in its current stream."""
+        if self.launch is not None and self.succeeded:
+            self.launch.join()
 
     def loans(self) -> Sequence[torch.Tensor]:
         """The memory that it borrows of its caller."""
@@ -286,6 +310,15 @@ class BatchOperation(Operation):
         for part in self.parts:
             if not part.done:
                 part.give_back()
+
+    def lent(self) -> list[Operation]:
+        """See ``Operation.lent``."""
+        return [one for part in self.parts for one in part.lent()]
+
+    def part(self) -> None:
+        """See ``Operation.part``."""
+        for part in self.parts:
+            part.part()
 
     def loans(self) -> list[torch.Tensor]:
         return [memory for part in self.parts for memory in part.loans()]

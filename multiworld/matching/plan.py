@@ -25,6 +25,8 @@ REDUCTIONS: Final = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR
 
 Bytes = memoryview | bytes
 Parts = Sequence[memoryview | None]
+#: bytes to and from each group rank
+Splits = tuple[Sequence[int], Sequence[int]]
 
 
 class Collective(enum.IntEnum):
@@ -45,15 +47,20 @@ class Collective(enum.IntEnum):
     SCATTER_OBJECT = 12
 
 
-#: digest of the group's ranks and label; kind, dtype code, reduction, inline; root (group rank), bytes of one piece
+#: digest of the group's ranks and label; kind, dtype code, reduction, way (0 by the backend, 1 with the fingerprints, 2
+#: on the device); root (group rank), bytes of one piece
 _HEAD: Final = struct.Struct("<QBBBBiQ")
+_ON_DEVICE: Final = 2
 
 
 class Buffers(Protocol):
     """The tensors of a collective, those of its caller among them."""
 
     def own(self) -> None:
-        """Give every tensor that is the caller's memory memory of its own, with what is in it now."""
+        """Give every tensor that is the caller's memory memory of its own, with what is in it now.
+
+        Where the tensors are on the device, without the lock, in the caller's thread.
+        """
 
     def loans(self) -> Sequence[torch.Tensor]:
         """The caller's memory, or what is used instead of it."""
@@ -70,6 +77,7 @@ class Fingerprint:
         root: group rank; -1 for none.
         reduction: code of the reduction.
         inline: whether the payloads travel with the fingerprints.
+        on_device: whether the tensors are, and stay, on the device.
         splits: bytes to and from each group rank, where they may differ by pair.
     """
 
@@ -79,11 +87,13 @@ class Fingerprint:
     root: int = -1
     reduction: int = NO_REDUCTION
     inline: bool = True
-    splits: tuple[Sequence[int], Sequence[int]] | None = None
+    on_device: bool = False
+    splits: Splits | None = None
 
     def packed(self, digest: int) -> bytes:
         """As it is sent by a member of the group with this ``digest``."""
-        head = _HEAD.pack(digest, self.kind, self.dtype, self.reduction, self.inline, self.root, self.nbytes)
+        way = _ON_DEVICE if self.on_device else self.inline
+        head = _HEAD.pack(digest, self.kind, self.dtype, self.reduction, way, self.root, self.nbytes)
         if self.splits is None:
             return head
         to, of = self.splits
@@ -100,9 +110,10 @@ class Plan:
         outgoing: payload for a group rank that travels with the fingerprint; None for none.
         absorb: takes the payloads of all group ranks (ours None) and writes the result.
         launch: starts it on the backend; None where all travels with the fingerprints.
-        after: what is left to do when the backend is done.
+        after: what is left to do when the backend is done; not for tensors on the device, it is under the lock.
         finish: makes the result in the thread that waits, such as a copy back to a device.
         buffers: its tensors.
+        streamed: whether the caller goes on as soon as it is enqueued on the device.
     """
 
     name: str
@@ -113,6 +124,7 @@ class Plan:
     after: Callable[[], Any] | None = None
     finish: Callable[[Any], Any] | None = None
     buffers: Buffers | None = None
+    streamed: bool = False
 
 
 def may_be_fingerprint(nbytes: int) -> bool:
@@ -127,10 +139,10 @@ def same_group(packed: Sequence[bytes]) -> bool:
 
 def describe(packed: bytes) -> str:
     """A fingerprint in words, for messages."""
-    _, kind, dtype, reduction, _, root, nbytes = _HEAD.unpack_from(packed)
+    _, kind, dtype, reduction, way, root, nbytes = _HEAD.unpack_from(packed)
     words = [Collective(kind).name.lower() if kind in set(Collective) else f"operation #{kind}"]
     if kind not in (Collective.BARRIER, *range(Collective.BROADCAST_OBJECT, Collective.SCATTER_OBJECT + 1)):
-        words.append(f"of {nbytes} bytes of {dtype_name(dtype)}")
+        words.append(f"of {nbytes} bytes of {dtype_name(dtype)}{' on the device' if way == _ON_DEVICE else ''}")
     if root >= 0:
         words.append(f"at rank {root}")
     if reduction != NO_REDUCTION:

@@ -32,7 +32,7 @@ class Kind(enum.IntEnum):
     """What a frame says."""
 
     POST = 1  # a receive is posted: seq, key, dtype, flags = mode, nbytes = length (fixed) or limit (self-describing)
-    DATA = 2  # the payload for the post of that seq
+    DATA = 2  # the payload for the post of that seq; flags = mode: what stays on the device has no payload here
     REJECT = 3  # the send matched with the post of that seq differs: dtype, flags = mode, nbytes are the sender's
     CANCEL = 4  # withdraw the post of that seq
     CANCELLED = 5  # the post of that seq is withdrawn; no payload will come for it
@@ -55,6 +55,8 @@ class Mode(enum.IntEnum):
     FIXED = 0  # both sides name dtype and length, which must be equal
     TENSOR = 1  # the payload ends with its shape
     OBJECT = 2  # the payload is a pickle
+    DEVICE = 3  # as FIXED, and the payload goes from device to device
+    DEVICE_TENSOR = 4  # as TENSOR: its length and shape come on the lane, the payload goes from device to device
 
 
 # The place in this tuple is the code on the wire: append only.

@@ -97,6 +97,11 @@ def _check_dense(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
             f"the tensor is on {tensor.device}, the world on {group.device}",
             "move the tensor, or join with device= of the tensors",
         )
+    if tensor.device.type == "cuda" and group._world.on_device and tensor.device != group.device:
+        raise invalid(
+            group, operation, f"the tensor is on {tensor.device}, the world on {group.device}",
+            "move the tensor, or join another world with device= of the tensor",
+        )  # fmt: skip
     code = CODES.get(tensor.dtype)
     if code is None:
         raise invalid(

@@ -1,7 +1,9 @@
 """Starters of collectives: arguments checked, a plan made, fingerprint sent.
 
 Each plan has two ways: small payloads travel with the fingerprints (``outgoing``, ``absorb``), larger ones through the
-backend (``launch``, ``after``). Data that is only moved is handled as bytes, so every dtype can be.
+backend (``launch``, ``after``). Tensors on the device of the backend always go through it, and what is left to do is
+done in the caller's stream (``finish``); where the backend takes no others, those on the CPU travel with the
+fingerprints. Data that is only moved is handled as bytes, so every dtype can be.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from multiworld.matching.memory import bytes_of
 from multiworld.matching.plan import INLINE_BYTES, Bytes, Collective, Fingerprint, Parts, Plan
 from multiworld.net.frames import CODES
 from multiworld.ops.checks import check_list, check_rank, check_source, check_tensor, invalid
+from multiworld.ops.on_device import device_for
 from multiworld.ops.reduction import Reduction
 from multiworld.ops.staging import readable
 from multiworld.ops.staging_buffers import StagingBuffers
@@ -35,13 +38,67 @@ def start(engine: Engine, group: GroupBase, plan: Plan) -> Operation:
     return engine.collective(group.gid, group.digest, group.ranks, plan)
 
 
-def _nothing(_: int) -> None:
+def begin(
+    engine: Engine,
+    group: GroupBase,
+    plan: Plan,
+    buffers: StagingBuffers,
+    stream: bool,
+    local: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+) -> Operation:
+    """The same for a plan of tensors, which may be on the device.
+
+    Args:
+        local: of whom is alone in the group, targets and what is copied to them.
+    """
+    plan.buffers, plan.streamed = buffers, stream
+    plan.finish = buffers.finish if plan.finish is None else plan.finish
+    if plan.fingerprint.on_device:
+        if group.size == 1:
+            _do_alone(plan, local)
+        elif not plan.fingerprint.nbytes and plan.fingerprint.splits is None:  # of all, so that nobody launches it
+            plan.launch = None
+        buffers.begin()
+    return start(engine, group, plan)
+
+
+def _do_alone(plan: Plan, local: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Without a backend: copies in the stream of the caller, who is the only member."""
+    finish = plan.finish
+    plan.launch = None
+
+    def copy(value: Any) -> Any:
+        for to, of in local:
+            to.copy_(of)
+        return value if finish is None else finish(value)
+
+    plan.finish = copy
+
+
+def _nothing(_: Any) -> None:
     return None
 
 
-def small(engine: Engine, group: GroupBase, nbytes: int) -> bool:
+def buffers_for(engine: Engine, group: GroupBase, operation: str, *tensors: torch.Tensor) -> StagingBuffers:
+    """Where the tensors of a collective, which were checked, are used: all on the device, or all on the CPU.
+
+    Raises:
+        InvalidArgument: some are on the device and some are not, or the current stream is being captured.
+    """
+    device = device_for(engine, group, operation, tensors[0])
+    if engine.device is not None and any(one.device != tensors[0].device for one in tensors):
+        places = sorted({str(one.device) for one in tensors})
+        raise invalid(
+            group, operation, f"the tensors are on different devices: {', '.join(places)}", "pass all on one device"
+        )
+    return StagingBuffers(device)
+
+
+def small(engine: Engine, group: GroupBase, nbytes: int, buffers: StagingBuffers) -> bool:
     """Whether pieces of that length, one to each other member, travel with the fingerprints."""
-    return nbytes * (group.size - 1) <= INLINE_BYTES and engine.membership.backend != "nccl"
+    if engine.device is not None:  # the backend takes nothing that is on the CPU
+        return buffers.device is None
+    return nbytes * (group.size - 1) <= INLINE_BYTES
 
 
 def as_list(
@@ -75,33 +132,35 @@ def barrier(engine: Engine, group: GroupBase, name: str = "barrier") -> Operatio
     return start(engine, group, Plan(name, Fingerprint(Collective.BARRIER), _nothing, lambda _: None))
 
 
-def broadcast(engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int) -> Operation:
+def broadcast(engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int, stream: bool = False) -> Operation:
     src = check_rank(group, "broadcast", "src", src)
-    buffers, ours = StagingBuffers(engine.membership), group.rank == src
+    ours = group.rank == src
     code = (check_source if ours else check_tensor)(group, "broadcast", tensor)
+    buffers = buffers_for(engine, group, "broadcast", tensor)
     flat = buffers.both(tensor) if not ours else buffers.source(tensor)
-    inline = small(engine, group, flat.nbytes)
+    inline = small(engine, group, flat.nbytes, buffers)
 
     def absorb(parts: Parts) -> None:
         if not ours:
             bytes_of(flat)[:] = part(parts, src)
 
     plan = Plan(
-        "broadcast", Fingerprint(Collective.BROADCAST, flat.nbytes, code, src, inline=inline),
-        lambda _: bytes_of(flat) if ours and inline else None, absorb,
-        None if inline else lambda driver: driver.broadcast(buffers.raw(flat), src),
-        finish=buffers.finish, buffers=buffers,
+        "broadcast", buffers.sign(Collective.BROADCAST, flat.nbytes, code, src, inline=inline),
+        lambda _: bytes_of(flat) if ours and inline else None, absorb if inline else _nothing,
+        None if inline else lambda driver: driver.broadcast(buffers.raw(flat), src, after=buffers.after),
     )  # fmt: skip
-    return start(engine, group, plan)
+    return begin(engine, group, plan, buffers, stream)
 
 
-def all_reduce(engine: Engine, group: GroupBase, tensor: torch.Tensor, op: Any) -> Operation:
-    return _reduce_to(engine, group, "all_reduce", Collective.ALL_REDUCE, tensor, op, None)
+def all_reduce(engine: Engine, group: GroupBase, tensor: torch.Tensor, op: Any, stream: bool = False) -> Operation:
+    return _reduce_to(engine, group, "all_reduce", Collective.ALL_REDUCE, tensor, op, None, stream)
 
 
-def reduce(engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, op: Any) -> Operation:
+def reduce(
+    engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, op: Any, stream: bool = False
+) -> Operation:
     dst = check_rank(group, "reduce", "dst", dst)
-    return _reduce_to(engine, group, "reduce", Collective.REDUCE, tensor, op, dst)
+    return _reduce_to(engine, group, "reduce", Collective.REDUCE, tensor, op, dst, stream)
 
 
 def _reduce_to(
@@ -112,12 +171,13 @@ def _reduce_to(
     tensor: torch.Tensor,
     op: Any,
     dst: int | None,
+    stream: bool,
 ) -> Operation:
-    buffers, ours = StagingBuffers(engine.membership), dst is None or group.rank == dst
     code = check_tensor(group, name, tensor)  # at every rank: the backend may use the memory for what is between
-    reduction = Reduction(group, name, op, tensor.dtype, here=engine.membership.backend != "nccl")
+    buffers, ours = buffers_for(engine, group, name, tensor), dst is None or group.rank == dst
+    reduction = Reduction(group, name, op, tensor.dtype, on_device=buffers.device is not None)
     flat = buffers.both(tensor)
-    inline = small(engine, group, flat.nbytes)
+    inline = small(engine, group, flat.nbytes, buffers)
 
     def outgoing(place: int) -> Bytes | None:
         return bytes_of(flat) if inline and dst in (None, place) else None
@@ -128,90 +188,117 @@ def _reduce_to(
 
     def launch(driver: Driver) -> Any:
         if dst is None:
-            return driver.all_reduce(flat, reduction.backend_op)
-        return driver.reduce(flat, dst, reduction.backend_op)
+            return driver.all_reduce(flat, reduction.backend_op, after=buffers.after)
+        return driver.reduce(flat, dst, reduction.backend_op, after=buffers.after)
 
     plan = Plan(
-        name, Fingerprint(kind, flat.nbytes, code, -1 if dst is None else dst, reduction.code, inline),
-        outgoing, absorb, None if inline else launch,
-        (lambda: reduction.complete(flat, group.size)) if ours else None, buffers.finish, buffers,
+        name, buffers.sign(kind, flat.nbytes, code, -1 if dst is None else dst, reduction.code, inline),
+        outgoing, absorb if inline else _nothing, None if inline else launch,
+        (lambda: reduction.complete(flat, group.size)) if ours else None,
     )  # fmt: skip
-    return start(engine, group, plan)
+    return begin(engine, group, plan, buffers, stream)
 
 
-def all_gather(engine: Engine, group: GroupBase, tensors: Tensors, tensor: torch.Tensor) -> Operation:
+def all_gather(
+    engine: Engine, group: GroupBase, tensors: Tensors, tensor: torch.Tensor, stream: bool = False
+) -> Operation:
     name = "all_gather"
     check_source(group, name, tensor)
-    return _all_gather(engine, group, name, as_list(group, name, "tensors", tensors, tensor, check_tensor), tensor)
+    outputs = as_list(group, name, "tensors", tensors, tensor, check_tensor)
+    return _all_gather(engine, group, name, outputs, tensor, stream)
 
 
-def all_gather_into_tensor(engine: Engine, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
+def all_gather_into_tensor(
+    engine: Engine, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor, stream: bool = False
+) -> Operation:
     name = "all_gather_into_tensor"
     check_source(group, name, tensor)
-    return _all_gather(engine, group, name, pieces(group, name, "output", output, tensor, check_tensor), tensor)
+    outputs = pieces(group, name, "output", output, tensor, check_tensor)
+    return _all_gather(engine, group, name, outputs, tensor, stream)
 
 
-def _all_gather(engine: Engine, group: GroupBase, name: str, outputs: Tensors, tensor: torch.Tensor) -> Operation:
-    buffers, me = StagingBuffers(engine.membership), group.rank
+def _all_gather(
+    engine: Engine, group: GroupBase, name: str, outputs: Tensors, tensor: torch.Tensor, stream: bool
+) -> Operation:
+    buffers, me = buffers_for(engine, group, name, tensor, *outputs), group.rank
     flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
-    inline = small(engine, group, flat.nbytes)
+    inline = small(engine, group, flat.nbytes, buffers)
 
     def absorb(parts: Parts) -> None:
         for place, target in enumerate(flats):
             bytes_of(target)[:] = bytes_of(flat) if place == me else part(parts, place)
 
+    def launch(driver: Driver) -> Any:
+        return driver.all_gather(buffers.raws(flats), buffers.raw(flat), after=buffers.after)
+
     plan = Plan(
-        name, Fingerprint(Collective.ALL_GATHER, flat.nbytes, CODES[tensor.dtype], inline=inline),
-        lambda _: bytes_of(flat) if inline else None, absorb,
-        None if inline else lambda driver: driver.all_gather(buffers.raws(flats), buffers.raw(flat)),
-        finish=buffers.finish, buffers=buffers,
+        name, buffers.sign(Collective.ALL_GATHER, flat.nbytes, CODES[tensor.dtype], inline=inline),
+        lambda _: bytes_of(flat) if inline else None, absorb if inline else _nothing, None if inline else launch,
     )  # fmt: skip
-    return start(engine, group, plan)
+    return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats])
 
 
-def gather(engine: Engine, group: GroupBase, tensor: torch.Tensor, gather_list: Tensors | None, dst: int) -> Operation:
+def gather(
+    engine: Engine,
+    group: GroupBase,
+    tensor: torch.Tensor,
+    gather_list: Tensors | None,
+    dst: int,
+    stream: bool = False,
+) -> Operation:
     code = check_source(group, "gather", tensor)
     dst = check_rank(group, "gather", "dst", dst)
     _only_at(group, "gather", "gather_list", dst, gather_list)
-    buffers, me = StagingBuffers(engine.membership), group.rank
+    me = group.rank
     outputs = as_list(group, "gather", "gather_list", gather_list, tensor, check_tensor) if me == dst else ()
+    buffers = buffers_for(engine, group, "gather", tensor, *outputs)
     flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
-    inline = small(engine, group, flat.nbytes)
+    inline = small(engine, group, flat.nbytes, buffers)
 
     def absorb(parts: Parts) -> None:
         for place, target in enumerate(flats):
             bytes_of(target)[:] = bytes_of(flat) if place == me else part(parts, place)
 
+    def launch(driver: Driver) -> Any:
+        return driver.gather(buffers.raws(flats), buffers.raw(flat), dst, after=buffers.after)
+
     plan = Plan(
-        "gather", Fingerprint(Collective.GATHER, flat.nbytes, code, dst, inline=inline),
-        lambda place: bytes_of(flat) if inline and place == dst else None, absorb,
-        None if inline else lambda driver: driver.gather(buffers.raws(flats), buffers.raw(flat), dst),
-        finish=buffers.finish, buffers=buffers,
+        "gather", buffers.sign(Collective.GATHER, flat.nbytes, code, dst, inline=inline),
+        lambda place: bytes_of(flat) if inline and place == dst else None, absorb if inline else _nothing,
+        None if inline else launch,
     )  # fmt: skip
-    return start(engine, group, plan)
+    return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats])
 
 
 def scatter(
-    engine: Engine, group: GroupBase, tensor: torch.Tensor, scatter_list: Tensors | None, src: int
+    engine: Engine,
+    group: GroupBase,
+    tensor: torch.Tensor,
+    scatter_list: Tensors | None,
+    src: int,
+    stream: bool = False,
 ) -> Operation:
     code = check_tensor(group, "scatter", tensor)
     src = check_rank(group, "scatter", "src", src)
     _only_at(group, "scatter", "scatter_list", src, scatter_list)
-    buffers, me = StagingBuffers(engine.membership), group.rank
+    me = group.rank
     inputs = as_list(group, "scatter", "scatter_list", scatter_list, tensor, check_source) if me == src else ()
+    buffers = buffers_for(engine, group, "scatter", tensor, *inputs)
     flat, flats = buffers.target(tensor), [buffers.source(one) for one in inputs]
-    inline = small(engine, group, flat.nbytes)
+    inline = small(engine, group, flat.nbytes, buffers)
 
     def absorb(parts: Parts) -> None:
         bytes_of(flat)[:] = bytes_of(flats[me]) if me == src else part(parts, src)
 
+    def launch(driver: Driver) -> Any:
+        return driver.scatter(buffers.raw(flat), buffers.raws(flats), src, after=buffers.after)
+
     plan = Plan(
-        "scatter", Fingerprint(Collective.SCATTER, flat.nbytes, code, src, inline=inline),
-        lambda place: bytes_of(flats[place]) if inline and me == src else None, absorb,
-        None if inline else lambda driver: driver.scatter(buffers.raw(flat), buffers.raws(flats), src),
-        finish=buffers.finish, buffers=buffers,
+        "scatter", buffers.sign(Collective.SCATTER, flat.nbytes, code, src, inline=inline),
+        lambda place: bytes_of(flats[place]) if inline and me == src else None, absorb if inline else _nothing,
+        None if inline else launch,
     )  # fmt: skip
-    return start(engine, group, plan)
+    return begin(engine, group, plan, buffers, stream, [(flat, one) for one in flats])
 
 
 def pieces(

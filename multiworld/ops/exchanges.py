@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,30 +11,42 @@ from multiworld.matching.memory import bytes_of
 from multiworld.matching.plan import Collective, Fingerprint, Parts, Plan
 from multiworld.net.frames import CODES
 from multiworld.ops.checks import check_list, check_number, check_source, check_tensor, invalid
-from multiworld.ops.collectives import Check, Tensors, as_list, part, pieces, small, start, tensors_of
+from multiworld.ops.collectives import (
+    Check,
+    Tensors,
+    as_list,
+    begin,
+    buffers_for,
+    part,
+    pieces,
+    small,
+    tensors_of,
+)
 from multiworld.ops.reduction import Reduction
-from multiworld.ops.staging_buffers import StagingBuffers
 
 if TYPE_CHECKING:
     from multiworld.matching.driver import Driver
     from multiworld.matching.engine import Engine
     from multiworld.matching.operation import Operation
     from multiworld.ops.base import GroupBase
+    from multiworld.ops.staging_buffers import StagingBuffers
 
 
-def reduce_scatter(engine: Engine, group: GroupBase, output: torch.Tensor, input_list: Tensors, op: Any) -> Operation:
+def reduce_scatter(
+    engine: Engine, group: GroupBase, output: torch.Tensor, input_list: Tensors, op: Any, stream: bool = False
+) -> Operation:
     check_tensor(group, "reduce_scatter", output)
     inputs = as_list(group, "reduce_scatter", "input_list", input_list, output, check_source)
-    return _reduce_scatter(engine, group, "reduce_scatter", output, inputs, op)
+    return _reduce_scatter(engine, group, "reduce_scatter", output, inputs, op, stream)
 
 
 def reduce_scatter_tensor(
-    engine: Engine, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor, op: Any
+    engine: Engine, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor, op: Any, stream: bool = False
 ) -> Operation:
     name = "reduce_scatter_tensor"
     check_tensor(group, name, output)
     inputs = pieces(group, name, "tensor", tensor, output, check_source)
-    return _reduce_scatter(engine, group, name, output, inputs, op)
+    return _reduce_scatter(engine, group, name, output, inputs, op, stream, tensor)
 
 
 def _reduce_scatter(
@@ -44,11 +56,18 @@ def _reduce_scatter(
     output: torch.Tensor,
     inputs: Tensors,
     op: Any,
+    stream: bool,
+    whole: torch.Tensor | None = None,
 ) -> Operation:
-    reduction = Reduction(group, name, op, output.dtype, here=engine.membership.backend != "nccl")
-    buffers, me, size = StagingBuffers(engine.membership), group.rank, group.size
-    target, flats = buffers.target(output), [buffers.source(one) for one in inputs]
-    inline = small(engine, group, target.nbytes)
+    """``whole`` is what the inputs are pieces of, if they are."""
+    buffers, me, size = buffers_for(engine, group, name, output, *inputs), group.rank, group.size
+    on_device = buffers.device is not None
+    reduction = Reduction(group, name, op, output.dtype, on_device=on_device)
+    target = buffers.target(output)
+    flats = [] if on_device and whole is not None else [buffers.source(one) for one in inputs]
+    inline = small(engine, group, target.nbytes, buffers)
+    kind, code = Collective.REDUCE_SCATTER, CODES[target.dtype]
+    signature = buffers.sign(kind, target.nbytes, code, reduction=reduction.code, inline=inline)
 
     def reduced(parts: list[torch.Tensor]) -> None:
         if target.numel():
@@ -56,34 +75,37 @@ def _reduce_scatter(
 
     if inline:
         plan = Plan(
-            name, _sign(Collective.REDUCE_SCATTER, target, reduction.code, True),
-            lambda place: bytes_of(flats[place]), lambda parts: reduced(tensors_of(parts, flats[me])),
-            finish=buffers.finish, buffers=buffers,
+            name, signature, lambda place: bytes_of(flats[place]), lambda parts: reduced(tensors_of(parts, flats[me])),
         )  # fmt: skip
-        return start(engine, group, plan)
-    sent = buffers.keep(torch.cat(flats))
+        return begin(engine, group, plan, buffers, stream)
+    sent = buffers.joined(flats) if whole is None or not on_device else buffers.source(whole)
+    if on_device:
+
+        def launch(driver: Driver) -> Any:
+            return driver.reduce_scatter(target, sent, reduction.backend_op, after=buffers.after)
+
+        plan = Plan(name, signature, lambda _: None, lambda _: None, launch)
+        return begin(engine, group, plan, buffers, stream, [(target, sent)])
     got = buffers.keep(torch.empty_like(sent))
     splits = [target.nbytes] * size
     plan = Plan(
-        name, _sign(Collective.REDUCE_SCATTER, target, reduction.code, False), lambda _: None, lambda _: None,
+        name, signature, lambda _: None, lambda _: None,
         lambda driver: driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits, splits),
-        lambda: reduced(list(got.chunk(size))), buffers.finish, buffers,
+        lambda: reduced(list(got.chunk(size))),
     )  # fmt: skip
-    return start(engine, group, plan)
+    return begin(engine, group, plan, buffers, stream)
 
 
-def _sign(kind: Collective, tensor: torch.Tensor, reduction: int, inline: bool) -> Fingerprint:
-    return Fingerprint(kind, tensor.nbytes, CODES[tensor.dtype], -1, reduction, inline)
-
-
-def all_to_all(engine: Engine, group: GroupBase, output_list: Tensors, input_list: Tensors) -> Operation:
+def all_to_all(
+    engine: Engine, group: GroupBase, output_list: Tensors, input_list: Tensors, stream: bool = False
+) -> Operation:
     """Start ``Group.all_to_all``; lengths may differ by pair, and both sides of a pair are compared."""
     name = "all_to_all"
     _check_row(group, name, "input_list", input_list, check_source)
     _check_row(group, name, "output_list", output_list, check_tensor, input_list[0].dtype)
-    buffers = StagingBuffers(engine.membership)
+    buffers = buffers_for(engine, group, name, *input_list, *output_list)
     sources, targets = [buffers.source(one) for one in input_list], [buffers.target(one) for one in output_list]
-    sent = buffers.keep(torch.cat(sources))
+    sent = buffers.joined(sources)
     got = buffers.keep(torch.empty(sum(t.numel() for t in targets), dtype=sent.dtype, device=sent.device))
 
     def hand_out() -> None:
@@ -91,7 +113,7 @@ def all_to_all(engine: Engine, group: GroupBase, output_list: Tensors, input_lis
             target.copy_(piece)
 
     splits = [s.nbytes for s in sources], [t.nbytes for t in targets]
-    return _uneven(engine, group, name, buffers, got, sent, splits, hand_out)
+    return _uneven(engine, group, name, buffers, got, sent, splits, hand_out, stream)
 
 
 def all_to_all_single(
@@ -101,6 +123,7 @@ def all_to_all_single(
     tensor: torch.Tensor,
     output_split_sizes: Sequence[int] | None,
     input_split_sizes: Sequence[int] | None,
+    stream: bool = False,
 ) -> Operation:
     name = "all_to_all_single"
     check_tensor(group, name, output)
@@ -109,36 +132,39 @@ def all_to_all_single(
         raise invalid(group, name, f"output is {output.dtype}, tensor {tensor.dtype}", "make them alike")
     to = _splits(group, name, "input_split_sizes", tensor, input_split_sizes)
     of = _splits(group, name, "output_split_sizes", output, output_split_sizes)
-    buffers = StagingBuffers(engine.membership)
+    buffers = buffers_for(engine, group, name, output, tensor)
     sent, got = buffers.source(tensor), buffers.target(output)
-    even = output_split_sizes is None and input_split_sizes is None
-    if even and to == of and small(engine, group, to[0]):
-        return _even_small(engine, group, name, buffers, got, sent, to[0])
-    return _uneven(engine, group, name, buffers, got, sent, (to, of), lambda: None)
+    even = output_split_sizes is None and input_split_sizes is None and to == of
+    if even and buffers.device is None and small(engine, group, to[0], buffers):
+        signature = buffers.sign(Collective.ALL_TO_ALL, to[0], CODES[sent.dtype], inline=True)
+        return begin(
+            engine, group, _by_lanes(group, name, signature, got, sent, (to, of), lambda: None), buffers, stream
+        )
+    return _uneven(engine, group, name, buffers, got, sent, (to, of), lambda: None, stream)
 
 
-def _even_small(
-    engine: Engine,
+def _by_lanes(
     group: GroupBase,
     name: str,
-    buffers: StagingBuffers,
+    signature: Fingerprint,
     got: torch.Tensor,
     sent: torch.Tensor,
-    step: int,
-) -> Operation:
-    def piece(of: torch.Tensor, place: int) -> memoryview:
-        return bytes_of(of)[place * step : (place + 1) * step]
+    splits: tuple[list[int], list[int]],
+    after: Callable[[], None],
+) -> Plan:
+    """An exchange that travels with the fingerprints."""
+
+    def piece(of: torch.Tensor, sizes: list[int], place: int) -> memoryview:
+        begin = sum(sizes[:place])
+        return bytes_of(of)[begin : begin + sizes[place]]
 
     def absorb(parts: Parts) -> None:
         for place in range(group.size):
-            piece(got, place)[:] = piece(sent, place) if place == group.rank else part(parts, place)
+            ours = piece(sent, splits[0], place)
+            piece(got, splits[1], place)[:] = ours if place == group.rank else part(parts, place)
+        after()
 
-    fingerprint = Fingerprint(Collective.ALL_TO_ALL, step, CODES[sent.dtype])
-    return start(
-        engine,
-        group,
-        Plan(name, fingerprint, lambda place: piece(sent, place), absorb, finish=buffers.finish, buffers=buffers),
-    )
+    return Plan(name, signature, lambda place: piece(sent, splits[0], place), absorb)
 
 
 def _uneven(
@@ -149,20 +175,30 @@ def _uneven(
     got: torch.Tensor,
     sent: torch.Tensor,
     splits: tuple[list[int], list[int]],
-    after: Any,
+    after: Callable[[], None],
+    stream: bool,
 ) -> Operation:
-    fingerprint = Fingerprint(Collective.ALL_TO_ALL, 0, CODES[sent.dtype], inline=False, splits=splits)
-    if group.size == 1:
-        got.copy_(sent)
+    inline = engine.device is not None and buffers.device is None
+    signature = buffers.sign(Collective.ALL_TO_ALL, 0, CODES[sent.dtype], inline=inline, splits=splits)
+    if inline:
+        return begin(engine, group, _by_lanes(group, name, signature, got, sent, splits, after), buffers, stream)
 
     def launch(driver: Driver) -> Any:
-        return driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits[1], splits[0])
+        return driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits[1], splits[0], after=buffers.after)
 
+    def finish(value: Any) -> Any:
+        after()
+        return buffers.finish(value)
+
+    if buffers.device is not None:
+        plan = Plan(name, signature, lambda _: None, lambda _: None, launch, finish=finish)
+        return begin(engine, group, plan, buffers, stream, [(got, sent)])
+    if group.size == 1:
+        got.copy_(sent)
     plan = Plan(
-        name, fingerprint, lambda _: None, lambda _: after(), None if group.size == 1 else launch,
-        after, buffers.finish, buffers,
+        name, signature, lambda _: None, lambda _: after(), None if group.size == 1 else launch, after,
     )  # fmt: skip
-    return start(engine, group, plan)
+    return begin(engine, group, plan, buffers, stream)
 
 
 def _check_row(

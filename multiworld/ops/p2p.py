@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
-from multiworld.matching.mailbox import Signature
+from multiworld.matching.device import DeviceEnd
 from multiworld.matching.memory import bytes_of
 from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.net.frames import Mode, message_key
@@ -21,12 +22,15 @@ from multiworld.ops.checks import (
     check_tensor,
     invalid,
 )
+from multiworld.ops.on_device import device_for, not_capturing, received, received_tensor, said_of, source, target
 from multiworld.ops.pickling import allowed, dumps, loads
 from multiworld.ops.shapes import shape_bytes, with_shape
 from multiworld.ops.staging import on_cpu, receive_buffer, writable
 
 if TYPE_CHECKING:
+    from multiworld.matching.any_source import AnyReceive
     from multiworld.matching.engine import Engine
+    from multiworld.matching.messages import ReceiveOperation
     from multiworld.ops.base import GroupBase
 
 MAX_TAG = 2**31 - 1
@@ -66,63 +70,115 @@ def _key(group: GroupBase, operation: str, tag: int) -> int:
     return message_key(group.gid, number)
 
 
-def send(engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int) -> Operation:
+def send(engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False) -> Operation:
+    return _prepared_send(engine, group, tensor, dst, tag, stream)()
+
+
+def _prepared_send(
+    engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int, stream: bool
+) -> Callable[[], Operation]:
+    """What starts the send; all that is checked, copied or asked of the device is done before."""
     code = check_source(group, "send", tensor)
     peer, key = _peer_and_key(group, "send", "dst", dst, tag)
-    source = on_cpu(tensor)
-    view = bytes_of(source)
-    return engine.send("send", peer, key, (Mode.FIXED, code, len(view)), (view,), source)
+    device = device_for(engine, group, "send", tensor)
+    if device is not None:
+        plain, end = source(device, tensor, stream)
+        return partial(engine.send, "send", peer, key, (Mode.DEVICE, code, plain.nbytes), (), plain, end)
+    host = on_cpu(tensor)
+    view = bytes_of(host)
+    return partial(engine.send, "send", peer, key, (Mode.FIXED, code, len(view)), (view,), host)
 
 
-def recv(engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int | None, tag: int) -> Operation:
-    code = check_tensor(group, "recv", tensor)
-    target = receive_buffer(tensor)
-    view = bytes_of(target)
-    signature = (Mode.FIXED, code, len(view))
-    operation: Operation
-    if src is None:
-        operation = _start_any(engine, group, _key(group, "recv", tag), signature, view, target)
-    else:
-        peer, key = _peer_and_key(group, "recv", "src", src, tag)
-        operation = engine.receive("recv", peer, key, signature, view, target)
-    if group.size != engine.membership.size or target is not tensor:
-        operation.finish = lambda source: _received(group, tensor, target, source)
-    return operation
-
-
-def _received(group: GroupBase, tensor: torch.Tensor, target: torch.Tensor, source: int) -> int:
-    if target is not tensor:
-        writable(tensor).copy_(target)
-    return group.ranks.index(source)
-
-
-def _start_any(
-    engine: Engine, group: GroupBase, key: int, signature: Signature, view: memoryview, keep: Any
+def recv(
+    engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int | None, tag: int, stream: bool = False
 ) -> Operation:
+    return _prepared_recv(engine, group, tensor, src, tag, stream)()
+
+
+def _prepared_recv(
+    engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int | None, tag: int, stream: bool
+) -> Callable[[], Operation]:
+    """What starts the receive; as for a send."""
+    code = check_tensor(group, "recv", tensor)
+    begin = _from(engine, group, src, tag)
+    device = device_for(engine, group, "recv", tensor)
+    if device is not None:
+        end = target(device, tensor, stream)
+        return lambda: _finished_by(
+            begin((Mode.DEVICE, code, tensor.nbytes), None, tensor, end), lambda got: received(group, tensor, got)
+        )
+    host = receive_buffer(tensor)
+    view = bytes_of(host)
+    signature = (Mode.FIXED, code, len(view))
+    if group.size == engine.membership.size and host is tensor:
+        return partial(begin, signature, view, host)
+    return lambda: _finished_by(begin(signature, view, host), lambda _: partial(_received, group, tensor, host))
+
+
+def _from(engine: Engine, group: GroupBase, src: int | None, tag: int) -> Callable[..., ReceiveOperation | AnyReceive]:
+    """What starts a receive from ``src``, or from anybody."""
+    if src is not None:
+        return partial(engine.receive, "recv", *_peer_and_key(group, "recv", "src", src, tag))
     peers = tuple(rank for rank in group.ranks if rank != engine.membership.rank)
     if not peers:
         raise invalid(group, "recv", "there is nobody else in the group", "receive in a group of two or more")
-    return engine.receive_any(peers, key, signature, view, keep)
+    return partial(engine.receive_any, peers, _key(group, "recv", tag))
 
 
-def send_tensor(engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int) -> Operation:
+def _finished_by(
+    operation: ReceiveOperation | AnyReceive,
+    finish: Callable[[ReceiveOperation | AnyReceive], Callable[[int], int]],
+) -> Operation:
+    operation.finish = finish(operation)
+    return operation
+
+
+def _received(group: GroupBase, tensor: torch.Tensor, host: torch.Tensor, peer: int) -> int:
+    if host is not tensor:
+        writable(tensor).copy_(host)
+    return group.ranks.index(peer)
+
+
+def send_tensor(
+    engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
+) -> Operation:
     """Start ``Group.send_tensor``: the payload, then the shape, so that the payload lies aligned on the other side."""
     code = check_source(group, "send_tensor", tensor)
     peer, key = _peer_and_key(group, "send_tensor", "dst", dst, tag)
-    source = on_cpu(tensor)
-    view = bytes_of(source)
-    shape = shape_bytes(source)
+    device = device_for(engine, group, "send_tensor", tensor)
+    if device is not None:
+        plain, end = source(device, tensor, stream)
+        signature = (Mode.TENSOR, code, plain.nbytes)
+        return engine.send("send_tensor", peer, key, signature, said_of(plain), plain, end)
+    host = on_cpu(tensor)
+    view = bytes_of(host)
+    shape = shape_bytes(host)
     signature = (Mode.TENSOR, code, len(view) + len(shape))
-    return engine.send("send_tensor", peer, key, signature, (view, shape), source)
+    return engine.send("send_tensor", peer, key, signature, (view, shape), host)
 
 
-def recv_tensor(engine: Engine, group: GroupBase, src: int, tag: int, device: torch.device | str | None) -> Operation:
+def recv_tensor(
+    engine: Engine,
+    group: GroupBase,
+    src: int,
+    tag: int,
+    device: torch.device | str | None,
+    stream: bool = False,
+) -> Operation:
     place = check_device(group, "recv_tensor", device)
     peer, key = _peer_and_key(group, "recv_tensor", "src", src, tag)
-    signature = (Mode.TENSOR, 0, engine.membership.limits.max_message_bytes)
-    operation = engine.receive("recv_tensor", peer, key, signature, None, None)
-    us = engine.membership
-    operation.finish = lambda _: with_shape(us, peer, operation.dtype, operation.buffer).to(place)
+    us, end = engine.membership, None
+    if engine.device is not None:
+        end = DeviceEnd(engine.device, not_capturing(group, "recv_tensor", engine.device).now(), streamed=stream)
+    signature = (Mode.TENSOR, 0, us.limits.max_message_bytes)
+    operation = engine.receive("recv_tensor", peer, key, signature, None, None, end)
+
+    def finish(_: Any) -> torch.Tensor:
+        if operation.shape is not None:
+            return received_tensor(engine, peer, operation).to(place)
+        return with_shape(us, peer, operation.dtype, operation.buffer).to(place)
+
+    operation.finish = finish
     return operation
 
 
@@ -141,15 +197,16 @@ def recv_object(engine: Engine, group: GroupBase, src: int, tag: int, allow: Seq
     return operation
 
 
-def batch_p2p(engine: Engine, group: GroupBase, operations: Sequence[P2P]) -> Operation:
+def batch_p2p(engine: Engine, group: GroupBase, operations: Sequence[P2P], stream: bool = False) -> Operation:
     """Start ``Group.batch_p2p``: all arguments are checked first, so that either all operations are started or none."""
     check_list(group, "batch_p2p", "operations", operations)
     for entry in operations:
         _check_entry(group, entry)
+    begins = [_prepared(engine, group, entry, stream) for entry in operations]
     whole = BatchOperation(engine, len(operations))
     with engine.lock:
         if engine.register(whole, ()):
-            whole.take([_start_entry(engine, group, entry) for entry in operations])
+            whole.take([begin() for begin in begins])
     return whole
 
 
@@ -161,6 +218,11 @@ def _check_entry(group: GroupBase, entry: Any) -> None:
     _peer_and_key(group, "batch_p2p", "peer", entry.peer, entry.tag)
 
 
-def _start_entry(engine: Engine, group: GroupBase, entry: P2P) -> Operation:
-    start = send if entry.kind == "send" else recv
-    return start(engine, group, entry.tensor, entry.peer, entry.tag)
+def _prepared(engine: Engine, group: GroupBase, entry: P2P, stream: bool) -> Callable[[], Operation]:
+    prepare = _prepared_send if entry.kind == "send" else _prepared_recv
+    return prepare(engine, group, entry.tensor, entry.peer, entry.tag, stream)
+
+
+def synchronize(engine: Engine, _: GroupBase) -> Operation:
+    """Start ``World.synchronize``."""
+    return engine.synchronize()

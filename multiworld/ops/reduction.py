@@ -44,13 +44,15 @@ class Reduction:
     Args:
         op: a ``torch.distributed.ReduceOp``.
         dtype: of the tensors.
-        here: whether it is done here, on the CPU, and not by NCCL.
+        on_device: whether the backend does it all on the device; else it is done here, or finished here, on the CPU.
 
     Raises:
-        InvalidArgument: the reduction is unknown, or not one for this dtype.
+        InvalidArgument: the reduction is unknown, or not one for this dtype or on the device.
     """
 
-    def __init__(self, group: GroupBase, operation: str, op: Any, dtype: torch.dtype, *, here: bool = True) -> None:
+    def __init__(
+        self, group: GroupBase, operation: str, op: Any, dtype: torch.dtype, *, on_device: bool = False
+    ) -> None:
         name = _name(op)
         if name is None:
             raise invalid(group, operation, f"reduction {op!r} is not known here", f"use one of {', '.join(_COMBINE)}")
@@ -59,14 +61,19 @@ class Reduction:
             raise invalid(
                 group, operation, f"{name} of {dtype} is not defined", "convert the tensor, or use another reduction"
             )
-        refusal = _refusal(name, dtype) if here else None
+        if on_device and name in _BITWISE:
+            raise invalid(
+                group, operation, f"NCCL has no {name}", "use another reduction, or reduce tensors on the CPU"
+            )
+        refusal = None if on_device else _refusal(name, dtype)
         if refusal is not None:  # found out before anything is sent, so that every member hears it from its own call
             what = f"torch has no {name} of {dtype}: {refusal}"
             raise invalid(group, operation, what, "convert the tensor, or use another reduction")
         self.name = name
         self.code = REDUCTIONS.index(name)
-        #: what the backend is asked for: it has no average on every release
-        self.backend_op = ReduceOp.SUM if name == "AVG" else getattr(ReduceOp, name)
+        #: what the backend is asked for: Gloo has no average on every release
+        self.backend_op = ReduceOp.SUM if name == "AVG" and not on_device else getattr(ReduceOp, name)
+        self._on_device = on_device
 
     def apply(self, target: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """Reduce flat ``tensors`` in order, into ``target``, which may be one of them."""
@@ -75,8 +82,8 @@ class Reduction:
             target[begin:end].copy_(_combined(self.name, [tensor[begin:end] for tensor in tensors]))
 
     def complete(self, result: torch.Tensor, count: int) -> torch.Tensor:
-        """The last step, after ``count`` tensors were combined."""
-        return _completed(self.name, result, count)
+        """The last step, after ``count`` tensors were combined by the backend."""
+        return result if self._on_device else _completed(self.name, result, count)
 
 
 def _combined(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -37,16 +37,28 @@ def with_shape(us: Membership, peer: int, dtype: int, buffer: torch.Tensor) -> t
         TensorMismatch: dtype, shape and length do not fit together.
     """
     shape = _shape(bytes_of(buffer))
-    kind = DTYPES.get(dtype)
     if shape is None:
         raise _mismatch(us, peer, f"{buffer.numel()} bytes that do not end with a shape")
+    return _made(us, peer, dtype, buffer[: buffer.numel() - 8 * len(shape) - 1], shape)
+
+
+def described(us: Membership, peer: int, dtype: int, data: torch.Tensor, said: bytes) -> torch.Tensor:
+    """The same for a payload whose shape came apart from it; arguments and errors as of ``with_shape``."""
+    shape = _shape(memoryview(said))
+    if shape is None or len(said) != 8 * len(shape) + 1:
+        raise _mismatch(us, peer, f"{len(said)} bytes that are no shape")
+    return _made(us, peer, dtype, data, shape)
+
+
+def _made(us: Membership, peer: int, dtype: int, data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    kind = DTYPES.get(dtype)
     if kind is None:
         raise _mismatch(us, peer, f"a tensor of {dtype_name(dtype)}, which this torch does not have")
-    end = buffer.numel() - 8 * len(shape) - 1
-    if min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != end:
-        raise _mismatch(us, peer, f"{end} bytes for a tensor of {dtype_name(dtype)} of the shape {list(shape)}")
+    nbytes = data.numel()
+    if min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != nbytes:
+        raise _mismatch(us, peer, f"{nbytes} bytes for a tensor of {dtype_name(dtype)} of the shape {list(shape)}")
     try:
-        return buffer[:end].view(kind).reshape(shape)
+        return data.view(kind).reshape(shape)
     except RuntimeError as error:  # such as an empty tensor whose other dimensions no tensor can have
         raise _mismatch(us, peer, f"the shape {list(shape)}: {error}") from None
 

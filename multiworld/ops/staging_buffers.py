@@ -7,21 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.matching.plan import NO_REDUCTION, Collective, Fingerprint, Splits
 from multiworld.ops import quarantine
 from multiworld.ops.staging import readable, writable
 
 if TYPE_CHECKING:
-    from multiworld.membership import Membership
+    from multiworld.matching.device import Device, Moment
 
 
 class StagingBuffers:
-    """Flat tensors where the backend wants them: on the CPU, except for NCCL. Keeps all alive until the end.
+    """Flat tensors where the backend wants them: on the device that it works on, else on the CPU. Keeps all alive until
+    the end.
 
     Those that need not be moved are the caller's memory, until ``own`` is called.
+
+    Args:
+        device: where the tensors are, and stay; None if they travel through the CPU.
     """
 
-    def __init__(self, us: Membership) -> None:
-        self._as_is = us.backend == "nccl"
+    def __init__(self, device: Device | None = None) -> None:
+        self.device = device
+        self._moment: Moment | None = None
         self._kept: list[torch.Tensor] = []
         self._borrowed: list[torch.Tensor] = []
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -53,10 +59,42 @@ class StagingBuffers:
         """Each as bytes."""
         return [self.raw(flat) for flat in flats]
 
+    def joined(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What is in ``flats``, one after the other, in memory of the collective's own."""
+        if self.device is None:
+            return self.keep(torch.cat(list(flats)))
+        whole = torch.empty(sum(map(torch.Tensor.numel, flats)), dtype=flats[0].dtype, device=flats[0].device)
+        for piece, flat in zip(whole.split([flat.numel() for flat in flats]), flats, strict=True):
+            piece.copy_(flat)  # by the device's copy engines, without a kernel
+        return self.keep(whole)
+
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory of the collective's own."""
         self._kept.append(tensor)
         return tensor
+
+    def sign(
+        self,
+        kind: Collective,
+        nbytes: int,
+        dtype: int,
+        root: int = -1,
+        reduction: int = NO_REDUCTION,
+        inline: bool = False,
+        splits: Splits | None = None,
+    ) -> Fingerprint:
+        """The fingerprint of a collective of these tensors."""
+        return Fingerprint(kind, nbytes, dtype, root, reduction, inline, self.device is not None, splits)
+
+    def begin(self) -> None:
+        """What the caller has enqueued for its tensors is all that the backend has to wait for. Without a lock."""
+        if self.device is not None:
+            self._moment = self.device.now()
+
+    @property
+    def after(self) -> Any:
+        """The event that the backend waits for; None if there is none."""
+        return None if self._moment is None else self._moment.event
 
     def finish(self, value: Any) -> Any:
         """Copy back what was staged, in the thread that waits."""
@@ -65,10 +103,14 @@ class StagingBuffers:
         return value
 
     def own(self) -> None:
-        """Let every tensor that is the caller's memory have memory of its own, with what is in it now."""
+        """See ``plan.Buffers``."""
         with torch.inference_mode():  # allows it for tensors that were made in that mode, too
-            for flat in self._borrowed:
-                flat.set_(flat.clone())
+            if self.device is None or self._moment is None:
+                copies = [flat.clone() for flat in self._borrowed]
+            else:
+                copies, self._moment = self.device.copies_of(self._borrowed, self._moment)
+            for flat, copy in zip(self._borrowed, copies, strict=True):
+                flat.set_(copy)
         self._borrowed.clear()
         self._back.clear()
 
@@ -77,7 +119,7 @@ class StagingBuffers:
         return [flat.detach() for flat in self._borrowed]
 
     def _borrow(self, flat: torch.Tensor, *, written: bool = False) -> torch.Tensor:
-        if quarantine.ACTIVE:
+        if quarantine.ACTIVE and self.device is None:
             lent = quarantine.copy_of(flat)
             if written:
                 self._back.append((flat, lent))
@@ -90,4 +132,4 @@ class StagingBuffers:
         return self.keep(staged)
 
     def _in_place(self, flat: torch.Tensor) -> bool:
-        return self._as_is or flat.device.type == "cpu"
+        return self.device is not None or flat.device.type == "cpu"

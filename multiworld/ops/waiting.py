@@ -1,21 +1,28 @@
 """The two ways to wait for an operation: awaited in the world's event loop, or by a thread that moves the data itself.
 
-Neither returns before the caller's memory is the caller's again.
+Neither returns before the caller's memory is the caller's again. On a device that is so in the order of the calling
+thread's current stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import threading
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+
+from multiworld.threads import start_or_run
 
 if TYPE_CHECKING:
     from multiworld.matching.engine import Engine
     from multiworld.matching.operation import Operation
     from multiworld.membership import Membership
     from multiworld.net.bridge import LoopBridge, SyncPoller
+
+logger = logging.getLogger(__name__)
 
 
 class OperationHost(Protocol):
@@ -44,20 +51,48 @@ async def wait_async(session: OperationHost, operation: Operation, timeout: floa
     try:
         await future
     except asyncio.CancelledError:
-        if _withdrawn(session, operation):
-            await _until_done(session, operation)
+        for lent in _withdrawn(session, operation):
+            await _until_done(session, lent)
+        _part(session, operation)
         raise
     except BaseException:  # the coroutine is thrown away with its event loop: there is nobody left to wait
-        _withdrawn(session, operation)
+        _leave_behind(session, operation, _withdrawn(session, operation))
         raise
 
 
-def _withdrawn(session: OperationHost, operation: Operation) -> bool:
-    """Withdraw an operation that nobody waits for; whether the backend still works on the caller's memory."""
+def _withdrawn(session: OperationHost, operation: Operation) -> list[Operation]:
+    """Withdraw an operation that nobody waits for; what the backend still does with the caller's memory."""
     with session.lock:
         operation.attach(None)
         operation.withdraw()
-        return operation.running and not operation.done
+        return operation.lent()
+
+
+def _part(session: OperationHost, operation: Operation) -> None:
+    """Copy what is still needed of the caller's memory; without that the others would wait for us in vain."""
+    try:
+        operation.part()
+    except Exception as error:
+        logger.exception("world %r: %s was cancelled", session.membership.name, operation.name)
+        session.abort(f"{operation.name} was cancelled, and what the others need of it cannot be copied: {error}")
+
+
+def _leave_behind(session: OperationHost, operation: Operation, lent: list[Operation]) -> None:
+    """The same for who cannot wait: what is ``lent`` is waited for elsewhere."""
+
+    def wait() -> None:
+        for one in lent:
+            ended = threading.Event()
+            with session.lock:
+                waiting = one.attach(ended.set)
+            if waiting:
+                ended.wait()
+        _part(session, operation)
+
+    if lent:
+        start_or_run(f"mw-left-{session.membership.name}", wait)
+    else:
+        _part(session, operation)
 
 
 async def _until_done(session: OperationHost, operation: Operation) -> None:
@@ -79,8 +114,11 @@ def wait_sync(session: OperationHost, operation: Operation, timeout: float | Non
     try:
         _wait_polling(session, operation, timeout)
     except BaseException:
-        if not operation.withdrawn and _withdrawn(session, operation):  # interrupted before the wait, or after it
-            session.interrupted(f"{operation.name} began")
+        if not operation.withdrawn:  # interrupted before the wait, or after it
+            if _withdrawn(session, operation):
+                session.interrupted(f"{operation.name} began")
+            else:
+                _part(session, operation)
         raise
 
 
@@ -93,8 +131,9 @@ def _wait_polling(session: OperationHost, operation: Operation, timeout: float |
         try:
             _turn_until_done(operation, poller)
         except BaseException:
-            if _withdrawn(session, operation):
-                _end_now(session, operation, poller)
+            for lent in _withdrawn(session, operation):
+                _end_now(session, lent, poller)
+            _part(session, operation)
             raise
 
 

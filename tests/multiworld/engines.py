@@ -18,6 +18,7 @@ import torch
 
 from multiworld.errors import BrokenWorldException, LossReason, OpTimeout, PeerLost
 from multiworld.matching.engine import Engine
+from multiworld.matching.launch import Launch
 from multiworld.matching.operation import Operation
 from multiworld.membership import Limits, Membership
 from multiworld.net.frames import Placement
@@ -117,8 +118,15 @@ class Member:
     def set_alarm(self) -> None:
         self.alarms.append(self.engine.next_look)
 
-    def launch(self, operation: Operation) -> None:
-        self.launched.append(operation)
+    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:  # noqa: ARG002 - one group is all
+        assert launch.operation is not None
+        self.launched.append(launch.operation)
+
+    def transfer(self, src: int, dst: int, launch: Launch) -> None:
+        raise AssertionError(f"{launch.operation} from {src} to {dst} on a device, where there is none")
+
+    def aside(self, function: Callable[[], None]) -> None:
+        raise AssertionError(f"{function} needs a thread")
 
     def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
         raise AssertionError(f"rank {peer} sets up a backend for group {gid}: {split} of {nbytes} bytes")
@@ -150,13 +158,15 @@ def _group(us: Membership) -> GroupBase:
 class Network:
     """Members whose operations are started without waiting, and whose bytes move only when told to."""
 
+    member: type[Member] = Member
+
     def __init__(self, size: int, capacity: int = 1 << 20) -> None:
         self.clock = Clock()
         socks: list[dict[int, MemorySocket]] = [{} for _ in range(size)]
         for one in range(size):
             for other in range(one):
                 socks[one][other], socks[other][one] = MemorySocket.pair(capacity)
-        self.members = [Member(rank, size, self.clock, socks[rank]) for rank in range(size)]
+        self.members = [self.member(rank, size, self.clock, socks[rank]) for rank in range(size)]
 
     def start(self, rank: int, starter: Callable[..., Any], *args: Any) -> Any:
         """Start an operation at ``rank``."""

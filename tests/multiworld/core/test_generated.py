@@ -39,7 +39,12 @@ def test_the_twins_are_up_to_date() -> None:
     ("source", "before", "after", "twin"),
     [
         ("api/collectives.py", "async def barrier(self, *,", "async def barrier(self, hard: bool, *,", "api/sync.py"),
-        ("api/point_to_point.py", "p2p.send, tensor, dst, tag)", "p2p.send, tensor, dst, 0)", "api/sync.py"),
+        (
+            "api/point_to_point.py",
+            "p2p.send, tensor, dst, tag, stream)",
+            "p2p.send, tensor, dst, 0, stream)",
+            "api/sync.py",
+        ),
         ("world.py", "async def leave(self)", "async def leave(self, linger: float = 1.0)", "world.py"),
         ("multi.py", "async def close(self)", "async def close(self, linger: float = 1.0)", "multi.py"),
     ],

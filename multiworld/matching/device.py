@@ -1,0 +1,65 @@
+"""The device of a world whose backend takes tensors where they are, as far as the matching needs to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point in the order of a stream: what was enqueued there before has happened when it is reached.
+
+    Attributes:
+        stream: of the caller.
+        event: recorded there; a driver waits for it before it touches the caller's memory.
+    """
+
+    stream: Any
+    event: Any
+
+
+class Device(Protocol):
+    """What is asked of the device. None of it may be called under a lock: a call can wait for a kernel that hangs."""
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` lies on a device of this kind; callable under a lock."""
+
+    def capturing(self) -> bool:
+        """Whether the calling thread's current stream is being captured into a graph."""
+
+    def now(self) -> Moment:
+        """This moment in the calling thread's current stream."""
+
+    def room(self, nbytes: int, moment: Moment) -> tuple[torch.Tensor, Moment]:
+        """New memory that belongs to the stream of ``moment``, and when it may be used."""
+
+    def copies_of(self, tensors: Sequence[torch.Tensor], moment: Moment) -> tuple[list[torch.Tensor], Moment]:
+        """Copies of what is in ``tensors`` from ``moment`` on, made in the calling thread's current stream."""
+
+    def adopt(self, tensor: torch.Tensor, moment: Moment) -> None:
+        """Let the calling thread's current stream use memory of another stream, after ``moment``."""
+
+
+@dataclass(slots=True)
+class DeviceEnd:
+    """Our end of a message whose payload stays on the device.
+
+    Attributes:
+        device: where the payload is.
+        moment: when ``data`` may be used.
+        data: the memory as flat bytes; None until there is room for it.
+        streamed: whether the caller goes on as soon as the transfer is enqueued.
+    """
+
+    device: Device
+    moment: Moment
+    data: torch.Tensor | None = None
+    streamed: bool = False
+
+    def emptied(self) -> DeviceEnd:
+        """The same without the caller's memory: room is found when the payload comes."""
+        return DeviceEnd(self.device, self.moment)

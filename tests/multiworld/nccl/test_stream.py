@@ -1,0 +1,39 @@
+"""``stream=True``: what is enqueued is the device's, and what fails later is heard of; on nccl (simulated)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuless.control import Action, Remote
+from tests.multiworld.nccl import device_acts
+from tests.multiworld.nccl.ranks import backends, has_bindings
+from tests.multiworld.nccl.simulated import Cluster
+
+assert has_bindings  # named in the marks of ``backends``
+pytestmark = pytest.mark.parametrize("backend", backends())
+
+
+def test_transfers_are_enqueued_ahead_of_the_device(members: Cluster) -> None:
+    workers = [members.start(device_acts.pipelined, rank, 30) for rank in range(2)]
+    pids = [worker.recv() for worker in workers]
+    with Remote(members.control, pids[0]) as block:
+        block.inject("ncclSend", Action.HOLD)
+        for worker in workers:
+            worker.send("go")
+        assert [worker.recv() for worker in workers] == ["enqueued"] * 2, "it waits for the device"
+        block.lift("ncclSend")
+    assert [worker.result() for worker in workers] == [[float(value) for value in range(30)]] * 2
+
+
+@pytest.mark.parametrize("then", ["synchronize", "next", "event"])
+def test_a_transfer_that_fails_later_is_heard_of(members: Cluster, then: str) -> None:
+    workers = [members.start(device_acts.fails_later, rank, then) for rank in range(2)]
+    pids = [worker.recv() for worker in workers]
+    with Remote(members.control, pids[1]) as block:
+        block.inject("ncclRecv", Action.HOLD)  # it is enqueued and does not move
+        for worker in workers:
+            worker.send("go")
+        for worker in workers:
+            assert worker.recv() == "enqueued"
+        workers[1].kill()
+    assert workers[0].result() == ("PeerLost", "w", True)
