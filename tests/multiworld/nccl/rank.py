@@ -215,6 +215,13 @@ def config(backend: str, device: str | None) -> str:
     return checked_config(defaults, "w", 0, 2, backend, device, None, None, 1.0, None).device
 
 
+def watchdog_ends_the_process() -> bool:
+    """Whether this torch is a stock one whose watchdog ends the process over a CUDA error."""
+    from multiworld.drivers import nccl_environment
+
+    return ".mw" not in torch.__version__ and nccl_environment.group_kind() is dist.ProcessGroupNCCL
+
+
 def address(name: str) -> int:
     return int(tensors[name].data_ptr())
 

@@ -62,8 +62,8 @@ class Rank:
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
         self._process = subprocess.Popen(
-            [torch_python(), "-m", "tests.multiworld.nccl.rank"], cwd=ROOT, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, bufsize=0, env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables},
+            [torch_python(), Path(__file__).with_name("rank.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            bufsize=0, env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables},
         )  # fmt: skip
 
     def start(self, name: str, *arguments: object, **named: object) -> None:

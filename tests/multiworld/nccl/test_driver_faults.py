@@ -159,20 +159,19 @@ def test_the_gil_held(tmp_path: Path, backend: str) -> None:
 @EACH
 def test_a_lost_abort(tmp_path: Path, backend: str) -> None:
     """It comes while the communicator is being made, and must not be forgotten when that is."""
-    with started(2, tmp_path) as ranks:
-        with ranks[0].remote() as remote:
-            for site in ("ncclCommInitRank", "ncclCommInitRankConfig"):
-                remote.inject(site, Action.HANG)
-            for place, rank in enumerate(ranks):
-                rank.ask("make", "w", str(tmp_path / "w"), backend, place, 2, f"cuda:{place}")
-                rank.ask("begin_open", "w")
-            await_true(lambda: _hanging(ranks[0]) == 1, SECONDS, "no communicator is being made")
-            ranks[0].ask("abort", "w")
-            assert ranks[0].ask("end_open", "w")
-            remote.lift("ncclCommInitRank", "ncclCommInitRankConfig")
-            await_true(lambda: _hanging(ranks[0]) == 0, SECONDS, "the injection was not lifted")
-            await_true(lambda: _ended(ranks[0]), SECONDS, "the launcher lives on")
-            assert remote.counters().communicators == 0
+    with started(2, tmp_path) as ranks, ranks[0].remote() as remote:
+        for site in ("ncclCommInitRank", "ncclCommInitRankConfig"):
+            remote.inject(site, Action.HANG)
+        for place, rank in enumerate(ranks):
+            rank.ask("make", "w", str(tmp_path / "w"), backend, place, 2, f"cuda:{place}")
+            rank.ask("begin_open", "w")
+        await_true(lambda: _hanging(ranks[0]) == 1, SECONDS, "no communicator is being made")
+        ranks[0].ask("abort", "w")
+        assert ranks[0].ask("end_open", "w")
+        remote.lift("ncclCommInitRank", "ncclCommInitRankConfig")
+        await_true(lambda: _hanging(ranks[0]) == 0, SECONDS, "the injection was not lifted")
+        await_true(lambda: _ended(ranks[0]), SECONDS, "the launcher lives on")
+        assert remote.counters().communicators == 0
 
 
 def _hanging(rank: Rank) -> int:
