@@ -65,7 +65,7 @@ def content(project: Path) -> dict[str, str]:
 
 
 def test_each_group_is_locked_with_hashes_and_names_no_index(project: Path, server: Index) -> None:
-    assert sorted(content(project)) == ["lint.txt", "nox.txt", "test.txt", "tooling.txt"]
+    assert sorted(content(project)) == ["gpu.txt", "lint.txt", "nox.txt", "test.txt", "tooling.txt"]
     digest = hashlib.sha256(server.files["left-1.0-py3-none-any.whl"]).hexdigest()
     assert content(project)["tooling.txt"].endswith(f"left==1.0 \\\n    --hash=sha256:{digest}\n")
     assert lock.pins(content(project)["lint.txt"]) == ["left==1.0", "right==2.0"]

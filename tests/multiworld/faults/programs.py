@@ -41,11 +41,14 @@ class Program:
     Args:
         arguments: of the Python interpreter.
         environment: variables to set on top of ours.
+        python: the interpreter.
     """
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: list[str], environment: Mapping[str, str], python: Path = Path(sys.executable)
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=ROOT, env={**ENVIRONMENT, **environment}, start_new_session=True,
+            [python, *arguments], cwd=ROOT, env={**ENVIRONMENT, **environment}, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
         self.said: list[str] = []
@@ -96,11 +99,19 @@ class Program:
 
 
 @contextlib.contextmanager
-def started(commands: list[list[str]], environment: Mapping[str, str]) -> Iterator[list[Program]]:
-    """Start programs at once; all are killed in the end."""
+def started(
+    commands: list[list[str]],
+    environment: Mapping[str, str],
+    python: Path = Path(sys.executable),
+    *,
+    apart: bool = False,
+) -> Iterator[list[Program]]:
+    """Start programs at once; all are killed in the end. With ``apart``, NCCL takes each for a host of its own."""
     programs: list[Program] = []
     try:
-        programs += (Program(command, environment) for command in commands)
+        for number, command in enumerate(commands):
+            own = {"NCCL_HOSTID": f"host-{number}"} if apart else {}
+            programs.append(Program(command, {**environment, **own}, python))
         yield programs
     finally:
         for program in programs:

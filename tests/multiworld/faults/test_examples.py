@@ -12,9 +12,16 @@ from pathlib import Path
 import pytest
 
 from tests.multiworld.faults.free_port import free_port
-from tests.multiworld.faults.programs import ENVIRONMENT, ROOT, SECONDS, documented_commands, own_loopback, started
+from tests.multiworld.faults.programs import ENVIRONMENT, ROOT, SECONDS, Program, documented_commands, started
+from tests.multiworld.faults.settings import SETTINGS, Setting
 
 pytestmark = pytest.mark.slow  # every process imports torch
+
+
+@pytest.fixture(params=SETTINGS)
+def setting(request: pytest.FixtureRequest, tmp_path: Path) -> Setting:
+    """What the programs run on; skipped with its reason where there is nothing of the kind."""
+    return Setting.of(request.param, tmp_path)
 
 
 def _run(*arguments: str, cwd: Path = ROOT) -> subprocess.Popen[str]:
@@ -51,16 +58,12 @@ def test_example(example: str, lines: list[str]) -> None:
     assert "Traceback" not in text
 
 
-def test_manual_several_worlds() -> None:
+def test_manual_several_worlds(setting: Setting) -> None:
     """The commands of the docstring: a worker is killed, and its world alone ends."""
-    address = own_loopback()
-    commands = [
-        [word.replace("127.0.0.1", address) for word in command]
-        for command in documented_commands("examples/multiworld_asyncio.py")
-    ]
-    with started(commands, {}) as (leader, first, second):
-        leader.until(r"world1: received 3 ")
-        leader.until(r"world2: received 3 ")
+    commands = [setting.applied(command) for command in documented_commands("examples/multiworld_asyncio.py")]
+    with started(commands, setting.environment, setting.python, apart=setting.apart) as (leader, first, second):
+        leader.until(r"world1: received 3 ", anywhere=True)
+        leader.until(r"world2: received 3 ", anywhere=True)
         os.kill(int(first.until(r"world1: joined as rank 1, process (\d+)")[1]), signal.SIGKILL)
         leader.until(r"world1: broken: ranks \(1,\) are lost")
         last = int(leader.until(r"world2: received (\d+)")[1])
@@ -99,6 +102,45 @@ def test_manual_single_world_with_one_command_per_rank() -> None:
             sender.kill()
         receiver.until("rank 0: nobody is left to receive from")
         assert receiver.end() == 0, receiver
+
+
+@pytest.mark.parametrize("setting", ["torch-nccl (simulated)"], indirect=True)
+def test_manual_single_world_ends_with_its_dead_rank(setting: Setting) -> None:
+    """Without the flag, torch ends rank 0, stock and patched alike."""
+    (command,) = _on_nccl(cleans_up=False)
+    with started([command], setting.environment, setting.python) as (program,):
+        _kill_rank_1(program)
+        program.until("rank 0: ended, killed by SIGABRT")
+        assert program.end() == 1, program
+
+
+@pytest.mark.parametrize("setting", ["torch-nccl (simulated)"], indirect=True)
+def test_manual_single_world_cleans_up(setting: Setting) -> None:
+    """With it, rank 0 lives: on stock torch a receive ends without data and error, on patched torch none does."""
+    (command,) = _on_nccl(cleans_up=True)
+    with started([command], setting.environment, setting.python) as (program,):
+        _kill_rank_1(program)
+        program.until("rank 0: nobody is left to receive from; this process goes on")
+        program.until("rank 0: ended, exit status 0")
+        assert program.end() == 0, program
+    wrong = re.findall("rank 0: WRONG: the receive from rank .* ended without data and without error", str(program))
+    if setting.is_patched:
+        assert not wrong, program
+        assert len(re.findall(r"rank 0: no more from rank [12]: DistBackendError", str(program))) == 2, program
+    else:  # if this fails, the installed torch has become better than its record: correct the docstring
+        assert wrong, program
+
+
+def _on_nccl(*, cleans_up: bool) -> list[list[str]]:
+    flag = "--nccl_async_error_handle_cleanup"
+    found = [command for command in documented_commands("examples/single_world.py") if "nccl" in command]
+    return [command for command in found if (flag in command) is cleans_up]
+
+
+def _kill_rank_1(program: Program) -> None:
+    killed = int(program.until(r"rank 1: process (\d+)", anywhere=True)[1])
+    program.until("rank 0: received 2 from rank 2")
+    os.kill(killed, signal.SIGKILL)
 
 
 def _pair(tmp_path: Path, **changes: str) -> Path:
