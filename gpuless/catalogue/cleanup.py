@@ -73,11 +73,11 @@ MONITOR = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}  # one that loses its patien
 # Dumps with the time that releases up to 2.6 leave them by default.
 _DUMP = RECORDING | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "60000"}
 
-_USER_ABORTS: tuple[tuple[object, ...], ...] = (
-    ("wait", "its wait() raises afterwards", "wait"),
-    ("waiting", "a barrier that is waited for raises", "waiting"),
-    ("hangs-wait", "ncclCommAbort hangs; wait() raises and the other world goes on", "wait", _ABORT_HANGS),
-    ("hangs-waiting", "ncclCommAbort hangs; a barrier that is waited for raises", "waiting", _ABORT_HANGS),
+_USER_ABORTS = (
+    _user_abort("wait", "its wait() raises afterwards", "wait"),
+    _user_abort("waiting", "a barrier that is waited for raises", "waiting"),
+    _user_abort("hangs-wait", "ncclCommAbort hangs; wait() raises and the other world goes on", "wait", _ABORT_HANGS),
+    _user_abort("hangs-waiting", "ncclCommAbort hangs; a barrier that is waited for raises", "waiting", _ABORT_HANGS),
 )
 
 PROBES: tuple[Probe, ...] = (
@@ -274,7 +274,7 @@ PROBES: tuple[Probe, ...] = (
         ),
         since=_MONITORED,
     ),
-    *(_user_abort(*abort) for abort in _USER_ABORTS),
+    *_USER_ABORTS,
     Probe(
         id="user-abort-init",
         patch=Patch.CLEANUP_ONLY,
