@@ -42,6 +42,7 @@ class Outcome(Enum):
     NOT_ABORTED = "not aborted"  # alive, but the broken world's communicator was not aborted
     USED_AFTER_FREE = "used after free"  # of a communicator's, an event's or a stream's memory
     STALLED = "stalled"  # no result within the deadline
+    LEAKED = "leaked"  # something stays after each process group
     WRONG_RECORD = "wrong record"  # the flight recorder does not show what was run
     CRASHED = "crashed"  # any other signal
     NOT_INJECTED = "not injected"  # the harness: no injection fired, so the probe shows nothing

@@ -16,4 +16,12 @@ PROBES: tuple[Probe, ...] = (
         fires=("ncclAllReduce",),
         timeout=120,
     ),
+    Probe(
+        id="stream-again",
+        patch=Patch.PRIVATE_STREAM,
+        title="worlds that are made and aborted one after the other use the same stream",
+        program="streams",
+        args={"worlds": 20, "again": True},
+        since=(2, 2),  # before, only a destructor aborts for good
+    ),
 )
