@@ -57,6 +57,11 @@ class Verdict(Enum):
     NOT_MEASURED = "not measured"  # the outcome of stock on this release is not recorded
 
 
+def _number(release: str) -> tuple[int, int]:
+    major, minor = (int(part) for part in release.split(".")[:2])
+    return major, minor
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One small program that shows one defect.
@@ -75,6 +80,8 @@ class Probe:
         evidence: regular expression that the output must match where stock ends the process, which shows
             that it ended for the right reason; other outcomes need no evidence.
         patched: outcome expected of a patched wheel; None: the same as stock.
+        uncured: releases (major, minor) whose series does not cure the defect yet: nothing is expected there of a
+            patched wheel.
         timeout: hard deadline of the process, in seconds.
     """
 
@@ -91,17 +98,18 @@ class Probe:
     stock: Mapping[str, Outcome] = field(default_factory=lambda: MappingProxyType({}))
     evidence: str = ""
     patched: Outcome | None = Outcome.OK
+    uncured: frozenset[tuple[int, int]] = frozenset()
     timeout: float = 60.0
 
     def covers(self, release: str) -> bool:
         """Whether the probe is for this release, e.g. "2.6.0"."""
-        major, minor = (int(part) for part in release.split(".")[:2])
-        return self.since <= (major, minor) < self.before and (major, minor) not in self.without
+        number = _number(release)
+        return self.since <= number < self.before and number not in self.without
 
     def expected(self, form: Form, release: str) -> Outcome | None:
         """Return the outcome expected of this form of a release, None where it was not measured."""
         if form is Form.PATCHED and self.patched is not None:
-            return self.patched
+            return None if _number(release) in self.uncured else self.patched
         return self.stock.get(release)
 
 

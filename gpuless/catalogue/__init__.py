@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuless.catalogue import baseline, cleanup, groups, modes, nccl2, recorder, regions, remote_error, shutdown, streams
+from gpuless.catalogue import (
+    baseline,
+    cleanup,
+    groups,
+    modes,
+    nccl2,
+    recorder,
+    regions,
+    remote_error,
+    shutdown,
+    streams,
+)
 from gpuless.measured import measured
 from gpuless.model import Probe
 

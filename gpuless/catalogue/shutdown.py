@@ -41,13 +41,13 @@ def _shutdown(name: str, title: str, *inject: list[object], timeout: float, judg
 
 
 PROBES: tuple[Probe, ...] = (
-    _shutdown(
-        "async-error", "NCCL reports an error, ncclCommFinalize waits", _FINALIZE_HANGS, ASYNC_ERROR, timeout=60
-    ),
+    _shutdown("async-error", "NCCL reports an error, ncclCommFinalize waits", _FINALIZE_HANGS, ASYNC_ERROR, timeout=60),
     _shutdown("silent", "the peer is silent, ncclCommFinalize waits; timeout 4 s", _FINALIZE_HANGS, timeout=4),
     _shutdown("wait", "the same; wait() of the operation raises", _FINALIZE_HANGS, timeout=4, judge="wait"),
     _nothing_pending("healthy", "shutdown finalizes and destroys what nothing is pending on", hangs=False),
-    _nothing_pending("lost-peer", "a peer dies after the last operation, ncclCommFinalize waits; timeout 4 s", hangs=True),
+    _nothing_pending(
+        "lost-peer", "a peer dies after the last operation, ncclCommFinalize waits; timeout 4 s", hangs=True
+    ),
     Probe(
         id="split-hangs",
         patch=Patch.BOUNDED_SHUTDOWN,
