@@ -18,7 +18,9 @@ from tests.gpuless.ranks import Rank, ask_all, await_true, connect, started
 _SUM, _PROD, _MAX, _MIN, _AVG = range(5)
 _NOT_READY = 600
 _CHAR, _FLOAT = 0, 7
-_SMALL, _LARGE = 1000, 3_000_001  # bytes: below and above what a send completes without its receive
+# Bytes: what a send completes without its receive, what is more than that, what is more than fits into the memory
+# between the two.
+_SMALL, _MIDDLE, _LARGE = 1000, 70_000, 3_000_001
 _REMOTE_ERROR = 6
 
 
@@ -127,17 +129,18 @@ def test_messages_keep_their_order_and_content(pair: list[Rank], size: int) -> N
 # ---- order, groups ---------------------------------------------------------------------
 
 
-def test_a_small_send_completes_early_and_a_large_one_meets_its_receive(pair: list[Rank]) -> None:
+@pytest.mark.parametrize("large", [_MIDDLE, _LARGE])
+def test_a_small_send_completes_early_and_a_large_one_meets_its_receive(pair: list[Rank], large: int) -> None:
     sender, receiver = pair
-    sender.ask("buffer", size=_LARGE)
-    receiver.ask("buffer", size=_LARGE)
+    sender.ask("buffer", size=large)
+    receiver.ask("buffer", size=large)
     assert sender.ask("operate", "ncclSend", 0, -1, _SMALL, _CHAR, [1]) == 0
     assert sender.ask("settle", 10) == 0
-    assert sender.ask("operate", "ncclSend", 0, -1, _LARGE, _CHAR, [1]) == 0
+    assert sender.ask("operate", "ncclSend", 0, -1, large, _CHAR, [1]) == 0
     assert sender.ask("settle", 0.3) == _NOT_READY
     assert receiver.ask("operate", "ncclRecv", -1, 0, _SMALL, _CHAR, [0]) == 0
     assert sender.ask("settle", 0.3) == _NOT_READY
-    assert receiver.ask("operate", "ncclRecv", -1, 0, _LARGE, _CHAR, [0]) == 0
+    assert receiver.ask("operate", "ncclRecv", -1, 0, large, _CHAR, [0]) == 0
     assert ask_all(pair, "synchronize") == [0, 0]
 
 
@@ -156,12 +159,13 @@ def test_send_and_receive_of_one_group_make_progress_together(pair: list[Rank]) 
     assert [rank.ask("settle", 0.3) for rank in pair] == [_NOT_READY, _NOT_READY]
 
 
-def test_counts_that_differ_hang(pair: list[Rank]) -> None:
+@pytest.mark.parametrize(("sent", "received"), [(10, 20), (20, 10)])
+def test_counts_that_differ_hang(pair: list[Rank], sent: int, received: int) -> None:
     sender, receiver = pair
     sender.ask("buffer", size=_SMALL)
     receiver.ask("buffer", size=_SMALL)
-    assert sender.ask("operate", "ncclSend", 0, -1, 10, _CHAR, [1]) == 0
-    assert receiver.ask("operate", "ncclRecv", -1, 0, 20, _CHAR, [0]) == 0
+    assert sender.ask("operate", "ncclSend", 0, -1, sent, _CHAR, [1]) == 0
+    assert receiver.ask("operate", "ncclRecv", -1, 0, received, _CHAR, [0]) == 0
     assert receiver.ask("settle", 0.3) == _NOT_READY
     assert receiver.ask("async_error") == 0
     assert receiver.ask("call", "ncclCommAbort") == 0
