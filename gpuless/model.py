@@ -42,6 +42,7 @@ class Outcome(Enum):
     NOT_ABORTED = "not aborted"  # alive, but the broken world's communicator was not aborted
     USED_AFTER_FREE = "used after free"  # of a communicator's, an event's or a stream's memory
     STALLED = "stalled"  # no result within the deadline
+    LEAKED = "leaked"  # something stays after each process group
     WRONG_RECORD = "wrong record"  # the flight recorder does not show what was run
     CRASHED = "crashed"  # any other signal
     NOT_INJECTED = "not injected"  # the harness: no injection fired, so the probe shows nothing
@@ -54,6 +55,11 @@ class Verdict(Enum):
     AS_EXPECTED = "as expected"
     MISMATCH = "MISMATCH"
     NOT_MEASURED = "not measured"  # the outcome of stock on this release is not recorded
+
+
+def _number(release: str) -> tuple[int, int]:
+    major, minor = (int(part) for part in release.split(".")[:2])
+    return major, minor
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,8 @@ class Probe:
         evidence: regular expression that the output must match where stock ends the process, which shows
             that it ended for the right reason; other outcomes need no evidence.
         patched: outcome expected of a patched wheel; None: the same as stock.
+        uncured: releases (major, minor) whose series does not cure the defect yet: nothing is expected there of a
+            patched wheel.
         timeout: hard deadline of the process, in seconds.
     """
 
@@ -90,17 +98,18 @@ class Probe:
     stock: Mapping[str, Outcome] = field(default_factory=lambda: MappingProxyType({}))
     evidence: str = ""
     patched: Outcome | None = Outcome.OK
+    uncured: frozenset[tuple[int, int]] = frozenset()
     timeout: float = 60.0
 
     def covers(self, release: str) -> bool:
         """Whether the probe is for this release, e.g. "2.6.0"."""
-        major, minor = (int(part) for part in release.split(".")[:2])
-        return self.since <= (major, minor) < self.before and (major, minor) not in self.without
+        number = _number(release)
+        return self.since <= number < self.before and number not in self.without
 
     def expected(self, form: Form, release: str) -> Outcome | None:
         """Return the outcome expected of this form of a release, None where it was not measured."""
         if form is Form.PATCHED and self.patched is not None:
-            return self.patched
+            return None if _number(release) in self.uncured else self.patched
         return self.stock.get(release)
 
 

@@ -6,6 +6,9 @@ from dataclasses import replace
 
 from gpuless.catalogue.cleanup import PROBES as CLEANUP
 from gpuless.catalogue.groups import CALLS, failing
+from gpuless.catalogue.regions import PROBES as REGIONS
+from gpuless.catalogue.shutdown import PROBES as SHUTDOWN
+from gpuless.catalogue.streams import PROBES as STREAMS
 from gpuless.model import Patch, Probe
 
 _MODES = {0: "no-handling", 1: "tear-down", 3: "skip-clean-up"}
@@ -19,6 +22,7 @@ _SAME = (
     "abort-hangs",
     "watchdog-hangs",
 )
+_DEFECTS = ("user-abort-wait", "shutdown-silent", "region-end", "shared-stream")
 _INIT = ("ncclCommInitRank", "ncclCommInitRankConfig")
 _GROUP_END = ("ncclGroupEnd",)
 _SYSTEM_ERROR = 2  # ncclSystemError: every release can convert it, and `remote-error` acts in every mode
@@ -42,6 +46,20 @@ def _in_mode(probe: Probe, mode: int) -> Probe:
 def _unchanged(probe: Probe, mode: int) -> Probe:
     environment = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": str(mode)}
     return replace(probe, environment=environment, since=_SINCE.get(mode, probe.since), patched=None)
+
+
+def _as_it_is(probe: Probe, mode: int) -> Probe:
+    """A defect that stays in other modes: a user's abort, the end of a group, streams, regions."""
+    return replace(
+        probe,
+        id=f"{_MODES[mode]}-{probe.id}",
+        patch=Patch.UNCHANGED,
+        title=f"mode {mode}: {probe.title}",
+        environment={**probe.environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING": str(mode)},
+        since=max(probe.since, _SINCE.get(mode, probe.since)),
+        fires=("ncclAllReduce",),
+        patched=None,
+    )
 
 
 def _coalescing(mode: int) -> Probe:
@@ -70,6 +88,7 @@ def _by_another_name(operation: str) -> Probe:
 
 PROBES: tuple[Probe, ...] = (
     *(_in_mode(p, mode) for mode in _MODES for p in CLEANUP if p.id in _SAME),
+    *(_as_it_is(p, mode) for mode in (1, 3) for p in (*CLEANUP, *SHUTDOWN, *REGIONS, *STREAMS) if p.id in _DEFECTS),
     *map(_coalescing, _MODES),
     *(_enqueue(3, op) for op in ("all_reduce_coalesced", "send", "gather", "all_to_all")),
     _enqueue(3, "gather", "-group-end", _GROUP_END),

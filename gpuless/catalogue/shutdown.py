@@ -9,7 +9,20 @@ from gpuless.catalogue.cleanup import ASYNC_ERROR, HANG, MONITOR, TERMINATING
 from gpuless.model import Patch, Probe
 
 _FINALIZE_HANGS = ["ncclCommFinalize", HANG, 0]
-_DESTROY_HANGS = ["ncclCommDestroy", HANG, 0]
+
+
+def _nothing_pending(name: str, title: str, hangs: bool) -> Probe:
+    return Probe(
+        id=f"shutdown-{name}",
+        patch=Patch.BOUNDED_SHUTDOWN,
+        title=title,
+        program="shutdown",
+        args={"hangs": hangs},
+        environment=MONITOR,
+        fires=("ncclCommFinalize",) if hangs else (),
+        evidence=TERMINATING,
+        since=(2, 6),
+    )
 
 
 def _shutdown(name: str, title: str, *inject: list[object], timeout: float, judge: str = "ending") -> Probe:
@@ -31,4 +44,17 @@ PROBES: tuple[Probe, ...] = (
     _shutdown("async-error", "NCCL reports an error, ncclCommFinalize waits", _FINALIZE_HANGS, ASYNC_ERROR, timeout=60),
     _shutdown("silent", "the peer is silent, ncclCommFinalize waits; timeout 4 s", _FINALIZE_HANGS, timeout=4),
     _shutdown("wait", "the same; wait() of the operation raises", _FINALIZE_HANGS, timeout=4, judge="wait"),
+    _nothing_pending("healthy", "shutdown finalizes and destroys what nothing is pending on", hangs=False),
+    _nothing_pending(
+        "lost-peer", "a peer dies after the last operation, ncclCommFinalize waits; timeout 4 s", hangs=True
+    ),
+    Probe(
+        id="split-hangs",
+        patch=Patch.BOUNDED_SHUTDOWN,
+        title="a world breaks while ncclCommSplit, of another one, waits for a peer: its next operation raises",
+        program="split",
+        fires=("ncclCommSplit",),
+        evidence=TERMINATING,
+        since=(2, 6),
+    ),
 )

@@ -186,7 +186,8 @@ long gpuless_counter(const char *name, int what) {
 long gpuless_total(int what) {
   return what == 0 ? gpuless->launched : what == 1 ? gpuless->queued
        : what == 2 ? gpuless->aborted
-       : what == 3 ? gpuless->unimplemented : gpuless->misused;
+       : what == 3 ? gpuless->unimplemented
+       : what == 4 ? gpuless->misused : gpuless->streams;
 }
 
 int gpuless_switch(int which, int on) {

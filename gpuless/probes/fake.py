@@ -79,6 +79,11 @@ def misused() -> int:
     return int(library.gpuless_total(4))
 
 
+def streams() -> int:
+    """Return how many streams there are."""
+    return int(library.gpuless_total(5))
+
+
 def depth() -> int:
     """Return how many NCCL groups this thread has open."""
     return int(library.gpuless_group_depth())

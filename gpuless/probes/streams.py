@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+
 import fake
 from breakage import answer
-from world import World, tensor
+from world import World, forget, settle, tensor
 
 _PATIENCE = 3.0  # seconds for one world's operation
 
 
-def run(worlds: int) -> tuple[str, dict[str, object]]:
+def run(worlds: int, again: bool = False) -> tuple[str, dict[str, object]]:
     """Leave an operation pending on the first world, and wait for an operation of each other world.
 
     Args:
         worlds: how many; torch's pool has 32 streams per device and priority.
+        again: make them one after the other instead, and look at the number of streams.
     """
+    if again:
+        return _one_after_the_other(worlds)
     made = [World() for _ in range(worlds)]
     for world in made:
         world.run("all_reduce")
@@ -27,3 +32,20 @@ def run(worlds: int) -> tuple[str, dict[str, object]]:
         if answer(lambda world=world: (world.run("all_reduce"), tensor(1).cpu()), _PATIENCE) != "returned"
     ]  # fmt: skip
     return ("STALLED" if stalled else "OK"), {"stalled": stalled, "worlds": worlds}
+
+
+def _one_after_the_other(worlds: int) -> tuple[str, dict[str, object]]:
+    counts = []
+    for _ in range(worlds):
+        _use_and_abort()
+        gc.collect()
+        counts.append(fake.streams())
+    return ("OK" if counts[-1] <= counts[1] else "LEAKED"), {"streams": counts}
+
+
+def _use_and_abort() -> None:
+    world = World()
+    world.run("all_reduce")
+    settle()
+    world.group.abort() if hasattr(world.group, "abort") else world.group._shutdown()
+    forget(world)

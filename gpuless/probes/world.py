@@ -86,6 +86,14 @@ def _backend(kind: str, store: TorchObject, timeout: datetime.timedelta) -> Torc
     return nccl2_group.make(store, timeout)
 
 
+def split_from(parent: TorchObject, store: TorchObject) -> TorchObject:
+    """Return a process group whose communicator is split from another one's."""
+    options = dist.ProcessGroupNCCL.Options()
+    options.split_from = parent
+    options.split_color = 1
+    return dist.ProcessGroupNCCL(store, 0, 2, options)
+
+
 def _group(backend: TorchObject) -> TorchObject:
     """Wrap a backend the way torch.distributed does, for operations that only the wrapper has."""
     store = dist.PrefixStore("group", dist.HashStore())
