@@ -73,6 +73,7 @@ extern pthread_mutex_t comm_lock; /* of the table, and of what a communicator sh
 comm_t comm_new(int ranks, int rank, int blocking);
 /* Why this communicator takes no call: SUCCESS, or what the call returns. `name`: of the called function. */
 result comm_check(comm_t c, const char *name);
+result comm_check_handle(comm_t c, const char *name); /* whatever state it is in: NCCL's CommCheck, argcheck.cc */
 /* Its running operations end, and later ones end at once. */
 void comm_stop(comm_t c);
 /* What a call does that may take long: in this thread, or in one of its own where the communicator is

@@ -48,10 +48,15 @@ static result state_of(comm_t c) {
 
 static int is_dead(comm_t c) { return c->aborted || c->destroyed; }
 
-result comm_check(comm_t c, const char *name) {
+result comm_check_handle(comm_t c, const char *name) {
   if (!c) return INVALID_ARGUMENT;
-  if (is_dead(c)) return gpuless_misuse(name, INVALID_ARGUMENT);
-  result r = state_of(c);
+  return is_dead(c) ? gpuless_misuse(name, INVALID_ARGUMENT) : SUCCESS;
+}
+
+result comm_check(comm_t c, const char *name) {
+  result r = comm_check_handle(c, name);
+  if (r) return r;
+  r = state_of(c);
   return r == IN_PROGRESS ? INVALID_ARGUMENT : r; /* "before the previous operation returned ncclSuccess" */
 }
 

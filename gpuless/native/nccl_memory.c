@@ -12,13 +12,15 @@ API result ncclMemAlloc(void **p, size_t n) {
 }
 API result ncclMemFree(void *p) { return cudaFree(p) ? CUDA_ERROR : SUCCESS; }
 
+/* Registering takes a communicator that has failed (register.cc): else nccl2, which takes its memory back before it
+ * aborts, could never abort one. */
 API result ncclCommRegister(comm_t c, void *buffer, size_t n, void **handle) {
-  result e = comm_check(c, "ncclCommRegister");
+  result e = comm_check_handle(c, "ncclCommRegister");
   if (!e) e = gpuless_gate(SITE_ncclCommRegister, c->id, NULL);
   if (!e) *handle = buffer;
   return e;
 }
-API result ncclCommDeregister(comm_t c, void *handle) { return comm_check(c, "ncclCommDeregister"); }
+API result ncclCommDeregister(comm_t c, void *handle) { return comm_check_handle(c, "ncclCommDeregister"); }
 API result ncclCommWindowRegister(comm_t c, void *buffer, size_t n, void **window, int flags) {
   result e = comm_check(c, "ncclCommWindowRegister");
   if (!e) *window = buffer;

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from gpuless.catalogue import PROBES
 from gpuless.model import Form, Outcome
@@ -19,6 +24,7 @@ _ROWS = {probe.id: probe for probe in PROBES if probe.id.startswith("nccl2-")}
 _ERROR = ["ncclCommGetAsyncError", 1, 6]
 _ELSEWHERE = {"site": "ncclReduceScatter"}  # a call that the operation does not make
 _CREATION = Path(__file__).with_name("creation_nccl2.py")
+_DEATH = Path(__file__).with_name("death_nccl2.py")
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +80,14 @@ def test_mode_that_is_not_set_ends_the_process(ready: Runner) -> None:
 
 
 def _create(ready: Runner, imitated: dict[str, str], blocking: int, seconds: float) -> str:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     command: list[str | Path] = [ready.subject.python, "-I", _CREATION, str(blocking)]
-    environment = {**kept, **imitated}
-    output = subprocess.check_output(command, env=environment, stderr=subprocess.DEVNULL, timeout=seconds)
+    output = subprocess.check_output(command, env=_variables(imitated), stderr=subprocess.DEVNULL, timeout=seconds)
     return output.decode()
+
+
+def _variables(own: dict[str, str]) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return {**kept, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", **own}
 
 
 def test_creation_without_the_peer_ends_when_it_does_not_block(ready: Runner, imitated: dict[str, str]) -> None:
@@ -88,3 +97,35 @@ def test_creation_without_the_peer_ends_when_it_does_not_block(ready: Runner, im
 def test_creation_without_the_peer_has_no_limit_when_it_blocks(ready: Runner, imitated: dict[str, str]) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         _create(ready, imitated, 1, 20)
+
+
+def _started(python: Path, environment: dict[str, str], rank: int, port: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [python, "-I", _DEATH, str(rank), str(port)], env={**environment, "NCCL_HOSTID": str(rank)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+    )  # fmt: skip
+
+
+def _said(rank: subprocess.Popen[bytes]) -> Any:
+    assert rank.stdout is not None
+    assert select.select([rank.stdout], [], [], 60)[0], "no answer"
+    return json.loads(rank.stdout.readline())
+
+
+def test_peer_killed_in_a_real_process_costs_its_world_alone(ready: Runner, imitated: dict[str, str]) -> None:
+    """It is on another host, as far as NCCL knows. The caller aborts the world, and the other world goes on."""
+    environment = _variables({**imitated, "GPULESS_NETWORK": "1"})
+    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    with ExitStack() as stack:
+        ranks = [_started(ready.subject.python, environment, rank, store.port) for rank in range(2)]
+        for rank in ranks:
+            stack.enter_context(rank)
+            stack.callback(rank.kill)
+        assert [_said(rank) for rank in ranks] == [[2.0] * 4] * 2
+        ranks[1].kill()
+        ranks[1].wait()
+        assert ranks[0].stdin is not None
+        ranks[0].stdin.write(b"\n")
+        found = _said(ranks[0])
+        assert found["own"] == [1.0] * 4
+        assert "NCCL" in found["error"]
