@@ -59,6 +59,7 @@ class DeviceDriver:
         self._changed = threading.Condition()
         self._queued: deque[Work] = deque()
         self._running: deque[Work] = deque()
+        self._launching: Work | None = None
         self._doubtful: list[Work] = []
         self._failure: BaseException | None = None
         self._started = self._made = self._closing = self._ending = self._ended = False
@@ -209,8 +210,8 @@ class DeviceDriver:
         if self._within(LET_GO_SECONDS - RESCUE_SECONDS, lambda: self._ended and not self._running):
             return
         with self._changed:
-            running = tuple(self._running)
-        for work in running:  # the completer keeps their memory
+            left = tuple(self._running) if self._launching is None else (*self._running, self._launching)
+        for work in left:  # our threads keep their memory
             work.is_over(self._failure)
         if not self._within(ABORT_SECONDS, lambda: self._ended):
             immortal(self)  # destructors would wait for the same call
@@ -252,7 +253,7 @@ class DeviceDriver:
                 self._changed.wait_for(self._has_news, LOOK_SECONDS if self._running else None)
                 if self._failure is not None or (self._closing and not self._queued and not self._running):
                     return
-                work = self._queued.popleft() if self._queued else None
+                work = self._launching = self._queued.popleft() if self._queued else None
             if work is None:
                 self._look()
             else:
@@ -271,6 +272,7 @@ class DeviceDriver:
             self._fail(self._explained(failure))
 
     def _launch(self, work: Work) -> None:
+        """Put ``work`` into the stream; NCCL may connect to peers first, and wait for them in that."""
         stream, launch = self._stream, work.launch
         if stream is None or launch is None:
             return
@@ -292,6 +294,7 @@ class DeviceDriver:
         work.end = end
         with self._changed:
             self._running.append(work)
+            self._launching = None
             self._changed.notify_all()
         work.was_launched()
 

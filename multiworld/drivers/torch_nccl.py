@@ -19,6 +19,7 @@ from multiworld.drivers.communicator import Cancelled, Member
 from multiworld.drivers.values import LaneStore
 from multiworld.matching.driver import DriverRefused
 
+_SUCCESS = 0  # WorkResult
 # Deadlines are the session's.
 _LONGEST = timedelta(days=30)
 _DTYPES = frozenset({
@@ -47,6 +48,7 @@ class TorchNcclCommunicator:
         self._device = torch.device(us.device)
         self._calls = ProcessGroupCalls()
         self._group: Any = None
+        self._tells_result = False
 
     def version(self) -> str:
         return nccl_environment.group_version()
@@ -59,6 +61,8 @@ class TorchNcclCommunicator:
         """
         nccl_environment.settle(self._us.world, self._us.rank)
         self._group = self._calls._group = self._made(store)
+        classic = isinstance(self._group, dist.ProcessGroupNCCL)
+        self._tells_result = classic and hasattr(dist.Work, "get_future_result")
         connect = getattr(self._group, "eager_connect_single_device", None)
         if connect is not None:
             connect(self._device)
@@ -72,12 +76,18 @@ class TorchNcclCommunicator:
         return None
 
     def outcome(self, handle: Any) -> BaseException | None:
-        """See ``Communicator.outcome``; ``wait`` alone tells it on every release, and returns at once by now."""
+        """See ``Communicator.outcome``.
+
+        Where torch's watchdog aborted, the event of the operation comes all the same, and on stock releases ``wait``
+        returns as if nothing was. From 2.6 on the result is told apart; before, a peer's connections tell.
+        """
         try:
-            handle.wait()
+            handle.wait()  # returns at once by now
         except RuntimeError as error:
             return error
-        return None
+        result = handle.get_future_result() if self._tells_result else None
+        failed = result is not None and result.done() and result.value() != _SUCCESS
+        return RuntimeError("torch aborted the communicator over an error of NCCL") if failed else None
 
     def abort(self) -> None:
         self._end("abort", "_abort", "shutdown", "_shutdown")

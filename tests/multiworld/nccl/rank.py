@@ -6,6 +6,7 @@ output its answer. Members exchange the values of their set-up in a folder that 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -17,9 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from multiworld.config import WorldConfig
+from multiworld.config import Heartbeat, NetworkSettings, WorldConfig
 from multiworld.drivers.choice import make_driver
 from multiworld.drivers.values import LaneStore
+from multiworld.rendezvous.join_arguments import Defaults, checked_config
 
 PATIENCE = 20.0
 
@@ -185,9 +187,39 @@ def copy(to: str, of: list[float], stream: str) -> None:
         tensors[to].copy_(source, non_blocking=True)
 
 
+def stall(stream: str, device: str = "cuda:0") -> None:
+    """Keep a stream busy until the injection at ``ncclReduce`` is lifted: with an operation of a group of one."""
+    nccl = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
+    identity, comm = UniqueId(), ctypes.c_void_p()
+    place = _stream(stream, torch.device(device))
+    with torch.cuda.stream(place):
+        busy = tensors["busy"] = torch.empty(1, device=device)
+    assert nccl.ncclGetUniqueId(ctypes.byref(identity)) == 0
+    assert nccl.ncclCommInitRank(ctypes.byref(comm), 1, identity, 0) == 0
+    at, where = ctypes.c_void_p(busy.data_ptr()), ctypes.c_void_p(place.cuda_stream)
+    assert nccl.ncclReduce(at, at, ctypes.c_size_t(1), 7, 0, 0, comm, where) == 0
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_char * 128),)
+
+
 def forget(name: str) -> int:
     """Drop our reference to a tensor; its address."""
     return int(tensors.pop(name).data_ptr())
+
+
+def config(backend: str, device: str | None) -> str:
+    """The device that ``join`` takes for a world."""
+    defaults = Defaults(None, 1.0, Heartbeat(), NetworkSettings())
+    return checked_config(defaults, "w", 0, 2, backend, device, None, None, 1.0, None).device
+
+
+def watchdog_ends_the_process() -> bool:
+    """Whether this torch is a stock one whose watchdog ends the process over a CUDA error."""
+    from multiworld.drivers import nccl_environment
+
+    return ".mw" not in torch.__version__ and nccl_environment.group_kind() is dist.ProcessGroupNCCL
 
 
 def address(name: str) -> int:

@@ -13,7 +13,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,8 @@ class Rank:
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
         self._process = subprocess.Popen(
-            [torch_python(), "-m", "tests.multiworld.nccl.rank"], cwd=ROOT, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, bufsize=0, env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables},
+            [torch_python(), Path(__file__).with_name("rank.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            bufsize=0, env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables},
         )  # fmt: skip
 
     def start(self, name: str, *arguments: object, **named: object) -> None:
@@ -112,8 +112,18 @@ class Rank:
 
 
 @contextlib.contextmanager
-def started(count: int, folder: Path, **variables: str) -> Iterator[list[Rank]]:
-    """Start processes; end them with the block."""
+def started(
+    count: int, folder: Path, *, network: bool = False, own: Mapping[str, Sequence[str]] | None = None, **variables: str
+) -> Iterator[list[Rank]]:
+    """Start processes; end them with the block.
+
+    Args:
+        count: how many.
+        folder: for their control blocks.
+        network: they count as being on different hosts, so that NCCL notices a death.
+        own: variables that each of them has for itself.
+        variables: those that all of them have.
+    """
     why = without_imitation()
     if why is not None:
         pytest.skip(why)
@@ -121,8 +131,9 @@ def started(count: int, folder: Path, **variables: str) -> Iterator[list[Rank]]:
     control.mkdir(exist_ok=True)
     ranks: list[Rank] = []
     try:
-        for _ in range(count):
-            ranks.append(Rank({**environment(torch_python(), control), **variables}))
+        for place in range(count):
+            mine = {name: each[place] for name, each in (own or {}).items()}
+            ranks.append(Rank({**environment(torch_python(), control, network=network), **variables, **mine}))
         yield ranks
     finally:
         for rank in ranks:

@@ -1,0 +1,200 @@
+"""Eight faults that a driver for a device must not have, each with what brings it out on simulated NCCL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuless.control import Action
+from tests.multiworld.nccl.ranks import Rank, ask_all, await_true, backends, has_bindings, opened, started
+
+assert has_bindings  # named in the marks of ``backends``
+
+REMOTE_ERROR = 6
+SECONDS = 15.0
+EACH = pytest.mark.parametrize("backend", backends())
+
+
+def _tensors(ranks: list[Rank], name: str = "t") -> None:
+    for place, rank in enumerate(ranks):
+        rank.ask("tensor", name, [1.0, 2.0], device=f"cuda:{place}")
+
+
+def _held(ranks: list[Rank], tmp_path: Path, backend: str) -> None:
+    """An all-reduce of the first rank that is in its stream and does not end; the other members do not take part."""
+    opened(ranks, "w", tmp_path, backend)
+    _tensors(ranks)
+    with ranks[0].remote() as remote:
+        remote.inject("ncclAllReduce", Action.HOLD)
+    ranks[0].ask("start", "held", "w", "all_reduce", "t", "SUM")
+    assert ranks[0].ask("launched", "held")
+
+
+@EACH
+def test_a_lock_held_in_nccl(tmp_path: Path, backend: str) -> None:
+    """Operations are started under a session's lock, and in the thread that serves all worlds."""
+    with started(2, tmp_path) as ranks:
+        opened(ranks, "w", tmp_path, backend)
+        _tensors(ranks)
+        with ranks[0].remote() as remote:
+            remote.inject("ncclAllReduce", Action.HANG)
+            ranks[0].start("start", "hung", "w", "all_reduce", "t", "SUM")
+            ranks[0].answer(SECONDS)
+            await_true(lambda: remote.counters().sites["ncclAllReduce"].hanging == 1, SECONDS, "it was not launched")
+            assert not ranks[0].ask("is_over", "hung")
+            ranks[0].ask("abort", "w")
+            assert ranks[0].ask("end", "hung")
+
+
+@EACH
+def test_the_wrong_stream(tmp_path: Path, backend: str) -> None:
+    """An operation sees what the caller's stream produces, which is not done yet when it is started elsewhere."""
+    with started(2, tmp_path) as ranks:
+        opened(ranks, "w", tmp_path, backend)
+        _tensors(ranks)
+        with ranks[0].remote() as remote:
+            remote.inject("ncclReduce", Action.HOLD)
+            ranks[0].ask("stall", "mine")
+            ranks[0].ask("copy", "t", [10.0, 20.0], "mine")
+            ranks[0].ask("start", "sum", "w", "all_reduce", "t", "SUM", stream="mine")
+            ranks[1].ask("start", "sum", "w", "all_reduce", "t", "SUM")
+            assert ranks[0].ask("launched", "sum")
+            assert not ranks[0].ask("is_over", "sum")
+            remote.lift("ncclReduce")
+        assert ask_all(ranks, "end", "sum") == [None, None]
+        assert [rank.ask("values", "t") for rank in ranks] == [[11.0, 22.0]] * 2
+
+
+@EACH
+def test_what_follows_in_the_callers_stream_sees_the_result(tmp_path: Path, backend: str) -> None:
+    with started(2, tmp_path) as ranks:
+        opened(ranks, "w", tmp_path, backend)
+        _tensors(ranks)
+        ranks[0].ask("start", "sum", "w", "all_reduce", "t", "SUM")
+        assert ranks[0].ask("launched", "sum")
+        ranks[0].ask("join", "sum", "w", "mine")
+        ranks[0].ask("copy", "t", [7.0, 8.0], "mine")  # not before the sum, which waits for the other member
+        ranks[1].ask("start", "sum", "w", "all_reduce", "t", "SUM")
+        assert ask_all(ranks, "end", "sum") == [None, None]
+        assert ranks[1].ask("values", "t") == [2.0, 4.0]
+        await_true(lambda: ranks[0].ask("values", "t") == [7.0, 8.0], SECONDS, "the copy came before the result")
+
+
+@EACH
+def test_use_after_free(tmp_path: Path, backend: str) -> None:
+    """Who waits is released although the abort hangs; the device still writes, so nobody gets the memory."""
+    with started(2, tmp_path) as ranks:
+        _held(ranks, tmp_path, backend)
+        with ranks[0].remote() as remote:
+            remote.inject("ncclCommAbort", Action.HANG)
+            ranks[0].ask("abort", "w")
+            assert ranks[0].ask("end", "held")
+            used = ranks[0].ask("forget", "t")
+            ranks[0].ask("close", "w", 0.5)
+            for count in range(20):
+                ranks[0].ask("tensor", f"new{count}", [0.0, 0.0])
+            assert used not in {ranks[0].ask("address", f"new{count}") for count in range(20)}
+            remote.lift("ncclCommAbort")
+            await_true(lambda: remote.counters().communicators == 0, SECONDS, "the abort was not finished")
+            assert remote.counters().misused == 0
+
+
+@EACH
+def test_a_swallowed_error_of_a_launch(tmp_path: Path, backend: str) -> None:
+    """NCCL failed, so the world is broken: that is no wrong argument, after which it would go on."""
+    with started(2, tmp_path) as ranks:
+        opened(ranks, "w", tmp_path, backend)
+        _tensors(ranks)
+        with ranks[0].remote() as remote:
+            remote.inject("ncclAllReduce", Action.FAIL, REMOTE_ERROR, times=1)
+        ranks[0].ask("start", "failed", "w", "all_reduce", "t", "SUM")
+        error = ranks[0].ask("end", "failed")
+        assert error[0] not in ("DriverRefused", "InvalidArgument")
+        assert "remote process exited" in error[1]
+        ranks[0].ask("start", "next", "w", "all_reduce", "t", "SUM")
+        assert ranks[0].ask("end", "next") == error
+
+
+@EACH
+def test_a_swallowed_error_of_an_abort(tmp_path: Path, backend: str) -> None:
+    """The event of an aborted operation comes, and torch's group may say that all went well."""
+    with started(2, tmp_path) as ranks:
+        _held(ranks, tmp_path, backend)
+        ranks[0].ask("abort", "w")
+        assert ranks[0].ask("end", "held")
+        assert ranks[0].ask("calls", "held") == ["launched", "finished"]
+
+
+@EACH
+def test_the_mode_not_set(tmp_path: Path, backend: str) -> None:
+    """A dead peer shows in the background; in torch's own mode the process ends over it."""
+    with started(2, tmp_path) as ranks:
+        _held(ranks, tmp_path, backend)
+        with ranks[0].remote() as remote:
+            remote.inject("ncclCommGetAsyncError", Action.FAIL, REMOTE_ERROR)
+            error = ranks[0].ask("end", "held")
+            assert error
+            assert error[0] != "DriverRefused"
+            await_true(lambda: remote.counters().aborted > 0, SECONDS, "the communicator was not aborted")
+        assert ranks[0].ask("ticks", 0.5)
+        if backend == "torch-nccl":
+            assert ranks[0].ask("variable", "TORCH_NCCL_ASYNC_ERROR_HANDLING") == "2"
+
+
+@EACH
+def test_the_gil_held(tmp_path: Path, backend: str) -> None:
+    """A driver of CUDA that hangs must not stop Python: the heartbeats of all worlds are Python, too."""
+    with started(2, tmp_path) as ranks:
+        _held(ranks, tmp_path, backend)
+        with ranks[0].remote() as remote:
+            for site in ("cudaEventQuery", "cudaEventSynchronize", "cudaStreamQuery"):
+                remote.inject(site, Action.HANG)
+            ranks[0].start("ticks", 0.5)
+            assert ranks[0].answer(SECONDS)
+            ranks[0].ask("abort", "w")
+            assert ranks[0].ask("end", "held")
+
+
+@EACH
+def test_a_lost_abort(tmp_path: Path, backend: str) -> None:
+    """It comes while the communicator is being made, and must not be forgotten when that is."""
+    with started(2, tmp_path) as ranks, ranks[0].remote() as remote:
+        for site in ("ncclCommInitRank", "ncclCommInitRankConfig"):
+            remote.inject(site, Action.HANG)
+        for place, rank in enumerate(ranks):
+            rank.ask("make", "w", str(tmp_path / "w"), backend, place, 2, f"cuda:{place}")
+            rank.ask("begin_open", "w")
+        await_true(lambda: _hanging(ranks[0]) == 1, SECONDS, "no communicator is being made")
+        ranks[0].ask("abort", "w")
+        assert ranks[0].ask("end_open", "w")
+        remote.lift("ncclCommInitRank", "ncclCommInitRankConfig")
+        await_true(lambda: _hanging(ranks[0]) == 0, SECONDS, "the injection was not lifted")
+        await_true(lambda: _ended(ranks[0]), SECONDS, "the launcher lives on")
+        assert remote.counters().communicators == 0
+
+
+def _hanging(rank: Rank) -> int:
+    with rank.remote() as remote:
+        sites = remote.counters().sites
+        return sites["ncclCommInitRank"].hanging + sites["ncclCommInitRankConfig"].hanging
+
+
+def _ended(rank: Rank) -> bool:
+    return not any(name.startswith("mw-nccl") for name in rank.ask("threads"))
+
+
+@EACH
+def test_an_abort_at_close(tmp_path: Path, backend: str) -> None:
+    """A send that is done here may be on its way still: who leaves in good order must not abort."""
+    with started(2, tmp_path) as ranks:
+        opened(ranks, "w", tmp_path, backend)
+        _tensors(ranks)
+        for rank in ranks:
+            rank.ask("start", "sum", "w", "all_reduce", "t", "SUM")
+        assert ask_all(ranks, "end", "sum") == [None, None]
+        ask_all(ranks, "close", "w", 10.0)
+        for rank in ranks:
+            with rank.remote() as remote:
+                counters = remote.counters()
+                assert (counters.aborted, counters.communicators, counters.misused) == (0, 0, 0)
