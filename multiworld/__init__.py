@@ -23,9 +23,11 @@ if getattr(version, "DISTRIBUTION", "") != "torch-multiworld":
 
 from multiworld.config import FileStorePath, Heartbeat, TcpStoreAddress, WorldConfig, WorldState
 from multiworld.errors import (
+    BackendFailed,
     BackendUnavailable,
     BrokenWorldException,
     DescriptorsExhausted,
+    DeviceFailed,
     InvalidArgument,
     LossReason,
     MultiWorldError,
@@ -39,6 +41,7 @@ from multiworld.errors import (
     WrongContext,
 )
 from multiworld.events import (
+    DeviceLost,
     Event,
     OwnStall,
     PeerLeft,
@@ -67,9 +70,12 @@ _LAZY = {
 
 __all__ = [
     "P2P",
+    "BackendFailed",
     "BackendUnavailable",
     "BrokenWorldException",
     "DescriptorsExhausted",
+    "DeviceFailed",
+    "DeviceLost",
     "Event",
     "FileStorePath",
     "Group",

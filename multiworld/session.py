@@ -21,16 +21,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
 from multiworld.config import WorldConfig, WorldState
 from multiworld.control import Control
 from multiworld.cuda import CudaDevice
+from multiworld.drivers import device_failures
 from multiworld.drivers.slot import DriverSlot, channel, ranks_of_channel
-from multiworld.errors import BrokenWorldException, LossReason, OpTimeout, PeerLost, WorldClosed
-from multiworld.events import Event, EventBus, PeerLeft, PeerRecovered, PeerSuspected, WorldBroken, WorldLeft
+from multiworld.errors import BrokenWorldException, DeviceFailed, LossReason, OpTimeout, PeerLost, WorldClosed
+from multiworld.events import (
+    DeviceLost,
+    Event,
+    EventBus,
+    PeerLeft,
+    PeerRecovered,
+    PeerSuspected,
+    WorldBroken,
+    WorldLeft,
+)
 from multiworld.hub import Hub
 from multiworld.liveness.monitor import PeerPlace
 from multiworld.matching.engine import MAX_GROUPS, Engine
@@ -134,6 +144,9 @@ class Session:
         self.control = Control(self, wires.controls)
         peers = {peer: claim for peer, claim in claims.items() if peer != config.rank}
         hub.monitor.add(self, peers, config.heartbeat, wires.pulses, wires.dial_pulse)
+        self._forget_device: Callable[[], None] = lambda: None
+        if device is not None:
+            self._forget_device = device_failures.listen(config.device, self._device_lost)
         # Last: a peer may have broken the world already, and that is handled in the hub's thread.
         self.control.start()
 
@@ -301,6 +314,13 @@ class Session:
             self._cut()
         start_or_run(f"mw-free-{self.name}", self._free)
 
+    def _device_lost(self, failure: DeviceFailed) -> None:
+        """CUDA refuses every call of this process on the world's device. From any thread."""
+        if self.failure is None:
+            ours = failure.with_context(world=self.name, **self.membership.where())
+            self.publish(DeviceLost(**self._event(), device=failure.device, failure=cast("DeviceFailed", ours)))
+            self.break_(cast("DeviceFailed", ours))
+
     def abort(self, reason: str) -> None:
         """Break the world here and for everybody."""
         where, again = self.membership.where("abort"), "call rejoin() to bring the world back, or leave()"
@@ -352,6 +372,7 @@ class Session:
 
     def _free(self) -> None:
         """Give back sockets, threads and backends."""
+        self._forget_device()
         self.bridge.close()
         self.control.close()
         for slot in tuple(self.slots.values()):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from multiworld.drivers import nccl_environment
 from multiworld.errors import BrokenWorldException
 from multiworld.liveness.pulse import native_loop
 from multiworld.multi import MultiWorld
@@ -50,17 +51,18 @@ class Check:
 
 def examine() -> list[Check]:
     """Look at everything; a check that fails in an unexpected way is a failed check, not a traceback."""
-    looks: tuple[Callable[[], Check], ...] = (
+    looks: tuple[Callable[[], Check | list[Check]], ...] = (
         _versions, _torch, _patched, _gloo, _nccl, _loopback, _own_name, _descriptors, _own_sockets, _heartbeat, _trial,
     )  # fmt: skip
-    return [_looked(look) for look in looks]
+    return [check for look in looks for check in _looked(look)]
 
 
-def _looked(look: Callable[[], Check]) -> Check:
+def _looked(look: Callable[[], Check | list[Check]]) -> list[Check]:
     try:
-        return look()
+        found = look()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what was found
-        return Check(look.__name__.strip("_"), Verdict.FAIL, f"{type(error).__name__}: {error}", "see the message")
+        found = Check(look.__name__.strip("_"), Verdict.FAIL, f"{type(error).__name__}: {error}", "see the message")
+    return found if isinstance(found, list) else [found]
 
 
 def _judged(name: str, good: bool, found: str, remedy: str, otherwise: Verdict = Verdict.FAIL) -> Check:
@@ -99,13 +101,10 @@ def _gloo() -> Check:
     return _judged("gloo", there, "available" if there else "missing", "install a torch with Gloo")
 
 
-def _nccl() -> Check:
-    if not dist.is_nccl_available():
-        return Check("nccl", Verdict.NOTE, "not in this torch", "nothing, if you have no GPUs")
-    version = ".".join(map(str, torch.cuda.nccl.version()))
-    if not torch.cuda.is_available():
-        return Check("nccl", Verdict.NOTE, f"{version}, but no usable CUDA device", "nothing, if you have no GPUs")
-    return Check("nccl", Verdict.OK, f"{version}, {torch.cuda.device_count()} device(s)")
+def _nccl() -> list[Check]:
+    """What worlds on CUDA devices need; a world on Gloo lacks none of it."""
+    facts = nccl_environment.examine()
+    return [Check(one.name, Verdict.OK if one.good else Verdict.NOTE, one.found, one.remedy) for one in facts]
 
 
 def _loopback() -> Check:

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from multiworld.config import Heartbeat, NetworkSettings, WorldConfig
-from multiworld.drivers import nccl_environment
 from multiworld.drivers.choice import make_driver
 from multiworld.drivers.values import LaneStore
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
@@ -218,6 +217,8 @@ def config(backend: str, device: str | None) -> str:
 
 def watchdog_ends_the_process() -> bool:
     """Whether this torch is a stock one whose watchdog ends the process over a CUDA error."""
+    from multiworld.drivers import nccl_environment
+
     return ".mw" not in torch.__version__ and nccl_environment.group_kind() is dist.ProcessGroupNCCL
 
 

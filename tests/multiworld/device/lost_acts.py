@@ -1,0 +1,59 @@
+"""What members do in the tests of a device that is lost; imports nothing but torch and multiworld."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from multiworld import DeviceFailed, DeviceLost, MultiWorld, World, WorldBroken
+from multiworld.lab.context import Context
+from tests.multiworld.device.device_acts import Place, numbers, room, run, world
+
+SECONDS = 30.0
+
+
+def loses_its_device(link: Context, place: Place, rank: int) -> dict[str, Any]:
+    """A member of two worlds on a device and of one on Gloo; the device is lost in an operation of the first."""
+
+    async def main() -> dict[str, Any]:
+        async with world(place, rank, 2, "first") as first, MultiWorld(op_timeout=SECONDS) as mw:
+            second = await mw.join("second", rank, 2, store=place.store, backend=place.backend, device="cuda:0")
+            gloo = await mw.join("third", rank, 2, store=place.store)
+            events = mw.events()
+            await _exchange(first, rank)
+            await _exchange(second, rank)
+            link.send("ready")
+            await asyncio.get_running_loop().run_in_executor(None, link.recv)
+            waiting = asyncio.ensure_future(second.recv(room(4), 1 - rank))
+            errors = [await _error(_exchange(first, rank)), await _error(waiting)]
+            heard = await asyncio.wait_for(_until_broken(events), SECONDS)
+            await gloo.barrier()
+            return {"errors": errors, "heard": heard}
+
+    return run(main)
+
+
+async def _exchange(w: World, rank: int) -> None:
+    if rank:
+        await w.send(numbers(4), 0)
+    else:
+        await w.recv(room(4), 1)
+
+
+async def _until_broken(events: Any) -> list[tuple[str, str]]:
+    heard = []
+    async for event in events:
+        if isinstance(event, (DeviceLost, WorldBroken)):
+            heard.append((type(event).__name__, event.world))
+        if isinstance(event, WorldBroken):
+            return heard
+    return heard
+
+
+async def _error(call: Any) -> tuple[str, str | None, Any]:
+    try:
+        await call
+    except Exception as error:  # noqa: BLE001 - the outcome
+        found = error.device if isinstance(error, DeviceFailed) else str(error)
+        return type(error).__name__, getattr(error, "world", None), found
+    return "none", None, None
