@@ -14,7 +14,7 @@ from multiworld.net.frames import Mode, dtype_name
 
 Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED, DEVICE) or limit in bytes
 #: modes in which both sides name the length
-EXACT: Final = frozenset({Mode.FIXED, Mode.DEVICE})
+EXACT: Final = frozenset(map(int, (Mode.FIXED, Mode.DEVICE)))
 
 
 class Box(Protocol):

@@ -15,7 +15,7 @@ from multiworld.matching.operation import Registry, Sink
 from multiworld.net.frames import Kind, Mode, Placement
 
 #: modes of DATA whose payload does not follow it
-ON_DEVICE: Final = frozenset({Mode.DEVICE, Mode.DEVICE_TENSOR})
+ON_DEVICE: Final = frozenset(map(int, (Mode.DEVICE, Mode.DEVICE_TENSOR)))
 #: what is said of a tensor on the device: bytes of its payload; its shape follows, see ``ops.shapes``
 LENGTH: Final = struct.Struct("<Q")
 _MAX_SAID_BYTES: Final = LENGTH.size + 8 * 255 + 1

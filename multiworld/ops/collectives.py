@@ -85,8 +85,10 @@ def buffers_for(engine: Engine, group: GroupBase, operation: str, *tensors: torc
     Raises:
         InvalidArgument: some are on the device and some are not, or the current stream is being captured.
     """
+    if engine.device is None:
+        return StagingBuffers()
     device = device_for(engine, group, operation, tensors[0])
-    if engine.device is not None and any(one.device != tensors[0].device for one in tensors):
+    if any(one.device != tensors[0].device for one in tensors):
         places = sorted({str(one.device) for one in tensors})
         raise invalid(
             group, operation, f"the tensors are on different devices: {', '.join(places)}", "pass all on one device"

@@ -80,7 +80,7 @@ def _prepared_send(
     """What starts the send; all that is checked, copied or asked of the device is done before."""
     code = check_source(group, "send", tensor)
     peer, key = _peer_and_key(group, "send", "dst", dst, tag)
-    device = device_for(engine, group, "send", tensor)
+    device = None if engine.device is None else device_for(engine, group, "send", tensor)
     if device is not None:
         plain, end = source(device, tensor, stream)
         return partial(engine.send, "send", peer, key, (Mode.DEVICE, code, plain.nbytes), (), plain, end)
@@ -100,35 +100,41 @@ def _prepared_recv(
 ) -> Callable[[], Operation]:
     """What starts the receive; as for a send."""
     code = check_tensor(group, "recv", tensor)
-    begin = _from(engine, group, src, tag)
-    device = device_for(engine, group, "recv", tensor)
+    begin, whence = _from(engine, group, src, tag)
+    device = None if engine.device is None else device_for(engine, group, "recv", tensor)
     if device is not None:
-        end = target(device, tensor, stream)
-        return lambda: _finished_by(
-            begin((Mode.DEVICE, code, tensor.nbytes), None, tensor, end), lambda got: received(group, tensor, got)
-        )
+        begin = partial(begin, *whence, (Mode.DEVICE, code, tensor.nbytes), None, tensor)
+        return partial(_finished_by, partial(begin, target(device, tensor, stream)), partial(received, group, tensor))
     host = receive_buffer(tensor)
     view = bytes_of(host)
-    signature = (Mode.FIXED, code, len(view))
+    begin = partial(begin, *whence, (Mode.FIXED, code, len(view)), view, host)
     if group.size == engine.membership.size and host is tensor:
-        return partial(begin, signature, view, host)
-    return lambda: _finished_by(begin(signature, view, host), lambda _: partial(_received, group, tensor, host))
+        return begin
+    return partial(_finished_by, begin, lambda _: partial(_received, group, tensor, host))
 
 
-def _from(engine: Engine, group: GroupBase, src: int | None, tag: int) -> Callable[..., ReceiveOperation | AnyReceive]:
-    """What starts a receive from ``src``, or from anybody."""
-    if src is not None:
-        return partial(engine.receive, "recv", *_peer_and_key(group, "recv", "src", src, tag))
+def _from(
+    engine: Engine, group: GroupBase, src: int | None, tag: int
+) -> tuple[Callable[..., ReceiveOperation | AnyReceive], tuple[Any, ...]]:
+    """What starts a receive from ``src``, or from anybody, and its first arguments."""
+    if src is None:
+        return engine.receive_any, (_others(engine, group), _key(group, "recv", tag))
+    return engine.receive, ("recv", *_peer_and_key(group, "recv", "src", src, tag))
+
+
+def _others(engine: Engine, group: GroupBase) -> tuple[int, ...]:
+    """World ranks of the other members."""
     peers = tuple(rank for rank in group.ranks if rank != engine.membership.rank)
     if not peers:
         raise invalid(group, "recv", "there is nobody else in the group", "receive in a group of two or more")
-    return partial(engine.receive_any, peers, _key(group, "recv", tag))
+    return peers
 
 
 def _finished_by(
-    operation: ReceiveOperation | AnyReceive,
+    begin: Callable[[], ReceiveOperation | AnyReceive],
     finish: Callable[[ReceiveOperation | AnyReceive], Callable[[int], int]],
 ) -> Operation:
+    operation = begin()
     operation.finish = finish(operation)
     return operation
 

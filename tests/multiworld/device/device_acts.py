@@ -465,6 +465,71 @@ def fails_later(context: Context, place: Place, rank: int, then: str) -> Any:
     return run(main)
 
 
+def leaves(_: Context, place: Place, rank: int, count: int) -> Any:
+    """Rank 0 enqueues and leaves at once."""
+
+    async def main() -> Any:
+        async with world(place, rank, 2) as w:
+            tensors = [numbers(1 << 18, value) if rank == 0 else room(1 << 18) for value in range(count)]
+            if rank == 1:
+                receives = [asyncio.ensure_future(w.recv(tensor, 0)) for tensor in tensors]
+                await asyncio.sleep(0)
+                await w.send_object("posted", 0)
+                await asyncio.gather(*receives)
+                return [tensor.cpu()[0].item() for tensor in tensors]
+            await w.recv_object(1)
+            for tensor in tensors:
+                await w.send(tensor, 1, stream=True)
+            await w.leave()
+            return None
+
+    return run(main)
+
+
+def comes_back(_: Context, place: Place, rank: int, times: int) -> list[Any]:
+    """The world is assembled again and again; what it leaves behind each time, and at the end."""
+
+    def ours() -> list[str]:
+        return sorted(thread.name for thread in threading.enumerate() if "nccl" in thread.name)
+
+    async def main() -> list[Any]:
+        found: list[Any] = []
+        async with world(place, rank, 2) as w:
+            for _ in range(times):
+                tensor = numbers(8, rank)
+                await w.all_reduce(tensor)
+                await (w.send(tensor, 1) if rank == 0 else w.recv(tensor, 0))
+                found.append(tensor.cpu()[0].item())
+                await w.rejoin()
+        for _ in range(int(SECONDS * 100)):  # their threads end in the background
+            if not ours():
+                break
+            await asyncio.sleep(0.01)
+        return [found, ours()]
+
+    result: list[Any] = run(main)
+    return result
+
+
+def in_threads(_: Context, place: Place, rank: int) -> Any:
+    """The synchronous twins, in a thread without an event loop."""
+    os.environ["NCCL_HOSTID"] = f"host-{rank}"
+    with MultiWorld(op_timeout=SECONDS) as mw:
+        w = mw.sync.join("w", rank, 2, store=place.store, backend=place.backend, device=DEVICE)
+        tensor = numbers(1 << 16, rank)
+        w.sync.all_reduce(tensor, stream=True)
+        if rank == 0:
+            w.sync.send(tensor, 1, stream=True)
+            w.sync.send_tensor(tensor, 1)
+            w.sync.synchronize()
+            return None
+        got = room(1 << 16)
+        w.sync.recv(got, stream=True)
+        again = w.sync.recv_tensor(0)
+        w.sync.synchronize()
+        return [t.cpu()[-1].item() for t in (tensor, got, again)]
+
+
 async def _broken(events: AsyncIterator[Any]) -> BrokenWorldException:
     async for event in events:
         if isinstance(event, WorldBroken):

@@ -80,3 +80,12 @@ def test_a_cancelled_receive_loses_no_message(members: Cluster) -> None:
 def test_the_order_of_the_callers_stream_is_kept(members: Cluster, stream: bool) -> None:
     found = members.all(2, device_acts.ordered, stream)[1]
     assert found == [[float(value), float(value)] for value in range(8)]
+
+
+def test_synchronous_twins(members: Cluster) -> None:
+    last = 2.0 * ((1 << 16) - 1) + 1
+    assert members.all(2, device_acts.in_threads) == [None, [last] * 3]
+
+
+def test_a_world_that_comes_back_leaves_no_thread(members: Cluster) -> None:
+    assert members.all(2, device_acts.comes_back, 3) == [[[1.0] * 3, []]] * 2

@@ -25,6 +25,10 @@ def test_transfers_are_enqueued_ahead_of_the_device(members: Cluster) -> None:
     assert [worker.result() for worker in workers] == [[float(value) for value in range(30)]] * 2
 
 
+def test_what_was_enqueued_arrives_although_its_sender_leaves(members: Cluster) -> None:
+    assert members.all(2, device_acts.leaves, 20) == [None, [float(value) for value in range(20)]]
+
+
 @pytest.mark.parametrize("then", ["synchronize", "next", "event"])
 def test_a_transfer_that_fails_later_is_heard_of(members: Cluster, then: str) -> None:
     workers = [members.start(device_acts.fails_later, rank, then) for rank in range(2)]
