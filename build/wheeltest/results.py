@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
+from rich.markup import escape
 from rich.table import Table
 
 from build import paths, seals
@@ -18,12 +19,19 @@ from build.seals import sha256_of
 from build.wheeltest.environments import Form
 
 NAME = "tests.json"
-#: Decide the results on the stock wheel: the harness with its catalogue, and the tests.
-_DECIDING = (paths.REPO / "gpuless", paths.TESTS / "gpuless", paths.TESTS / "wheel")
+#: The suite of faults on simulated NCCL.
+SIMULATED = "faults (simulated)"
+#: Decide the results on the stock wheel: the harness with its catalogue, multiworld, and the tests.
+_DECIDING = (
+    paths.REPO / "gpuless", paths.REPO / "multiworld", paths.TESTS / "gpuless", paths.TESTS / "wheel",
+    paths.TESTS / "multiworld",
+)  # fmt: skip
+#: What JUnit's results of pytest say of a test that fails as expected.
+_XFAIL = "pytest.xfail"
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One test case; for a probe also its id, patch, expected and actual outcome."""
+    """One test case; for a probe also its id, patch, expected and actual outcome; why it was skipped or had to fail."""
 
     name: str
     result: str
@@ -31,6 +39,7 @@ class Case(msgspec.Struct, frozen=True):
     patch: str = ""
     expected: str = ""
     got: str = ""
+    why: str = ""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -38,7 +47,7 @@ class Run(msgspec.Struct, frozen=True):
 
     Attributes:
         form: how torch was installed.
-        suite: `probes`, `wheel`, `multiworld core` or `multiworld faults`.
+        suite: `probes`, `wheel`, `multiworld core`, `multiworld faults` or `faults (simulated)`.
         exit: its exit status.
         recorded: whether these are the results of an earlier run, which are still valid.
     """
@@ -73,7 +82,10 @@ class TestRecord(msgspec.Struct, frozen=True):
 def _result(case: ElementTree.Element) -> str:
     if case.find("failure") is not None or case.find("error") is not None:
         return "failed"
-    return "skipped" if case.find("skipped") is not None else "passed"
+    skipped = case.find("skipped")
+    if skipped is None:
+        return "passed"
+    return "failed as expected" if skipped.get("type") == _XFAIL else "skipped"
 
 
 def read_junit(path: Path) -> tuple[Case, ...]:
@@ -83,7 +95,9 @@ def read_junit(path: Path) -> tuple[Case, ...]:
     for case in ElementTree.parse(path).iter("testcase"):  # noqa: S314 - our own runs wrote it
         properties = {item.get("name", ""): item.get("value", "") for item in case.iter("property")}
         kept = {key: properties.get(key, "") for key in ("probe", "patch", "expected", "got")}
-        found.append(Case(f"{case.get('classname')}::{case.get('name')}", _result(case), **kept))
+        skipped = case.find("skipped")
+        why = "" if skipped is None else skipped.get("message", "")
+        found.append(Case(f"{case.get('classname')}::{case.get('name')}", _result(case), why=why, **kept))
     return tuple(found)
 
 
@@ -114,12 +128,35 @@ def probe_table(runs: tuple[Run, ...], title: str) -> Table:
     return table
 
 
+def fault_table(runs: tuple[Run, ...], title: str) -> Table:
+    """Return the table of faults: each row that is not clean on every wheel, and how many are."""
+    forms = [run for run in runs if run.suite == SIMULATED]
+    by_form = [{case.name: case for case in run.cases if case.result != "skipped"} for run in forms]
+    rows = list(dict.fromkeys(name for cases in by_form for name in cases))
+    unclean = [name for name in rows if any(name in cases and cases[name].result != "passed" for cases in by_form)]
+    clean = f"{len(rows) - len(unclean)} of {len(rows)} rows are clean on every wheel that ran them"
+    table = Table(title=title, caption=f"{clean}; backend: nccl (simulated), which is no GPU")
+    for column in ("fault", *(f"{run.form} (recorded)" if run.recorded else run.form for run in forms), "why"):
+        table.add_column(column, overflow="fold")
+    for name in unclean:
+        found = [cases.get(name) for cases in by_form]
+        why = next((case.why for case in found if case is not None and case.why), "")
+        table.add_row(escape(name.rpartition(".")[2]), *map(_outcome, found), escape(why))
+    return table
+
+
+def _outcome(case: Case | None) -> str:
+    if case is None:
+        return "-"
+    return {"passed": "[green]ok[/]", "failed as expected": "[yellow]fails[/]"}.get(case.result, "[bold red]FAILS[/]")
+
+
 def run_table(runs: tuple[Run, ...]) -> Table:
     table = Table(title="runs")
-    for column in ("form", "suite", "passed", "failed", "skipped", "result"):
+    for column in ("form", "suite", "passed", "failed", "failed as expected", "skipped", "result"):
         table.add_column(column)
     for item in runs:
-        counts = [str(item.counts.get(key, 0)) for key in ("passed", "failed", "skipped")]
+        counts = [str(item.counts.get(key, 0)) for key in ("passed", "failed", "failed as expected", "skipped")]
         result = "[green]green[/]" if item.green else "[bold red]red[/]"
         table.add_row(item.form, item.suite, *counts, f"{result}, recorded" if item.recorded else result)
     return table

@@ -18,10 +18,32 @@ from build.paths import REPO
 from build.process import run_shown, run_together
 from build.record import BuildRecord
 from build.wheeltest.environments import Form, environment, install
-from build.wheeltest.results import Run, TestRecord, probe_table, read_junit, read_stock, run_table, write, write_stock
+from build.wheeltest.results import (
+    SIMULATED,
+    Run,
+    TestRecord,
+    fault_table,
+    probe_table,
+    read_junit,
+    read_stock,
+    run_table,
+    write,
+    write_stock,
+)  # fmt: skip
 
 #: Folders of multiworld's own tests, in this order: the faults are judged by time, so they run alone.
 _MULTIWORLD = ("core", "faults")
+#: The rows of the fault-tolerance suite that run on simulated NCCL. The driver `nccl` does not use what is patched: on
+#: the other two wheels only the failures of NCCL itself are run on it.
+_ROWS = {
+    Form.PATCHED: "simulated",
+    Form.STOCK: "torch-nccl and simulated or test_nccl_failures and simulated",
+    Form.OVERLAY: "torch-nccl and simulated or test_nccl_failures and simulated",
+}
+#: What the driver `nccl` needs.
+_BINDINGS = "nccl4py>=0.6,<1"
+#: Bytes of memory that this suite takes on one wheel: test processes, and the workers that they fork.
+_MEMORY = 4 << 30
 #: Exit statuses of pytest and of `python -m gpuless` after Ctrl-C.
 _INTERRUPTED = (2, 130)
 #: What `python -m gpuless` prints: how many probes there are, and each result.
@@ -107,37 +129,67 @@ def _test_forms(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
     return sorted(runs, key=lambda run: order.index(Form(run.form)))
 
 
-def _test_multiworld(plan: Plan, python: Path) -> list[Run]:
-    """Run multiworld's tests in the environment of the patched wheel, since they use torch in their own process."""
-    install(python, "--group", f"{REPO / 'pyproject.toml'}:test", "--editable", f"{REPO}[cli,metrics]")
+def _prepare_multiworld(python: Path) -> None:
+    """Install multiworld and what its tests need: they use torch in their own process, and the harness in another."""
+    groups = [item for name in ("test", "tooling") for item in ("--group", f"{REPO / 'pyproject.toml'}:{name}")]
+    install(python, *groups, _BINDINGS, "--editable", f"{REPO}[cli,metrics]")
+
+
+def _test_multiworld(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
+    """Run multiworld's tests on the patched wheel, and the faults on simulated NCCL on all that are given."""
+    for python in pythons.values():
+        _prepare_multiworld(python)
     runs = []
     for name in _MULTIWORLD:
         step(f"tests/multiworld/{name} on patched")
         junit = plan.folder / f"multiworld-{name}-patched.xml"
-        command = _pytest(python, junit, "-n", "auto", f"tests/multiworld/{name}")
+        what = ("-n", "auto", "-k", "not simulated", f"tests/multiworld/{name}")
+        command = _pytest(pythons[Form.PATCHED], junit, *what)
         status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600)
         runs.append(Run(Form.PATCHED.value, f"multiworld {name}", status, read_junit(junit)))
-    return runs
+    return [*runs, *_test_faults(plan, pythons)]
+
+
+def _test_faults(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
+    """Run the fault-tolerance suite on simulated NCCL, on all forms at once where the memory is enough."""
+    step(f"{SIMULATED} on {', '.join(form.value for form in pythons)}")
+    together = _available_memory() >= _MEMORY * len(pythons)
+    processes = "2" if together else "auto"
+    work = [partial(_faults, plan, form, python, processes) for form, python in pythons.items()]
+    return run_together(work) if together else [one() for one in work]
+
+
+def _available_memory() -> int:
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+
+
+def _faults(plan: Plan, form: Form, python: Path, processes: str) -> Run:
+    junit, said = plan.folder / f"faults-simulated-{form.value}.xml", list[str]()
+    command = _pytest(python, junit, "-n", processes, "-k", _ROWS[form], "tests/multiworld/faults")
+    status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600, seen=said.append)
+    return _found(form, SIMULATED, status, junit, said)
 
 
 def _runs(plan: Plan) -> list[Run]:
     known = [] if plan.stock else read_stock(plan.made)
+    if plan.multiworld and not any(run.suite == SIMULATED for run in known):
+        known = []
     if known:
         for junit in plan.folder.glob("*-stock.xml"):
             junit.unlink()  # of another run
         note("stock: neither wheel nor probes nor harness have changed since they were run, so its record is used")
-    with ExitStack() as patched:
-        with ExitStack() as others:
-            forms = [form for form in Form if form is not Form.STOCK or not known]
-            pythons = {
-                form: (patched if form is Form.PATCHED else others).enter_context(
-                    environment(form, plan.made.python, _wheels(plan, form))
-                )
-                for form in forms
-            }
-            runs = _test_forms(plan, pythons)
+    with ExitStack() as stack:
+        pythons = {
+            form: stack.enter_context(environment(form, plan.made.python, _wheels(plan, form)))
+            for form in Form
+            if form is not Form.STOCK or not known
+        }
+        runs = _test_forms(plan, pythons)
+        if plan.multiworld:
+            runs += _test_multiworld(plan, pythons)
         write_stock(plan.made, runs)
-        return [*known, *runs, *(_test_multiworld(plan, pythons[Form.PATCHED]) if plan.multiworld else ())]
+    return [*known, *runs]
 
 
 def prove_release(release: str, dist: Path, *, multiworld: bool, python: str = "", stock: bool = False) -> TestRecord:
@@ -191,6 +243,8 @@ def _prove(release: str, plan: Plan) -> TestRecord:
     )
     write(found, plan.folder)
     console.print(probe_table(runs, f"{found.version}: probes"))
+    if any(run.suite == SIMULATED for run in runs):
+        console.print(fault_table(runs, f"{found.version}: faults of worlds on NCCL"))
     console.print(run_table(runs))
     if not proven:
         raise ProbeError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuless.control import Action, Remote
-from tests.multiworld.nccl import lost_acts
-from tests.multiworld.nccl.ranks import backends, has_bindings
-from tests.multiworld.nccl.simulated import Cluster
+from tests.multiworld.device import lost_acts
+from tests.multiworld.device.ranks import backends, has_bindings
+from tests.multiworld.device.simulated import Cluster
 
 assert has_bindings  # named in the marks of ``backends``
 ILLEGAL_ADDRESS = 700

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiworld.nccl.ranks import ROOT, has_bindings, torch_python
+from tests.multiworld.device.ranks import ROOT, has_bindings, torch_python
 
 needs_bindings = pytest.mark.skipif(
     not has_bindings() or shutil.which("cc") is None,

@@ -55,7 +55,7 @@ class Failure:
     Attributes:
         name: of the row.
         injections: into our process; the last one has to be hit.
-        kill: whether the peer dies after that.
+        kill: whether the peer dies, too: first where that leads to an abort that is injected into, else afterwards.
         network: whether the peer counts as being on another host, whose death NCCL notices.
         variables: of our process.
         window: how long the process has to live afterwards, in seconds.
@@ -137,12 +137,15 @@ def _strike(scene: Scene, on: Held, failure: Failure) -> Fired:
     on.remote.switch(Switch.NETWORK, on=failure.network)
     for one in failure.injections:
         on.remote.inject(one.site, one.action, one.code, times=one.times)
-    if failure.kill:
+    leads_to_it = failure.kill and any(one.site == "ncclCommAbort" for one in failure.injections)
+    if leads_to_it:
         scene.injector.kill(on.peer)
     if failure.injections:
         site = failure.injections[-1].site
         proof = proven(lambda: site if on.remote.counters().sites[site].fired else None, f"{failure}: a hit of {site}")
         scene.injector.record(failure.name, on.us.name, at, f"{proof} was hit")
+    if failure.kill and not leads_to_it:
+        scene.injector.kill(on.peer)
     return scene.injector.fired[-1]
 
 
