@@ -108,7 +108,7 @@ def test_manual_single_world_with_one_command_per_rank() -> None:
 def test_manual_single_world_ends_with_its_dead_rank(setting: Setting) -> None:
     """Without the flag, torch ends rank 0, stock and patched alike."""
     (command,) = _on_nccl(cleans_up=False)
-    with started([command], setting.environment, setting.python) as (program,):
+    with started([command], _own_port(setting), setting.python) as (program,):
         _kill_rank_1(program)
         program.until("rank 0: ended, killed by SIGABRT")
         assert program.end() == 1, program
@@ -118,7 +118,7 @@ def test_manual_single_world_ends_with_its_dead_rank(setting: Setting) -> None:
 def test_manual_single_world_cleans_up(setting: Setting) -> None:
     """With it, rank 0 lives: on stock torch a receive ends without data and error, on patched torch none does."""
     (command,) = _on_nccl(cleans_up=True)
-    with started([command], setting.environment, setting.python) as (program,):
+    with started([command], _own_port(setting), setting.python) as (program,):
         _kill_rank_1(program)
         program.until("rank 0: nobody is left to receive from; this process goes on")
         program.until("rank 0: ended, exit status 0")
@@ -135,6 +135,10 @@ def _on_nccl(*, cleans_up: bool) -> list[list[str]]:
     flag = "--nccl_async_error_handle_cleanup"
     found = [command for command in documented_commands("examples/single_world.py") if "nccl" in command]
     return [command for command in found if (flag in command) is cleans_up]
+
+
+def _own_port(setting: Setting) -> dict[str, str]:
+    return {**setting.environment, "MASTER_PORT": str(free_port())}
 
 
 def _kill_rank_1(program: Program) -> None:
