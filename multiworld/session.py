@@ -143,11 +143,13 @@ class Session:
         self.freed = threading.Event()
         self.control = Control(self, wires.controls)
         peers = {peer: claim for peer, claim in claims.items() if peer != config.rank}
-        hub.monitor.add(self, peers, config.heartbeat, wires.pulses, wires.dial_pulse)
         self._forget_device: Callable[[], None] = lambda: None
+        # From here on a break may come: silence, the device, and, last, what a peer has told already.
+        hub.monitor.add(self, peers, config.heartbeat, wires.pulses, wires.dial_pulse)
         if device is not None:
             self._forget_device = device_failures.listen(config.device, self._device_lost)
-        # Last: a peer may have broken the world already, and that is handled in the hub's thread.
+        if self.freed.is_set():
+            self._forget_device()
         self.control.start()
 
     @property

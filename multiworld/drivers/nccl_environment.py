@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from multiworld.conflict import INSTALL
 from multiworld.drivers import nccl
 from multiworld.errors import BackendFailed
 
@@ -88,7 +89,7 @@ def settle(world: str, rank: int) -> None:
         first = others[0]
         raise BackendFailed(
             world, f"{first.name} is {os.environ[first.name]!r} in the environment", cause=first.why, rank=rank,
-            remedy=f"unset {first.name} or set it to {first.value}, or use backend='nccl' with multiworld[nccl]",
+            remedy=f"unset {first.name} or set it to {first.value}, or use backend='nccl' with the extra 'nccl' installed",
         )  # fmt: skip
     for one in NEEDED:
         if not one.may_be_unset:
@@ -103,7 +104,9 @@ def examine() -> list[Fact]:
 def _bindings() -> Fact:
     why = nccl.unavailable()
     if why is not None:
-        return Fact("nccl4py", False, why, "pip install 'multiworld[nccl]': backend='nccl' then needs no patched wheel")
+        return Fact(
+            "nccl4py", False, why, f"{INSTALL.format(extra='[nccl]')}: backend='nccl' then needs no patched wheel"
+        )
     version = int(nccl.bindings().get_version())
     found = f"NCCL {nccl.printed(version)}, {'with' if version >= nccl.REVOKES_FROM else 'without'} revoke"
     return Fact("nccl4py", True, f"{found}: backend='nccl' uses it")

@@ -72,7 +72,7 @@ def _compare(us: Member, ours: Facts, theirs: Facts) -> None:
         raise BackendFailed(
             us.world, f"rank {theirs.rank} uses the driver {theirs.driver!r}, rank {us.rank} {ours.driver!r}",
             cause="backend='nccl' takes NVIDIA's bindings where they are installed, and torch's group elsewhere",
-            remedy="install multiworld[nccl] on every member or on none, or join with backend='torch-nccl' everywhere",
+            remedy="install the extra 'nccl' on every member or on none, or join with backend='torch-nccl' everywhere",
             rank=us.rank,
         )  # fmt: skip
     if theirs.version != ours.version:
