@@ -89,7 +89,7 @@ def settle(world: str, rank: int) -> None:
         first = others[0]
         raise BackendFailed(
             world, f"{first.name} is {os.environ[first.name]!r} in the environment", cause=first.why, rank=rank,
-            remedy=f"unset {first.name} or set it to {first.value}, or use backend='nccl' with the extra 'nccl' installed",
+            remedy=f"unset {first.name} or set it to {first.value}, or use backend='nccl' with the extra 'nccl'",
         )  # fmt: skip
     for one in NEEDED:
         if not one.may_be_unset:
