@@ -29,6 +29,7 @@ def free_port() -> int:
 
 async def worker(world_name: str, port: int) -> None:
     """Double whatever comes, until the world breaks."""
+    print("torch is loaded", flush=True)
     manager = WorldManager()
     await manager.initialize_world(world_name, 1, 2, backend="gloo", addr="127.0.0.1", port=port)
     tensor = torch.zeros(1000)
@@ -39,6 +40,14 @@ async def worker(world_name: str, port: int) -> None:
     except BrokenWorldException:
         pass
     manager.cleanup()
+
+
+def start_worker(world_name: str, port: int) -> subprocess.Popen[str]:
+    """Start a worker and wait until it has loaded torch: a world waits 30 s for its members, and no longer."""
+    process = subprocess.Popen([sys.executable, __file__, world_name, str(port)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
 
 
 async def ask(manager: WorldManager, world_name: str, count: int) -> int:
@@ -58,7 +67,7 @@ async def leader() -> None:
     workers = {}
     for world_name in ("left", "right"):
         port = free_port()
-        workers[world_name] = subprocess.Popen([sys.executable, __file__, world_name, str(port)])
+        workers[world_name] = start_worker(world_name, port)
         await manager.initialize_world(world_name, 0, 2, backend="gloo", addr="127.0.0.1", port=port)
     print("both worlds are up", flush=True)
 
