@@ -130,7 +130,7 @@ static void give_up(comm_t c) {
   struct segment *s = c->segment;
   c->segment = NULL;
   pthread_mutex_unlock(&comm_lock);
-  if (s) segment_leave(s, c->rank, c->ranks);
+  if (s) segment_leave(s, c->rank, c->ranks, !c->stopped);
   marker_drop(c->last);
   c->last = NULL;
   free(c->premul);

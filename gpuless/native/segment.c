@@ -249,8 +249,10 @@ result segment_join(comm_t c, const unique_id *id) {
   return r;
 }
 
-void segment_leave(struct segment *s, int rank, int ranks) {
+void segment_leave(struct segment *s, int rank, int ranks, int orderly) {
+  if (orderly) __atomic_store_n(&segment_member(s, rank)->finalized, 1, __ATOMIC_SEQ_CST);
   __atomic_store_n(&segment_member(s, rank)->left, 1, __ATOMIC_SEQ_CST);
+  for (int r = 0; r < ranks; r++) segment_ring_bell(s, r);
   munmap(s, size_for(ranks));
 }
 

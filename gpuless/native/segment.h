@@ -54,7 +54,8 @@ struct member {
 result segment_name(unique_id *id);
 /* Maps the segment and waits until all ranks have; until `*stopped` at most. */
 result segment_join(comm_t c, const unique_id *id);
-void segment_leave(struct segment *s, int rank, int ranks);
+/* `orderly`: not by an abort; it counts as finalizing, and is no loss for the others. */
+void segment_leave(struct segment *s, int rank, int ranks, int orderly);
 /* Waits until all ranks have finalized: "an intra-node collective call", as NCCL documents. */
 void segment_finalize(comm_t c);
 

@@ -281,6 +281,14 @@ def test_death_is_seen_by_the_network_first_in_the_asynchronous_error(imitated: 
         assert survivor.ask("settle", 10) == 0
 
 
+@pytest.mark.parametrize(("end", "is_loss"), [("ncclCommDestroy", False), ("ncclCommAbort", True)])
+def test_the_network_tells_an_abort_from_an_orderly_end(imitated: dict[str, str], end: str, is_loss: bool) -> None:
+    with started(2, imitated, GPULESS_NETWORK="1") as ranks:
+        connect(ranks)
+        assert ranks[0].ask("call", end) == 0
+        assert ranks[1].ask("await_async_error", _REMOTE_ERROR, 10 if is_loss else 0.3) == is_loss
+
+
 def test_a_stopped_process_is_not_dead(imitated: dict[str, str]) -> None:
     with started(2, imitated, GPULESS_NETWORK="1") as ranks:
         connect(ranks)
