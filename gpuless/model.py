@@ -82,6 +82,7 @@ class Probe:
         patched: outcome expected of a patched wheel; None: the same as stock.
         uncured: releases (major, minor) whose series does not cure the defect yet: nothing is expected there of a
             patched wheel.
+        misuses: whether the program uses handles after their end on purpose; elsewhere that is no success.
         timeout: hard deadline of the process, in seconds.
     """
 
@@ -99,6 +100,7 @@ class Probe:
     evidence: str = ""
     patched: Outcome | None = Outcome.OK
     uncured: frozenset[tuple[int, int]] = frozenset()
+    misuses: bool = False
     timeout: float = 60.0
 
     def covers(self, release: str) -> bool:

@@ -172,7 +172,7 @@ def _outcome(probe: Probe, code: int | None, output: str, folder: Path) -> tuple
         detail["not imitated"] = control.last_unimplemented
     if control.misused:
         detail["used after its end"] = control.last_misused
-        got = Outcome.USED_AFTER_FREE if got is Outcome.OK else got
+        got = Outcome.USED_AFTER_FREE if got is Outcome.OK and not probe.misuses else got
     if probe.fires and got is not Outcome.BROKEN and not control.fired(probe.fires):
         return Outcome.NOT_INJECTED, detail
     if code != 0:

@@ -50,8 +50,14 @@ def _own(program: str, **settings: object) -> Probe:
 
 
 def test_imitation_keeps_its_promises(ready: Runner) -> None:
-    result = _run(_own("selftest"), ready)
+    result = _run(_own("selftest", misuses=True), ready)
     assert result.got is Outcome.OK, result.detail
+
+
+def test_a_probe_that_uses_a_handle_after_its_end_is_no_success(ready: Runner) -> None:
+    result = _run(_own("selftest"), ready)
+    assert result.got is Outcome.USED_AFTER_FREE
+    assert result.detail["used after its end"]
 
 
 def test_real_process_group_works_without_injection(ready: Runner) -> None:
