@@ -20,6 +20,7 @@ from multiworld.drivers.values import LaneStore
 from multiworld.matching.driver import DriverRefused
 
 _SUCCESS = 0  # WorkResult
+_ABORTS = "abort", "_abort"
 # Deadlines are the session's.
 _LONGEST = timedelta(days=30)
 _DTYPES = frozenset({
@@ -66,6 +67,8 @@ class TorchNcclCommunicator:
         connect = getattr(self._group, "eager_connect_single_device", None)
         if connect is not None:
             connect(self._device)
+        else:  # older releases make the communicator in the first collective
+            self._meet()
 
     def failure(self) -> BaseException | None:
         ask = getattr(self._group, "get_error", None)
@@ -90,10 +93,23 @@ class TorchNcclCommunicator:
         return RuntimeError("torch aborted the communicator over an error of NCCL") if failed else None
 
     def abort(self) -> None:
-        self._end("abort", "_abort", "shutdown", "_shutdown")
+        self._end(*_ABORTS, "shutdown", "_shutdown")
 
-    def finalize(self, cancelled: Cancelled) -> None:  # noqa: ARG002 - torch's call cannot be told to stop
+    def finalize(self, cancelled: Cancelled) -> None:  # noqa: ARG002 - torch's calls cannot be told to stop
+        """See ``Communicator.finalize``.
+
+        Older releases have no other end than an abort. There the members meet first: then nothing is on its way.
+        """
+        if not any(hasattr(self._group, name) for name in _ABORTS):
+            met = torch.cuda.Event(blocking=True)
+            self._meet()
+            met.record()
+            met.synchronize()
         self._end("shutdown", "_shutdown")
+
+    def _meet(self) -> None:
+        """Enqueue the least that needs all members; what is in it does not matter."""
+        self.all_reduce(torch.empty(1, dtype=torch.uint8, device=self._device), dist.ReduceOp.MAX)
 
     # operations: launched on a stream of torch's, which the thread's current stream then waits for
 

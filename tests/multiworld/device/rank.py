@@ -222,6 +222,11 @@ def watchdog_ends_the_process() -> bool:
     return ".mw" not in torch.__version__ and nccl_environment.group_kind() is dist.ProcessGroupNCCL
 
 
+def can_only_abort() -> bool:
+    """Whether torch's group has no end in good order: releases before 2.4."""
+    return not any(hasattr(dist.ProcessGroupNCCL, name) for name in ("abort", "_abort"))
+
+
 def address(name: str) -> int:
     return int(tensors[name].data_ptr())
 

@@ -24,7 +24,7 @@ from gpuless.control import Remote
 from gpuless.imitation import environment
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE = 60.0  # seconds for one answer
+PATIENCE = 120.0  # seconds for one answer: a busy machine takes long to import torch
 
 
 def torch_python() -> Path:
