@@ -51,7 +51,7 @@ def begin(
     Args:
         local: of whom is alone in the group, targets and what is copied to them.
     """
-    plan.buffers, plan.streamed = buffers, stream
+    plan.buffers, plan.streamed = buffers, stream and plan.fingerprint.on_device
     plan.finish = buffers.finish if plan.finish is None else plan.finish
     if plan.fingerprint.on_device:
         if group.size == 1:

@@ -2,7 +2,8 @@
 
 Every operation then works on a copy of the caller's tensors. When it has returned or raised, the copy is filled with a
 pattern and put aside. Whatever still writes to it is found out, and what is still sent from it arrives as the pattern.
-It costs a copy of every tensor each way, and ``LIMIT_BYTES`` of memory.
+It costs a copy of every tensor each way, and ``LIMIT_BYTES`` of memory. Tensors that stay on a device are used where
+they are, and not watched.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def watching() -> Iterator[Callable[[Operation], Operation]]:
 
     def watch(operation: Operation) -> Operation:
         if ACTIVE:
-            loans.extend((operation.name, memory) for memory in operation.loans())
+            loans.extend((operation.name, memory) for memory in operation.loans() if memory.is_cpu)
         return operation
 
     try:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from device_engines import DeviceNetwork
+from engines import Network
 from torch.distributed import ReduceOp
 
 from multiworld import P2P, InvalidArgument, PeerLost, TensorMismatch
@@ -427,6 +428,16 @@ def test_a_streamed_receive_that_is_cancelled_after_its_enqueuing_is_kept(net: D
     left.fill_(-1.0)
     again, got = net.recv_on(1, 0)
     assert (again.result(), got.item()) == (0, 5.0)
+
+
+def test_on_the_cpu_nothing_returns_before_it_is_done() -> None:
+    net = Network(2)
+    tensors = [torch.zeros(1 << 20), torch.zeros(1 << 20)]  # more than travels with the fingerprints
+    calls = [net.start(rank, collectives.all_reduce, tensors[rank], ReduceOp.AVG, True) for rank in range(2)]
+    net.move_until(lambda: all(member.launched for member in net.members))
+    for call in calls:
+        call.launch.enqueued()
+        assert not call.done, "what is left to do after the backend is not done yet"
 
 
 def test_synchronize_names_what_it_waits_for(net: DeviceNetwork) -> None:
