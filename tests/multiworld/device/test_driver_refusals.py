@@ -53,7 +53,7 @@ def test_a_peer_with_another_driver(tmp_path: Path) -> None:
         for place, backend in enumerate(("nccl", "torch-nccl")):
             ranks[place].ask("make", "w", str(tmp_path / "w"), backend, place, 2, f"cuda:{place}")
         for place, error in enumerate(_opening(ranks, "w")):
-            words = "world 'world-w'", f"rank {place}", "'nccl'", "'torch-nccl'", "multiworld[nccl]"
+            words = "world 'world-w'", f"rank {place}", "'nccl'", "'torch-nccl'", "the extra 'nccl'"
             assert _names(error, "BackendFailed", *words), error
 
 

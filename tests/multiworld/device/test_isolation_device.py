@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuless.control import Action, Remote
-from tests.multiworld.nccl import device_acts
-from tests.multiworld.nccl.ranks import backends, has_bindings
-from tests.multiworld.nccl.simulated import SECONDS, Cluster
+from tests.multiworld.device import device_acts
+from tests.multiworld.device.ranks import backends, has_bindings
+from tests.multiworld.device.simulated import SECONDS, Cluster
 from tests.multiworld.procs import wait_until
 
 assert has_bindings  # named in the marks of ``backends``

@@ -63,7 +63,7 @@ class Setting:
 
 
 def _simulated(name: str, folder: Path) -> tuple[Path, dict[str, str]]:
-    ranks = pytest.importorskip("tests.multiworld.nccl.ranks", reason=f"{name}: the harness needs the tooling")
+    ranks = pytest.importorskip("tests.multiworld.device.ranks", reason=f"{name}: the harness needs the tooling")
     if (reason := ranks.without_imitation()) is not None:
         pytest.skip(f"{name}: {reason}")
     if not name.startswith("torch-") and not ranks.has_bindings():
