@@ -530,6 +530,29 @@ def in_threads(_: Context, place: Place, rank: int) -> Any:
         return [t.cpu()[-1].item() for t in (tensor, got, again)]
 
 
+def through_the_host(context: Context, place: Place, rank: int) -> Any:
+    """CUDA tensors in a Gloo world."""
+
+    async def main() -> Any:
+        async with MultiWorld(op_timeout=SECONDS) as mw:
+            w = await mw.join("w", rank, 2, store=place.store, backend="gloo", device=DEVICE)
+            small, large = numbers(4, rank), numbers(1 << 18, rank)
+            await w.all_reduce(small, stream=True)
+            await w.all_reduce(large, stream=True)
+            if rank == 0:
+                await w.send(large, 1, stream=True)
+                await w.send_tensor(small, 1)
+            else:
+                await w.recv(large, 0, stream=True)
+                small = await w.recv_tensor(0)
+            await w.synchronize()
+            context.send(os.getpid())
+            await asyncio.to_thread(context.recv)
+            return str(small.device), small.cpu().tolist(), large.cpu()[-1].item()
+
+    return run(main)
+
+
 # two worlds on one device
 
 

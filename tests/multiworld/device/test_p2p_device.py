@@ -89,3 +89,13 @@ def test_synchronous_twins(members: Cluster) -> None:
 
 def test_a_world_that_comes_back_leaves_no_thread(members: Cluster) -> None:
     assert members.all(2, device_acts.comes_back, 3) == [[[1.0] * 3, []]] * 2
+
+
+def test_a_gloo_world_takes_cuda_tensors_through_the_host(members: Cluster) -> None:
+    workers = [members.start(device_acts.through_the_host, rank) for rank in range(2)]
+    for worker in workers:
+        with Remote(members.control, worker.recv()) as block:
+            assert block.counters().launched == 0
+        worker.send("go")
+    last = 2.0 * ((1 << 18) - 1) + 1
+    assert [worker.result() for worker in workers] == [("cuda:0", [1.0, 3.0, 5.0, 7.0], last)] * 2
