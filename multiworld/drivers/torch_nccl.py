@@ -67,7 +67,7 @@ class TorchNcclCommunicator:
         connect = getattr(self._group, "eager_connect_single_device", None)
         if connect is not None:
             connect(self._device)
-        else:  # older releases make the communicator in the first collective
+        if connect is None or not classic:  # it is made in the first collective, whatever that call says
             self._meet()
 
     def failure(self) -> BaseException | None:

@@ -222,6 +222,11 @@ def watchdog_ends_the_process() -> bool:
     return ".mw" not in torch.__version__ and nccl_environment.group_kind() is dist.ProcessGroupNCCL
 
 
+def knows_remote_errors() -> bool:
+    """Whether torch's group takes the loss of a peer for an error of NCCL: stock releases before 2.4 do not."""
+    return not can_only_abort() or ".mw" in torch.__version__
+
+
 def can_only_abort() -> bool:
     """Whether torch's group has no end in good order: releases before 2.4."""
     return not any(hasattr(dist.ProcessGroupNCCL, name) for name in ("abort", "_abort"))

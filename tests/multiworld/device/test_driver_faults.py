@@ -109,6 +109,10 @@ def test_a_swallowed_error_of_a_launch(tmp_path: Path, backend: str) -> None:
         with ranks[0].remote() as remote:
             remote.inject("ncclAllReduce", Action.FAIL, REMOTE_ERROR, times=1)
         ranks[0].ask("start", "failed", "w", "all_reduce", "t", "SUM")
+        if backend == "torch-nccl" and not ranks[1].ask("knows_remote_errors"):
+            with pytest.raises(EOFError):  # stock: the process ends; a release that does not is news
+                ranks[0].ask("end", "failed")
+            return
         error = ranks[0].ask("end", "failed")
         assert error[0] not in ("DriverRefused", "InvalidArgument")
         assert "remote process exited" in error[1]
@@ -134,6 +138,9 @@ def test_the_mode_not_set(tmp_path: Path, backend: str) -> None:
         with ranks[0].remote() as remote:
             remote.inject("ncclCommGetAsyncError", Action.FAIL, REMOTE_ERROR)
             error = ranks[0].ask("end", "held")
+            if backend == "torch-nccl" and not ranks[1].ask("knows_remote_errors"):
+                assert error is None  # stock: aborted, and taken for done; a release that tells is news
+                return
             assert error
             assert error[0] != "DriverRefused"
             await_true(lambda: remote.counters().aborted > 0, SECONDS, "the communicator was not aborted")
