@@ -144,12 +144,12 @@ class Session:
         self.control = Control(self, wires.controls)
         peers = {peer: claim for peer, claim in claims.items() if peer != config.rank}
         self._forget_device: Callable[[], None] = lambda: None
-        # From here on a break may come: silence, the device, and, last, what a peer has told already.
-        hub.monitor.add(self, peers, config.heartbeat, wires.pulses, wires.dial_pulse)
+        hub.monitor.add(self, peers, config.heartbeat, wires.pulses, wires.dial_pulse)  # which may break us at once
         if device is not None:
             self._forget_device = device_failures.listen(config.device, self._device_lost)
-        if self.freed.is_set():
-            self._forget_device()
+            if self.freed.is_set():
+                self._forget_device()
+        # Last: a peer may have broken the world already, and that is handled in the hub's thread.
         self.control.start()
 
     @property
