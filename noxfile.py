@@ -55,7 +55,7 @@ def _tool(session: nox.Session, *arguments: str) -> None:
     session.run("python", "-m", "build", *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
 
 
-def _pytest(session: nox.Session, suites: dict[str, str]) -> None:
+def _pytest(session: nox.Session, suites: dict[str, str], *, extras: str = "cli,metrics", cuda: bool = False) -> None:
     """Run suites (name: folder), or what the command line names instead, on the torch that it names."""
     arguments = list(session.posargs)
     torch = TORCH
@@ -64,11 +64,13 @@ def _pytest(session: nox.Session, suites: dict[str, str]) -> None:
         torch = arguments[place + 1]
         del arguments[place : place + 2]
     session.install(*_locked("tooling", "test"))
-    # pip, not uv: it uses the find-links folders of this machine's configuration.
-    session.install("pip")
-    before_numpy_2 = tuple(int(part) for part in torch.split(".")[:2]) < (2, 3)
-    session.run("python", "-m", "pip", "install", "-q", f"torch=={torch}", "numpy<2" if before_numpy_2 else "numpy")
-    session.install("-e", ".[cli,metrics]")
+    numpy = "numpy<2" if tuple(int(part) for part in torch.split(".")[:2]) < (2, 3) else "numpy"
+    if cuda:  # the index's own build: CPU builds are in folders of their own
+        session.install(f"torch=={torch}", numpy)
+    else:  # pip, not uv: it uses the find-links folders of this machine's configuration
+        session.install("pip")
+        session.run("python", "-m", "pip", "install", "-q", f"torch=={torch}", numpy)
+    session.install("-e", f".[{extras}]")
     chosen = {"named": arguments} if arguments else {name: [folder] for name, folder in suites.items()}
     for name, what in chosen.items():
         junit = f"--junitxml={HERE / 'dist' / f'tests-{name}-{torch}.xml'}"
@@ -106,8 +108,16 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Only the fault-tolerance suite: real processes, real faults, some three minutes: `-- [--torch 2.6.0]`."""
-    _pytest(session, {"faults": "tests/multiworld/faults"})
+    """Only the fault-tolerance suite: real processes, real faults, some three minutes: `-- [--torch 2.6.0]`.
+
+    With `--simulated` its rows on simulated NCCL, on the CUDA build of that torch.
+    """
+    if "--simulated" in session.posargs:
+        session.posargs.remove("--simulated")
+        session.posargs.extend(["-k", "simulated", "tests/multiworld/faults"])
+        _pytest(session, {}, extras="cli,metrics,nccl", cuda=True)
+    else:
+        _pytest(session, {"faults": "tests/multiworld/faults"})
 
 
 # Without an environment of its own: the Python that has a CUDA torch runs the tests, and nothing is installed.

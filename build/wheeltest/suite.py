@@ -40,8 +40,6 @@ _ROWS = {
     Form.STOCK: "torch-nccl and simulated or test_nccl_failures and simulated",
     Form.OVERLAY: "torch-nccl and simulated or test_nccl_failures and simulated",
 }
-#: What the driver `nccl` needs.
-_BINDINGS = "nccl4py>=0.6,<1"
 #: Bytes of memory that this suite takes on one wheel: test processes, and the workers that they fork.
 _MEMORY = 4 << 30
 #: Exit statuses of pytest and of `python -m gpuless` after Ctrl-C.
@@ -132,7 +130,7 @@ def _test_forms(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
 def _prepare_multiworld(python: Path) -> None:
     """Install multiworld and what its tests need: they use torch in their own process, and the harness in another."""
     groups = [item for name in ("test", "tooling") for item in ("--group", f"{REPO / 'pyproject.toml'}:{name}")]
-    install(python, *groups, _BINDINGS, "--editable", f"{REPO}[cli,metrics]")
+    install(python, *groups, "--editable", f"{REPO}[cli,metrics,nccl]")
 
 
 def _test_multiworld(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:

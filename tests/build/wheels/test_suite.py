@@ -11,7 +11,7 @@ from rich.console import Console
 from build import paths, record
 from build.errors import BusyError, UsageError
 from build.wheeltest import results
-from build.wheeltest.results import Case, Run, probe_table, run_table
+from build.wheeltest.results import SIMULATED, Case, Run, fault_table, probe_table, read_junit, run_table
 from build.wheeltest.suite import prove_release
 from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
@@ -78,3 +78,28 @@ def test_what_is_recorded_is_shown_as_that() -> None:
     assert "green, recorded" in shown
     assert "group leaked" in shown
     assert shown.count("│ probes │") == 2
+
+
+JUNIT = """<testsuites><testsuite>
+<testcase classname="f.test_x" name="test_kill[send]"/>
+<testcase classname="f.test_x" name="test_abort[hangs]"><skipped type="pytest.xfail" message="stock: ends"/></testcase>
+<testcase classname="f.test_x" name="test_abort[fails]"><failure message="[XPASS(strict)] stock: it ends"/></testcase>
+<testcase classname="f.test_x" name="test_frames"><skipped type="pytest.skip" message="left to gloo"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_faults_that_a_wheel_fails_are_named_and_the_clean_ones_counted(tmp_path: Path) -> None:
+    (tmp_path / "stock.xml").write_text(JUNIT)
+    stock = Run("stock", SIMULATED, 1, read_junit(tmp_path / "stock.xml"))
+    assert stock.counts == {"passed": 1, "failed as expected": 1, "failed": 1, "skipped": 1}
+    names = [case.name for case in stock.cases[:3]]
+    patched = Run("patched", SIMULATED, 0, tuple(Case(name, "passed") for name in names))
+    console = Console(width=140)
+    with console.capture() as seen:
+        console.print(fault_table((stock, patched), "faults"))
+    shown = seen.get()
+    assert "test_abort[hangs]" in shown
+    assert "stock: ends" in shown
+    assert shown.count("FAILS") == 1, "a row that starts to pass on stock"
+    assert "test_kill" not in shown
+    assert "1 of 3 rows are clean on every wheel" in shown
