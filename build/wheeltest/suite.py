@@ -33,13 +33,10 @@ from build.wheeltest.results import (
 
 #: Folders of multiworld's own tests, in this order: the faults are judged by time, so they run alone.
 _MULTIWORLD = ("core", "faults")
-#: The rows of the fault-tolerance suite that run on simulated NCCL. The driver `nccl` does not use what is patched: on
-#: the other two wheels only the failures of NCCL itself are run on it.
-_ROWS = {
-    Form.PATCHED: "simulated",
-    Form.STOCK: "torch-nccl and simulated or test_nccl_failures and simulated",
-    Form.OVERLAY: "torch-nccl and simulated or test_nccl_failures and simulated",
-}
+#: What of the fault-tolerance suite runs on simulated NCCL on all wheels: failures of NCCL and CUDA on torch's group,
+#: which is what the patches change. `nox -s faults -- --simulated` runs all rows, those of the driver `nccl` too.
+_FAILURES = ("tests/multiworld/faults/test_nccl_failures.py", "tests/multiworld/faults/test_torch_groups.py")
+_ROWS = "torch-nccl and simulated"
 #: Bytes of memory that this suite takes on one wheel: test processes, and the workers that they fork.
 _MEMORY = 4 << 30
 #: Exit statuses of pytest and of `python -m gpuless` after Ctrl-C.
@@ -164,7 +161,7 @@ def _available_memory() -> int:
 
 def _faults(plan: Plan, form: Form, python: Path, processes: str) -> Run:
     junit, said = plan.folder / f"faults-simulated-{form.value}.xml", list[str]()
-    command = _pytest(python, junit, "-n", processes, "-k", _ROWS[form], "tests/multiworld/faults")
+    command = _pytest(python, junit, "-n", processes, "-k", _ROWS, *_FAILURES)
     status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600, seen=said.append)
     return _found(form, SIMULATED, status, junit, said)
 

@@ -199,6 +199,8 @@ def test_peer_dies_with_our_part_on_the_device(scene: Scene, row: Row) -> None:
         scene.works(CALM, [on.us, on.other])
 
 
+# Open: torch's allocator may throw in a destructor when a tensor with recorded streams is freed on a lost device.
+@pytest.mark.xfail(strict=False, reason="open on every wheel: freeing memory of a lost device may end the process")
 @pytest.mark.only_rows("torch-nccl (simulated)", "the call in which it happens is the watchdog's")
 def test_lost_device(scene: Scene) -> None:
     """An error that damages the context ends every world on that device with one typed error, and not the process."""
