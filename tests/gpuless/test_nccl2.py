@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from gpuless.catalogue import PROBES
 from gpuless.model import Form, Outcome
@@ -115,6 +114,7 @@ def _said(rank: subprocess.Popen[bytes]) -> Any:
 def test_peer_killed_in_a_real_process_costs_its_world_alone(ready: Runner, imitated: dict[str, str]) -> None:
     """It is on another host, as far as NCCL knows. The caller aborts the world, and the other world goes on."""
     environment = _variables({**imitated, "GPULESS_NETWORK": "1"})
+    dist = pytest.importorskip("torch.distributed", reason="the store of the two processes needs torch here")
     store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     with ExitStack() as stack:
         ranks = [_started(ready.subject.python, environment, rank, store.port) for rank in range(2)]
