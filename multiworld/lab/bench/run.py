@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from multiworld.lab.bench.report import BenchReport, Comparison, Figure
 from multiworld.lab.bench.setup import Progress, Setup
 from multiworld.lab.bench.strangers import strangers
 from multiworld.lab.context import serve_store
+from multiworld.lab.folders import log_folder
 from multiworld.lab.workers import WorkerPool
 from multiworld.version import VERSION
 
@@ -72,7 +72,7 @@ def _measure(
     options: BenchOptions, wanted: tuple[str, ...], progress: Progress
 ) -> tuple[tuple[Comparison, ...], list[Figure]]:
     comparisons: tuple[Comparison, ...] = ()
-    with tempfile.TemporaryDirectory(prefix="multiworld-bench-") as folder, WorkerPool(Path(folder, "log")) as pool:
+    with log_folder("bench") as folder, WorkerPool(folder / "log") as pool:
         host = pool.worker("store")
         rounds = 5 if options.quick else options.rounds
         setup = Setup(pool, host, host.run(serve_store), rounds, options.quick, progress)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -19,6 +17,7 @@ from multiworld.lab.chaos.plan import BREAKING, Fault, FaultKind, Plan
 from multiworld.lab.chaos.report import ChaosReport, Story, judge
 from multiworld.lab.chaos.workload import Membership, Notice, Tally
 from multiworld.lab.context import serve_store
+from multiworld.lab.folders import log_folder
 from multiworld.lab.injector import Fired, Injector
 from multiworld.lab.workers import Worker, WorkerPool
 from multiworld.version import VERSION
@@ -38,7 +37,7 @@ def play(plan: Plan, progress: Progress) -> ChaosReport:
     machine makes fewer of them. ``progress`` gets a line per fault, with the time that is left.
     """
     before = os.getloadavg()
-    with tempfile.TemporaryDirectory(prefix="multiworld-chaos-") as folder, WorkerPool(Path(folder, "log")) as pool:
+    with log_folder("chaos") as folder, WorkerPool(folder / "log") as pool:
         run = Run(plan, pool, progress)
         progress(f"{plan.workers} workers in {len(plan.worlds)} worlds, at most {len(plan.faults)} faults")
         run.begin()

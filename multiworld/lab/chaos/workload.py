@@ -78,9 +78,12 @@ async def begin(context: Context, worker: int, memberships: list[Membership], st
 
 
 async def finish(context: Context) -> Tally:
-    for task in context.kept["tasks"]:
-        task.cancel()
-    await asyncio.gather(*context.kept["tasks"], return_exceptions=True)
+    tasks: list[asyncio.Task[None]] = context.kept["tasks"]
+    # Again and again: before Python 3.12, ``asyncio.wait_for`` loses a cancellation that comes with the result.
+    while any(not task.done() for task in tasks):
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_BREATH_SECONDS)
     tally: Tally = context.kept["tally"]
     try:
         quarantine.verify()  # finds something only with MULTIWORLD_DEBUG_MEMORY=1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,8 +23,9 @@ from multiworld.lab.bench.stats import Spread, paired_ratio, percentile
 from multiworld.lab.chaos.plan import Fault, FaultKind, Plan, draw_plan
 from multiworld.lab.chaos.report import Story, judge
 from multiworld.lab.chaos.run import play
-from multiworld.lab.chaos.workload import Notice, Tally
+from multiworld.lab.chaos.workload import Notice, Tally, finish
 from multiworld.lab.context import Context
+from multiworld.lab.folders import log_folder
 from multiworld.lab.injector import Fired, Injector, NotFiredError, proven
 from multiworld.lab.workers import WorkerPool
 from tests.multiworld.faults import acts
@@ -155,6 +158,37 @@ def test_chaos_with_real_workers() -> None:
     assert (done.returncode, broken) == (0, [])
     assert report["stories"]
     assert all(story["fired"] for story in report["stories"])
+
+
+def test_a_worker_finishes_when_a_cancellation_is_lost() -> None:
+    """Before Python 3.12, ``asyncio.wait_for`` returns a result that is there already, and forgets the cancellation."""
+
+    async def traffic(arrived: asyncio.Future[None]) -> None:
+        await asyncio.wait_for(arrived, 30)
+        await asyncio.Event().wait()
+
+    async def finished() -> Tally:
+        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            context = Context("worker", ours)
+            context.kept.update(tally=Tally(), tasks=[asyncio.ensure_future(traffic(arrived))])
+            await asyncio.sleep(0)
+            arrived.set_result(None)
+            return await asyncio.wait_for(finish(context), 10)
+
+    assert asyncio.run(finished()) == Tally()
+
+
+def test_logs_of_a_failure_stay() -> None:
+    """The error of a worker names its log."""
+    with log_folder("test") as folder:
+        assert folder.is_dir()
+    assert not folder.exists()
+    with pytest.raises(ValueError, match="worker"), log_folder("test") as folder:
+        raise ValueError("worker")
+    assert folder.is_dir()
+    folder.rmdir()
 
 
 def test_chaos_ends_when_its_time_is_over() -> None:
