@@ -89,7 +89,6 @@ def bench(
     pymultiworld: Annotated[
         Path | None, typer.Option(help="Python interpreter that has pymultiworld 0.2.3, to compare with.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a plot to this file (.png, .svg, .pdf).")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure worlds against plain torch.distributed, interleaved, and judge by the figures that are promised."""
@@ -99,13 +98,7 @@ def bench(
     options = BenchOptions(
         quick=quick, parts=tuple(filter(None, only.split(","))), rounds=rounds, pymultiworld=pymultiworld
     )
-    if plot is not None:
-        from multiworld.lab.bench.plot import check, draw
-
-        _guarded(lambda: check(plot))
     report = _guarded(lambda: run(options, _progress))
-    if plot is not None:
-        _guarded(lambda: draw(report, plot))
     _finish(report, bench_tables(report), as_json)
 
 

@@ -17,7 +17,6 @@ from multiworld.cli.app import app
 from multiworld.cli.status import StatusFile, read_all
 from multiworld.errors import InvalidArgument
 from multiworld.lab.bench.load import Load
-from multiworld.lab.bench.plot import draw
 from multiworld.lab.bench.report import BenchReport, Verdict, judged
 from multiworld.lab.bench.stats import Spread, paired_ratio, percentile
 from multiworld.lab.chaos.plan import Fault, FaultKind, Plan, draw_plan
@@ -222,11 +221,6 @@ def test_bench_with_real_workers() -> None:
     figures = {figure["name"]: figure for figure in json.loads(done.stdout)["figures"]}
     assert done.returncode in (0, 1), done.stderr
     assert figures["rejoin 100 times: left behind"]["verdict"] == "ok"
-
-
-def test_nothing_to_plot(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument):
-        draw(BenchReport((), (), {"torch": "", "rounds": ""}), tmp_path / "plot.png")
 
 
 async def show_status(context: Context, folder: str) -> None:
