@@ -25,7 +25,8 @@ from typing import Any, BinaryIO, Iterator  # noqa: UP035 - typing's, for Python
 
 #: Written last into a release's folder; without it the release is not whole.
 MARKER = "release.json"
-_DISK = "no space left on device"
+#: Bytes: less than this is a full disk.
+NO_ROOM = 4 << 20
 
 
 class FailedError(Exception):
@@ -289,9 +290,12 @@ def install(place: Place, asked: dict[str, Any], source: BinaryIO) -> dict[str, 
         folder = place.fresh(asked["release"])
         try:
             found = make(place, asked, folder)
-        except BaseException:
-            shutil.rmtree(str(folder), ignore_errors=True)
-            raise
+        except FailedError as error:  # some programs do not say why they fail on a full disk
+            full = shutil.disk_usage(str(place.prefix)).free < NO_ROOM
+            raise FailedError(f"the disk is full: {error.what}" if full else error.what, error.cause) from None
+        finally:
+            if not place.name(folder):
+                shutil.rmtree(str(folder), ignore_errors=True)
     switch(place, folder, asked)
     shutil.rmtree(str(place.wheels), ignore_errors=True)
     place.sweep()
@@ -364,9 +368,7 @@ def act(asked: dict[str, Any], source: BinaryIO) -> dict[str, Any]:
         with place.locked():
             return {**actions[asked["action"]](place, asked, source), **state(place)}
     except FailedError as error:
-        full = _DISK in error.cause.lower()
-        what = f"the disk is full: {error.what}" if full else error.what
-        return {"outcome": "failed", "what": what, "cause": error.cause, **state(place)}
+        return {"outcome": "failed", "what": error.what, "cause": error.cause, **state(place)}
     except OSError as error:
         return {"outcome": "failed", "what": _cause(error), "cause": "", **state(place)}
 
