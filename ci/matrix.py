@@ -47,7 +47,8 @@ def _ported(repo: Path, version: str, entry: dict[str, Any]) -> bool:
 
 
 def _manifest(repo: Path, series: str) -> dict[str, Any]:
-    return tomllib.loads((repo / "patches" / series / "manifest.toml").read_text(encoding="utf-8"))
+    found: dict[str, Any] = tomllib.loads((repo / "patches" / series / "manifest.toml").read_text(encoding="utf-8"))
+    return found
 
 
 def _pythons(entry: dict[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO, Iterator  # noqa: UP035 - typing's, for Python 3.8
 
@@ -244,9 +245,20 @@ def doctor(folder: Path, timeout: float) -> dict[str, list[str]]:
     return found
 
 
+def pip(folder: Path, timeout: float) -> list[str]:
+    """Return the command of pip for an environment: the host's own, since 22.3; else one that is put inside."""
+    python = str(folder / "bin" / "python")
+    try:
+        if tuple(map(int, version("pip").split(".")[:2])) >= (22, 3):
+            return [sys.executable, "-m", "pip", "--python", python]
+    except (PackageNotFoundError, ValueError):
+        pass
+    run([python, "-m", "ensurepip"], timeout)
+    return [python, "-m", "pip"]
+
+
 def healthy(folder: Path, timeout: float) -> dict[str, list[str]]:
-    """Check an environment; `FailedError` if a requirement is missing or a check of the doctor fails."""
-    run([str(folder / "bin" / "python"), "-m", "pip", "check"], timeout)
+    """Return what the doctor finds in an environment; `FailedError` if a check of it fails."""
     found = doctor(folder, timeout)
     if found.get("fail"):
         raise FailedError("multiworld doctor finds failures", "\n".join(found["fail"]))
@@ -257,16 +269,22 @@ def make(place: Place, asked: dict[str, Any], folder: Path) -> dict[str, list[st
     """Make the environment of a release in its folder, check it, and mark it as whole."""
     tmp = folder / "tmp"  # on the disk of the release: a node's /tmp is often small, and in memory
     step("making the environment")
-    run([sys.executable, "-m", "venv", str(folder)], asked["timeout"])
+    run([sys.executable, "-m", "venv", "--without-pip", str(folder)], asked["timeout"])
     tmp.mkdir()
     requirements = folder / "requirements.txt"
     requirements.write_text(asked["requirements"], encoding="utf-8")
     links = ["--find-links", str(place.wheels)] if asked["wheels"] else []
     step("installing")
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":all:"]
-    run([*pip, *asked["pip"], *links, "--require-hashes", "-r", str(requirements)], asked["timeout"], tmp)
+    program = pip(folder, asked["timeout"])
+    options = ["--no-cache-dir", "--only-binary", ":all:"]
+    run(
+        [*program, "install", *options, *asked["pip"], *links, "--require-hashes", "-r", str(requirements)],
+        asked["timeout"],
+        tmp,
+    )
     shutil.rmtree(str(tmp))
     step("checking")
+    run([*program, "check"], asked["timeout"])
     found = healthy(folder, asked["timeout"])
     with (folder / MARKER).open("w") as file:
         json.dump({"release": asked["release"]}, file)

@@ -76,8 +76,9 @@ class Host:
             except OSError:
                 return
             with connection, (self.folder / "sshd.log").open("ab") as log:
+                wire = connection.fileno()
                 self.sessions.append(
-                    subprocess.Popen(command, stdin=connection, stdout=connection, stderr=log, start_new_session=True)
+                    subprocess.Popen(command, stdin=wire, stdout=wire, stderr=log, start_new_session=True)
                 )
 
     def lose(self, *, processes: bool) -> None:

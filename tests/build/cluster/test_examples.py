@@ -40,7 +40,7 @@ def test_the_slurm_script_installs_on_the_nodes_of_its_job(site: Site, tmp_path:
     command = ["bash", str(copy), "--status", "--ssh-config", str(site.cluster.config)]
     done = subprocess.run(command, env=clean() | job, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert [line.split()[1] for line in done.stdout.splitlines() if "looked" in line] == ["node01", "node02"]
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("│")] == ["node01", "node02"]
     del job["SLURM_JOB_NODELIST"]
     done = subprocess.run(command, env=clean() | job, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from build.cli import guarded
+from ci.cluster.app import _app
 from tests.build.cluster.conftest import Site
 from tests.build.cluster.hosts import Host
 
@@ -173,9 +176,13 @@ def test_wheels_of_a_folder_are_sent_and_checked(site: Site, tmp_path: Path) -> 
     folder.mkdir()
     for name, data in site.index.files.items():
         (folder / name).write_bytes(data)
+    bare = tmp_path / "python"  # a host's Python without pip
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True, timeout=60)
+    inventory = tmp_path / "hosts"
+    inventory.write_text(f"node01 ansible_python_interpreter={bare}/bin/python\nfull\n")
     with _full_disk(full):
         asked = ("torch-multiworld==2.0", "--wheels", folder)
-        status, hosts, said = site.run(*asked, "--hosts", "node01,full")
+        status, hosts, said = site.run(*asked, "--inventory", inventory)
         assert (status, outcomes(hosts)) == (25, {"node01": "installed", "full": "failed"}), said
         assert "full: failed: the disk is full" in said
         assert full.releases == []
@@ -191,14 +198,14 @@ def test_wheels_of_a_folder_are_sent_and_checked(site: Site, tmp_path: Path) -> 
 
 
 class _full_disk:  # noqa: N801 - a context manager
-    """A file system of 3 MB on a host, where an environment needs 20."""
+    """A file system of 64 kB on a host."""
 
     def __init__(self, host: Host) -> None:
         self.place = host.home
 
     def __enter__(self) -> None:
         done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=3m", "full", self.place], capture_output=True, timeout=30, check=False
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "full", self.place], capture_output=True, timeout=30, check=False
         )
         if done.returncode or os.geteuid():
             pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
@@ -207,18 +214,29 @@ class _full_disk:  # noqa: N801 - a context manager
         subprocess.run(["umount", "-l", self.place], check=True, timeout=30)
 
 
-def test_mistakes_are_said_before_a_host_is_asked(site: Site, tmp_path: Path) -> None:
-    requirements = tmp_path / "bare.txt"
-    requirements.write_text("torch-multiworld==1.0\n")
-    for arguments, text in (
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
         (["torch-multiworld==1.0"], "name the hosts"),
         (["--hosts", "a"], "name either what to install or --requirements"),
         (["torch multiworld", "--hosts", "a"], "is not a requirement"),
-        (["--requirements", str(requirements), "--hosts", "a"], "has no hashes for torch-multiworld"),
+        (["--requirements", "bare.txt", "--hosts", "a"], "has no hashes for torch-multiworld"),
         (["--check", "--status", "--hosts", "a"], "exclude each other"),
-        (["x", "--hosts", "a", "--wheels", str(site.cluster.top)], "has no wheels"),
+        (["x", "--hosts", "a", "--wheels", "."], "has no wheels"),
         (["x", "--hosts", "a", "--limit", "b"], "--limit goes with --inventory"),
-    ):
-        status, _, said = site.run(*arguments)
-        assert status == 2, said
-        assert text in said
+        (["x", "--inventory", "empty"], "there are no hosts"),
+    ],
+)
+def test_mistakes_are_said_before_a_host_is_asked(
+    arguments: list[str],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "bare.txt").write_text("torch-multiworld==1.0\n")
+    (tmp_path / "empty").write_text("# nobody\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")  # ssh would not be found
+    assert guarded(_app, arguments) == 2
+    assert text in capsys.readouterr().err
