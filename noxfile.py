@@ -85,6 +85,8 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": str(HERE)})
+    session.run("actionlint")
+    session.run("kubernetes-validate", "--strict", *map(str, sorted(HERE.glob("ci/kubernetes/*.yaml"))))
     session.run("deptry", ".")
     # Without the groups: the package may import only the dependencies that it declares to its users.
     session.run("deptry", "multiworld", "--ignore", "DEP002", "--non-dev-dependency-groups", "none")
@@ -161,6 +163,30 @@ def patches(session: nox.Session) -> None:
 def regenerate_patch(session: nox.Session) -> None:
     """Port a series, hunk by hunk: `-- RELEASE`, or `-- --patches DIR --from-tree A --to-tree B --out DIR`."""
     _tool(session, "regenerate-patch", *session.posargs)
+
+
+def _ci(session: nox.Session, module: str) -> None:
+    """Run a program of `ci` in the environment of the tooling."""
+    session.install(*_locked("tooling", "test"))
+    session.run("python", "-m", module, *session.posargs, env={"PYTHONPATH": str(HERE)}, interrupt_timeout=30.0)
+
+
+@nox.session
+def install(session: nox.Session) -> None:
+    """Install a release on many hosts over ssh: `-- --help`. `ci/install` does the same and keeps the exit status."""
+    _ci(session, "ci.cluster")
+
+
+@nox.session(name="new-release")
+def new_release(session: nox.Session) -> None:
+    """The weekly job: port the patches to each new PyTorch release and open pull requests: `-- [--list]`."""
+    _ci(session, "ci.new_release")
+
+
+@nox.session
+def workflows(session: nox.Session) -> None:
+    """Run the commands of .github/workflows in clean clones, hours for all: `-- [--list] [WORKFLOW/JOB …]`."""
+    _ci(session, "ci.workflows")
 
 
 @nox.session

@@ -62,7 +62,7 @@ def _cache() -> Path:
 
 def _make(folder: Path, requirements: Path) -> None:
     """Create the environment in place, since its scripts name its path."""
-    print(f":: preparing nox in {folder}", flush=True)  # noqa: T201
+    print(f":: preparing {folder.parent.name} in {folder}", file=sys.stderr, flush=True)  # noqa: T201
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip: list[str | Path] = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, "--require-hashes", "-r", requirements], check=True)
@@ -148,16 +148,24 @@ def _fail(message: str, status: int) -> int:
 def run_again_with_nox(here: Path) -> int:
     """Run `noxfile.py` of the repository `here` with this process's arguments in an environment that has nox.
 
-    nox replaces this process, so that signals reach it directly. The function returns only when that fails: 5 when the
-    environment could not be made or this Python is too old, 2 for wrong arguments.
+    Returns only when that fails: 2 for wrong arguments, else as `run_in_environment`.
+    """
+    if sys.version_info >= (3, 10) and (said := advice(sys.argv[1:])):
+        return _fail(said, 2)
+    return run_in_environment(here, "nox", ["-m", "nox", "-f", str(here / "noxfile.py"), *sys.argv[1:]])
+
+
+def run_in_environment(here: Path, name: str, arguments: list[str]) -> int:
+    """Run Python with `arguments` in an environment that has what `locks/<name>.txt` of the repository `here` pins.
+
+    It replaces this process, so that signals reach it directly. The function returns only when that fails: 5 when the
+    environment could not be made or this Python is too old.
     """
     if sys.version_info < (3, 10):  # noqa: UP036 - any Python may be asked to run the noxfile
         return _fail("Python 3.10 or newer is needed; run `python3.10 noxfile.py …` or newer", 5)
-    if said := advice(sys.argv[1:]):
-        return _fail(said, 2)
-    requirements = here / "locks" / "nox.txt"
+    requirements = here / "locks" / f"{name}.txt"
     key = hashlib.sha256(sys.version.encode() + requirements.read_bytes()).hexdigest()[:16]
-    folder = _cache() / "nox" / key
+    folder = _cache() / name / key
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_suffix(".lock").open("w") as lock:
@@ -166,19 +174,19 @@ def run_again_with_nox(here: Path) -> int:
                 _prepare(folder, requirements)
     except OSError as error:
         return _fail(
-            f"the environment for nox could not be made: {error}\n"
+            f"the environment for {name} could not be made: {error}\n"
             f"cause:\n  the cache folder {folder.parent.parent} cannot be written\n"
             "to do:\n  set MULTIWORLD_CACHE to a folder with 200 MB free that you can write",
             5,
         )
     except subprocess.CalledProcessError as error:
         return _fail(
-            f"the environment for nox could not be made: {error}\n"
+            f"the environment for {name} could not be made: {error}\n"
             "cause:\n  Python without venv and pip, no network to the package index, or no room in the cache folder\n"
             "to do:\n  install them (`apt-get install python3-venv`), or install nox yourself and run `nox`",
             5,
         )
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-    command = [str(folder / "bin" / "python"), "-m", "nox", "-f", str(here / "noxfile.py"), *sys.argv[1:]]
+    python = str(folder / "bin" / "python")
+    paths = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}", "PYTHONPATH": str(here)}
     sys.stdout.flush()
-    return os.execve(command[0], command, {**os.environ, "PATH": path})  # noqa: S606 - no shell is wanted
+    return os.execve(python, [python, *arguments], {**os.environ, **paths})  # noqa: S606 - no shell is wanted

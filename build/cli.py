@@ -6,6 +6,7 @@ import errno
 import importlib
 import pkgutil
 import subprocess
+from collections.abc import Callable
 
 import typer
 
@@ -51,8 +52,13 @@ def _app() -> typer.Typer:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit status: 0, the `exit_code` of the error, or 130 after Ctrl-C."""
+    return guarded(_app, argv)
+
+
+def guarded(make: Callable[[], typer.Typer], argv: list[str] | None = None) -> int:
+    """Run a command line that `make` returns; what users and machines do wrong is a message and an exit status."""
     try:
-        status = _app()(argv, standalone_mode=False)
+        status = make()(argv, standalone_mode=False)
     except ToolError as error:
         return _report(error)
     except typer.Exit as leaving:
@@ -78,9 +84,10 @@ def main(argv: list[str] | None = None) -> int:
     return _interrupted() if status == EXIT_INTERRUPTED else status if isinstance(status, int) else 0
 
 
-def run() -> int:
+def run(command: Callable[[], int] = main) -> int:
+    """Run a command line with the signals of the tooling: what ends it removes what it has begun."""
     signals.handle()
     try:
-        return main()
+        return command()
     finally:
         signals.ignore()

@@ -120,3 +120,15 @@ class NeedsHumanError(ToolError):
     """A port leaves hunks that only a person can decide: neither a failure nor a success."""
 
     exit_code = 20
+
+
+class HostsError(ToolError):
+    """Hosts of a cluster could not be reached, or do not run what was wanted; the other hosts do."""
+
+    exit_code = 25
+
+
+class PendingError(ToolError):
+    """A dry run found hosts that an installation would change."""
+
+    exit_code = 26

@@ -22,7 +22,7 @@ from tests.build.series.repos import make_patch, make_repo
 from tests.build.wheels import little_wheel as lw
 
 TIMEOUT = 120.0
-_MANIFEST = """
+MANIFEST = """
 [series]
 name = "little"
 purpose = "adds 99 to the answer"
@@ -114,7 +114,7 @@ def make(little: Little, folder: Path) -> Place:
     (folder / "tmp").mkdir()
     _, release = lw.official(little, folder / "index")
     write_patch(place, "return 100 +")
-    (folder / "patches" / "little" / "manifest.toml").write_text(_MANIFEST)
+    (folder / "patches" / "little" / "manifest.toml").write_text(MANIFEST)
     entry = {key: value for key, value in msgspec.to_builtins(release).items() if value is not None}
     (folder / "releases.toml").write_bytes(msgspec.toml.encode({"release": {release.version: entry}}))
     (folder / "sitecustomize.py").write_text(_SITE)

@@ -1,0 +1,1 @@
+"""Install a release on many hosts over ssh: `ci/install --help`."""

@@ -1,0 +1,153 @@
+"""The weekly job, `python -m ci.new_release`: port the patches to each new PyTorch release and open a pull request.
+
+A release is new when the package index has it, it is newer than all that `build/releases.toml` has, and no branch of
+this job exists for it. The port, `regenerate-patch --build`, decides what kind of pull request it is: ready when all
+was ported, built and probed, else a draft whose report tells what a person has to do.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from packaging.version import Version
+
+from build import releases
+from build.cli import guarded, run
+from build.console import note, step
+from build.errors import NeedsHumanError, SourceError, ToolError, UsageError
+from build.git import PROJECT, Git, Settings
+from build.official.facts import versions
+from build.paths import REPO
+from build.porting.between_trees import MARKDOWN
+from build.process import run_shown
+from ci.forge import PullRequest, open_pull_request
+
+#: Seconds for one port with its build and probes: two downloads of 1 GB each and some minutes of work.
+_LONGEST = 4 * 3600.0
+#: What a port changes in the repository.
+_CHANGES = ("build/releases.toml", "patches")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where pull requests go.
+
+    Attributes:
+        git: the checkout, whose HEAD they are based on.
+        remote: the remote that gets the branches.
+        base: its branch that they are for.
+    """
+
+    git: Git
+    remote: str
+    base: str
+
+    def branches(self) -> set[str]:
+        rows = self.git.out("ls-remote", "--heads", self.remote).decode().splitlines()
+        return {row.partition("refs/heads/")[2] for row in rows}
+
+
+def new(offered: tuple[str, ...], known: list[str]) -> list[str]:
+    """Return the final releases that are newer than all known ones, oldest first."""
+    newest = max(map(Version, known))
+    found = [Version(item) for item in offered if Version(item) > newest]
+    return [str(item) for item in sorted(found) if not item.is_prerelease]
+
+
+def branch(series: str, release: str) -> str:
+    return f"port/{series}-{release}"
+
+
+def port(place: Place, series: str, release: str) -> str:
+    """Port a series to a release on a branch of its own, and open a pull request; return its address.
+
+    The checkout is as before afterwards.
+
+    Raises:
+        SourceError: the port ended without a report.
+        EnvironmentUnfitError: the branch or the pull request was refused; the remote then has neither.
+    """
+    head, start = branch(series, release), place.git.resolve("HEAD")
+    step(f"PyTorch {release} is new: porting {series}")
+    try:
+        status = _regenerate(series, release)
+        commit = _commit(place.git, series, release, start, status)
+    finally:
+        place.git.out("reset", "--quiet", "--hard", start)
+        place.git.out("clean", "--quiet", "-d", "--force", "--", *_CHANGES)
+    report = place.git.out("show", f"{commit}:patches/{series}/{release}/{MARKDOWN}").decode()
+    place.git.transfer("push", "--progress", place.remote, f"{commit}:refs/heads/{head}")
+    try:
+        title = f"{series}: PyTorch {release}" + (f" ({_reason(status)})" if status else "")
+        return open_pull_request(PullRequest(head, place.base, title, _body(release, status, report), bool(status)))
+    except ToolError:
+        place.git.out("push", place.remote, f":refs/heads/{head}")  # or the next run would take it for done
+        raise
+
+
+def _regenerate(series: str, release: str) -> int:
+    command = [sys.executable, "-m", "build", "regenerate-patch", release, "--series", series, "--build"]
+    return run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=_LONGEST)
+
+
+def _commit(git: Git, series: str, release: str, parent: str, status: int) -> str:
+    """Commit what the port has changed, without a branch of this checkout, and return the commit."""
+    if not (git.folder / "patches" / series / release / MARKDOWN).is_file():
+        raise SourceError(
+            f"the port of {series} to {release} ended with status {status} and without a report",
+            cause="its messages are above",
+            remedy=f"run `nox -s regenerate-patch -- {release} --series {series}` where they can be answered",
+        )
+    git.out("add", "--", *_CHANGES)
+    text = f"{series}: ported to PyTorch {release}\n\nBy regenerate-patch --build, which ended with status {status}.\n"
+    return git.commit(git.line("write-tree"), text.encode(), parent, PROJECT)
+
+
+def _reason(status: int) -> str:
+    return "needs a human" if status == NeedsHumanError.exit_code else "not proven"
+
+
+def _body(release: str, status: int, report: str) -> str:
+    if status == 0:
+        said = f"All hunks found their place in PyTorch {release}; the wheels were built and all probes did as wanted."
+    elif status == NeedsHumanError.exit_code:
+        said = f"Hunks need a human: `nox -s regenerate-patch -- {release}` on this branch goes on from here."
+    else:
+        said = f"The patches are ported, but build or probes ended with status {status}: see the log of the job."
+    return f"{said}\n\n{report}"
+
+
+def new_release(
+    series: Annotated[str, typer.Option(help="which series")] = "nccl",
+    remote: Annotated[str, typer.Option(help="remote that gets the branches")] = "origin",
+    base: Annotated[str, typer.Option(help="branch that the pull requests are for")] = "main",
+    dry: Annotated[bool, typer.Option("--list", help="only list the new releases")] = False,
+) -> None:
+    """Port the patches to each new PyTorch release, and open a pull request with the report."""
+    found = new(versions(), list(releases.load()))
+    step(f"new on the index: {', '.join(found) or 'nothing'}")
+    if dry or not found:
+        return
+    place = Place(Git(Path(REPO), settings=Settings.USER), remote, base)
+    if changed := place.git.changed_files():
+        raise UsageError("the checkout has changes", cause=", ".join(changed[:5]), remedy="run it in a clean clone")
+    there = place.branches()
+    for release in found:
+        if branch(series, release) in there:
+            note(f"{release}: the branch {branch(series, release)} exists already")
+        else:
+            step(f"opened {port(place, series, release)}")
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(new_release)
+    return app
+
+
+if __name__ == "__main__":
+    sys.exit(run(lambda: guarded(_app)))
