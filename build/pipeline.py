@@ -24,6 +24,7 @@ from build.series.show import show_verdicts
 from build.sources import Proof, SourceTree
 from build.wheels import overlay as overlay_wheel
 from build.wheels import patched as patched_wheel
+from build.wheels import sbom
 from build.wheels.platforms import platform_tag
 
 
@@ -104,6 +105,15 @@ def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Pat
     )
 
 
+def _stock(request: Request, release: Release, wheel: Path) -> record.Artifact:
+    return record.Artifact(wheel.name, release.wheel.sha256[request.python], wheel.stat().st_size)
+
+
+def documents(distribution: str, proven: record.Provenance, wheel: record.Artifact) -> dict[str, bytes]:
+    """Return what a wheel of `distribution` has in its dist-info about itself; `wheel` is the official one."""
+    return {record.EMBEDDED: record.encode(proven), str(sbom.PLACE): sbom.document(distribution, proven, wheel)}
+
+
 def _assemble(
     request: Request, release: Release, wheel: Path, overlay: Overlay, proven: record.Provenance
 ) -> tuple[record.Artifact, record.Artifact]:
@@ -117,16 +127,18 @@ def _assemble(
             return kept
     patched_wheel.check_disk(wheel, request.folder)
     step("assembling the wheels")
-    embedded = record.encode(proven)
+    stock = _stock(request, release, wheel)
     tag = proven.platform
+    inside = documents("torch", proven, stock)
     try:
-        patched = patched_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
+        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder)
     except (DigestMismatchError, WheelError):
         # Its seal matched, but bytes of it are wrong: reading it whole tells a damaged file from an unknown layout.
         seals.distrust(wheel)
         wheel = official.fetch_wheel(release, request.python)
-        patched = patched_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
-    alone = overlay_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
+        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder)
+    beside = documents(overlay_wheel.DISTRIBUTION, proven, stock)
+    alone = overlay_wheel.assemble(release, wheel, overlay, tag, beside, request.folder)
     return record.artifact(patched), record.artifact(alone)
 
 
@@ -144,12 +156,12 @@ def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRec
     tag = platform_tag(overlay.path)
     tag_check = Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies")
     checks = (belongs, *overlay.checks, tag_check)
-    proven = record.provenance(release, tree, ready.patches, overlay, checks, inputs.toolchain.identity, tag)
+    proven = record.provenance(release, tree, ready.patches, overlay, checks, inputs.toolchain, tag)
     patched, alone = _assemble(request, release, wheel, overlay, proven)
     return record.BuildRecord(
         provenance=proven,
         python=request.python,
-        official=record.Artifact(wheel.name, release.wheel.sha256[request.python], wheel.stat().st_size),
+        official=_stock(request, release, wheel),
         patched=patched,
         overlay=alone,
         verdicts=ready.applied.verdicts,

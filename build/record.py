@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from build.overlay.model import Check, Overlay
+from build.overlay.toolchain import Toolchain, linker
 from build.paths import atomic_write
 from build.releases import Release
 from build.seals import sha256_of
@@ -22,6 +23,8 @@ from build.sources import SourceTree
 #: Increased when a field of the record changes its meaning.
 SCHEMA = 1
 NAME = "build.json"
+#: The name of the provenance in a wheel's dist-info.
+EMBEDDED = "multiworld.json"
 
 
 class Patch(msgspec.Struct, frozen=True):
@@ -41,15 +44,17 @@ class UnitRecord(msgspec.Struct, frozen=True):
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """All that decides the overlay's bytes; embedded in each wheel as `multiworld.json`.
+    """All that decides the overlay's bytes; embedded in each wheel as `EMBEDDED`.
 
     Attributes:
         version: version of the wheels.
         source: where the sources came from, and how they are known to be the release.
+        source_tree: commit id of the unpatched sources as imported; it depends on their files alone.
         libtorch_cuda_build_ids: GNU build ids of the library the overlay is for, by Python version.
         series: names of the series.
         headers: header packages, `name==version`.
         compiler: first line of `--version`.
+        linker: likewise, of the linker that the compiler starts.
         flags: the compile line without paths.
         assembly: digest of this project's code that goes into the wheels or writes them.
         platform: platform tag that the overlay needs.
@@ -60,11 +65,13 @@ class Provenance(msgspec.Struct, frozen=True):
     version: str
     commit: str
     source: str
+    source_tree: str
     libtorch_cuda_build_ids: dict[str, str]
     series: tuple[str, ...]
     patches: tuple[Patch, ...]
     headers: tuple[str, ...]
     compiler: str
+    linker: str
     flags: tuple[str, ...]
     units: tuple[UnitRecord, ...]
     overlay_sha256: str
@@ -120,7 +127,7 @@ def provenance(
     patches: tuple[PatchFile, ...],
     overlay: Overlay,
     checks: tuple[Check, ...],
-    compiler: str,
+    toolchain: Toolchain,
     platform: str,
 ) -> Provenance:
     return Provenance(
@@ -129,11 +136,13 @@ def provenance(
         version=release.patched_version,
         commit=release.commit,
         source=f"{tree.kind.value}: {tree.identity}; {tree.proof.value}",
+        source_tree=tree.base,
         libtorch_cuda_build_ids=overlay.made_for,
         series=release.series,
         patches=tuple(Patch(p.name, p.subject, hashlib.sha256(p.data).hexdigest()) for p in patches),
         headers=tuple(f"{item.name}=={item.version}" for item in release.header_packages),
-        compiler=compiler,
+        compiler=toolchain.identity,
+        linker=linker(toolchain.cxx),
         flags=overlay.flags,
         units=tuple(UnitRecord(item.unit, item.why, item.sha256) for item in overlay.objects),
         overlay_sha256=overlay.sha256,
