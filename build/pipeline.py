@@ -142,10 +142,9 @@ def _assemble(
     return record.artifact(patched), record.artifact(alone)
 
 
-def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRecord:
-    """Make the overlay in `scratch`, prove it, and put it into wheels."""
-    tree, wheel, inputs = ready.tree, ready.wheel, ready.inputs
-    release = inputs.release
+def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay, record.Provenance]:
+    """Make the overlay in `scratch`, and prove it."""
+    tree, inputs = ready.tree, ready.inputs
     # A tree known by some of its files is judged by what the compiler read of it, any other before the long work.
     early = None if tree.proof is Proof.BLOBS else _check_source(tree, inputs.include, frozenset())
     overlay = build_overlay(inputs, scratch)
@@ -156,7 +155,13 @@ def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRec
     tag = platform_tag(overlay.path)
     tag_check = Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies")
     checks = (belongs, *overlay.checks, tag_check)
-    proven = record.provenance(release, tree, ready.patches, overlay, checks, inputs.toolchain, tag)
+    return overlay, record.provenance(inputs.release, tree, ready.patches, overlay, checks, inputs.toolchain, tag)
+
+
+def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRecord:
+    """Make the overlay in `scratch`, and put it into wheels."""
+    release, wheel = ready.inputs.release, ready.wheel
+    overlay, proven = make_overlay(ready, scratch)
     patched, alone = _assemble(request, release, wheel, overlay, proven)
     return record.BuildRecord(
         provenance=proven,
@@ -166,7 +171,7 @@ def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRec
         overlay=alone,
         verdicts=ready.applied.verdicts,
         replaced=overlay.replaced,
-        passed_over=tuple(f"{item.origin}: {item.reason}" for item in tree.passed_over),
+        passed_over=tuple(f"{item.origin}: {item.reason}" for item in ready.tree.passed_over),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -112,13 +113,25 @@ def artifact(path: Path) -> Artifact:
     return Artifact(path.name, sha256_of(path), path.stat().st_size)
 
 
-def _assembly() -> str:
+def assembly() -> str:
     """Digest the loader and the modules that write wheels: with other code, earlier wheels are stale."""
     digest = hashlib.sha256()
     for folder in ("runtime", "wheels"):
         for path in sorted((Path(__file__).parent / folder).rglob("*.py")):
             digest.update(f"{path.relative_to(Path(__file__).parent)}\0{sha256_of(path)}\n".encode())
     return digest.hexdigest()
+
+
+def patches_of(files: Iterable[PatchFile]) -> tuple[Patch, ...]:
+    return tuple(Patch(item.name, item.subject, hashlib.sha256(item.data).hexdigest()) for item in files)
+
+
+def headers_of(release: Release) -> tuple[str, ...]:
+    return tuple(f"{item.name}=={item.version}" for item in release.header_packages)
+
+
+def source_of(tree: SourceTree) -> str:
+    return f"{tree.kind.value}: {tree.identity}; {tree.proof.value}"
 
 
 def provenance(
@@ -135,19 +148,19 @@ def provenance(
         release=release.version,
         version=release.patched_version,
         commit=release.commit,
-        source=f"{tree.kind.value}: {tree.identity}; {tree.proof.value}",
+        source=source_of(tree),
         source_tree=tree.base,
         libtorch_cuda_build_ids=overlay.made_for,
         series=release.series,
-        patches=tuple(Patch(p.name, p.subject, hashlib.sha256(p.data).hexdigest()) for p in patches),
-        headers=tuple(f"{item.name}=={item.version}" for item in release.header_packages),
+        patches=patches_of(patches),
+        headers=headers_of(release),
         compiler=toolchain.identity,
         linker=linker(toolchain.cxx),
         flags=overlay.flags,
         units=tuple(UnitRecord(item.unit, item.why, item.sha256) for item in overlay.objects),
         overlay_sha256=overlay.sha256,
         overlay_build_id=overlay.build_id,
-        assembly=_assembly(),
+        assembly=assembly(),
         platform=platform,
         checks=checks,
     )

@@ -40,7 +40,7 @@ def wheelhouse(
     more = [path.absolute() for path in folders or ()]
     wheels = publish(Request((*sorted(set(built)), *more), into, url, signer, builder))
     _show(wheels, into)
-    note(f"provenance signed by key {signer.keyid}" if signer else "provenance is NOT signed: --key names a key")
+    note(f"provenance signed by key {signer.public.keyid}" if signer else "provenance is NOT signed: --key names a key")
 
 
 def _show(wheels: tuple[Wheel, ...], out: Path) -> None:

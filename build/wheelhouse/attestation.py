@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from build.errors import ClaimError
-from build.wheelhouse.signing import PrivateKey
+from build.wheelhouse.signing import PAYLOAD_TYPE, PrivateKey
 
 #: Behind the name of a wheel: the object of PEP 740, and the statement alone, to be read by people.
 SUFFIX, STATEMENT, ENVELOPE = ".provenance", ".slsa.json", ".dsse.json"
@@ -72,8 +72,7 @@ def make(statement: bytes, key: PrivateKey | None) -> Attestation:
     """Return `statement` signed with `key`, or unsigned without one."""
     if key is None:
         return Attestation(statement)
-    signature = bytes.fromhex(key.sign(statement).signatures[key.keyid].signature)
-    return Attestation(statement, Publisher.KEY, signature, key.keyid, key.public.decode())
+    return Attestation(statement, Publisher.KEY, key.sign(statement), key.public.keyid, key.public.pem)
 
 
 def encode(item: Attestation) -> bytes:
@@ -129,7 +128,7 @@ def envelope(item: Attestation) -> bytes:
     """Return the DSSE envelope of a statement that is signed with a plain key."""
     whole = {
         "payload": _base64(item.statement),
-        "payloadType": "application/vnd.in-toto+json",
+        "payloadType": PAYLOAD_TYPE,
         "signatures": [{"keyid": item.keyid, "sig": _base64(item.signature)}],
     }
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"

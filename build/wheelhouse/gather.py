@@ -59,12 +59,23 @@ def gathered(folders: Sequence[Path]) -> Iterator[tuple[Wheel, ...]]:
         yield _gather(folders)
 
 
+def record_of(path: Path) -> BuildRecord | None:
+    """Return the record, beside the wheel at `path`, of the build that made a wheel of that name and these bytes.
+
+    If all that made one of that name claim other bytes, the last of them.
+    """
+    claims = _Folder(path.parent, _records(path.parent, "build*.json", BuildRecord), ()).claimed(path.name)
+    return claims.get(seals.sha256_of(path)) or next(reversed(claims.values()), None)
+
+
 def _gather(folders: Sequence[Path]) -> tuple[Wheel, ...]:
     problems: list[str] = []
     found: dict[str, list[Wheel]] = defaultdict(list)
     for path in sorted(set(folders)):
         with _noted(problems):
-            folder = _Folder(path, _records(path, "build*.json", BuildRecord), _records(path, "tests*.json", TestRecord))
+            folder = _Folder(
+                path, _records(path, "build*.json", BuildRecord), _records(path, "tests*.json", TestRecord)
+            )
             for place in sorted(path.glob("*.whl")):
                 with _noted(problems):
                     found[place.name].append(_wheel(place, folder))
@@ -79,7 +90,9 @@ def _gather(folders: Sequence[Path]) -> tuple[Wheel, ...]:
             remedy="build again, or take these files out of the folders",
         )
     if not found:
-        raise UsageError("there is no wheel to publish", remedy="e.g. `nox -s build-2.6.0`, or name a folder with wheels")
+        raise UsageError(
+            "there is no wheel to publish", remedy="e.g. `nox -s build-2.6.0`, or name a folder with wheels"
+        )
     return tuple(_merged(found[name]) for name in sorted(found))
 
 
@@ -99,13 +112,14 @@ def _noted(problems: list[str]) -> Iterator[None]:
 
 
 def _records(folder: Path, pattern: str, form: type[T]) -> tuple[T, ...]:
-    found = []
-    for path in sorted(folder.glob(pattern)):
-        try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=form))
-        except msgspec.DecodeError as error:
-            raise ClaimError(f"{path} is not a record of this version: {error}") from None
-    return tuple(found)
+    return tuple(_decoded(path, form) for path in sorted(folder.glob(pattern)))
+
+
+def _decoded(path: Path, form: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=form)
+    except msgspec.DecodeError as error:
+        raise ClaimError(f"{path} is not a record of this version of the project: {error}") from None
 
 
 def _wheel(path: Path, folder: _Folder) -> Wheel:

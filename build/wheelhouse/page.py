@@ -18,8 +18,8 @@ from build.wheelhouse.proofs import State
 
 _CLASS = {State.PROVEN: "proven", State.BUILT: "built", State.FAILED: "failed", State.FOREIGN: "none"}
 _LEAD = (
-    "PyTorch with the patches that let a job survive dead peers. Each command installs one wheel and checks its SHA-256; "
-    "everything else comes from your package index. Install the patched wheel or the overlay wheel, not both."
+    "PyTorch with the patches that let a job survive dead peers. Each command installs one wheel and checks its "
+    "SHA-256; everything else comes from your package index. Install the patched wheel or the overlay wheel, not both."
 )
 
 
@@ -61,7 +61,9 @@ def _python_key(python: str) -> tuple[int, ...]:
 
 def _facts(wheels: Sequence[Wheel], releases: Sequence[str], signed_by: str) -> str:
     size = sum(item.size for item in wheels) / 1e9
-    signed = f'<li class="proven">signed by key {signed_by[:16]}…</li>' if signed_by else '<li class="built">not signed</li>'
+    signed = (
+        f'<li class="proven">signed by key {signed_by[:16]}…</li>' if signed_by else '<li class="built">not signed</li>'
+    )
     return (
         f'<ul class="facts"><li>{len(wheels)} wheels</li><li>{len(releases)} releases of PyTorch</li>'
         f"<li>{size:.2f} GB</li>{signed}</ul>"
@@ -72,7 +74,9 @@ def _matrix(wheels: Sequence[Wheel], releases: Sequence[str]) -> str:
     """Return the table of releases and wheels; each cell leads to the wheel."""
     if not releases:
         return ""
-    columns = sorted({_column(item) for item in wheels if item.made}, key=lambda c: (c[0] == "overlay", _python_key(c[1])))
+    columns = sorted(
+        {_column(item) for item in wheels if item.made}, key=lambda c: (c[0] == "overlay", _python_key(c[1]))
+    )
     head = "".join(f'<th scope="col">{form}<small>{_for(python)}</small></th>' for form, python in columns)
     rows = "".join(_row(name, _of(wheels, name), columns) for name in releases)
     legend = "".join(
@@ -106,9 +110,11 @@ def _cell(wheels: Sequence[Wheel]) -> str:
     marks = []
     for item in wheels:
         found = proofs.state(item)
-        word = "yanked" if item.yanked is not None else found.word
-        mark = f'<span class="mark" aria-hidden="true">{found.symbol}</span>{word}'
-        marks.append(f'<a class="{_CLASS[found]}" href="#{_anchor(item)}">{mark}</a>')
+        colour, symbol, word = _CLASS[found], found.symbol, found.word
+        if item.yanked is not None:
+            colour, symbol, word = "failed", "⊘", "yanked"
+        mark = f'<span class="mark" aria-hidden="true">{symbol}</span>{word}'
+        marks.append(f'<a class="{colour}" href="#{_anchor(item)}">{mark}</a>')
     return f"<td>{'<br>'.join(marks)}</td>"
 
 
@@ -125,7 +131,9 @@ def _card(item: Wheel, url: str) -> str:
     found = proofs.state(item)
     title = item.contents.project if item.form is Form.OTHER else item.form.value.capitalize()
     about = f"{_for(proofs.pythons(item))} · {item.platform} · {_size(item.size)}"
-    yanked = f'<p class="failed">Yanked: {escape(item.yanked or "no reason given")}</p>' if item.yanked is not None else ""
+    yanked = (
+        f'<p class="failed">Yanked: {escape(item.yanked or "no reason given")}</p>' if item.yanked is not None else ""
+    )
     return (
         f'<article class="wheel{" yanked" if yanked else ""}" id="{_anchor(item)}"><header><h3>{escape(title)}</h3>'
         f'<span class="tag {_CLASS[found]}">{found.word}</span><small>{escape(about)}</small></header>'
@@ -139,17 +147,16 @@ def _size(size: int) -> str:
 
 
 def _command(item: Wheel, url: str) -> str:
-    base = escape(url.rstrip("/")) if url else '<span class="here">https://ADDRESS-OF-THIS-PAGE</span>'
     beside = f"'torch=={escape(_release(item))}' " if item.form is Form.OVERLAY else ""
-    what = f"'{item.contents.project} @ {base}/{simple.url(item)}#sha256={item.sha256}'"
-    return f'<div class="command"><code>pip install {beside}{what}</code></div>'
+    what = f"'{item.contents.project} @ {_base(url)}/{simple.url(item)}#sha256={item.sha256}'"
+    return _box(f"pip install {beside}{what}")
 
 
 def _proofs(item: Wheel) -> str:
     rows = [("SHA-256", f"<code>{item.sha256}</code>")]
     if item.made is not None:
         proven = item.made.provenance
-        sources = f"<code>{proven.commit[:12]}</code>, {escape(proven.source)}"
+        sources = f"commit <code>{proven.commit[:12]}</code>, from {escape(proven.source)}"
         patches = f"{len(proven.patches)} of {', '.join(map(escape, proven.series))}"
         rows += [("Sources", sources), ("Patches", patches), ("Compiler", escape(proven.compiler))]
         rows += [("Checks", proofs.checks(item))]
@@ -167,11 +174,19 @@ def _links(item: Wheel) -> str:
 
 def _use(url: str) -> str:
     """Return how to use the index and how to check a wheel."""
-    base = escape(url.rstrip("/")) if url else '<span class="here">https://ADDRESS-OF-THIS-PAGE</span>'
     return (
         '<h2>Use it as an index</h2><p class="lead">pip and uv read <a href="simple/">simple/</a>; programs read '
-        '<a href="wheelhouse.json">wheelhouse.json</a>. To check what a wheel claims, with the checkout of this project:'
-        f'</p><div class="command"><code>pip install --extra-index-url {base}/simple/ torch==VERSION</code></div>'
-        '<div class="command"><code>nox -s verify -- WHEEL</code></div>'
+        '<a href="wheelhouse.json">wheelhouse.json</a>. Name the version that you want in full.</p>'
+        f"{_box(f'pip install --extra-index-url {_base(url)}/simple/ torch==VERSION')}"
+        '<h2>Check a wheel</h2><p class="lead">With a checkout of this project: it checks every claim of the '
+        f"provenance and builds the wheel again.</p>{_box('nox -s verify -- WHEEL')}"
     )
 
+
+def _box(command: str) -> str:
+    return f'<div class="command"><code>{command}</code></div>'
+
+
+def _base(url: str) -> str:
+    """Return the address of the wheelhouse as HTML; the script fills in one that is not known."""
+    return escape(url.rstrip("/")) if url else '<span class="here">https://ADDRESS-OF-THIS-PAGE</span>'

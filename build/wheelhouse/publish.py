@@ -76,14 +76,19 @@ def publish(request: Request) -> tuple[Wheel, ...]:
     """
     _check_out(request.out)
     with locked(request.out, f"the wheelhouse {request.out}"), gathered(request.folders) as wheels:
-        with swapped_in(request.out) as part:
-            for item in wheels:
-                _place(item.path, part / "files" / item.name)
-            for name, data in _documents(request, wheels):
-                path = part / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
+        _write(request, wheels)
     return wheels
+
+
+def _write(request: Request, wheels: Sequence[Wheel]) -> None:
+    """Write everything beside the wheelhouse, and put it in its place."""
+    with swapped_in(request.out) as part:
+        for item in wheels:
+            _place(item.path, part / "files" / item.name)
+        for name, data in _documents(request, wheels):
+            path = part / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
 
 
 def _check_out(out: Path) -> None:
@@ -111,9 +116,9 @@ def _documents(request: Request, wheels: Sequence[Wheel]) -> Iterator[tuple[str,
         yield f"files/{item.name}{simple.METADATA}", item.contents.metadata
         yield from ((f"files/{item.name}{suffix}", data) for suffix, data in _provenance(item, request))
     yield from simple.files(wheels, request.url).items()
-    signed_by = request.key.keyid if request.key else ""
+    signed_by = request.key.public.keyid if request.key else ""
     if request.key is not None:
-        yield PUBLIC_KEY, request.key.public
+        yield PUBLIC_KEY, request.key.public.pem.encode()
     listing = Listing(signed_by, tuple(map(_listed, wheels)))
     yield LIST, msgspec.json.format(msgspec.json.encode(listing), indent=1) + b"\n"
     yield "index.html", page.page(wheels, signed_by, request.url).encode()
@@ -123,7 +128,9 @@ def _provenance(item: Wheel, request: Request) -> Iterator[tuple[str, bytes]]:
     """Yield what lies beside a wheel about its build, nothing for one without a record."""
     if item.made is None:
         return
-    said = statement.encode(statement.make(record.Artifact(item.name, item.sha256, item.size), item.made, request.builder))
+    said = statement.encode(
+        statement.make(record.Artifact(item.name, item.sha256, item.size), item.made, request.builder)
+    )
     signed = attestation.make(said, request.key)
     yield attestation.STATEMENT, said
     yield attestation.SUFFIX, attestation.encode(signed)

@@ -1,14 +1,15 @@
-"""Sign statements with an ed25519 key, and check such signatures: DSSE envelopes.
+"""Sign statements with an ed25519 key, and check such signatures, over what a DSSE envelope signs.
 
 A key proves who signed only to those who got its public half by another way than the wheelhouse.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -16,9 +17,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_pem_public_key,
 )
-from securesystemslib.dsse import Envelope
-from securesystemslib.exceptions import VerificationError
-from securesystemslib.signer import CryptoSigner, Key, Signature, SSlibKey
 
 from build.errors import ClaimError, UsageError
 
@@ -28,21 +26,51 @@ _MAKE = "make one: `openssl genpkey -algorithm ed25519 -out key.pem`"
 
 
 @dataclass(frozen=True, slots=True)
-class PrivateKey:
-    """A signing key; `public` is its public half as PEM."""
+class PublicKey:
+    """A key that checks signatures."""
 
-    signer: CryptoSigner
-    public: bytes
+    key: Ed25519PublicKey
+
+    @property
+    def pem(self) -> str:
+        return self.key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
     @property
     def keyid(self) -> str:
-        return str(self.signer.public_key.keyid)
+        """SHA-256 of the key in its DER form: what `openssl pkey -pubin -outform DER | sha256sum` prints."""
+        return hashlib.sha256(self.key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
-    def sign(self, payload: bytes) -> Envelope:
-        """Return an envelope with `payload`; ed25519 gives the same signature each time."""
-        envelope = Envelope(payload, PAYLOAD_TYPE, {})
-        envelope.sign(self.signer)
-        return envelope
+    def check(self, statement: bytes, signature: bytes) -> None:
+        """Raise ClaimError unless this key signed exactly `statement`."""
+        try:
+            self.key.verify(signature, signed_bytes(statement))
+        except InvalidSignature:
+            raise ClaimError(
+                f"the provenance is not signed by key {self.keyid}",
+                cause="another key signed it, or statement or signature were changed",
+                remedy="do not use the wheel, or name the right public key",
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateKey:
+    """A key that signs."""
+
+    key: Ed25519PrivateKey
+
+    @property
+    def public(self) -> PublicKey:
+        return PublicKey(self.key.public_key())
+
+    def sign(self, statement: bytes) -> bytes:
+        """Return the signature; ed25519 gives the same one each time."""
+        return self.key.sign(signed_bytes(statement))
+
+
+def signed_bytes(statement: bytes) -> bytes:
+    """Return what is signed for a statement: DSSE's encoding of it and its type."""
+    kind = PAYLOAD_TYPE.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(statement), statement)
 
 
 def private_key(path: Path) -> PrivateKey:
@@ -54,14 +82,13 @@ def private_key(path: Path) -> PrivateKey:
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UsageError(f"--key {path} is not a private key that can be read: {error}", remedy=_MAKE) from None
+        raise UsageError(f"{path} is not a private key that can be read: {error}", remedy=_MAKE) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError(f"--key {path} is not an ed25519 key", cause=type(key).__name__, remedy=_MAKE)
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return PrivateKey(CryptoSigner(key), public)
+        raise UsageError(f"{path} is not an ed25519 key", cause=type(key).__name__, remedy=_MAKE)
+    return PrivateKey(key)
 
 
-def public_key(path: Path) -> Key:
+def public_key(path: Path) -> PublicKey:
     """Read an ed25519 public key from a PEM file.
 
     Raises:
@@ -71,29 +98,12 @@ def public_key(path: Path) -> Key:
         return parse_public(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         remedy = "name the public half: `openssl pkey -in key.pem -pubout`"
-        raise UsageError(f"--key {path} is not a public ed25519 key: {error}", remedy=remedy) from None
+        raise UsageError(f"{path} is not a public ed25519 key: {error}", remedy=remedy) from None
 
 
-def parse_public(pem: bytes) -> Key:
+def parse_public(pem: bytes) -> PublicKey:
     """Return the public key in `pem`; raise ValueError for anything else."""
     key = load_pem_public_key(pem)
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError(f"{type(key).__name__} is not an ed25519 key")  # noqa: TRY004 - the text is wrong, not a type
-    return SSlibKey.from_crypto(key)
-
-
-def check(statement: bytes, signature: bytes, keyid: str, key: Key) -> None:
-    """Check the signature over a statement.
-
-    Raises:
-        ClaimError: it was not made with `key` over exactly these bytes.
-    """
-    envelope = Envelope(statement, PAYLOAD_TYPE, {keyid: Signature(keyid, signature.hex())})
-    try:
-        envelope.verify([key], 1)
-    except VerificationError:
-        raise ClaimError(
-            f"the provenance is not signed by key {key.keyid[:16]}…",
-            cause=f"its signature names key {keyid[:16]}…" if keyid != key.keyid else "statement or signature changed",
-            remedy="do not use the wheel, or name the right public key",
-        ) from None
+    return PublicKey(key)

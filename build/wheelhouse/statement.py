@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from build.errors import ClaimError
@@ -85,19 +83,28 @@ def official_of(statement: Statement) -> Artifact:
 def make(item: Artifact, made: BuildRecord, builder: str = BUILDER) -> Statement:
     """Return the statement about the wheel `item` of a build."""
     proven = made.provenance
-    definition = Definition(
-        BUILD_TYPE, Outer(proven.release, proven.series, made.python), proven, _dependencies(made)
+    overlay = Resource(
+        SONAME, digest={"sha256": proven.overlay_sha256}, annotations={"buildId": proven.overlay_build_id}
     )
-    overlay = Resource(SONAME, digest={"sha256": proven.overlay_sha256}, annotations={"buildId": proven.overlay_build_id})
     subject = Resource(item.name, digest={"sha256": item.sha256})
-    return Statement(TYPE, (subject,), PREDICATE, Predicate(definition, Details(Builder(builder), (overlay,))))
+    return Statement(
+        TYPE,
+        (subject,),
+        PREDICATE,
+        Predicate(definition(proven, made.python, made.official), Details(Builder(builder), (overlay,))),
+    )
 
 
-def _dependencies(made: BuildRecord) -> tuple[Resource, ...]:
-    proven = made.provenance
+def definition(proven: Provenance, python: str, official: Artifact) -> Definition:
+    """Return what went into a build: as SLSA names it, and in full."""
+    outer = Outer(proven.release, proven.series, python)
+    return Definition(BUILD_TYPE, outer, proven, _dependencies(proven, official))
+
+
+def _dependencies(proven: Provenance, wheel: Artifact) -> tuple[Resource, ...]:
     obtained = {"obtained": proven.source, "imported": proven.source_tree}
     source = Resource("pytorch", f"{_UPSTREAM}@refs/tags/v{proven.release}", {"gitCommit": proven.commit}, obtained)
-    official = Resource(made.official.name, f"pkg:pypi/torch@{proven.release}", {"sha256": made.official.sha256})
+    official = Resource(wheel.name, f"pkg:pypi/torch@{proven.release}", {"sha256": wheel.sha256})
     patches = (
         Resource(item.name, digest={"sha256": item.sha256}, annotations={"subject": item.subject})
         for item in proven.patches
@@ -130,7 +137,7 @@ def decode(data: bytes | str, origin: str) -> Statement:
     return found
 
 
-def _foreign(origin: str, reason: Any) -> ClaimError:
+def _foreign(origin: str, reason: str) -> ClaimError:
     return ClaimError(
         f"{origin} is not the provenance of an overlay build: {reason}",
         cause="it is damaged, of another version of this project, or of something else",

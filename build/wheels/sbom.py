@@ -1,4 +1,4 @@
-"""The SBOM of a wheel, CycloneDX in `.dist-info/sboms/` (PEP 770): no time and no random number, so that bytes repeat."""
+"""The SBOM of a wheel, CycloneDX in `.dist-info/sboms/` (PEP 770). It has no time and no random number."""
 
 from __future__ import annotations
 
@@ -47,6 +47,12 @@ def _package(name: str, version: str, digest: str = "", scope: ComponentScope | 
     return Component(name=name, version=version, purl=purl, bom_ref=str(purl), hashes=hashes, scope=scope)
 
 
+def _header(pin: str) -> Component:
+    """Return a package that was compiled against, `name==version`: nothing of it is in the wheel but inlined code."""
+    name, _, version = pin.partition("==")
+    return _package(name, version, scope=ComponentScope.EXCLUDED)
+
+
 def _pedigree(proven: Provenance, ancestors: Sequence[Component]) -> Pedigree:
     """Return where the compiled code comes from: the upstream commit, and the patches on it."""
     patches = [
@@ -88,7 +94,6 @@ def document(distribution: str, proven: Provenance, official: Artifact) -> bytes
     root = _package(distribution, proven.version)
     root.licenses = [LicenseFactory().make_from_string(_LICENCES)]
     bom = Bom(serial_number=uuid.uuid5(_SPACE, f"{distribution} {msgspec.json.encode(proven).decode()}"))
-    headers = [_package(*item.split("==", 1), scope=ComponentScope.EXCLUDED) for item in proven.headers]
     overlay = _overlay(proven)
     parts = [overlay]
     if distribution == "torch":
@@ -98,7 +103,7 @@ def document(distribution: str, proven: Provenance, official: Artifact) -> bytes
     bom.metadata = BomMetaData(
         component=root, tools=_tools(proven), properties=[Property(name="multiworld:limit", value=_LIMIT)]
     )
-    for part in (*parts, *headers):
+    for part in (*parts, *map(_header, proven.headers)):
         bom.components.add(part)
     bom.register_dependency(root, parts)
     return _encoded(bom)
