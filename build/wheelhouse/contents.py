@@ -62,10 +62,15 @@ def _same_version(text: str, version: Version) -> bool:
 
 
 def _check_tags(path: Path, tags: str, wheel: bytes) -> None:
-    """Raise ClaimError unless WHEEL has the tags of the file name."""
+    """Raise ClaimError unless WHEEL has the tags of the file name.
+
+    Tools that give a wheel its platform tag after it was built may leave `linux_x86_64` in WHEEL: PyTorch's own do.
+    """
     lines = BytesParser().parsebytes(wheel).get_all("Tag", [])
     inside = {tag for line in lines for tag in parse_tag(line.strip())}
-    if inside != set(parse_tag(tags)):
+    unnamed = {(tag.interpreter, tag.abi) for tag in inside if tag.platform.startswith("linux_")}
+    named = {tag for tag in parse_tag(tags) if (tag.interpreter, tag.abi) not in unnamed}
+    if named != {tag for tag in inside if (tag.interpreter, tag.abi) not in unnamed}:
         raise ClaimError(
             f"{path.name}: its WHEEL has the tags {', '.join(sorted(map(str, inside))) or '(none)'}",
             cause="the file was renamed, so that it promises another platform or Python",
