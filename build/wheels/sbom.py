@@ -59,7 +59,7 @@ def _pedigree(proven: Provenance, ancestors: Sequence[Component]) -> Pedigree:
         Patch(type=PatchClassification.UNOFFICIAL, diff=Diff(url=XsUri(f"{item.name}#sha256={item.sha256}")))
         for item in proven.patches
     ]
-    commit = Commit(uid=proven.commit, url=XsUri(f"{_UPSTREAM}/commit/{proven.commit}"), message=proven.source)
+    commit = Commit(uid=proven.commit, url=XsUri(f"{_UPSTREAM}/commit/{proven.commit}"))
     return Pedigree(ancestors=ancestors, commits=[commit], patches=patches)
 
 
@@ -71,7 +71,10 @@ def _overlay(proven: Provenance) -> Component:
         hashes=_sha256(proven.overlay_sha256),
         licenses=[LicenseFactory().make_from_string(_LICENCES)],
         pedigree=_pedigree(proven, []),
-        properties=[Property(name="multiworld:unit", value=item.unit) for item in proven.units],
+        properties=[
+            Property(name="multiworld:source", value=proven.source),
+            *(Property(name="multiworld:unit", value=item.unit) for item in proven.units),
+        ],
     )
 
 
