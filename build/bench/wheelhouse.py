@@ -102,5 +102,6 @@ def measure(rounds: int) -> list[Figure]:
         costs = [cost(command, env={**os.environ, "PYTHONPATH": path}, cwd=REPO) for _ in range(rounds)]
     return [
         of_samples("publish 200 wheels", [item.seconds for item in costs], SECONDS, "s"),
+        of_samples("processor time of that", [item.cpu for item in costs], SECONDS, "s"),
         of_samples("peak memory of that", [item.peak / 1e6 for item in costs], MEMORY, "MB"),
     ]
