@@ -148,6 +148,8 @@ def releases(session: nox.Session) -> None:
 @nox.session
 def wheelhouse(session: nox.Session) -> None:
     """Publish what is built as a folder that pip and uv install from: `-- [FOLDER …] [--out DIR] [--key PEM]`."""
+    if "--sigstore" in session.posargs:
+        session.install(*_locked("tooling", "sign"))
     _tool(session, "wheelhouse", *session.posargs)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +13,7 @@ import typer
 
 from build import paths
 from build.console import note, step
-from build.wheelhouse import statement
+from build.wheelhouse import attestation, keyless, statement
 from build.wheelhouse.model import Wheel
 from build.wheelhouse.publish import Request, publish
 from build.wheelhouse.signing import private_key
@@ -28,19 +30,35 @@ def wheelhouse(
     out: Annotated[Path | None, typer.Option(help="the wheelhouse, default dist/wheelhouse")] = None,
     url: Annotated[str, typer.Option(help="where it will be served, e.g. https://example.org/wheels")] = "",
     key: Annotated[Path | None, typer.Option(help=f"ed25519 private key (PEM), default ${KEY}; else unsigned")] = None,
+    sigstore: Annotated[bool, typer.Option("--sigstore", help="sign as this CI job, by sigstore")] = False,
     builder: Annotated[str, typer.Option(help="URI of who built the wheels, for the provenance")] = statement.BUILDER,
 ) -> None:
     """Gather dist/*/ and FOLDERs into one folder with index, provenance and front page, and replace it in one step."""
     dist = dist.absolute()
     into = (out or dist / "wheelhouse").absolute()
     built = [path.parent for path in dist.glob("*/*.whl") if not path.is_relative_to(into)]
+    every = (*sorted(set(built)), *(path.absolute() for path in folders or ()))
+    request = Request(every, into, url, builder=builder)
+    if sigstore:
+        with keyless.signing() as attest:
+            _publish(replace(request, attest=attest, signed_by="sigstore"))
+    else:
+        _publish(_with_key(request, key))
+
+
+def _publish(request: Request) -> None:
+    _show(publish(request), request.out)
+    note(f"provenance signed by {request.signed_by or 'NOBODY: --key names a key'}")
+
+
+def _with_key(request: Request, place: Path | None) -> Request:
+    """Return the request with the key at `place`, else the one that the environment names, if any."""
     named = os.environ.get(KEY)
-    place = key or (Path(named) if named else None)
-    signer = private_key(place) if place else None
-    more = [path.absolute() for path in folders or ()]
-    wheels = publish(Request((*sorted(set(built)), *more), into, url, signer, builder))
-    _show(wheels, into)
-    note(f"provenance signed by key {signer.public.keyid}" if signer else "provenance is NOT signed: --key names a key")
+    if place is None and not named:
+        return request
+    key = private_key(place or Path(named or ""))
+    attest = partial(attestation.sign, key=key)
+    return replace(request, attest=attest, signed_by=f"key {key.public.keyid}", public=key.public.pem)
 
 
 def _show(wheels: tuple[Wheel, ...], out: Path) -> None:

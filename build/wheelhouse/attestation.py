@@ -58,30 +58,31 @@ class Attestation(msgspec.Struct, frozen=True):
         statement: the exact bytes that are signed.
         signature: empty for `Publisher.UNSIGNED`.
         keyid: id of the plain key.
-        public: the public half of the plain key, PEM.
+        material: what checks the signature: the public half of the plain key (`public_key`, PEM), or sigstore's
+            certificate and entries of its log.
     """
 
     statement: bytes
     publisher: Publisher = Publisher.UNSIGNED
     signature: bytes = b""
     keyid: str = ""
-    public: str = ""
+    material: dict[str, Any] = {}
+
+    @property
+    def public(self) -> str:
+        return str(self.material.get("public_key", ""))
 
 
-def make(statement: bytes, key: PrivateKey | None) -> Attestation:
-    """Return `statement` signed with `key`, or unsigned without one."""
-    if key is None:
-        return Attestation(statement)
-    return Attestation(statement, Publisher.KEY, key.sign(statement), key.public.keyid, key.public.pem)
+def sign(statement: bytes, key: PrivateKey) -> Attestation:
+    """Return `statement` signed with `key`."""
+    return Attestation(statement, Publisher.KEY, key.sign(statement), key.public.keyid, {"public_key": key.public.pem})
 
 
 def encode(item: Attestation) -> bytes:
     """Return the object of PEP 740 with one attestation."""
     envelope = _Envelope(_base64(item.statement), _base64(item.signature))
-    publisher, material = {"kind": item.publisher.value}, dict[str, Any]()
-    if item.publisher is Publisher.KEY:
-        publisher["keyid"], material["public_key"] = item.keyid, item.public
-    bundle = _Bundle(publisher, (_Attestation(1, material, envelope),))
+    publisher = {"kind": item.publisher.value} | ({"keyid": item.keyid} if item.keyid else {})
+    bundle = _Bundle(publisher, (_Attestation(1, item.material, envelope),))
     return msgspec.json.format(msgspec.json.encode(_Object(1, (bundle,))), indent=2) + b"\n"
 
 
@@ -120,7 +121,7 @@ def _from_object(whole: _Object) -> Attestation:
         publisher=publisher,
         signature=base64.b64decode(first.envelope.signature, validate=True),
         keyid=str(bundle.publisher.get("keyid", "")),
-        public=str(first.verification_material.get("public_key", "")),
+        material=first.verification_material,
     )
 
 

@@ -27,7 +27,7 @@ def page(wheels: Sequence[Wheel], signed_by: str, url: str) -> str:
     """Return the HTML.
 
     Args:
-        signed_by: id of the key that signs the provenance, empty for none.
+        signed_by: who signs the provenance, e.g. `key 1f2e…`; empty for nobody.
         url: where the wheelhouse is served; empty: the script fills in where it is found.
     """
     here = Path(__file__).parent
@@ -62,7 +62,7 @@ def _python_key(python: str) -> tuple[int, ...]:
 def _facts(wheels: Sequence[Wheel], releases: Sequence[str], signed_by: str) -> str:
     size = sum(item.size for item in wheels) / 1e9
     signed = (
-        f'<li class="proven">signed by key {signed_by[:16]}…</li>' if signed_by else '<li class="built">not signed</li>'
+        f'<li class="proven">signed by {escape(signed_by)}</li>' if signed_by else '<li class="built">not signed</li>'
     )
     return (
         f'<ul class="facts"><li>{len(wheels)} wheels</li><li>{len(releases)} releases of PyTorch</li>'

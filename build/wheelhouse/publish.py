@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from build import record
 from build.errors import UsageError
 from build.paths import locked
 from build.wheelhouse import attestation, page, simple, statement
+from build.wheelhouse.attestation import Attestation, Publisher
 from build.wheelhouse.gather import gathered
 from build.wheelhouse.model import Wheel
-from build.wheelhouse.signing import PrivateKey
 from build.wheelhouse.swap import swapped_in
 
 #: The list of all wheels, for programs; it also tells a wheelhouse from other folders.
@@ -32,14 +32,18 @@ class Request:
         folders: folders that hold wheels.
         out: the wheelhouse; replaced as a whole.
         url: where it will be served, empty if that is not known.
-        key: signs the provenance; None leaves it unsigned.
+        attest: signs a statement; the default leaves it unsigned.
+        signed_by: who signs, for people; empty for nobody.
+        public: the public key of who signs, PEM, if it is a key.
         builder: URI of who built the wheels.
     """
 
     folders: tuple[Path, ...]
     out: Path
     url: str = ""
-    key: PrivateKey | None = None
+    attest: Callable[[bytes], Attestation] = Attestation
+    signed_by: str = ""
+    public: str = ""
     builder: str = statement.BUILDER
 
 
@@ -59,7 +63,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """The whole of `wheelhouse.json`; `signed_by` is the id of the key, empty if nothing is signed."""
+    """The whole of `wheelhouse.json`; `signed_by` says who signs, empty for nobody."""
 
     signed_by: str
     wheels: tuple[Listed, ...]
@@ -116,12 +120,11 @@ def _documents(request: Request, wheels: Sequence[Wheel]) -> Iterator[tuple[str,
         yield f"files/{item.name}{simple.METADATA}", item.contents.metadata
         yield from ((f"files/{item.name}{suffix}", data) for suffix, data in _provenance(item, request))
     yield from simple.files(wheels, request.url).items()
-    signed_by = request.key.public.keyid if request.key else ""
-    if request.key is not None:
-        yield PUBLIC_KEY, request.key.public.pem.encode()
-    listing = Listing(signed_by, tuple(map(_listed, wheels)))
+    if request.public:
+        yield PUBLIC_KEY, request.public.encode()
+    listing = Listing(request.signed_by, tuple(map(_listed, wheels)))
     yield LIST, msgspec.json.format(msgspec.json.encode(listing), indent=1) + b"\n"
-    yield "index.html", page.page(wheels, signed_by, request.url).encode()
+    yield "index.html", page.page(wheels, request.signed_by, request.url).encode()
 
 
 def _provenance(item: Wheel, request: Request) -> Iterator[tuple[str, bytes]]:
@@ -131,10 +134,10 @@ def _provenance(item: Wheel, request: Request) -> Iterator[tuple[str, bytes]]:
     said = statement.encode(
         statement.make(record.Artifact(item.name, item.sha256, item.size), item.made, request.builder)
     )
-    signed = attestation.make(said, request.key)
+    signed = request.attest(said)
     yield attestation.STATEMENT, said
     yield attestation.SUFFIX, attestation.encode(signed)
-    if request.key is not None:
+    if signed.publisher is Publisher.KEY:
         yield attestation.ENVELOPE, attestation.envelope(signed)
 
 

@@ -120,7 +120,7 @@ def claim(wheel: Path, change: Callable[[dict[str, Any]], object]) -> None:
     place = wheel.with_name(wheel.name + attestation.STATEMENT)
     said = json.loads(place.read_bytes())
     change(said)
-    signed = attestation.make(json.dumps(said).encode(), None)
+    signed = attestation.Attestation(json.dumps(said).encode())
     wheel.with_name(wheel.name + attestation.SUFFIX).write_bytes(attestation.encode(signed))
 
 
@@ -261,7 +261,7 @@ def test_a_signed_statement_that_was_changed(wheel: Path, capsys: pytest.Capture
     changed = signed.statement.replace(b"own-machine", b"our-machine")
     place.write_bytes(
         attestation.encode(
-            attestation.Attestation(changed, signed.publisher, signed.signature, signed.keyid, signed.public)
+            attestation.Attestation(changed, signed.publisher, signed.signature, signed.keyid, signed.material)
         )
     )
     assert cheap(wheel) == ClaimError.exit_code
