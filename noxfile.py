@@ -147,6 +147,20 @@ def releases(session: nox.Session) -> None:
     _tool(session, "releases", *session.posargs)
 
 
+@nox.session
+def wheelhouse(session: nox.Session) -> None:
+    """Publish what is built as a folder that pip and uv install from: `-- [FOLDER …] [--out DIR] [--key PEM]`."""
+    if "--sigstore" in session.posargs:
+        session.install(*_locked("tooling", "sign"))
+    _tool(session, "wheelhouse", *session.posargs)
+
+
+@nox.session
+def verify(session: nox.Session) -> None:
+    """Check every claim about a wheel, and build it again: `-- WHEEL [--provenance FILE] [--no-rebuild]`."""
+    _tool(session, "verify", *session.posargs)
+
+
 @nox.session(name="lint-patches")
 def lint_patches(session: nox.Session) -> None:
     """Check every series: manifest, headers, paths; and, with sources at hand, zero fuzz and the same bytes."""

@@ -110,6 +110,12 @@ class BusyError(ToolError):
     exit_code = 14
 
 
+class ClaimError(ToolError):
+    """A wheel is not what its name, its record or its provenance claims."""
+
+    exit_code = 17
+
+
 class NoDeviceError(ToolError):
     """Tests for an NVIDIA device were run and none of them could show anything: not a failure, and not a success."""
 

@@ -24,6 +24,7 @@ from build.series.show import show_verdicts
 from build.sources import Proof, SourceTree
 from build.wheels import overlay as overlay_wheel
 from build.wheels import patched as patched_wheel
+from build.wheels import sbom
 from build.wheels.platforms import platform_tag
 
 
@@ -104,6 +105,15 @@ def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Pat
     )
 
 
+def _stock(request: Request, release: Release, wheel: Path) -> record.Artifact:
+    return record.Artifact(wheel.name, release.wheel.sha256[request.python], wheel.stat().st_size)
+
+
+def documents(distribution: str, proven: record.Provenance, wheel: record.Artifact) -> dict[str, bytes]:
+    """Return what a wheel of `distribution` has in its dist-info about itself; `wheel` is the official one."""
+    return {record.EMBEDDED: record.encode(proven), str(sbom.PLACE): sbom.document(distribution, proven, wheel)}
+
+
 def _assemble(
     request: Request, release: Release, wheel: Path, overlay: Overlay, proven: record.Provenance
 ) -> tuple[record.Artifact, record.Artifact]:
@@ -117,23 +127,24 @@ def _assemble(
             return kept
     patched_wheel.check_disk(wheel, request.folder)
     step("assembling the wheels")
-    embedded = record.encode(proven)
+    stock = _stock(request, release, wheel)
     tag = proven.platform
+    inside = documents("torch", proven, stock)
     try:
-        patched = patched_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
+        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder)
     except (DigestMismatchError, WheelError):
         # Its seal matched, but bytes of it are wrong: reading it whole tells a damaged file from an unknown layout.
         seals.distrust(wheel)
         wheel = official.fetch_wheel(release, request.python)
-        patched = patched_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
-    alone = overlay_wheel.assemble(release, wheel, overlay, tag, embedded, request.folder)
+        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder)
+    beside = documents(overlay_wheel.DISTRIBUTION, proven, stock)
+    alone = overlay_wheel.assemble(release, wheel, overlay, tag, beside, request.folder)
     return record.artifact(patched), record.artifact(alone)
 
 
-def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRecord:
-    """Make the overlay in `scratch`, prove it, and put it into wheels."""
-    tree, wheel, inputs = ready.tree, ready.wheel, ready.inputs
-    release = inputs.release
+def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay, record.Provenance]:
+    """Make the overlay in `scratch`, and prove it."""
+    tree, inputs = ready.tree, ready.inputs
     # A tree known by some of its files is judged by what the compiler read of it, any other before the long work.
     early = None if tree.proof is Proof.BLOBS else _check_source(tree, inputs.include, frozenset())
     overlay = build_overlay(inputs, scratch)
@@ -144,17 +155,23 @@ def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRec
     tag = platform_tag(overlay.path)
     tag_check = Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies")
     checks = (belongs, *overlay.checks, tag_check)
-    proven = record.provenance(release, tree, ready.patches, overlay, checks, inputs.toolchain.identity, tag)
+    return overlay, record.provenance(inputs.release, tree, ready.patches, overlay, checks, inputs.toolchain, tag)
+
+
+def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRecord:
+    """Make the overlay in `scratch`, and put it into wheels."""
+    release, wheel = ready.inputs.release, ready.wheel
+    overlay, proven = make_overlay(ready, scratch)
     patched, alone = _assemble(request, release, wheel, overlay, proven)
     return record.BuildRecord(
         provenance=proven,
         python=request.python,
-        official=record.Artifact(wheel.name, release.wheel.sha256[request.python], wheel.stat().st_size),
+        official=_stock(request, release, wheel),
         patched=patched,
         overlay=alone,
         verdicts=ready.applied.verdicts,
         replaced=overlay.replaced,
-        passed_over=tuple(f"{item.origin}: {item.reason}" for item in tree.passed_over),
+        passed_over=tuple(f"{item.origin}: {item.reason}" for item in ready.tree.passed_over),
     )
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from build.overlay.model import Check, Overlay
+from build.overlay.toolchain import Toolchain, linker
 from build.paths import atomic_write
 from build.releases import Release
 from build.seals import sha256_of
@@ -22,6 +24,8 @@ from build.sources import SourceTree
 #: Increased when a field of the record changes its meaning.
 SCHEMA = 1
 NAME = "build.json"
+#: The name of the provenance in a wheel's dist-info.
+EMBEDDED = "multiworld.json"
 
 
 class Patch(msgspec.Struct, frozen=True):
@@ -41,15 +45,17 @@ class UnitRecord(msgspec.Struct, frozen=True):
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """All that decides the overlay's bytes; embedded in each wheel as `multiworld.json`.
+    """All that decides the overlay's bytes; embedded in each wheel as `EMBEDDED`.
 
     Attributes:
         version: version of the wheels.
         source: where the sources came from, and how they are known to be the release.
+        source_tree: commit id of the unpatched sources as imported; it depends on their files alone.
         libtorch_cuda_build_ids: GNU build ids of the library the overlay is for, by Python version.
         series: names of the series.
         headers: header packages, `name==version`.
         compiler: first line of `--version`.
+        linker: likewise, of the linker that the compiler starts.
         flags: the compile line without paths.
         assembly: digest of this project's code that goes into the wheels or writes them.
         platform: platform tag that the overlay needs.
@@ -60,11 +66,13 @@ class Provenance(msgspec.Struct, frozen=True):
     version: str
     commit: str
     source: str
+    source_tree: str
     libtorch_cuda_build_ids: dict[str, str]
     series: tuple[str, ...]
     patches: tuple[Patch, ...]
     headers: tuple[str, ...]
     compiler: str
+    linker: str
     flags: tuple[str, ...]
     units: tuple[UnitRecord, ...]
     overlay_sha256: str
@@ -105,7 +113,7 @@ def artifact(path: Path) -> Artifact:
     return Artifact(path.name, sha256_of(path), path.stat().st_size)
 
 
-def _assembly() -> str:
+def assembly() -> str:
     """Digest the loader and the modules that write wheels: with other code, earlier wheels are stale."""
     digest = hashlib.sha256()
     for folder in ("runtime", "wheels"):
@@ -114,13 +122,25 @@ def _assembly() -> str:
     return digest.hexdigest()
 
 
+def patches_of(files: Iterable[PatchFile]) -> tuple[Patch, ...]:
+    return tuple(Patch(item.name, item.subject, hashlib.sha256(item.data).hexdigest()) for item in files)
+
+
+def headers_of(release: Release) -> tuple[str, ...]:
+    return tuple(f"{item.name}=={item.version}" for item in release.header_packages)
+
+
+def source_of(tree: SourceTree) -> str:
+    return f"{tree.kind.value}: {tree.identity}; {tree.proof.value}"
+
+
 def provenance(
     release: Release,
     tree: SourceTree,
     patches: tuple[PatchFile, ...],
     overlay: Overlay,
     checks: tuple[Check, ...],
-    compiler: str,
+    toolchain: Toolchain,
     platform: str,
 ) -> Provenance:
     return Provenance(
@@ -128,17 +148,19 @@ def provenance(
         release=release.version,
         version=release.patched_version,
         commit=release.commit,
-        source=f"{tree.kind.value}: {tree.identity}; {tree.proof.value}",
+        source=source_of(tree),
+        source_tree=tree.base,
         libtorch_cuda_build_ids=overlay.made_for,
         series=release.series,
-        patches=tuple(Patch(p.name, p.subject, hashlib.sha256(p.data).hexdigest()) for p in patches),
-        headers=tuple(f"{item.name}=={item.version}" for item in release.header_packages),
-        compiler=compiler,
+        patches=patches_of(patches),
+        headers=headers_of(release),
+        compiler=toolchain.identity,
+        linker=linker(toolchain.cxx),
         flags=overlay.flags,
         units=tuple(UnitRecord(item.unit, item.why, item.sha256) for item in overlay.objects),
         overlay_sha256=overlay.sha256,
         overlay_build_id=overlay.build_id,
-        assembly=_assembly(),
+        assembly=assembly(),
         platform=platform,
         checks=checks,
     )

@@ -22,7 +22,7 @@ from build.overlay.build import build_overlay
 from build.overlay.link import SONAME
 from build.overlay.model import Overlay
 from build.paths import REPO
-from build.pipeline import Request, check, prepared
+from build.pipeline import Request, check, documents, prepared
 from build.record import BuildRecord
 from build.wheels import patched
 
@@ -141,7 +141,8 @@ def assemble(release: str, dist: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=folder) as scratch:
         overlay = _overlay(made, folder, Path(scratch))
         began = time.perf_counter()
-        again = patched.assemble(entry, wheel, overlay, proven.platform, record.encode(proven), Path(scratch))
+        inside = documents("torch", proven, made.official)
+        again = patched.assemble(entry, wheel, overlay, proven.platform, inside, Path(scratch))
         sys.stdout.write(f"{time.perf_counter() - began}\n")
         if record.artifact(again) != made.patched:
             raise UsageError(f"{again.name} came out with other bytes", remedy=f"nox -s build-{release}, then again")

@@ -1,4 +1,4 @@
-"""`bench [overlay] [import] [porting]`: measure the figures the project promises."""
+"""`bench [overlay] [import] [porting] [wheelhouse]`: measure the figures the project promises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from build.console import console, note, step
 from build.errors import ProbeError, UsageError
 from multiworld.lab.bench.load import Load, LoadMeter
 
-NAMES = ("overlay", "import", "porting")
+NAMES = ("overlay", "import", "porting", "wheelhouse")
+#: These measure a build in dist/.
+_OF_BUILD = ("overlay", "import")
 
 
 def _release(wanted: str, dist: Path) -> str:
@@ -42,7 +44,7 @@ def _porting() -> bool:
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="overlay, import, porting; default all that can run")
+        list[str] | None, typer.Argument(help="overlay, import, porting, wheelhouse; default all that can run")
     ] = None,
     release: Annotated[str, typer.Option(help="a release that was built, default the newest such")] = "",
     dist: Annotated[Path, typer.Option(help="folder with the results of `build`")] = paths.DIST,
@@ -52,14 +54,14 @@ def bench(
     json: Annotated[Path | None, typer.Option(help="write the figures to this file as well")] = None,
 ) -> None:
     """Measure the promised figures on this machine; on a busy one, none is judged as missed."""
-    from build.bench import imports, overlay
+    from build.bench import imports, overlay, wheelhouse
 
     dist, wanted = dist.absolute(), names or list(NAMES)
     if strange := [name for name in wanted if name not in NAMES]:
         raise UsageError(f"unknown benchmark: {', '.join(strange)}", remedy="use some of: " + ", ".join(NAMES))
     found: list[figures.Figure] = []
     meter = LoadMeter()
-    of_wheels = [name for name in wanted if name != "porting"]
+    of_wheels = [name for name in wanted if name in _OF_BUILD]
     subject = _release(release, dist) if of_wheels else ""
     if of_wheels and not subject and names:
         raise UsageError(f"{dist} holds no build to measure", remedy="nox -s build-2.6.0")
@@ -69,6 +71,8 @@ def bench(
         found += overlay.measure(subject, dist, repeats, source)
     if subject and "import" in wanted:
         found += imports.measure(subject, dist, rounds)
+    if "wheelhouse" in wanted:
+        found += wheelhouse.measure(repeats)
     missed = _judge(found, subject, meter.read(), json)
     if "porting" in wanted and not _porting():
         missed.append("porting")
@@ -79,7 +83,7 @@ def bench(
 def _judge(found: list[figures.Figure], subject: str, load: Load, json: Path | None) -> list[str]:
     """Show the figures, write them to `json`, and return the names of those that are missed."""
     if found:
-        console.print(figures.table(found, f"{subject} on this machine", load))
+        console.print(figures.table(found, f"{subject or NAMES[-1]} on this machine", load))
         note(str(load))
     if json is not None:
         figures.write(found, json, load)

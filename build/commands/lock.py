@@ -24,6 +24,7 @@ SOURCES = {
     "lint": ["--group", "pyproject.toml:lint"],
     "nox": ["noxfile.py"],
     "gpu": ["--group", "pyproject.toml:gpu"],
+    "sign": ["--group", "pyproject.toml:sign"],
 }
 #: The oldest supported Python; the locks are for it and for later ones.
 PYTHON = "3.10"

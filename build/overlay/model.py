@@ -19,6 +19,7 @@ class Inputs:
         wheel: folder of the unpacked official wheel, with `torch/include` and `torch/lib`.
         python: CPython version of that wheel.
         headers: include folders beyond wheel and tree, in order.
+        objects: folder that keeps compiled objects, default the cache's; an empty one makes every unit compile.
         safe_headers: changed headers that the series' manifest declares safe for an overlay, with the reason.
     """
 
@@ -31,6 +32,7 @@ class Inputs:
     headers: tuple[Path, ...]
     safe_headers: dict[str, str]
     toolchain: Toolchain
+    objects: Path | None = None
 
     @property
     def lib(self) -> Path:

@@ -136,7 +136,7 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
 
 
 def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) -> Object:
-    folder = cache("objects") / _primary_key(inputs, unit)
+    folder = (inputs.objects or cache("objects")) / _primary_key(inputs, unit)
     if ready := _cached(folder, inputs, why):
         return ready
     with locked(folder, f"the object of {unit}"), shown.on(Path(unit).name):

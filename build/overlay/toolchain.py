@@ -58,6 +58,11 @@ def _ask(cxx: Path, option: str) -> str:
     return lines[0].strip() if lines and not done.returncode else ""
 
 
+def linker(cxx: Path) -> str:
+    """Return the first line of the version of the linker that `cxx` starts: other linkers write other bytes."""
+    return _ask(cxx, "-Wl,--version")
+
+
 def find(min_gcc: int) -> Toolchain:
     """Find the C++ compiler: the value of CXX, else the first usual one on PATH.
 

@@ -8,15 +8,19 @@ import hashlib
 import struct
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from build.archives import reading
 from build.errors import WheelError
 
 _BLOCK = 1 << 20
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _DATA_DESCRIPTOR = 0x08
 _UTF8 = 0x800
+#: What RECORD may be made with; the signatures of RECORD itself (`RECORD.jws`) are not listed in it.
+_RECORD_DIGESTS = ("sha256", "sha384", "sha512")
 #: Time stamp of the members written here: the oldest of the format, so that the bytes do not depend on the day.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -160,6 +164,37 @@ def _check_record(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> N
     differing |= {row[0] for row in rows if row[0] != records[0] and (len(row) != 3 or sizes.get(row[0]) != row[2])}
     if differing or len(rows) != len(names):
         raise WheelError(f"RECORD and members differ: {', '.join(sorted(differing)[:10]) or 'a duplicate line'}")
+
+
+def check_digests(path: Path) -> int:
+    """Read every member of a wheel, of any builder, and compare it with RECORD; return how many there are.
+
+    Raises:
+        WheelError: a member is damaged, differs from RECORD, or is not listed there.
+    """
+    with reading(path.name, "get it again"), zipfile.ZipFile(path) as archive:
+        names = [item.filename for item in archive.infolist() if not item.is_dir()]
+        records = [name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
+        if len(records) != 1 or len(set(names)) < len(names):
+            raise WheelError(f"{path.name} has {len(records)} RECORD files, or a member twice", cause="a damaged wheel")
+        rows = {row[0]: row[1] for row in csv.reader(archive.read(records[0]).decode().splitlines()) if row}
+        wrong = [name for name in names if not name.startswith(records[0]) and not _listed(archive, name, rows)]
+        wrong += sorted(rows.keys() - set(names))
+    if wrong:
+        raise WheelError(f"{path.name}: RECORD and members differ: {', '.join(wrong[:10])}", cause="a damaged wheel")
+    return len(names)
+
+
+def _listed(archive: zipfile.ZipFile, name: str, rows: Mapping[str, str]) -> bool:
+    """Whether RECORD has the digest of a member."""
+    kind, _, want = rows.get(name, "").partition("=")
+    if kind not in _RECORD_DIGESTS:
+        return False
+    digest = hashlib.new(kind)
+    with archive.open(name) as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode() == want
 
 
 def check_archive(path: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from build.archives import reading
@@ -56,12 +57,14 @@ def _licences(release: Release, official: Path) -> dict[str, bytes]:
     return found
 
 
-def assemble(release: Release, official: Path, overlay: Overlay, tag: str, provenance: bytes, folder: Path) -> Path:
+def assemble(
+    release: Release, official: Path, overlay: Overlay, tag: str, documents: Mapping[str, bytes], folder: Path
+) -> Path:
     """Write the overlay wheel.
 
     Args:
         tag: platform tag that the overlay needs.
-        provenance: JSON about inputs and checks, kept in the wheel's dist-info.
+        documents: files for the wheel's dist-info, by their names there: the provenance, the SBOM.
 
     Raises:
         WheelError: the official wheel has no licence, or the result fails its own check.
@@ -82,6 +85,7 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
             writer.add(f"{info}/licenses/LICENSE", (REPO / "LICENSE").read_bytes())
             for licence, text in sorted(_licences(release, official).items()):
                 writer.add(f"{info}/licenses/pytorch/{licence}", text)
-            writer.add(f"{info}/multiworld.json", provenance)
+            for document, data in documents.items():
+                writer.add(f"{info}/{document}", data)
         check_archive(part)
     return folder / name

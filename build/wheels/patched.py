@@ -8,7 +8,7 @@ import shutil
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,12 +116,14 @@ def _check_official(release: Release, official: Path, found: str) -> None:
         )
 
 
-def assemble(release: Release, official: Path, overlay: Overlay, tag: str, provenance: bytes, folder: Path) -> Path:
+def assemble(
+    release: Release, official: Path, overlay: Overlay, tag: str, documents: Mapping[str, bytes], folder: Path
+) -> Path:
     """Write the patched wheel.
 
     Args:
         tag: platform tag that the overlay needs.
-        provenance: JSON about inputs and checks, kept in the wheel's dist-info.
+        documents: files for the wheel's dist-info, by their names there: the provenance, the SBOM.
 
     Raises:
         DigestMismatchError: the file is not an official wheel of the release.
@@ -137,7 +139,8 @@ def assemble(release: Release, official: Path, overlay: Overlay, tag: str, prove
             with WheelWriter(part, plan.new_info) as writer:
                 _copy(archive, source, writer, plan)
                 writer.add(f"torch/lib/{overlay.soname}", overlay.path.read_bytes(), 0o755)
-                writer.add(f"{plan.new_info}/multiworld.json", provenance)
+                for document, data in documents.items():
+                    writer.add(f"{plan.new_info}/{document}", data)
             _check_official(release, official, source.sha256())
         check_archive(part)
     return folder / name

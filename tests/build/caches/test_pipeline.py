@@ -154,7 +154,7 @@ def test_no_byte_of_the_official_wheel_is_copied_unchecked(part: int, made: Made
         stream.seek(place)
         stream.write(bytes([byte ^ 1]))
     with pytest.raises((DigestMismatchError, WheelError)) as caught:
-        patched.assemble(made.release, damaged, made.overlay, made.tag, b"{}\n", tmp_path / "dist")
+        patched.assemble(made.release, damaged, made.overlay, made.tag, lw.DOCUMENTS, tmp_path / "dist")
     assert caught.value.cause
     assert list((tmp_path / "dist").iterdir()) == []
 

@@ -136,7 +136,7 @@ def write_patch(place: Place, new: str) -> None:
     target.write_bytes(data)
 
 
-def _environment(place: Place, extra: dict[str, str]) -> dict[str, str]:
+def environment(place: Place, extra: dict[str, str]) -> dict[str, str]:
     own = {"MULTIWORLD_CACHE": place.folder / "cache", "PIP_FIND_LINKS": (place.folder / "index").as_uri()}
     own |= {"TMPDIR": place.folder / "tmp"}
     python = {"PYTHONPATH": f"{place.folder}{os.pathsep}{REPO}", "PYTHONFAULTHANDLER": "1"}
@@ -148,7 +148,7 @@ def started(place: Place, *arguments: str | Path, **extra: str) -> Iterator[subp
     """Start `python -m build ARGUMENTS` over the miniature, in a session of its own."""
     command = [sys.executable, "-m", "build", *arguments]
     process = subprocess.Popen(
-        command, env=_environment(place, extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command, env=environment(place, extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True, cwd="/",
     )  # fmt: skip
     try:

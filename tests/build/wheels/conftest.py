@@ -34,8 +34,8 @@ def made(little: Little, tmp_path_factory: pytest.TempPathFactory) -> Made:
         patch.setenv("MULTIWORLD_CACHE", str(folder / "cache"))
         overlay = lw.make_overlay(little, folder)
     tag = platform_tag(overlay.path)
-    patched = patched_wheel.assemble(release, official, overlay, tag, b"{}\n", folder / "dist")
-    alone = overlay_wheel.assemble(release, official, overlay, tag, b"{}\n", folder / "dist")
+    patched = patched_wheel.assemble(release, official, overlay, tag, lw.DOCUMENTS, folder / "dist")
+    alone = overlay_wheel.assemble(release, official, overlay, tag, lw.DOCUMENTS, folder / "dist")
     return Made(release, official, overlay, tag, patched, alone)
 
 

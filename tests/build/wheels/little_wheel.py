@@ -31,6 +31,8 @@ DIST_INFO = {
     "LICENSE": "the licence of PyTorch\n",
     "NOTICE": "its notice\n",
 }
+#: What goes into the dist-info of each wheel.
+DOCUMENTS = {"multiworld.json": b"{}\n", "sboms/multiworld.cdx.json": b'{"bomFormat": "CycloneDX"}\n'}
 
 
 def record_line(name: str, data: bytes) -> str:

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from build.wheels import overlay, patched
+from tests.build.wheels import little_wheel as lw
 from tests.build.wheels.conftest import Made
 
 
@@ -24,7 +25,7 @@ def _killed(module: ModuleType, assemble: Callable[[], Path]) -> None:
 @pytest.mark.parametrize("module", [patched, overlay])
 def test_what_a_killed_assembly_left(module: ModuleType, made: Made, tmp_path: Path) -> None:
     def assemble() -> Path:
-        return Path(module.assemble(made.release, made.official, made.overlay, made.tag, b"{}\n", tmp_path))
+        return Path(module.assemble(made.release, made.official, made.overlay, made.tag, lw.DOCUMENTS, tmp_path))
 
     process = multiprocessing.get_context("fork").Process(target=_killed, args=(module, assemble))
     process.start()

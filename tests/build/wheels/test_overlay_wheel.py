@@ -42,12 +42,12 @@ def test_pytorchs_licence_goes_with_its_code(made: Made, little: Little, tmp_pat
     bare = {name: data for name, data in lw.members(little).items() if not name.endswith("/LICENSE")}
     odd = lw.write_wheel(tmp_path / lw.NAME, bare)
     with pytest.raises(WheelError, match="no LICENSE"):
-        overlay.assemble(made.release, odd, made.overlay, made.tag, b"", tmp_path / "dist")
+        overlay.assemble(made.release, odd, made.overlay, made.tag, {}, tmp_path / "dist")
     assert list((tmp_path / "dist").iterdir()) == []
 
 
 def test_two_builds_give_the_same_bytes(made: Made, tmp_path: Path) -> None:
-    again = overlay.assemble(made.release, made.official, made.overlay, made.tag, b"{}\n", tmp_path)
+    again = overlay.assemble(made.release, made.official, made.overlay, made.tag, lw.DOCUMENTS, tmp_path)
     assert again.read_bytes() == made.alone.read_bytes()
 
 

@@ -76,7 +76,7 @@ def test_the_overlay_is_the_first_that_the_extension_asks_for(made: Made, tmp_pa
 
 
 def test_two_builds_give_the_same_bytes(made: Made, tmp_path: Path) -> None:
-    again = patched.assemble(made.release, made.official, made.overlay, made.tag, b"{}\n", tmp_path)
+    again = patched.assemble(made.release, made.official, made.overlay, made.tag, lw.DOCUMENTS, tmp_path)
     assert again.read_bytes() == made.patched.read_bytes()
     assert list(tmp_path.iterdir()) == [again]
 
@@ -122,12 +122,12 @@ def test_another_layout_is_refused_and_nothing_is_left(
 ) -> None:
     odd = _wheel(little, tmp_path, drop, **dist_info)
     with pytest.raises(WheelError, match=message):
-        patched.assemble(made.release, odd, made.overlay, made.tag, b"", tmp_path / "dist")
+        patched.assemble(made.release, odd, made.overlay, made.tag, {}, tmp_path / "dist")
     assert list((tmp_path / "dist").iterdir()) == []
 
 
 def test_a_record_with_holes_is_refused(made: Made, little: Little, tmp_path: Path) -> None:
     odd = lw.write_wheel(tmp_path / lw.NAME, lw.members(little), record=f"{lw.INFO}/RECORD,,\n")
     with pytest.raises(WheelError, match="RECORD does not list"):
-        patched.assemble(made.release, odd, made.overlay, made.tag, b"", tmp_path / "dist")
+        patched.assemble(made.release, odd, made.overlay, made.tag, {}, tmp_path / "dist")
     assert list((tmp_path / "dist").iterdir()) == []

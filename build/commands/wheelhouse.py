@@ -1,0 +1,72 @@
+"""`wheelhouse [FOLDER ...]`: publish built wheels as a folder that pip and uv install from."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from build import paths
+from build.console import note, step
+from build.wheelhouse import attestation, keyless, statement
+from build.wheelhouse.model import Wheel
+from build.wheelhouse.publish import Request, publish
+from build.wheelhouse.signing import private_key
+
+#: Names the file with the signing key where `--key` does not.
+KEY = "MULTIWORLD_SIGNING_KEY"
+
+
+def wheelhouse(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="more folders that hold wheels, besides those of --dist")
+    ] = None,
+    dist: Annotated[Path, typer.Option(help="folder with the results of `build` and `test`")] = paths.DIST,
+    out: Annotated[Path | None, typer.Option(help="the wheelhouse, default dist/wheelhouse")] = None,
+    url: Annotated[str, typer.Option(help="where it will be served, e.g. https://example.org/wheels")] = "",
+    key: Annotated[Path | None, typer.Option(help=f"ed25519 private key (PEM), default ${KEY}; else unsigned")] = None,
+    sigstore: Annotated[bool, typer.Option("--sigstore", help="sign as this CI job, by sigstore")] = False,
+    builder: Annotated[str, typer.Option(help="URI of who built the wheels, for the provenance")] = statement.BUILDER,
+) -> None:
+    """Gather dist/*/ and FOLDERs into one folder with index, provenance and front page, and replace it in one step."""
+    dist = dist.absolute()
+    into = (out or dist / "wheelhouse").absolute()
+    built = [path.parent for path in dist.glob("*/*.whl") if not path.is_relative_to(into)]
+    every = (*sorted(set(built)), *(path.absolute() for path in folders or ()))
+    request = Request(every, into, url, builder=builder)
+    if sigstore:
+        with keyless.signing() as attest:
+            _publish(replace(request, attest=attest, signed_by="sigstore"))
+    else:
+        _publish(_with_key(request, key))
+
+
+def _publish(request: Request) -> None:
+    _show(publish(request), request.out)
+    note(f"provenance signed by {request.signed_by or 'NOBODY: --key names a key'}")
+
+
+def _with_key(request: Request, place: Path | None) -> Request:
+    """Return the request with the key at `place`, else the one that the environment names, if any."""
+    named = os.environ.get(KEY)
+    if place is None and not named:
+        return request
+    key = private_key(place or Path(named or ""))
+    attest = partial(attestation.sign, key=key)
+    return replace(request, attest=attest, signed_by=f"key {key.public.keyid}", public=key.public.pem)
+
+
+def _show(wheels: tuple[Wheel, ...], out: Path) -> None:
+    for form, number in Counter(item.form.value for item in wheels).items():
+        note(f"{form}: {number}")
+    for item in wheels:
+        if item.made is None:
+            note(f"{item.name}: no record of a build lies beside it, so it has no provenance")
+        elif not item.tests:
+            note(f"{item.name}: no test result for these bytes")
+    step(f"{len(wheels)} wheels: {out}")

@@ -1,0 +1,85 @@
+"""Read what a wheel says about itself, and compare it with its name."""
+
+from __future__ import annotations
+
+import zipfile
+from email.parser import BytesParser
+from pathlib import Path
+
+from packaging.metadata import parse_email
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.tags import parse_tag
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from build.archives import reading
+from build.errors import ClaimError, WheelError
+from build.wheelhouse.model import Contents
+
+_REMEDY = "build the wheel again, or take it out of the folder"
+
+
+def read(path: Path) -> Contents:
+    """Return what the wheel at `path` says about itself.
+
+    Raises:
+        ClaimError: its file name, METADATA and WHEEL disagree, or are not valid.
+        WheelError: it cannot be read.
+    """
+    try:
+        project, version, _, _ = parse_wheel_filename(path.name)
+    except (InvalidWheelFilename, InvalidVersion) as error:
+        raise ClaimError(f"{path.name} is not the name of a wheel: {error}", remedy=_REMEDY) from None
+    tags = "-".join(path.name.removesuffix(".whl").rsplit("-", 3)[1:])
+    with reading(path.name, _REMEDY), zipfile.ZipFile(path) as archive:
+        info = _dist_info(path, archive)
+        metadata, wheel = archive.read(f"{info}/METADATA"), archive.read(f"{info}/WHEEL")
+    _check_tags(path, tags, wheel)
+    raw, _ = parse_email(metadata)
+    said = f"{raw.get('name')} {raw.get('version')}"
+    if canonicalize_name(raw.get("name", "")) != project or not _same_version(raw.get("version", ""), version):
+        raise ClaimError(f"{path.name}: its METADATA is that of {said}", cause="it was renamed", remedy=_REMEDY)
+    python = raw.get("requires_python", "")
+    try:
+        SpecifierSet(python)
+    except InvalidSpecifier:
+        raise ClaimError(f"{path.name}: Requires-Python: {python} is not a version specifier") from None
+    return Contents(project, version, tags, metadata, python, raw.get("summary", ""))
+
+
+def _dist_info(path: Path, archive: zipfile.ZipFile) -> str:
+    found = [name.rpartition("/")[0] for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    if len(found) != 1 or "/" in found[0]:
+        raise WheelError(f"{path.name} has {len(found)} METADATA files, one expected", remedy=_REMEDY)
+    return found[0]
+
+
+def _same_version(text: str, version: Version) -> bool:
+    try:
+        return Version(text) == version
+    except InvalidVersion:
+        return False
+
+
+def _check_tags(path: Path, tags: str, wheel: bytes) -> None:
+    """Raise ClaimError unless WHEEL has the tags of the file name.
+
+    Tools that give a wheel its platform tag after it was built may leave `linux_x86_64` in WHEEL: PyTorch's own do.
+    """
+    lines = BytesParser().parsebytes(wheel).get_all("Tag", [])
+    inside = {tag for line in lines for tag in parse_tag(line.strip())}
+    unnamed = {(tag.interpreter, tag.abi) for tag in inside if tag.platform.startswith("linux_")}
+    named = {tag for tag in parse_tag(tags) if (tag.interpreter, tag.abi) not in unnamed}
+    if named != {tag for tag in inside if (tag.interpreter, tag.abi) not in unnamed}:
+        raise ClaimError(
+            f"{path.name}: its WHEEL has the tags {', '.join(sorted(map(str, inside))) or '(none)'}",
+            cause="the file was renamed, so that it promises another platform or Python",
+            remedy=_REMEDY,
+        )
+
+
+def member(path: Path, suffix: str) -> bytes | None:
+    """Return the member of a wheel's dist-info with that name there, e.g. `multiworld.json`; None without it."""
+    with reading(path.name, _REMEDY), zipfile.ZipFile(path) as archive:
+        found = [name for name in archive.namelist() if name.partition(".dist-info/")[2] == suffix]
+        return archive.read(found[0]) if found else None

@@ -1,0 +1,108 @@
+"""The index that pip and uv read: HTML (PEP 503) and JSON (PEP 691), with metadata beside each wheel (PEP 658, 714)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from build.wheelhouse.attestation import SUFFIX
+from build.wheelhouse.model import Wheel
+
+#: Version of the protocol: 1.3 is that of PEP 740.
+API = "1.3"
+#: Behind the name of a wheel: its METADATA.
+METADATA = ".metadata"
+_HEAD = (
+    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+    f'<meta name="pypi:repository-version" content="{API}"><title>%s</title></head><body>\n<h1>%s</h1>\n'
+)
+
+
+def files(wheels: Sequence[Wheel], base: str) -> dict[str, bytes]:
+    """Return the files of the index by path below the wheelhouse; links are relative, so that the folder can move.
+
+    Args:
+        base: where the wheelhouse will be served, empty if that is not known; the links to provenance use it, since
+            PEP 740 wants them whole.
+    """
+    projects: dict[str, list[Wheel]] = defaultdict(list)
+    for item in sorted(wheels, key=lambda item: (item.contents.version, item.name)):
+        projects[item.contents.project].append(item)
+    found = {"simple/index.html": _root_html(projects), "simple/index.json": _root_json(projects)}
+    for name, items in sorted(projects.items()):
+        found[f"simple/{name}/index.html"] = _project_html(name, items, base)
+        found[f"simple/{name}/index.json"] = _project_json(name, items, base)
+    return found
+
+
+def url(item: Wheel) -> str:
+    """Return the path of a wheel's file below the wheelhouse, as it stands in a link."""
+    return f"files/{quote(item.name)}"
+
+
+def _provenance(item: Wheel, base: str) -> str | None:
+    """Return the link to a wheel's provenance, which only wheels with a record of their build have."""
+    where = f"{base.rstrip('/')}/" if base else "../../"
+    return f"{where}{url(item)}{SUFFIX}" if item.made is not None else None
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _root_json(projects: Mapping[str, object]) -> bytes:
+    return _json({"meta": {"api-version": API}, "projects": [{"name": name} for name in sorted(projects)]})
+
+
+def _project_json(name: str, items: Sequence[Wheel], base: str) -> bytes:
+    versions = dict.fromkeys(str(item.contents.version) for item in items)
+    whole = {"name": name, "versions": list(versions), "files": [_file(item, base) for item in items]}
+    return _json({"meta": {"api-version": API}, **whole})
+
+
+def _file(item: Wheel, base: str) -> dict[str, Any]:
+    metadata = {"sha256": metadata_digest(item)}
+    found: dict[str, Any] = {
+        "filename": item.name,
+        "url": f"../../{url(item)}",
+        "hashes": {"sha256": item.sha256},
+        "size": item.size,
+        "core-metadata": metadata,
+        "dist-info-metadata": metadata,
+        "yanked": False if item.yanked is None else item.yanked or True,
+        "provenance": _provenance(item, base),
+    }
+    return found | ({"requires-python": item.contents.requires_python} if item.contents.requires_python else {})
+
+
+def metadata_digest(item: Wheel) -> str:
+    return hashlib.sha256(item.contents.metadata).hexdigest()
+
+
+def _root_html(projects: Mapping[str, object]) -> bytes:
+    links = "".join(f'<a href="{name}/">{name}</a><br>\n' for name in sorted(projects))
+    return f"{_HEAD % ('Simple index', 'Simple index')}{links}</body></html>\n".encode()
+
+
+def _project_html(name: str, items: Sequence[Wheel], base: str) -> bytes:
+    links = "".join(f"<a {_attributes(item, base)}>{escape(item.name)}</a><br>\n" for item in items)
+    return f"{_HEAD % (name, name)}{links}</body></html>\n".encode()
+
+
+def _attributes(item: Wheel, base: str) -> str:
+    metadata = f"sha256={metadata_digest(item)}"
+    found = {
+        "href": f"../../{url(item)}#sha256={item.sha256}",
+        "data-requires-python": item.contents.requires_python or None,
+        "data-core-metadata": metadata,
+        "data-dist-info-metadata": metadata,
+        "data-provenance": _provenance(item, base),
+        "data-yanked": item.yanked,
+    }
+    return " ".join(f'{name}="{escape(value)}"' for name, value in found.items() if value is not None)

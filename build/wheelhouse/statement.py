@@ -1,0 +1,145 @@
+"""Provenance of a wheel: an in-toto statement with the predicate of SLSA 1, made from the record of its build."""
+
+from __future__ import annotations
+
+import msgspec
+
+from build.errors import ClaimError
+from build.overlay.link import SONAME
+from build.record import Artifact, BuildRecord, Provenance
+
+TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/provenance/v1"
+#: How the parameters are to be read: those of a build of an overlay, as `internalParameters` has them.
+BUILD_TYPE = "urn:multiworld:overlay-build:1"
+#: Who built it where no CI system says so: nobody but the owner of the signing key vouches for it.
+BUILDER = "urn:multiworld:own-machine"
+_UPSTREAM = "git+https://github.com/pytorch/pytorch"
+
+
+class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file, package or commit, with its digests."""
+
+    name: str
+    uri: str = ""
+    digest: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class Outer(msgspec.Struct, frozen=True):
+    """What whoever started the build chose."""
+
+    release: str
+    series: tuple[str, ...]
+    python: str
+
+
+class Definition(msgspec.Struct, frozen=True, rename="camel"):
+    """All that went into the build."""
+
+    build_type: str
+    external_parameters: Outer
+    internal_parameters: Provenance
+    resolved_dependencies: tuple[Resource, ...]
+
+
+class Builder(msgspec.Struct, frozen=True):
+    """Who ran the build."""
+
+    id: str
+
+
+class Details(msgspec.Struct, frozen=True):
+    """Who ran the build, and what came out beside the wheel."""
+
+    builder: Builder
+    byproducts: tuple[Resource, ...]
+
+
+class Predicate(msgspec.Struct, frozen=True, rename="camel"):
+    """SLSA's provenance."""
+
+    build_definition: Definition
+    run_details: Details
+
+
+class Statement(msgspec.Struct, frozen=True, rename="camel"):
+    """An in-toto statement about one wheel."""
+
+    type_: str = msgspec.field(name="_type")
+    subject: tuple[Resource, ...]
+    predicate_type: str
+    predicate: Predicate
+
+
+def official_of(statement: Statement) -> Artifact:
+    """Return the official wheel that a statement names; its size is not part of a statement."""
+    for item in statement.predicate.build_definition.resolved_dependencies:
+        if item.uri.startswith("pkg:pypi/torch@"):
+            return Artifact(item.name, item.digest.get("sha256", ""), 0)
+    raise ClaimError("the provenance names no official wheel", cause="it was not made by `nox -s wheelhouse`")
+
+
+def make(item: Artifact, made: BuildRecord, builder: str = BUILDER) -> Statement:
+    """Return the statement about the wheel `item` of a build."""
+    proven = made.provenance
+    overlay = Resource(
+        SONAME, digest={"sha256": proven.overlay_sha256}, annotations={"buildId": proven.overlay_build_id}
+    )
+    subject = Resource(item.name, digest={"sha256": item.sha256})
+    return Statement(
+        TYPE,
+        (subject,),
+        PREDICATE,
+        Predicate(definition(proven, made.python, made.official), Details(Builder(builder), (overlay,))),
+    )
+
+
+def definition(proven: Provenance, python: str, official: Artifact) -> Definition:
+    """Return what went into a build: as SLSA names it, and in full."""
+    outer = Outer(proven.release, proven.series, python)
+    return Definition(BUILD_TYPE, outer, proven, _dependencies(proven, official))
+
+
+def _dependencies(proven: Provenance, wheel: Artifact) -> tuple[Resource, ...]:
+    obtained = {"obtained": proven.source, "imported": proven.source_tree}
+    source = Resource("pytorch", f"{_UPSTREAM}@refs/tags/v{proven.release}", {"gitCommit": proven.commit}, obtained)
+    official = Resource(wheel.name, f"pkg:pypi/torch@{proven.release}", {"sha256": wheel.sha256})
+    patches = (
+        Resource(item.name, digest={"sha256": item.sha256}, annotations={"subject": item.subject})
+        for item in proven.patches
+    )
+    headers = (Resource(name, f"pkg:pypi/{name}@{version}") for name, _, version in map(_split, proven.headers))
+    return (source, *patches, official, *headers)
+
+
+def _split(pin: str) -> tuple[str, str, str]:
+    return pin.partition("==")
+
+
+def encode(statement: Statement) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(statement), indent=2) + b"\n"
+
+
+def decode(data: bytes | str, origin: str) -> Statement:
+    """Return the statement that `encode` wrote.
+
+    Raises:
+        ClaimError: `data`, which came from `origin`, is something else.
+    """
+    try:
+        found = msgspec.json.decode(data, type=Statement)
+    except msgspec.DecodeError as error:
+        raise _foreign(origin, str(error)) from None
+    kind = found.predicate.build_definition.build_type
+    if (found.type_, found.predicate_type, kind) != (TYPE, PREDICATE, BUILD_TYPE):
+        raise _foreign(origin, f"type {found.type_}, predicate {found.predicate_type}, build {kind}")
+    return found
+
+
+def _foreign(origin: str, reason: str) -> ClaimError:
+    return ClaimError(
+        f"{origin} is not the provenance of an overlay build: {reason}",
+        cause="it is damaged, of another version of this project, or of something else",
+        remedy="use the file that `nox -s wheelhouse` wrote beside the wheel",
+    )

@@ -1,0 +1,244 @@
+"""Check every claim of a wheel's provenance again, cheap ones first, and stop at the first that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from build import record, releases, seals
+from build.errors import ClaimError, UnknownReleaseError, UsageError
+from build.overlay.flags import code_flags
+from build.record import Artifact, Provenance
+from build.releases import Release
+from build.series.manifest import patches_of
+from build.wheelhouse import attestation, contents, gather, signing, statement
+from build.wheelhouse.attestation import Attestation, Publisher
+from build.wheelhouse.signing import PublicKey
+from build.wheelhouse.statement import Statement
+from build.wheels import sbom
+from build.wheels.archive import check_archive, check_digests
+from build.wheels.platforms import newer
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A wheel and what is claimed about it.
+
+    Attributes:
+        signed: the statement as it was signed.
+        key: the public key that must have signed it; None: any, or none.
+    """
+
+    path: Path
+    signed: Attestation
+    said: Statement
+    key: PublicKey | None
+
+    @property
+    def proven(self) -> Provenance:
+        return self.said.predicate.build_definition.internal_parameters
+
+    @property
+    def python(self) -> str:
+        return self.said.predicate.build_definition.external_parameters.python
+
+    @property
+    def official(self) -> Artifact:
+        return statement.official_of(self.said)
+
+    @property
+    def distribution(self) -> str:
+        return str(contents.read(self.path).project)
+
+
+def subject(path: Path, provenance: Path | None, key: PublicKey | None) -> Subject:
+    """Read what is claimed about the wheel at `path`.
+
+    Args:
+        provenance: the file with the claims. Default: what the wheelhouse or the build left beside the wheel.
+
+    Raises:
+        UsageError: there is no wheel, or nothing is claimed about it.
+        ClaimError: the file is no provenance.
+    """
+    if not path.is_file():
+        raise UsageError(f"no such wheel: {path}", remedy="name the file of a wheel")
+    place = provenance or path.with_name(path.name + attestation.SUFFIX)
+    if provenance is not None and not place.is_file():
+        raise UsageError(f"--provenance {place}: no such file", remedy="name the file that lies beside the wheel")
+    signed = attestation.decode(place.read_bytes(), place.name) if place.is_file() else _of_build(path)
+    return Subject(path, signed, statement.decode(signed.statement, place.name), key)
+
+
+def _of_build(path: Path) -> Attestation:
+    """Return the statement that a wheelhouse would have, from the record that lies in the wheel's folder."""
+    made = gather.record_of(path)
+    if made is None:
+        raise UsageError(
+            f"nothing is claimed about {path.name}: neither {path.name}{attestation.SUFFIX} nor a record of its build "
+            "lies beside it",
+            remedy="name its provenance: --provenance FILE",
+        )
+    item = made.patched if made.patched.name == path.name else made.overlay
+    return Attestation(statement.encode(statement.make(item, made)))
+
+
+def _require(claimed: object, found: object) -> str:
+    """Return the claimed value, or raise ClaimError with both."""
+    if claimed != found:
+        raise ClaimError(f"claimed {_text(claimed)}\nfound   {_text(found)}")
+    return _text(claimed)
+
+
+def _text(value: object) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+def _signature(item: Subject) -> str:
+    signed, key = item.signed, item.key
+    if signed.publisher is Publisher.UNSIGNED:
+        if key is not None:
+            raise ClaimError(f"it is not signed, and must be by key {key.keyid}")
+        return "NOT SIGNED: anyone may have written the claims"
+    if signed.publisher is Publisher.SIGSTORE:
+        raise UsageError("signatures of sigstore are not checked here", remedy="use `cosign` or `pypi-attestations`")
+    used = key or _enclosed(signed)
+    used.check(signed.statement, signed.signature)
+    trust = "" if key else ", a key that came with the wheel: `--key` names the one that you trust"
+    return f"by {used.keyid}{trust}"
+
+
+def _enclosed(signed: Attestation) -> PublicKey:
+    try:
+        return signing.parse_public(signed.public.encode())
+    except ValueError:
+        raise UsageError(f"the public key {signed.keyid} is not at hand", remedy="name it: --key FILE") from None
+
+
+def _bytes(item: Subject) -> str:
+    (named,) = item.said.subject or (statement.Resource(""),)
+    _require(named.name, item.path.name)
+    return _require(named.digest.get("sha256", ""), seals.sha256_of(item.path))
+
+
+def _archive(item: Subject) -> str:
+    check_archive(item.path)
+    return f"{check_digests(item.path)} members are as RECORD says"
+
+
+def _name(item: Subject) -> str:
+    found, proven = contents.read(item.path), item.proven
+    _require(proven.version, str(found.version))
+    tag = found.tags.rpartition("-")[2]
+    _require(newer(tag, proven.platform), tag)
+    return found.tags
+
+
+def _embedded(item: Subject) -> str:
+    inside = contents.member(item.path, record.EMBEDDED)
+    _require(record.encode(item.proven).decode(), (inside or b"(none)").decode("utf-8", "replace"))
+    return f"{record.EMBEDDED} says the same"
+
+
+def _sbom(item: Subject) -> str:
+    want = sbom.document(item.distribution, item.proven, item.official)
+    _require(want.decode(), (contents.member(item.path, str(sbom.PLACE)) or b"(none)").decode("utf-8", "replace"))
+    return str(sbom.PLACE)
+
+
+def _dependencies(item: Subject) -> str:
+    """The standard part of the statement repeats what the parameters say."""
+    definition = item.said.predicate.build_definition
+    made = (item.proven, item.python, item.official)
+    again = statement.definition(*made)
+    _require(definition.external_parameters, again.external_parameters)
+    _require(definition.resolved_dependencies, again.resolved_dependencies)
+    return f"{len(again.resolved_dependencies)} dependencies"
+
+
+def _pinned(item: Subject) -> Release:
+    try:
+        return releases.get(item.proven.release)
+    except UnknownReleaseError as error:
+        raise ClaimError(error.what) from None
+
+
+def _release(item: Subject) -> str:
+    release, proven = _pinned(item), item.proven
+    _require(proven.commit, release.commit)
+    _require(proven.version, release.patched_version)
+    _require(proven.libtorch_cuda_build_ids, release.wheel.libtorch_cuda_build_ids)
+    return f"{release.version}, commit {release.commit}"
+
+
+def _official(item: Subject) -> str:
+    return _require(item.official.sha256, _pinned(item).wheel.sha256.get(item.python, "(none)"))
+
+
+def _patches(item: Subject) -> str:
+    release = _pinned(item)
+    _require(item.proven.series, release.series)
+    _require(item.proven.patches, record.patches_of(patches_of(release.version, release.series)))
+    return f"{len(item.proven.patches)} of {', '.join(release.series)}"
+
+
+def _headers(item: Subject) -> str:
+    return _require(item.proven.headers, record.headers_of(_pinned(item)))
+
+
+def _flags(item: Subject) -> str:
+    return _require(item.proven.flags, code_flags(_pinned(item)))
+
+
+def _assembly(item: Subject) -> str:
+    return _require(item.proven.assembly, record.assembly())
+
+
+#: What can be checked without a build, by name; the names are what a failure is reported by.
+CLAIMS: dict[str, Callable[[Subject], str]] = {
+    "signature": _signature,
+    "SHA-256 of the wheel": _bytes,
+    "members of the wheel": _archive,
+    "name and tags": _name,
+    "embedded provenance": _embedded,
+    "dependencies": _dependencies,
+    "release": _release,
+    "official wheel": _official,
+    "patches": _patches,
+    "header packages": _headers,
+    "compile flags": _flags,
+    "code that writes the wheels": _assembly,
+    "SBOM": _sbom,
+}
+
+
+def failing(item: Subject, claim: str, error: ClaimError) -> ClaimError:
+    """Return the error that names the claim which fails."""
+    return ClaimError(
+        f"{item.path.name}: the first claim that fails is: {claim}",
+        cause="\n".join(filter(None, (error.what, error.cause))),
+        remedy=error.remedy
+        or "do not use the wheel, unless you know why; this project at the commit that built it, with "
+        "the same patches, would agree",
+    )
+
+
+def checked(item: Subject) -> Iterator[tuple[str, str]]:
+    """Yield each claim that holds, with what was found, without building anything.
+
+    Raises:
+        ClaimError: a claim fails; the message names it.
+    """
+    for claim, check in CLAIMS.items():
+        yield claim, _held(item, claim, check)
+
+
+def _held(item: Subject, claim: str, check: Callable[[Subject], str]) -> str:
+    try:
+        return check(item)
+    except ClaimError as error:
+        raise failing(item, claim, error) from None
