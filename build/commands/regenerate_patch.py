@@ -82,7 +82,7 @@ def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, actio
         raise UsageError("--patches needs --out", remedy="give the folder for the ported patches")
     request = Request(patches, from_tree, to_tree, out.absolute(), action)
     place = Place(request.out, request.state, "the same command")
-    with paths.locked(request.state, f"the port to {out}"):
+    with paths.locked(request.state, f"the port to {out}", leave=False):
         if action == "abort":
             discard(request.state)
             step("the port is given up")
