@@ -96,7 +96,7 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
         files,
         marked if outcome is PatchState.NEEDS_HUMAN else {},
         identical and all(item.verdict is Verdict.CLEAN for item in verdicts),
-        _notes(patch),
+        (*_notes(patch), *(note for port in ports for note in port.notes)),
     )
 
 
