@@ -46,6 +46,9 @@ _ENDS = {
     Language.PYTHON: (".py", ".pyi"),
     Language.CMAKE: (".cmake",),
 }
+_ENDINGS = frozenset(
+    {b"else", b"elseif", b"endblock", b"endforeach", b"endfunction", b"endif", b"endmacro", b"endwhile"}
+)
 #: Nodes that hold the items of a file, not items themselves.
 HOLDERS = frozenset({
     "ERROR", "block", "class_definition", "class_specifier", "declaration_list", "field_declaration_list",
@@ -57,7 +60,7 @@ class UnreadableError(Exception):
     """A file cannot be read at all; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Span:
     """Lines `start..end` (from 0, end excluded)."""
 
@@ -114,7 +117,8 @@ def read(language: Language, code: bytes) -> Reading:
         UnreadableError: it takes too long.
     """
     root = parse(language, code).root_node
-    return Reading(tuple(_errors(root)), tuple(_items(root)))
+    stray = _stray(root) if language is Language.CMAKE else []
+    return Reading(tuple(sorted([*_errors(root), *stray])), tuple(_items(root)))
 
 
 def codes(language: Language, data: bytes) -> tuple[bytes, ...]:
@@ -181,7 +185,16 @@ def _errors(root: tree_sitter.Node) -> list[Span]:
             found.append(span_of(node))
         elif node.has_error:
             waiting += node.children
-    return sorted(found, key=lambda span: span.start)
+    return found
+
+
+def _stray(root: tree_sitter.Node) -> list[Span]:
+    """Return the ends of blocks that CMake's grammar takes for commands, since they end nothing."""
+    import tree_sitter
+
+    query = tree_sitter.Query(grammar(Language.CMAKE), "(normal_command . (identifier) @name)")
+    captures = tree_sitter.QueryCursor(query).captures(root)
+    return [span_of(node) for node in captures.get("name", []) if (node.text or b"").lower() in _ENDINGS]
 
 
 def _items(root: tree_sitter.Node) -> list[Span]:

@@ -24,7 +24,7 @@ _BEFORE_USE = (
     rb"(?<!\bor)(?<!\byield)(?<!\bawait)(?<!\bassert)(?<!\braise)(?<!\bdel)(?<!\bif)(?<!\belif)(?<!\bwhile)(?<!\bis)"
 )
 _DECLARED = re.compile(
-    rb"(?:[\w>]" + _BEFORE_USE + rb"[ \t]+[*&]*|[\w>][ \t]*[*&]+[ \t]*)([A-Za-z_]\w+)[ \t]*(?=[;,=)\[:]|$)"
+    rb"(?<=[\w>])(?:" + _BEFORE_USE + rb"[ \t]+[*&]*|[ \t]*[*&]+[ \t]*)([A-Za-z_]\w+)[ \t]*(?=[;,=)\[:]|$)"
     rb"|\b(?:def|class|as|import|for|struct|enum|union|define)[ \t]+([A-Za-z_]\w+)"
     rb"|^[ \t]*([A-Za-z_]\w+)[ \t]*=(?!=)[^;]*$",
     re.MULTILINE,
