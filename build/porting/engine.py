@@ -16,6 +16,12 @@ from build.series.fields import diffstat
 from build.series.model import PatchFile
 from build.series.verdicts import HunkVerdict, Method, Verdict
 
+#: Lines that a commit has once each, in a mail or in git's log; the last one ends its diffstat.
+_ONCE = tuple(
+    re.compile(line, re.MULTILINE)
+    for line in (rb"^From [0-9a-f]{7,40}\b", rb"^commit [0-9a-f]{7,40}\b", rb"^Subject: ", rb"^ \d+ files? changed, ")
+)
+
 
 class PatchState(Enum):
     """What became of a whole patch."""
@@ -96,7 +102,7 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
         files,
         marked if outcome is PatchState.NEEDS_HUMAN else {},
         identical and all(item.verdict is Verdict.CLEAN for item in verdicts),
-        (*_notes(patch), *(note for port in ports for note in port.notes)),
+        tuple(dict.fromkeys([*_notes(patch), *(note for port in ports for note in port.notes)])),
     )
 
 
@@ -128,10 +134,13 @@ def _decided(ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], de
 
 
 def _notes(patch: PatchFile) -> tuple[str, ...]:
-    """Return a note if the diffstat does not fit the hunks: the patch may be cut off."""
+    """Return a note if the diffstat does not fit the hunks: the patch may be cut off.
+
+    A patch of several commits has a diffstat for each, or for the last alone; none is that of the whole patch.
+    """
     stat = diffstat(patch.header)
-    mails = len(re.findall(rb"^From [0-9a-f]{40} ", patch.data, re.MULTILINE))
-    if stat in {None, patch.counts} or mails > 1 or any(change.binary is not None for change in patch.changes):
+    several = any(len(line.findall(patch.data)) > 1 for line in _ONCE)
+    if stat in {None, patch.counts} or several or any(change.binary is not None for change in patch.changes):
         return ()
     return (
         f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}: cut off or edited?",

@@ -26,7 +26,7 @@ _BEFORE_USE = (
 _DECLARED = re.compile(
     rb"(?<=[\w>])(?:" + _BEFORE_USE + rb"[ \t]+[*&]*|[ \t]*[*&]+[ \t]*)([A-Za-z_]\w+)[ \t]*(?=[;,=)\[:]|$)"
     rb"|\b(?:def|class|as|import|for|struct|enum|union|define)[ \t]+([A-Za-z_]\w+)"
-    rb"|^[ \t]*([A-Za-z_]\w+)[ \t]*=(?!=)[^;]*$",
+    rb"|^[ \t]*([A-Za-z_]\w+)[ \t]*=(?!=)[^;\n]*$",
     re.MULTILINE,
 )
 

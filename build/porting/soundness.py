@@ -73,7 +73,7 @@ def review(
     Those are the hunks without which less is wrong; if no single one is, all.
     """
     placed = [number for number, result in enumerate(results) if result.edits]
-    if not path or not placed:
+    if not path or not placed or alignment.base == alignment.ours:
         return {}, ""
     own = change(alignment.base, [Edit(g.start, g.end, g.added) for item in located if item for g in item.groups])
 
