@@ -13,6 +13,10 @@ from build.series.model import Hunk
 from build.series.verdicts import Verdict
 
 _CALL = re.compile(rb"(\w+)[ \t]*\(")
+#: The first line of a function's definition, which calls nothing.
+_DEFINITION = re.compile(
+    rb"\s*(?!return\b|await\b|yield\b|if\b|while\b|else\b)(?:[A-Za-z_]\w*[ \t*]+)+\w+[ \t]*\([^;=]*$"
+)
 #: Words in the names of functions that belong together: what one does the other undoes.
 _KINDS = tuple(
     (re.compile(first, re.IGNORECASE), re.compile(second, re.IGNORECASE))
@@ -74,9 +78,9 @@ def _link(alignment: Alignment, placed: Hunk, other: Hunk) -> str:
 def _halves(hunk: Hunk) -> Iterator[Half]:
     removed = set(hunk.removed)
     for line in hunk.added:
-        if line in removed:
-            continue
         text = code([line])
+        if line in removed or _DEFINITION.match(text):
+            continue
         for call in _CALL.finditer(text):
             for kind, words in enumerate(_KINDS):
                 for first, word in zip((True, False), words, strict=True):

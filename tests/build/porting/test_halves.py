@@ -57,7 +57,15 @@ def test_a_name_that_only_the_other_half_declares() -> None:
     assert "it alone declares 'fresh'" in found.hunks[1].evidence
 
 
-@pytest.mark.parametrize("second", ["  zfree(other);\n", "  report(copy);\n", "  pthread_mutex_unlock(&copy);\n"])
+@pytest.mark.parametrize(
+    "second",
+    [
+        "  zfree(other);\n",
+        "  report(copy);\n",
+        "  pthread_mutex_unlock(&copy);\n",
+        "}\n\nstatic void free_all(int copy)\n{\n  use(copy);\n",
+    ],
+)
 def test_hunks_that_are_no_halves(second: str) -> None:
     new = replaced(OLD, (EARLY, EARLY + "  copy = zmalloc(value);\n"))
     found = port(OLD, both("  copy = zmalloc(value);\n", second), new)
