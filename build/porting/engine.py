@@ -11,6 +11,7 @@ from functools import partial
 from build.porting.fileport import ChangePort, Context, Files, port_change
 from build.porting.markers import Labels
 from build.porting.moved_files import Finder
+from build.porting.soundness import lost
 from build.porting.trees import Layer, Tree
 from build.series.fields import diffstat
 from build.series.model import PatchFile
@@ -130,7 +131,17 @@ def _decided(ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], de
     state = PatchState.PORTED
     if all(ctx.new.get(path) == content for path, content in decided.items()):
         state = PatchState.UNNEEDED
-    return PatchPort(patch, state, final, decided, notes=_notes(patch))
+    return PatchPort(patch, state, final, decided, notes=(*_notes(patch), *_unsound(ctx, decided)))
+
+
+def _unsound(ctx: Context, decided: Files) -> list[str]:
+    """Return a note for each file that could be read before a person edited it, and now cannot."""
+    found = []
+    for path, state in decided.items():
+        before = ctx.new.get(path)
+        if before and state and (why := lost(path, before.data, state.data)):
+            found.append(f"{path} was edited by hand, and {why}")
+    return found
 
 
 def _notes(patch: PatchFile) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from build.porting import brackets
 from build.porting.alignment import Alignment
 from build.porting.calls import judged
 from build.porting.definitions import repeated
-from build.porting.grammar import Language, Span, UnreadableError, codes, compiles, language_of, read
+from build.porting.grammar import Language, Span, UnreadableError, codes, compiles, language_of, languages_of, read
 from build.porting.groups import Edit, Placed, apply_edits
 from build.porting.hunks import HunkResult
 
@@ -63,6 +63,22 @@ def check(path: str, port: Change, own: Change) -> Checked:
         return _check(language, port, own)
     except UnreadableError as error:
         return Checked(unread=f"not read as code: {error}")
+
+
+def lost(path: str, before: bytes, after: bytes) -> str:
+    """Return why a file that could be read is one that cannot be, in words; empty if it can, or could not before."""
+    language = next(iter(languages_of(path)), None)
+    try:
+        if language is None or before == after:
+            return ""
+        if language is Language.PYTHON:
+            return "" if compiles(before) or not (why := compiles(after)) else f"it is not valid Python: {why}"
+        forms = zip(codes(language, before), codes(language, after), strict=False)
+        errors = [new.errors for old, code in forms if not read(language, old).errors and (new := read(language, code))]
+    except UnreadableError:
+        return ""
+    found = next((spans[0] for spans in errors if spans), None)
+    return f"it does not parse as {language.value}: {_lines(found)}" if found else ""
 
 
 def review(
