@@ -44,7 +44,7 @@ def regenerate_patch(
     again: Annotated[bool, typer.Option("--again", help="port although RELEASE has its patches")] = False,
     build: Annotated[bool, typer.Option("--build", help="then build RELEASE and run its probes")] = False,
 ) -> None:
-    """Port patches hunk by hunk, and report the result of each hunk with the reason. Exit status 20: needs a human."""
+    """Port patches hunk by hunk; the report gives the reason for each. Exit status 0: ported, 20: needs a human."""
     action = _action(go_on=go_on, drop=drop, abort=abort)
     if patches is not None:
         _folder(patches, from_tree, to_tree, out, action)
