@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-#: Strings and comments, in which a word is no name. An apostrophe that is not closed on its line is left alone.
+#: Strings, comments and conditions of the preprocessor, in which a word is no name. An apostrophe that is not closed on
+#: its line is left alone.
 _TEXT = re.compile(
-    rb"""//.*|/\*.*?\*/|(?:^|\s)\#\s.*|^\s*\*\s.*|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""", re.MULTILINE
+    rb"""^[ \t]*\#[ \t]*(?:if|el|endif|include|pragma|undef).*|//.*|/\*.*?\*/|(?:^|\s)\#\s.*|^\s*\*\s.*"""
+    rb"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""",
+    re.MULTILINE,
 )
 NAME = re.compile(rb"(?<![\w.])[A-Za-z_]\w+|(?<=\.)[A-Za-z_]\w+")
 #: Words of the languages, and names of everyone's: none of them is renamed.
@@ -23,8 +26,14 @@ _BEFORE_USE = (
     rb"(?<!\breturn)(?<!\belse)(?<!\bcase)(?<!\bgoto)(?<!\bthrow)(?<!\bnew)(?<!\bdelete)(?<!\bin)(?<!\bnot)(?<!\band)"
     rb"(?<!\bor)(?<!\byield)(?<!\bawait)(?<!\bassert)(?<!\braise)(?<!\bdel)(?<!\bif)(?<!\belif)(?<!\bwhile)(?<!\bis)"
 )
+#: First words of statements that declare nothing.
+_STATEMENT = (
+    rb"(?:and|assert|await|case|co_await|co_return|co_yield|del|delete|elif|else|goto|if|in|new|not|or|raise|return|throw"
+    rb"|while|yield)\b"
+)
 _DECLARED = re.compile(
     rb"(?<=[\w>])(?:" + _BEFORE_USE + rb"[ \t]+[*&]*|[ \t]*[*&]+[ \t]*)([A-Za-z_]\w+)[ \t]*(?=[;,=)\[:]|$)"
+    rb"|^[ \t]*(?!" + _STATEMENT + rb")(?:[A-Za-z_][\w:<>]*[ \t*&]+){1,4}([A-Za-z_]\w+)[ \t]*[({]"
     rb"|\b(?:def|class|as|import|for|struct|enum|union|define)[ \t]+([A-Za-z_]\w+)"
     rb"|^[ \t]*([A-Za-z_]\w+)[ \t]*=(?!=)[^;\n]*$",
     re.MULTILINE,

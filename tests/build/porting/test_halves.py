@@ -57,6 +57,13 @@ def test_a_name_that_only_the_other_half_declares() -> None:
     assert "it alone declares 'fresh'" in found.hunks[1].evidence
 
 
+def test_a_name_that_both_halves_declare() -> None:
+    new = replaced(OLD, (EARLY, EARLY + "  someone_else(value);\n"))
+    found = port(OLD, both("  Guard guard;\n  guard.hold();\n", "  Guard guard(value);\n  guard.hold();\n"), new)
+    assert [hunk.verdict for hunk in found.hunks] == [Verdict.CONFLICT, Verdict.OFFSET]
+    assert found.hunks[1].evidence == ""
+
+
 @pytest.mark.parametrize(
     "second",
     [
