@@ -145,16 +145,18 @@ def _unsound(ctx: Context, decided: Files) -> list[str]:
 
 
 def _notes(patch: PatchFile) -> tuple[str, ...]:
-    """Return a note if the diffstat does not fit the hunks: the patch may be cut off.
+    """Return a note if the hunks are fewer than the diffstat says: the patch may be cut off.
 
     A patch of several commits has a diffstat for each, or for the last alone; none is that of the whole patch.
     """
     stat = diffstat(patch.header)
     several = any(len(line.findall(patch.data)) > 1 for line in _ONCE)
-    if stat in {None, patch.counts} or several or any(change.binary is not None for change in patch.changes):
+    if stat is None or several or any(change.binary is not None for change in patch.changes):
         return ()
+    if all(have >= said for have, said in zip(patch.counts, stat, strict=True)):
+        return ()  # it was edited: nothing is missing
     return (
-        f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}: cut off or edited?",
+        f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}: edited, or cut off?",
     )
 
 

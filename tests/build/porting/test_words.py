@@ -82,7 +82,14 @@ STAT = b" a.txt | 2 +-\n 1 file changed, %d insertion(+), 1 deletion(-)\n\n"
 
 @pytest.mark.parametrize(
     ("form", "noted"),
-    [("whole", False), ("cut off", True), ("two mails", False), ("two mails without ids", False), ("git log", False)],
+    [
+        ("whole", False),
+        ("cut off", True),
+        ("edited", False),
+        ("two mails", False),
+        ("two mails without ids", False),
+        ("git log", False),
+    ],
 )
 def test_only_a_patch_that_may_be_cut_off_is_called_so(form: str, noted: bool, tmp_path: Path) -> None:
     git, old, new = old_and_new(tmp_path, {"a.txt": numbered(30)}, {"k": b"k\n"})
@@ -94,6 +101,7 @@ def test_only_a_patch_that_may_be_cut_off_is_called_so(form: str, noted: bool, t
     data = {
         "whole": mail + STAT % 1 + one,
         "cut off": mail + STAT % 2 + one,
+        "edited": mail + STAT % 0 + one,
         "two mails": mail + STAT % 3 + one + mail + STAT % 1 + two,
         "two mails without ids": bare + STAT % 3 + one + bare + two,
         "git log": log + STAT % 1 + one + log + two,
