@@ -16,7 +16,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from build.bootstrap import advice, run_again_with_nox, uv_settings  # noqa: E402 - the path comes first
+from build import statuses  # noqa: E402 - the path comes first
+from build.bootstrap import advice, run_again_with_nox, uv_settings  # noqa: E402
 
 try:
     import nox
@@ -52,7 +53,8 @@ def _tool(session: nox.Session, *arguments: str) -> None:
     # Ctrl-C: time to end compilers and to remove half-written files; nox's default is 0.3 s.
     # SIGTERM to nox alone ends it at once, and the build must end with it: see build/signals.py.
     env = {"PYTHONPATH": str(HERE), "MULTIWORLD_END_WITH_PARENT": str(os.getpid())}
-    session.run("python", "-m", "build", *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
+    with statuses.of_tooling():
+        session.run("python", "-m", "build", *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
 
 
 def _pytest(session: nox.Session, suites: dict[str, str], *, extras: str = "cli,metrics", cuda: bool = False) -> None:
@@ -74,7 +76,8 @@ def _pytest(session: nox.Session, suites: dict[str, str], *, extras: str = "cli,
     chosen = {"named": arguments} if arguments else {name: [folder] for name, folder in suites.items()}
     for name, what in chosen.items():
         junit = f"--junitxml={HERE / 'dist' / f'tests-{name}-{torch}.xml'}"
-        session.run("python", "-m", "pytest", "-q", "-n", "auto", junit, *what, env={"PYTHONPATH": str(HERE)})
+        env = {"PYTHONPATH": str(HERE), "MULTIWORLD_NOX": sys.executable}  # tests of this file run it with this nox
+        session.run("python", "-m", "pytest", "-q", "-n", "auto", junit, *what, env=env)
 
 
 @nox.session
@@ -129,7 +132,9 @@ def gpu(session: nox.Session) -> None:
     if "--bundle" in session.posargs:
         _tool(session, "gpu-bundle", *(argument for argument in session.posargs if argument != "--bundle"))
         return
-    session.run(sys.executable, "-m", "build.gpu.run", *session.posargs, env={"PYTHONPATH": str(HERE)}, external=True)
+    command = [sys.executable, "-m", "build.gpu.run", *session.posargs]
+    with statuses.of_tooling():
+        session.run(*command, env={"PYTHONPATH": str(HERE)}, external=True)
 
 
 @nox.session
@@ -233,6 +238,7 @@ def _release_sessions(release: str) -> None:
 for _release in RELEASES:
     _release_sessions(_release)
 
+statuses.watch(nox.registry.get().values())
 if _said := advice(sys.argv[1:], nox.registry.get()):
     print(f"error: {_said}", file=sys.stderr)  # noqa: T201
     sys.exit(2)

@@ -6,6 +6,7 @@ import errno
 import importlib
 import pkgutil
 import subprocess
+import sys
 from collections.abc import Callable
 
 import typer
@@ -43,16 +44,21 @@ def _report(error: ToolError) -> int:
     return error.exit_code
 
 
-def _app() -> typer.Typer:
+def _app(first: str) -> typer.Typer:
+    """Return the command line; if `first`, the first word, is a command, only that one is imported: some take long."""
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-    for module in pkgutil.iter_modules(build.commands.__path__):
-        app.command()(getattr(importlib.import_module(f"build.commands.{module.name}"), module.name))
+    app.callback()(lambda: None)  # keeps the names of the commands also where there is one
+    names = [module.name for module in pkgutil.iter_modules(build.commands.__path__)]
+    wanted = first.replace("-", "_")
+    for name in [wanted] if wanted in names else names:
+        app.command()(getattr(importlib.import_module(f"build.commands.{name}"), name))
     return app
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit status: 0, the `exit_code` of the error, or 130 after Ctrl-C."""
-    return guarded(_app, argv)
+    words = sys.argv[1:] if argv is None else argv
+    return guarded(lambda: _app(words[0] if words else ""), words)
 
 
 def guarded(make: Callable[[], typer.Typer], argv: list[str] | None = None) -> int:

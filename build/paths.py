@@ -57,8 +57,13 @@ def lock_timeout() -> float:
 
 
 @contextmanager
-def locked(path: Path, purpose: str) -> Iterator[None]:
+def locked(path: Path, purpose: str, *, leave: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on `path` (a `.lock` file next to it); announce a wait for it.
+
+    Args:
+        path: what only one run may use at a time.
+        purpose: what the lock is for, in words.
+        leave: leave the lock file behind, for the next run; without it a folder of the user's has no such file.
 
     Raises:
         BusyError: the lock was not free within `lock_timeout()` seconds.
@@ -81,6 +86,9 @@ def locked(path: Path, purpose: str) -> Iterator[None]:
     try:
         yield
     finally:
+        if not leave:
+            # While the lock is held: whoever waits for it sees that its file has no name any more, and opens a new one.
+            Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
 

@@ -16,6 +16,7 @@ from build.errors import NeedsHumanError, UsageError
 if TYPE_CHECKING:
     from build.porting.between_releases import Request
     from build.porting.report import PortReport
+    from build.series.show import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def regenerate_patch(
     again: Annotated[bool, typer.Option("--again", help="port although RELEASE has its patches")] = False,
     build: Annotated[bool, typer.Option("--build", help="then build RELEASE and run its probes")] = False,
 ) -> None:
-    """Port patches hunk by hunk, and report the result of each hunk with the reason. Exit status 20: needs a human."""
+    """Port patches hunk by hunk; the report gives the reason for each. Exit status 0: ported, 20: needs a human."""
     action = _action(go_on=go_on, drop=drop, abort=abort)
     if patches is not None:
         _folder(patches, from_tree, to_tree, out, action)
@@ -82,7 +83,7 @@ def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, actio
         raise UsageError("--patches needs --out", remedy="give the folder for the ported patches")
     request = Request(patches, from_tree, to_tree, out.absolute(), action)
     place = Place(request.out, request.state, "the same command")
-    with paths.locked(request.state, f"the port to {out}"):
+    with paths.locked(request.state, f"the port to {out}", leave=False):
         if action == "abort":
             discard(request.state)
             step("the port is given up")
@@ -96,6 +97,7 @@ def _show(report: PortReport, place: Place) -> None:
     """Print a report; NeedsHumanError, which has its own exit status, if hunks are left or patches are missing."""
     from build.porting.between_trees import JSON, MARKDOWN
     from build.porting.report import to_terminal
+    from build.series.show import rows
 
     console.print(to_terminal(report))
     step(f"report: {place.out / MARKDOWN} and {JSON}")
@@ -103,9 +105,7 @@ def _show(report: PortReport, place: Place) -> None:
         checkout = place.state / "checkout"
         raise NeedsHumanError(
             f"hunks of {report.series} need a human: {', '.join(report.edit)}",
-            cause="\n".join(
-                f"{v.patch}: {v.path} hunk {v.hunk}: {v.evidence}" for v in report.verdicts if v.verdict.needs_human
-            ),
+            cause="\n".join(map(_line, rows([item for item in report.verdicts if item.verdict.needs_human]))),
             remedy=f"edit {', '.join(report.edit)} in {checkout} (conflicts are marked as diff3 does),\n"
             f"then {place.again} --continue; --continue --drop leaves the hunks out, --abort gives up",
         )
@@ -114,6 +114,12 @@ def _show(report: PortReport, place: Place) -> None:
             f"{report.series} is not complete: {'; '.join(report.skipped)}",
             remedy=f"write the missing patches into {place.out} and enter them in the manifest",
         )
+
+
+def _line(row: Row) -> str:
+    item = row.verdict
+    where = f"hunks {row.hunks}" if "-" in row.hunks[1:] else f"hunk {row.hunks}"
+    return f"{item.patch}: {item.path}{f' {where}' if item.hunk else ''}: {item.evidence}"
 
 
 def _build(report: PortReport, request: Request, source: Path | None) -> None:

@@ -88,6 +88,8 @@ def _partly(
     if list(edit.lines) == list(alignment.ours[edit.start : edit.end]):
         return GroupResult(Outcome.UPSTREAM, edit.start, evidence=_where(edit.start, last - first, True))
     note = f"{len(has)} of {len(added)} added lines were at line {edit.start + 1} already"
+    if len(has) == len(added):  # what is missing is not a line that is added
+        note = f"what it adds was at line {edit.start + 1} already; what it removes was still there"
     return GroupResult(Outcome.PARTLY, edit.start, edit, note)
 
 

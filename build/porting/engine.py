@@ -11,10 +11,17 @@ from functools import partial
 from build.porting.fileport import ChangePort, Context, Files, port_change
 from build.porting.markers import Labels
 from build.porting.moved_files import Finder
+from build.porting.soundness import lost
 from build.porting.trees import Layer, Tree
 from build.series.fields import diffstat
 from build.series.model import PatchFile
 from build.series.verdicts import HunkVerdict, Method, Verdict
+
+#: Lines that a commit has once each, in a mail or in git's log; the last one ends its diffstat.
+_ONCE = tuple(
+    re.compile(line, re.MULTILINE)
+    for line in (rb"^From [0-9a-f]{7,40}\b", rb"^commit [0-9a-f]{7,40}\b", rb"^Subject: ", rb"^ \d+ files? changed, ")
+)
 
 
 class PatchState(Enum):
@@ -96,7 +103,7 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
         files,
         marked if outcome is PatchState.NEEDS_HUMAN else {},
         identical and all(item.verdict is Verdict.CLEAN for item in verdicts),
-        _notes(patch),
+        tuple(dict.fromkeys([*_notes(patch), *(note for port in ports for note in port.notes)])),
     )
 
 
@@ -124,17 +131,32 @@ def _decided(ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], de
     state = PatchState.PORTED
     if all(ctx.new.get(path) == content for path, content in decided.items()):
         state = PatchState.UNNEEDED
-    return PatchPort(patch, state, final, decided, notes=_notes(patch))
+    return PatchPort(patch, state, final, decided, notes=(*_notes(patch), *_unsound(ctx, decided)))
+
+
+def _unsound(ctx: Context, decided: Files) -> list[str]:
+    """Return a note for each file that could be read before a person edited it, and now cannot."""
+    found = []
+    for path, state in decided.items():
+        before = ctx.new.get(path)
+        if before and state and (why := lost(path, before.data, state.data)):
+            found.append(f"{path} was edited by hand, and {why}")
+    return found
 
 
 def _notes(patch: PatchFile) -> tuple[str, ...]:
-    """Return a note if the diffstat does not fit the hunks: the patch may be cut off."""
+    """Return a note if the hunks are fewer than the diffstat says: the patch may be cut off.
+
+    A patch of several commits has a diffstat for each, or for the last alone; none is that of the whole patch.
+    """
     stat = diffstat(patch.header)
-    mails = len(re.findall(rb"^From [0-9a-f]{40} ", patch.data, re.MULTILINE))
-    if stat in {None, patch.counts} or mails > 1 or any(change.binary is not None for change in patch.changes):
+    several = any(len(line.findall(patch.data)) > 1 for line in _ONCE)
+    if stat is None or several or any(change.binary is not None for change in patch.changes):
         return ()
+    if all(have >= said for have, said in zip(patch.counts, stat, strict=True)):
+        return ()  # it was edited: nothing is missing
     return (
-        f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}: cut off or edited?",
+        f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}: edited, or cut off?",
     )
 
 

@@ -56,12 +56,14 @@ class ChangePort:
         old: the old tree's files after the change (None: no file).
         new: the new tree's files after the hunks that were placed.
         marked: files for a person to edit, with markers where they are text.
+        notes: what else a person should know.
     """
 
     verdicts: tuple[HunkVerdict, ...]
     old: Files = field(default_factory=dict)
     new: Files = field(default_factory=dict)
     marked: Files = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def whole(
@@ -172,7 +174,8 @@ def _renamed(ctx: Context, change: FileChange) -> ChangePort:
         content = inner.new.get(source, ctx.new.get(source))
         new = {target: content} if copied else {source: None, target: content}
         marked = {target if path == source else path: data for path, data in inner.marked.items()}
-        return ChangePort((*whole(ctx, change, Verdict.CLEAN, f"to {target}"), *inner.verdicts), old, new, marked)
+        verdicts = (*whole(ctx, change, Verdict.CLEAN, f"to {target}"), *inner.verdicts)
+        return ChangePort(verdicts, old, new, marked, inner.notes)
     if has_target and not has_source and not copied:
         return _renamed_upstream(ctx, change, target, old)
     text = f"the new tree has {target} already" if has_target else "the new tree has no such file"
@@ -190,7 +193,7 @@ def _renamed_upstream(ctx: Context, change: FileChange, target: str, old: dict[s
     inner = port_modified(ctx, change, target)
     ctx.old.changed.clear()
     ctx.old.changed.update(kept)
-    return ChangePort((*done, *inner.verdicts), old, inner.new, inner.marked)
+    return ChangePort((*done, *inner.verdicts), old, inner.new, inner.marked, inner.notes)
 
 
 def _opaque(ctx: Context, change: FileChange) -> ChangePort:
@@ -261,13 +264,15 @@ def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
     verdicts: dict[int, HunkVerdict] = {}
     new: dict[str, FileState | None] = {}
     marked: dict[str, FileState | None] = {}
+    notes: list[str] = []
     for path, chosen, why in [(target, here, moved_why), *elsewhere]:
         if path is None:
             continue
         current = ctx.new.get(path)
         if current is None or not chosen:
             continue
-        ported = port_text(data, current.data, [hunks[n - 1] for n in chosen], ctx.labels)
+        ported = port_text(data, current.data, [hunks[n - 1] for n in chosen], ctx.labels, path)
+        notes += [f"{path} was not checked in full: {ported.unread}"] if ported.unread else []
         mode = _mode_after(change, current.mode)
         new[path] = FileState(mode, ported.new)
         if ported.marked != ported.new or any(r.verdict.needs_human for r in ported.hunks):
@@ -278,7 +283,7 @@ def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
     text = f"the new tree has no such file{since}"
     verdicts |= {n: whole(ctx, change, Verdict.GONE, text, hunks=[n])[0] for n in lost}
     old: Files = {source: FileState(_mode_after(change, base.mode), apply_hunks(data, hunks))} if base else {}
-    return ChangePort(tuple(verdicts[n] for n in numbers), old, new, marked)
+    return ChangePort(tuple(verdicts[n] for n in numbers), old, new, marked, tuple(notes))
 
 
 def _hunks(ctx: Context, change: FileChange, base: FileState | None) -> Sequence[Hunk]:

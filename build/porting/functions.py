@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -86,6 +87,21 @@ def shifted(placed: Placed, by: int) -> Placed:
     return Placed(placed.hunk, placed.number, placed.start + by, placed.end + by, groups)
 
 
+#: Line numbers in evidence; quoted code is passed over.
+_LINES = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\blines? \d+(?: to \d+|(?:, \d+)+)?""")
+
+
+def _further_down(evidence: str, lines: int) -> str:
+    """Return evidence about a part of a file that begins `lines` further down, as evidence about the file."""
+
+    def moved(found: re.Match[str]) -> str:
+        if found[0][0] in "'\"":
+            return found[0]
+        return re.sub(r"\d+", lambda number: str(int(number[0]) + lines), found[0])
+
+    return _LINES.sub(moved, evidence)
+
+
 def outward(result: HunkResult, placed: Placed, start: int, alignment: Alignment, *, moved: bool) -> HunkResult:
     """Convert a result for the part of the new file from `start` on to one for the whole file."""
     at = result.at + start
@@ -93,7 +109,8 @@ def outward(result: HunkResult, placed: Placed, start: int, alignment: Alignment
     offset = at - placed.hunk.first
     if result.verdict is Verdict.DRIFTED:
         offset = at - (placed.groups[0].start + placed.hunk.first - placed.start)
-    result = replace(result, at=at, edits=edits, offset=offset)
+    evidence = _further_down(result.evidence, start)
+    result = replace(result, at=at, edits=edits, offset=offset, evidence=evidence)
     if result.verdict in {Verdict.CLEAN, Verdict.OFFSET}:
         result = replace(result, verdict=Verdict.OFFSET if offset else Verdict.CLEAN)
     if not moved or result.verdict is Verdict.UPSTREAM:

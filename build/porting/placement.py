@@ -164,11 +164,17 @@ def fit(added: Sequence[bytes], pairs: Iterable[tuple[bytes, bytes]]) -> tuple[l
     lines = [_shifted(line, removed, extra) for line in added]
     notes = []
     if removed or extra:
-        notes.append(f"re-indented by {len(extra) - len(removed):+d}")
+        notes.append(f"re-indented: {_depth(extra)} deeper" if extra else f"re-indented: {_depth(removed)} less")
     if dos:
         lines = [line[:-1] + b"\r\n" if line.endswith(b"\n") else line for line in lines]
         notes.append("line ends as in the new file")
     return lines, ", ".join(notes)
+
+
+def _depth(indentation: bytes) -> str:
+    """Return an indentation in words: tabs and blanks are not added up."""
+    counts = ((indentation.count(b"\t"), "tab"), (indentation.count(b" "), "blank"))
+    return " and ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count)
 
 
 def _shift(old: bytes, new: bytes) -> tuple[bytes, bytes] | None:

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from build.porting.engine import PatchPort, PatchState
-from build.series.show import LOOKS, legend, verdict_table
+from build.series.show import LOOKS, Row, legend, rows, verdict_table
 from build.series.verdicts import HunkVerdict, Method, Verdict
 
 #: The result of a probe without defects, and the patch names for which both wheels must give the same result.
@@ -143,7 +143,7 @@ def to_markdown(report: PortReport) -> bytes:
         out += ["", f"## {patch.name}", ""]
         out += [line for note in patch.notes for line in (f"Note: {note}", "")]
         out += ["| file | hunk | line | verdict | carried by | evidence |", "|---|---|---|---|---|---|"]
-        out += [_row(item) for item in patch.verdicts]
+        out += [_row(item) for item in rows(patch.verdicts)]
     if report.probes:
         out += _probes(report.probes)
     if report.edit:
@@ -171,9 +171,10 @@ def _probe(item: ProbeReport) -> str:
     return f"| {item.name} | {item.patch} | {item.stock or 'not run'} | {patched} |"
 
 
-def _row(item: HunkVerdict) -> str:
+def _row(row: Row) -> str:
+    item = row.verdict
     path = f"`{item.path}`" + (f" → `{item.new_path}`" if item.new_path else "")
     word = f"**{item.verdict.value}**" if item.verdict.needs_human else item.verdict.value
     word += f" {item.offset:+d}" if item.offset else ""
     evidence = item.evidence.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
-    return f"| {path} | {item.hunk or '-'} | {item.line or '-'} | {word} | {item.method.value} | {evidence} |"
+    return f"| {path} | {row.hunks} | {item.line or '-'} | {word} | {item.method.value} | {evidence} |"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from build.git import Git
-from build.porting import markers
+from build.porting import halves, markers, renames, soundness
 from build.porting.alignment import Alignment, align
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
@@ -28,15 +28,18 @@ class TextPort:
         marked: the same with conflict markers around the others; equal to `new` if there are none.
         hunks: one result per hunk.
         lines: where each hunk is in `new` (from 1, 0 for none).
+        unread: why the grammar could not tell whether the result is sound, empty if it could.
     """
 
     new: bytes
     marked: bytes
     hunks: tuple[HunkResult, ...]
     lines: tuple[int, ...]
+    unread: str = ""
 
 
-def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.Labels) -> TextPort:
+def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.Labels, path: str = "") -> TextPort:
+    """Port the hunks of a file; the ending of `path`, the new file's name, tells the language it is read in."""
     old, new = Text(base), Text(ours)
     alignment = align(old.lines, new.lines)
     located = _locate(old, hunks)
@@ -45,12 +48,14 @@ def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.L
         for number, (placed, hunk) in enumerate(zip(located, hunks, strict=True), 1)
     ]
     results = crosscheck(alignment, located, _apart(results))
-    conflicts, results = _conflicts(alignment, located, results)
+    located, results = renames.follow(alignment, located, results)
+    results = halves.flag(alignment, hunks, results)
+    conflicts, results, unread = _sound(path, alignment, located, results)
     edits = [edit for result in results for edit in result.edits]
     done = b"".join(apply_edits(new.lines, edits))
     marks = [markers.mark(alignment, items, area, labels) for area, items in conflicts]
     marked = b"".join(apply_edits(new.lines, [*edits, *marks]))
-    return TextPort(done, marked, tuple(results), tuple(_line(result, edits) for result in results))
+    return TextPort(done, marked, tuple(results), tuple(_line(result, edits) for result in results), unread)
 
 
 def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
@@ -111,6 +116,18 @@ def _conflicts(
             return joined, final
         for number in inside:
             final[number] = human("is inside the lines of a conflicting hunk")
+
+
+def _sound(
+    path: str, alignment: Alignment, located: Sequence[Placed | None], results: list[HunkResult]
+) -> tuple[list[tuple[markers.Region, list[Placed]]], list[HunkResult], str]:
+    """Return conflicts and results after hunks that break the file were left to a human, and what could not be read."""
+    while True:
+        conflicts, results = _conflicts(alignment, located, results)
+        faults, unread = soundness.review(path, alignment, located, results)
+        if not faults:
+            return conflicts, results, unread
+        results = [human(faults.get(n, "")) if n in faults else result for n, result in enumerate(results)]
 
 
 def _line(result: HunkResult, edits: Sequence[Edit]) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from rich.table import Table
 from rich.text import Text
@@ -23,18 +25,39 @@ LOOKS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table: a verdict, and the hunks that it is about, in words."""
+
+    verdict: HunkVerdict
+    hunks: str
+
+
+def rows(verdicts: Sequence[HunkVerdict]) -> list[Row]:
+    """Return one row per hunk; a file that is gone has one for all of its hunks."""
+    found: list[Row] = []
+    for _, group in groupby(verdicts, lambda item: (item.patch, item.path, item.evidence, item.verdict)):
+        same = list(group)
+        if same[0].verdict is Verdict.GONE and len(same) > 1:
+            found.append(Row(same[0], f"{same[0].hunk}-{same[-1].hunk}"))
+        else:
+            found += [Row(item, str(item.hunk or "-")) for item in same]
+    return found
+
+
 def verdict_table(verdicts: Sequence[HunkVerdict], title: str) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in ("patch", "file", "hunk", "line", "verdict", "how"):
         table.add_column(name, justify="right" if name in {"hunk", "line"} else "left", overflow="fold")
     last = ""
-    for item in verdicts:
+    for row in rows(verdicts):
+        item = row.verdict
         word = item.verdict.value + (f" {item.offset:+d}" if item.offset else "")
         where = item.path if not item.new_path or item.new_path == item.path else f"{item.path} → {item.new_path}"
         table.add_row(
             "" if item.patch == last else Text(item.patch),
             Text(where),
-            str(item.hunk or "-"),
+            row.hunks,
             str(item.line or "-"),
             Text(word, style=LOOKS[item.verdict][0]),
             Text("; ".join(part for part in (item.method.value, item.evidence) if part)),

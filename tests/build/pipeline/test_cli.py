@@ -17,11 +17,11 @@ from build.paths import REPO
 EVERY = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, ToolError)]
 
 
-def raising(error: BaseException) -> Callable[[], Callable[..., None]]:
+def raising(error: BaseException) -> Callable[[str], Callable[..., None]]:
     def command(*_: object, **__: object) -> None:
         raise error
 
-    return lambda: command
+    return lambda _: command
 
 
 def test_every_error_has_an_exit_code_of_its_own() -> None:

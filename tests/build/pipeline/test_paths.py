@@ -23,6 +23,17 @@ with locked(Path(sys.argv[1]), "it"):
     sys.stdin.read()
 """
 
+#: Adds one to a number in a file, many times, each with the lock held.
+_COUNTER = """
+import sys
+from pathlib import Path
+from build.paths import locked
+for _ in range(60):
+    with locked(Path(sys.argv[1]), "it", leave=False):
+        count = int(Path(sys.argv[2]).read_text())
+        Path(sys.argv[2]).write_text(str(count + 1))
+"""
+
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
@@ -72,6 +83,17 @@ def test_a_killed_holder_frees_the_lock(holder: subprocess.Popen[str], tmp_path:
     holder.wait(30)
     with paths.locked(tmp_path / "thing", "the thing"):
         pass
+
+
+def test_a_lock_file_that_is_removed_still_excludes(tmp_path: Path) -> None:
+    """Who waits for the lock has the removed file open, and must not take that for the lock."""
+    (tmp_path / "count").write_text("0")
+    env = {**os.environ, "PYTHONPATH": str(paths.REPO)}
+    command = [sys.executable, "-c", _COUNTER, str(tmp_path / "thing"), str(tmp_path / "count")]
+    running = [subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) for _ in range(3)]
+    assert [process.wait(60) for process in running] == [0, 0, 0]
+    assert (tmp_path / "count").read_text() == "180"
+    assert [path.name for path in tmp_path.iterdir()] == ["count"]
 
 
 def test_a_setting_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

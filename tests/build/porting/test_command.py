@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from build.cli import main
 from build.git import Git
+from build.paths import REPO
 from tests.build.series.repos import commit, make_patch, make_repo, numbered
 
 
@@ -50,7 +53,7 @@ def test_a_conflict_is_20_and_can_be_gone_through(repo: Git, capsys: pytest.Capt
 def test_a_conflict_can_be_given_up(repo: Git) -> None:
     assert call(repo, "clash") == 20
     assert call(repo, "clash", "--abort") == 0
-    assert not (repo.folder.parent / "out.port").exists()
+    assert sorted(path.name for path in repo.folder.parent.iterdir()) == ["out", "patches", "repo"]
     assert call(repo, "clash", "--abort") == 2
 
 
@@ -66,3 +69,13 @@ def test_errors_have_their_own_statuses_and_no_traceback(repo: Git, capsys: pyte
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert "bad.patch:1" in said
+
+
+def test_help_imports_nothing_that_takes_long() -> None:
+    code = "import sys\nfrom build.cli import main\nmain(['regenerate-patch', '--help'])\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "--from-tree" in done.stdout
+    heavy = {"pip", "tree_sitter", "build.pipeline", "build.porting.engine"}
+    assert not heavy & set(done.stdout.split())

@@ -49,7 +49,7 @@ def test_reindented_code_gets_reindented_lines() -> None:
     new = replaced(OLD, (body, "  if (ready(value)) {\n" + inner + "  }\n"))
     found = port(OLD, PATCHED, new)
     assert found.hunks[0].verdict is Verdict.DRIFTED
-    assert "re-indented by +2" in found.hunks[0].evidence
+    assert "re-indented: 2 blanks deeper" in found.hunks[0].evidence
     assert b"  " + GAMMA.encode() + b"  " + FIX.encode() in found.new
 
 

@@ -1,0 +1,66 @@
+"""The names in lines of code: which are used, and which the lines declare themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+#: Strings, comments and conditions of the preprocessor, in which a word is no name. An apostrophe that is not closed on
+#: its line is left alone.
+_TEXT = re.compile(
+    rb"""^[ \t]*\#[ \t]*(?:if|el|endif|include|pragma|undef).*|//.*|/\*.*?\*/|(?:^|\s)\#\s.*|^\s*\*\s.*"""
+    rb"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""",
+    re.MULTILINE,
+)
+NAME = re.compile(rb"(?<![\w.])[A-Za-z_]\w+|(?<=\.)[A-Za-z_]\w+")
+#: Words of the languages, and names of everyone's: none of them is renamed.
+WORDS = frozenset(
+    b"""and as assert async auto await bool break case catch char class const continue def default del delete do double
+    elif else endif enum except extern False false finally float for from global goto if import in inline int int64_t
+    is lambda long namespace new None nonlocal not NULL nullptr operator or pass private protected public raise return
+    self short signed size_t sizeof ssize_t static std struct super switch template this throw TRUE True true try
+    typedef typename uint32_t uint64_t uint8_t union unsigned using virtual void volatile while with yield""".split()
+)
+#: Words before a name that is used and not declared.
+_BEFORE_USE = (
+    rb"(?<!\breturn)(?<!\belse)(?<!\bcase)(?<!\bgoto)(?<!\bthrow)(?<!\bnew)(?<!\bdelete)(?<!\bin)(?<!\bnot)(?<!\band)"
+    rb"(?<!\bor)(?<!\byield)(?<!\bawait)(?<!\bassert)(?<!\braise)(?<!\bdel)(?<!\bif)(?<!\belif)(?<!\bwhile)(?<!\bis)"
+)
+#: First words of statements that declare nothing.
+_STATEMENT = (
+    rb"(?:and|assert|await|case|co_await|co_return|co_yield|del|delete|elif|else|goto|if|in|new|not|or|raise|return|throw"
+    rb"|while|yield)\b"
+)
+_DECLARED = re.compile(
+    rb"(?<=[\w>])(?:" + _BEFORE_USE + rb"[ \t]+[*&]*|[ \t]*[*&]+[ \t]*)([A-Za-z_]\w+)[ \t]*(?=[;,=)\[:]|$)"
+    rb"|^[ \t]*(?!" + _STATEMENT + rb")(?:[A-Za-z_][\w:<>]*[ \t*&]+){1,4}([A-Za-z_]\w+)[ \t]*[({]"
+    rb"|\b(?:def|class|as|import|for|struct|enum|union|define)[ \t]+([A-Za-z_]\w+)"
+    rb"|^[ \t]*([A-Za-z_]\w+)[ \t]*=(?!=)[^;\n]*$",
+    re.MULTILINE,
+)
+
+
+def code(lines: Iterable[bytes]) -> bytes:
+    """Return lines without strings and comments."""
+    return _TEXT.sub(b" ", b"".join(lines))
+
+
+def used(lines: Iterable[bytes]) -> set[bytes]:
+    return set(NAME.findall(code(lines))) - WORDS
+
+
+def declared(lines: Iterable[bytes]) -> set[bytes]:
+    """Return the names that lines declare, as far as one can tell without the rest of the file."""
+    return {name for match in _DECLARED.finditer(code(lines)) for name in match.groups() if name}
+
+
+def shape(line: bytes) -> tuple[bytes, ...]:
+    """Return the tokens of a line with a blank for each name: lines that differ in names have the same shape."""
+    return tuple(b"" if name else other for name, other in _TOKEN.findall(code([line])))
+
+
+def names(line: bytes) -> list[bytes]:
+    return [name for name, _ in _TOKEN.findall(code([line])) if name]
+
+
+_TOKEN = re.compile(rb"([A-Za-z_]\w*)|(\w+|[^\w\s])")

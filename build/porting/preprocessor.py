@@ -1,0 +1,97 @@
+"""Make C and C++ readable for a grammar that knows no preprocessor: lines and columns stay where they are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+#: What brackets and `#` do not count in: comments, strings, characters; and numbers, which may have an apostrophe.
+_SCAN = re.compile(
+    rb"""(?P<directive>^[ \t]*\#[ \t]*(?P<word>\w*)(?:[^\n\\/]|\\\r?\n|\\.|/(?!\*)|/\*.*?\*/)*)
+    |(?P<comment>//(?:[^\n\\]|\\\r?\n|\\.)*|/\*.*?(?:\*/|\Z))
+    |(?P<text>\b(?:u8|[uUL])?R"(?P<end>[^()\\\s]{0,16})\(.*?(?:\)(?P=end)"|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?)
+    |\b\d(?:'?[\w.])*""",
+    re.MULTILINE | re.DOTALL | re.VERBOSE,
+)
+_VISIBLE = re.compile(rb"[^\n]")
+#: `class TORCH_API Name`, and a macro before a declaration: a grammar takes such a word for the name or the type.
+_ATTRIBUTE = re.compile(rb"(\b(?:class|struct|enum|union)\s+)([A-Z][A-Z0-9_]{2,}(?:\([^()\n]*\))?)(?=\s+[A-Za-z_])")
+_BEFORE = re.compile(
+    rb"^([ \t]*(?:(?:static|inline|extern|virtual)[ \t]+)*)([A-Z][A-Z0-9]*_[A-Z0-9_]+)(?=[ \t]+[\w:<>*&]+[ \t*&:(])",
+    re.MULTILINE,
+)
+#: The launch of a CUDA kernel.
+_LAUNCH = re.compile(rb"<<<[^;{}]*?>>>")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A file with one branch of each `#if` kept: `code` for a grammar, `bare` without texts and comments as well."""
+
+    code: bytes
+    bare: bytes
+
+
+@lru_cache(maxsize=8)
+def variants(data: bytes) -> tuple[Variant, ...]:
+    """Return the file with the first branch of every `#if`, and with the last, if it differs.
+
+    A statement that begins in one branch and goes on behind the `#endif` makes sense only with one of them.
+    """
+    texts: list[tuple[int, int]] = []
+    directives: list[tuple[int, int, bytes]] = []
+    for match in _SCAN.finditer(data):
+        if match["directive"] is not None:
+            directives.append((*match.span(), match["word"]))
+        elif match["comment"] is not None or match["text"] is not None:
+            texts.append(match.span())
+    groups = _groups(directives)
+    found = [_variant(data, directives, texts, groups, which) for which in (0, -2)]
+    return tuple(dict.fromkeys(found))
+
+
+def _groups(directives: list[tuple[int, int, bytes]]) -> list[list[tuple[int, int]]]:
+    """Return the directives of each `#if`, from that to its `#endif`."""
+    groups: list[list[tuple[int, int]]] = []
+    waiting: list[list[tuple[int, int]]] = []
+    for start, end, word in directives:
+        if word.startswith(b"if"):
+            waiting.append([(start, end)])
+        elif waiting and word.startswith(b"el"):
+            waiting[-1].append((start, end))
+        elif waiting and word == b"endif":
+            groups.append([*waiting.pop(), (start, end)])
+    return groups
+
+
+def _variant(
+    data: bytes,
+    directives: list[tuple[int, int, bytes]],
+    texts: list[tuple[int, int]],
+    groups: list[list[tuple[int, int]]],
+    which: int,
+) -> Variant:
+    code = bytearray(data)
+    for start, end, _ in directives:
+        code[start:end] = _blank(data[start:end])
+    for group in groups:
+        kept = group[which]
+        for this, following in pairwise(group):
+            if this != kept:
+                code[this[1] : following[0]] = _blank(data[this[1] : following[0]])
+    bare = bytearray(code)
+    for start, end in texts:
+        bare[start:end] = _blank(data[start:end])
+    return Variant(_without_macros(bytes(code)), bytes(bare))
+
+
+def _without_macros(code: bytes) -> bytes:
+    for pattern in (_ATTRIBUTE, _BEFORE):
+        code = pattern.sub(lambda match: match[1] + b" " * len(match[2]), code)
+    return _LAUNCH.sub(lambda match: _blank(match[0]), code)
+
+
+def _blank(data: bytes) -> bytes:
+    return _VISIBLE.sub(b" ", data)

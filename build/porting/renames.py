@@ -1,0 +1,155 @@
+"""Follow upstream's renames: a patch must not bring an old name back."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from os.path import commonprefix
+from typing import cast
+
+from build.porting.alignment import Alignment
+from build.porting.groups import Placed
+from build.porting.hunks import HunkResult, human
+from build.porting.names import WORDS, declared, names, shape, used
+from build.series.verdicts import Verdict
+
+#: Least likeness of two names, 0 to 1, for one changed line to show that one became the other.
+ALIKE = 0.5
+#: Number of changed lines that show it for names that are not alike.
+ENOUGH = 2
+#: Least length of a common beginning of names, such as `Curl_dyn_`, that was renamed as a whole.
+PREFIX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Renames:
+    """What upstream renamed in a file.
+
+    Attributes:
+        names: old names with the new ones.
+        prefixes: beginnings that several old names share, with the new ones; no name of the new file has an old one.
+        known: all names of the new file.
+    """
+
+    names: dict[bytes, bytes]
+    prefixes: dict[bytes, bytes]
+    known: frozenset[bytes]
+
+    def of(self, name: bytes) -> bytes | None:
+        """Return the new name of a name that the new file lacks; None if it was not renamed."""
+        if name in self.known:
+            return None
+        for old, new in self.prefixes.items():
+            if name.startswith(old) and name not in self.names:
+                return new + name[len(old) :]
+        return self.names.get(name)
+
+
+def find(alignment: Alignment) -> Renames:
+    """Find renames in the lines that differ between the two files in names alone."""
+    known, before = used(alignment.ours), used(alignment.base)
+    votes: dict[bytes, Counter[bytes]] = {}
+    for old, new in _changed_names(alignment):
+        if old not in known and new not in before and not {old, new} & WORDS:
+            votes.setdefault(old, Counter())[new] += 1
+    found = {old: elected for old, counts in votes.items() if (elected := _elected(old, counts))}
+    return Renames(found, _prefixes(found, known), frozenset(known))
+
+
+def _elected(old: bytes, counts: Counter[bytes]) -> bytes | None:
+    (new, most), *others = counts.most_common(2)
+    if others and others[0][1] * 2 > most:
+        return None
+    return new if most >= ENOUGH or SequenceMatcher(None, old, new).ratio() >= ALIKE else None
+
+
+def _changed_names(alignment: Alignment) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the names that differ between an old line and the new one of the same shape in its place."""
+    for old, new in _blocks(alignment):
+        shapes: dict[tuple[bytes, ...], list[bytes]] = {}
+        for line in new:
+            shapes.setdefault(shape(line), []).append(line)
+        for line in old:
+            if (same := shapes.get(shape(line))) and len(shape(line)) > 1:
+                yield from _differing(line, same.pop(0))
+
+
+def _differing(old: bytes, new: bytes) -> set[tuple[bytes, bytes]]:
+    """Return the names that differ; none if most of them do, since then it is another line."""
+    pairs = list(zip(names(old), names(new), strict=True))
+    differing = {pair for pair in pairs if pair[0] != pair[1]}
+    return differing if len(differing) == 1 or 2 * len(differing) <= len(set(pairs)) else set()
+
+
+def _blocks(alignment: Alignment) -> Iterator[tuple[Sequence[bytes], Sequence[bytes]]]:
+    """Yield the old and the new lines between two lines that both files share."""
+    last_old, last_new = -1, -1
+    for old, new in [*((n, image) for n, image in enumerate(alignment.to) if image >= 0), _ends(alignment)]:
+        if old > last_old + 1 and new > last_new + 1:
+            yield alignment.base[last_old + 1 : old], alignment.ours[last_new + 1 : new]
+        last_old, last_new = old, new
+
+
+def _ends(alignment: Alignment) -> tuple[int, int]:
+    return len(alignment.base), len(alignment.ours)
+
+
+def _prefixes(found: dict[bytes, bytes], known: set[bytes]) -> dict[bytes, bytes]:
+    """Return the beginnings that at least two names lost in the same way."""
+    heads: dict[tuple[bytes, bytes], list[bytes]] = {}
+    for old, new in found.items():
+        tail = _shared([old[::-1], new[::-1]])[::-1]
+        heads.setdefault((old[: len(old) - len(tail)], new[: len(new) - len(tail)]), []).append(tail)
+    result: dict[bytes, bytes] = {}
+    for (old, new), tails in heads.items():
+        shared = _shared(tails)
+        if len(tails) > 1 and len(old + shared) >= PREFIX and not any(name.startswith(old + shared) for name in known):
+            result[old + shared] = new + shared
+    return result
+
+
+def _shared(words: Sequence[bytes]) -> bytes:
+    return cast("bytes", commonprefix(words))  # noqa: RUF071 - of names, not of paths
+
+
+def follow(
+    alignment: Alignment, located: Sequence[Placed | None], results: Sequence[HunkResult]
+) -> tuple[list[Placed | None], list[HunkResult]]:
+    """Leave hunks whose added lines use an old name to a human; the conflict proposes the lines with the new name."""
+    if alignment.base == alignment.ours:
+        return list(located), list(results)
+    renames = find(alignment)
+    own = declared(line for placed in located if placed for group in placed.groups for line in group.added)
+    followed = [
+        _followed(renames, own, placed, result)
+        if placed and result.verdict is not Verdict.UPSTREAM
+        else (placed, result)
+        for placed, result in zip(located, results, strict=True)
+    ]
+    return [placed for placed, _ in followed], [result for _, result in followed]
+
+
+def _followed(
+    renames: Renames, own: set[bytes], placed: Placed, result: HunkResult
+) -> tuple[Placed | None, HunkResult]:
+    added = [line for group in placed.groups for line in group.added]
+    removed = set(placed.hunk.removed)
+    wanted = used(line for line in added if line not in removed) - own
+    found = {name: new for name in sorted(wanted) if (new := renames.of(name))}
+    if not found:
+        return placed, result
+    said = ", ".join(f"`{old.decode()}` is `{new.decode()}` now" for old, new in found.items())
+    why = f"upstream renamed what the added lines use: {said}; the new name is proposed"
+    evidence = "; ".join(part for part in (why, result.evidence) if part)
+    groups = tuple(
+        replace(group, added=tuple(_renamed(line, found) for line in group.added)) for group in placed.groups
+    )
+    return replace(placed, groups=groups), human(evidence)
+
+
+def _renamed(line: bytes, found: dict[bytes, bytes]) -> bytes:
+    pattern = rb"\b(?:" + b"|".join(map(re.escape, found)) + rb")\b"
+    return re.sub(pattern, lambda match: found[match[0]], line)
