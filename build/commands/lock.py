@@ -21,10 +21,10 @@ LOCKS = REPO / "locks"
 SOURCES = {
     "tooling": ["--group", "pyproject.toml:tooling"],
     "test": ["--group", "pyproject.toml:test"],
+    "sign": ["--group", "pyproject.toml:sign"],
     "lint": ["--group", "pyproject.toml:lint"],
     "nox": ["noxfile.py"],
     "gpu": ["--group", "pyproject.toml:gpu"],
-    "sign": ["--group", "pyproject.toml:sign"],
 }
 #: The oldest supported Python; the locks are for it and for later ones.
 PYTHON = "3.10"
