@@ -100,6 +100,9 @@ class Host:
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
         self.lose(processes=True)
+        for pid in self.left():  # what a lost connection has left behind
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for session in self.sessions:
             session.wait(30)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -13,6 +14,10 @@ import pytest
 
 from build.cli import guarded
 from ci.cluster.app import _app
+from ci.cluster.inventory import Host as Target
+from ci.cluster.release import Wanted
+from ci.cluster.rollout import Action, Outcome, Plan, Rollout
+from ci.cluster.ssh import Way
 from tests.build.cluster.conftest import Site
 from tests.build.cluster.hosts import Host
 
@@ -212,6 +217,20 @@ class _full_disk:  # noqa: N801 - a context manager
 
     def __exit__(self, *_: object) -> None:
         subprocess.run(["umount", "-l", self.place], check=True, timeout=30)
+
+
+def test_a_host_that_hangs_is_given_up_and_one_that_chatters_is_understood(site: Site) -> None:
+    """The login of the first never ends; the second's says more than it should, some of it JSON."""
+    site.cluster.add("stuck")
+    site.cluster.add("chatty")
+    hosts = [
+        Target("stuck", python="sleep 600;"),
+        Target("chatty", python="sh -c 'echo 5; echo {}; exec python3 \"$@\"' -"),
+    ]
+    plan = Plan(Action.LOOK, Wanted(), Way(site.cluster.config, timeout=5), "~/multiworld")
+    stuck, chatty = asyncio.run(Rollout(plan, lambda *_: None).run(hosts))
+    assert (stuck.outcome, stuck.what) == (Outcome.LOST, "it hangs")
+    assert chatty.outcome is Outcome.LOOKED, chatty
 
 
 @pytest.mark.parametrize(
