@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from build.cli import guarded
+from build.paths import REPO
 from ci.cluster.app import _app
 from ci.cluster.inventory import Host as Target
 from ci.cluster.release import Wanted
@@ -20,6 +20,7 @@ from ci.cluster.rollout import Action, Outcome, Plan, Rollout
 from ci.cluster.ssh import Way
 from tests.build.cluster.conftest import Site
 from tests.build.cluster.hosts import Host
+from tests.build.wheels.little_wheel import clean
 
 
 def version(host: Host) -> str:
@@ -212,7 +213,7 @@ class _full_disk:  # noqa: N801 - a context manager
         done = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", "size=64k", "full", self.place], capture_output=True, timeout=30, check=False
         )
-        if done.returncode or os.geteuid():
+        if done.returncode:
             pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
 
     def __exit__(self, *_: object) -> None:
@@ -259,3 +260,29 @@ def test_mistakes_are_said_before_a_host_is_asked(
     monkeypatch.setenv("PATH", "")  # ssh would not be found
     assert guarded(_app, arguments) == 2
     assert text in capsys.readouterr().err
+
+
+#: An environment whose Python only says how it was called.
+_LAUNCH = """
+import sys
+from pathlib import Path
+from build import bootstrap
+def make(folder, requirements):
+    (folder / "bin").mkdir(parents=True)
+    python = folder / "bin" / "python"
+    python.write_text('#!/bin/sh\\necho "$PYTHONPATH" "$@"\\nexit 26\\n')
+    python.chmod(0o755)
+bootstrap._make = make
+program, *sys.argv = sys.argv[1:]
+sys.argv.insert(0, program)
+exec(compile(Path(program).read_bytes(), program, "exec"), {"__file__": program})
+"""
+
+
+def test_the_program_runs_in_the_locked_environment_and_keeps_the_exit_status(tmp_path: Path) -> None:
+    program = REPO / "ci" / "install"
+    assert program.stat().st_mode & 0o111
+    command = [sys.executable, "-c", _LAUNCH, str(program), "--hosts", "node[1-2]", "--check"]
+    environment = clean() | {"PYTHONPATH": str(REPO), "MULTIWORLD_CACHE": str(tmp_path)}
+    done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (26, f"{REPO} -m ci.cluster --hosts node[1-2] --check\n"), done.stderr
