@@ -30,7 +30,7 @@ UsePAM no
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 PidFile none
-SetEnv HOME={folder}/home PATH={path} TMPDIR={folder}/tmp
+SetEnv HOME={folder}/home PATH={path} TMPDIR={folder}/tmp PIP_CONFIG_FILE=/dev/null PIP_DEFAULT_TIMEOUT=120
 """
 
 
@@ -87,6 +87,13 @@ class Host:
         for pid in ended if processes else [pid for pid in ended if b"sshd" in _command(pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Stop everything of its connections: no packet comes back, and no connection breaks."""
+        for session in self.sessions:
+            for pid in _below(session.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
 
     def left(self) -> list[int]:
         """The processes of its connections that still run."""

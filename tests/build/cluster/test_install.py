@@ -118,19 +118,21 @@ def test_hosts_that_cannot_be_reached_are_named_and_the_rest_goes_on(site: Site,
 
 
 def test_hosts_lost_in_the_middle(site: Site) -> None:
-    """One loses its network, one its power, while pip reads the wheel: both are named, and are as they were."""
-    good, cut, dead = (site.cluster.add(name) for name in ("good", "cut", "dead"))
+    """One loses its network, one its power, one freezes while pip reads the wheel: they are named, and as they were."""
+    good, cut, dead, frozen = (site.cluster.add(name) for name in ("good", "cut", "dead", "frozen"))
     site.index.stall = threading.Event()
     requirements = site.requirements()
     process = site.start(
-        "--requirements", requirements, "--hosts", "good,cut,dead", "--index", f"{site.index.url}/simple"
+        "--requirements", requirements, "--hosts", "good,cut,dead,frozen", "--index", f"{site.index.url}/simple"
     )
-    _wait_for_wheels(site, 3)
+    _wait_for_wheels(site, 4)
+    frozen.freeze()
     cut.lose(processes=False)
     dead.lose(processes=True)
     site.index.stall.set()
     status, hosts, said = site.end(process)
-    assert (status, outcomes(hosts)) == (25, {"good": "installed", "cut": "lost", "dead": "lost"}), said
+    assert (status, outcomes(hosts)) == (25, {"good": "installed", "cut": "lost", "dead": "lost", "frozen": "lost"})
+    assert "not responding" in hosts["frozen"]["cause"], said
     assert version(good) == "1.0"
     _wait_until_gone(cut)
     assert cut.releases == []
