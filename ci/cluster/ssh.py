@@ -36,6 +36,8 @@ OPTIONS = {
 _SSH_FAILED = 255
 _NO_PROGRAM = (126, 127)
 _CHUNK = 1 << 18
+#: Seconds that ssh has to end after the last word.
+_GRACE = 10.0
 _LONGEST_LINE = 1 << 24
 #: What ssh says, in this order, with what that means.
 _MEANINGS = (
@@ -89,14 +91,14 @@ class Conversation:
         self._input, self._output = process.stdin, process.stdout
 
     async def tell(self, request: Mapping[str, Any]) -> None:
-        await self._write(json.dumps(request).encode() + b"\n")
+        await self.write(json.dumps(request).encode() + b"\n")
 
     async def send(self, paths: Sequence[Path]) -> None:
         """Send the bytes of files, one after the other."""
         for path in paths:
             with path.open("rb") as file:
                 while block := file.read(_CHUNK):
-                    await self._write(block)
+                    await self.write(block)
 
     async def hear(self) -> dict[str, Any]:
         """Return the next thing that the host says.
@@ -108,16 +110,16 @@ class Conversation:
             line = await asyncio.wait_for(self._output.readline(), self._timeout)
         except asyncio.TimeoutError:
             raise HostError("it hangs", f"no answer within {self._timeout:.0f} s (--timeout)", lost=True) from None
-        try:
-            said: dict[str, Any] = json.loads(line)
-        except ValueError:
-            if line.endswith(b"\n"):  # a message of the host's login shell
-                return {"event": "noise"}
-            raise await self._ended() from None
-        self._answered = True
-        return said
+        if not line.endswith(b"\n"):
+            raise await self._ended()
+        with contextlib.suppress(ValueError):
+            said = json.loads(line)
+            if isinstance(said, dict) and "event" in said:
+                self._answered = True
+                return said
+        return {"event": "noise"}  # a message of the host's login shell
 
-    async def _write(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         try:
             self._input.write(data)
             await asyncio.wait_for(self._input.drain(), self._timeout)
@@ -159,20 +161,13 @@ async def talking(host: Host, way: Way) -> AsyncIterator[Conversation]:
         raise EnvironmentUnfitError("ssh is not installed here", remedy="apt-get install openssh-client") from None
     talk = Conversation(process, way.timeout)
     try:
-        await talk._write(AGENT)
+        await talk.write(AGENT)
         yield talk
+        process.stdin.close()  # type: ignore[union-attr]  # a pipe, see above
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(process.communicate(), _GRACE)
     finally:
-        await _end(process)
-
-
-async def _end(process: Process) -> None:
-    """Close the agent's input, which ends it, and wait for ssh; one that does not end is killed."""
-    assert process.stdin is not None  # noqa: S101
-    process.stdin.close()
-    try:
-        await asyncio.wait_for(process.communicate(), 10)
-    except BaseException:
+        # The connection ends with ssh, and the agent's input with the connection.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        raise

@@ -1,8 +1,8 @@
 """Measure: `python -m tests.build.cluster [HOSTS]` installs on that many hosts of this machine, 20 by default.
 
-Prints the time of the whole installation, that of the slowest host in it, and that of one host alone. The promise is that
-all hosts take at most 1.3 times as long as the slowest one. On one machine they share its processors, so one host alone
-is faster.
+Prints the time of the whole installation, that of the slowest host in it, and that of one host alone. The promise is
+that all hosts take at most 1.3 times as long as the slowest one. On one machine they share its processors, so one host
+alone is faster.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _install(made: Cluster, index: Index, hosts: str) -> tuple[float, list[Resul
     plan = Plan(Action.INSTALL, wanted, Way(made.config), "~/multiworld")
     began = time.monotonic()
     results = asyncio.run(Rollout(plan, lambda *_: None).run(inventory.listed(hosts)))
-    assert all(result.outcome is Outcome.INSTALLED for result in results), results  # noqa: S101
+    assert all(result.outcome is Outcome.INSTALLED for result in results), results
     return time.monotonic() - began, results
 
 

@@ -30,7 +30,7 @@ UsePAM no
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 PidFile none
-SetEnv HOME={folder}/home PATH={path} TMPDIR={folder}/tmp
+SetEnv HOME={folder}/home PATH={path} TMPDIR={folder}/tmp PIP_CONFIG_FILE=/dev/null PIP_DEFAULT_TIMEOUT=120
 """
 
 
@@ -88,6 +88,13 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """Stop everything of its connections: no packet comes back, and no connection breaks."""
+        for session in self.sessions:
+            for pid in _below(session.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+
     def left(self) -> list[int]:
         """The processes of its connections that still run."""
         return [
@@ -100,6 +107,9 @@ class Host:
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
         self.lose(processes=True)
+        for pid in self.left():  # what a lost connection has left behind
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for session in self.sessions:
             session.wait(30)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import socket
 import subprocess
 import sys
@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 
 from build.cli import guarded
+from build.paths import REPO
 from ci.cluster.app import _app
+from ci.cluster.inventory import Host as Target
+from ci.cluster.release import Wanted
+from ci.cluster.rollout import Action, Outcome, Plan, Rollout
+from ci.cluster.ssh import Way
 from tests.build.cluster.conftest import Site
 from tests.build.cluster.hosts import Host
+from tests.build.wheels.little_wheel import clean
 
 
 def version(host: Host) -> str:
@@ -112,19 +118,21 @@ def test_hosts_that_cannot_be_reached_are_named_and_the_rest_goes_on(site: Site,
 
 
 def test_hosts_lost_in_the_middle(site: Site) -> None:
-    """One loses its network, one its power, while pip reads the wheel: both are named, and are as they were."""
-    good, cut, dead = (site.cluster.add(name) for name in ("good", "cut", "dead"))
+    """One loses its network, one its power, one freezes while pip reads the wheel: they are named, and as they were."""
+    good, cut, dead, frozen = (site.cluster.add(name) for name in ("good", "cut", "dead", "frozen"))
     site.index.stall = threading.Event()
     requirements = site.requirements()
     process = site.start(
-        "--requirements", requirements, "--hosts", "good,cut,dead", "--index", f"{site.index.url}/simple"
+        "--requirements", requirements, "--hosts", "good,cut,dead,frozen", "--index", f"{site.index.url}/simple"
     )
-    _wait_for_wheels(site, 3)
+    _wait_for_wheels(site, 4)
+    frozen.freeze()
     cut.lose(processes=False)
     dead.lose(processes=True)
     site.index.stall.set()
     status, hosts, said = site.end(process)
-    assert (status, outcomes(hosts)) == (25, {"good": "installed", "cut": "lost", "dead": "lost"}), said
+    assert (status, outcomes(hosts)) == (25, {"good": "installed", "cut": "lost", "dead": "lost", "frozen": "lost"})
+    assert "not responding" in hosts["frozen"]["cause"], said
     assert version(good) == "1.0"
     _wait_until_gone(cut)
     assert cut.releases == []
@@ -207,11 +215,25 @@ class _full_disk:  # noqa: N801 - a context manager
         done = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", "size=64k", "full", self.place], capture_output=True, timeout=30, check=False
         )
-        if done.returncode or os.geteuid():
+        if done.returncode:
             pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
 
     def __exit__(self, *_: object) -> None:
         subprocess.run(["umount", "-l", self.place], check=True, timeout=30)
+
+
+def test_a_host_that_hangs_is_given_up_and_one_that_chatters_is_understood(site: Site) -> None:
+    """The login of the first never ends; the second's says more than it should, some of it JSON."""
+    site.cluster.add("stuck")
+    site.cluster.add("chatty")
+    hosts = [
+        Target("stuck", python="sleep 600;"),
+        Target("chatty", python="sh -c 'echo 5; echo {}; exec python3 \"$@\"' -"),
+    ]
+    plan = Plan(Action.LOOK, Wanted(), Way(site.cluster.config, timeout=5), "~/multiworld")
+    stuck, chatty = asyncio.run(Rollout(plan, lambda *_: None).run(hosts))
+    assert (stuck.outcome, stuck.what) == (Outcome.LOST, "it hangs")
+    assert chatty.outcome is Outcome.LOOKED, chatty
 
 
 @pytest.mark.parametrize(
@@ -240,3 +262,29 @@ def test_mistakes_are_said_before_a_host_is_asked(
     monkeypatch.setenv("PATH", "")  # ssh would not be found
     assert guarded(_app, arguments) == 2
     assert text in capsys.readouterr().err
+
+
+#: An environment whose Python only says how it was called.
+_LAUNCH = """
+import sys
+from pathlib import Path
+from build import bootstrap
+def make(folder, requirements):
+    (folder / "bin").mkdir(parents=True)
+    python = folder / "bin" / "python"
+    python.write_text('#!/bin/sh\\necho "$PYTHONPATH" "$@"\\nexit 26\\n')
+    python.chmod(0o755)
+bootstrap._make = make
+program, *sys.argv = sys.argv[1:]
+sys.argv.insert(0, program)
+exec(compile(Path(program).read_bytes(), program, "exec"), {"__file__": program})
+"""
+
+
+def test_the_program_runs_in_the_locked_environment_and_keeps_the_exit_status(tmp_path: Path) -> None:
+    program = REPO / "ci" / "install"
+    assert program.stat().st_mode & 0o111
+    command = [sys.executable, "-c", _LAUNCH, str(program), "--hosts", "node[1-2]", "--check"]
+    environment = clean() | {"PYTHONPATH": str(REPO), "MULTIWORLD_CACHE": str(tmp_path)}
+    done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (26, f"{REPO} -m ci.cluster --hosts node[1-2] --check\n"), done.stderr
