@@ -148,7 +148,7 @@ def assemble(release: str, dist: Path) -> None:
             raise UsageError(f"{again.name} came out with other bytes", remedy=f"nox -s build-{release}, then again")
 
 
-def _child(code: str, *arguments: str) -> Cost:
+def child(code: str, *arguments: str) -> Cost:
     """Run a line of the tooling in a process of its own."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(REPO)])
     return cost([sys.executable, "-c", code, *arguments], env={**os.environ, "PYTHONPATH": path}, cwd=REPO)
@@ -157,7 +157,7 @@ def _child(code: str, *arguments: str) -> Cost:
 def assembling(release: str, dist: Path, rounds: int) -> list[Figure]:
     code = "import sys; from pathlib import Path; from build.bench.overlay import assemble; "
     code += "assemble(sys.argv[1], Path(sys.argv[2]))"
-    costs = [_child(code, release, str(dist)) for _ in range(rounds)]
+    costs = [child(code, release, str(dist)) for _ in range(rounds)]
     size = (dist / release / built(release, dist).patched.name).stat().st_size / 1e6
     seconds = [float(item.output.splitlines()[-1]) for item in costs]
     return [
@@ -175,10 +175,10 @@ def rebuild(request: Request, rounds: int) -> Figure:
     code = "import sys; from build.cli import run; sys.exit(run())"
     arguments = ["build", request.release, "--python", request.python, "--dist", str(request.dist)]
     arguments += ["--source", str(request.source)] if request.source else []
-    _child(code, *arguments)  # not measured: it builds when the tooling has changed since the last build
+    child(code, *arguments)  # not measured: it builds when the tooling has changed since the last build
     samples = []
     for _ in range(rounds):
-        done = _child(code, *arguments)
+        done = child(code, *arguments)
         if "wheels unchanged, kept" not in done.output:
             raise UsageError("a build of the same input was not the same", cause=done.output[-2000:])
         samples.append(done.seconds)

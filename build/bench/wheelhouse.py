@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
 import tempfile
 from pathlib import Path
 
 from build import record
 from build.bench.figures import Figure, of_samples
-from build.bench.overlay import cost
+from build.bench.overlay import child
 from build.console import step
 from build.overlay.model import Check
-from build.paths import REPO
 from build.record import Artifact, BuildRecord, Patch, Provenance, UnitRecord
 from build.wheels import sbom
 from build.wheels.archive import WheelWriter
@@ -97,9 +94,7 @@ def measure(rounds: int) -> list[Figure]:
         for number in range(RELEASES):
             write_release(dist / f"9.{number}.0", f"9.{number}.0")
         code = "import sys; from build.cli import run; sys.exit(run())"
-        path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(REPO)])
-        command: list[str | Path] = [sys.executable, "-c", code, "wheelhouse", "--dist", dist]
-        costs = [cost(command, env={**os.environ, "PYTHONPATH": path}, cwd=REPO) for _ in range(rounds)]
+        costs = [child(code, "wheelhouse", "--dist", str(dist)) for _ in range(rounds)]
     return [
         of_samples("publish 200 wheels", [item.seconds for item in costs], SECONDS, "s"),
         of_samples("processor time of that", [item.cpu for item in costs], SECONDS, "s"),

@@ -1,4 +1,4 @@
-"""`bench [overlay] [import] [porting] [wheelhouse]`: measure the figures the project promises."""
+"""`bench [overlay] [import] [verify] [porting] [wheelhouse]`: measure the figures the project promises."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from build.console import console, note, step
 from build.errors import ProbeError, UsageError
 from multiworld.lab.bench.load import Load, LoadMeter
 
-NAMES = ("overlay", "import", "porting", "wheelhouse")
+NAMES = ("overlay", "import", "verify", "porting", "wheelhouse")
 #: These measure a build in dist/.
-_OF_BUILD = ("overlay", "import")
+_OF_BUILD = ("overlay", "import", "verify")
 
 
 def _release(wanted: str, dist: Path) -> str:
@@ -44,7 +44,7 @@ def _porting() -> bool:
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="overlay, import, porting, wheelhouse; default all that can run")
+        list[str] | None, typer.Argument(help="overlay, import, verify, porting, wheelhouse; default all that can run")
     ] = None,
     release: Annotated[str, typer.Option(help="a release that was built, default the newest such")] = "",
     dist: Annotated[Path, typer.Option(help="folder with the results of `build`")] = paths.DIST,
@@ -54,7 +54,7 @@ def bench(
     json: Annotated[Path | None, typer.Option(help="write the figures to this file as well")] = None,
 ) -> None:
     """Measure the promised figures on this machine; on a busy one, none is judged as missed."""
-    from build.bench import imports, overlay, wheelhouse
+    from build.bench import imports, overlay, verify, wheelhouse
 
     dist, wanted = dist.absolute(), names or list(NAMES)
     if strange := [name for name in wanted if name not in NAMES]:
@@ -71,6 +71,8 @@ def bench(
         found += overlay.measure(subject, dist, repeats, source)
     if subject and "import" in wanted:
         found += imports.measure(subject, dist, rounds)
+    if subject and "verify" in wanted:
+        found += verify.measure(subject, dist, source)
     if "wheelhouse" in wanted:
         found += wheelhouse.measure(repeats)
     missed = _judge(found, subject, meter.read(), json)
