@@ -48,10 +48,16 @@ class Checked:
         faults: what is wrong in the file after the edits and was not before; what the patch does in its own tree as
             well is none.
         unread: why the grammar could not tell, empty if it could.
+        broken: the file does not parse, or its brackets do not match; what else is wrong was not looked for.
     """
 
     faults: tuple[str, ...] = ()
     unread: str = ""
+    broken: bool = False
+
+    @property
+    def badness(self) -> tuple[bool, int]:
+        return self.broken, len(self.faults)
 
 
 def check(path: str, port: Change, own: Change) -> Checked:
@@ -101,7 +107,7 @@ def review(
     if not whole.faults:
         return {}, whole.unread
     alone = placed if len(placed) <= MOST else []
-    guilty = [number for number in alone if len(without(number).faults) < len(whole.faults)]
+    guilty = [number for number in alone if without(number).badness < whole.badness]
     reason = "; ".join(whole.faults)
     return {
         number: "; ".join(part for part in (reason, results[number].evidence) if part) for number in guilty or placed
@@ -110,14 +116,15 @@ def review(
 
 def _check(language: Language, port: Change, own: Change) -> Checked:
     if language is Language.PYTHON and not compiles(port.before):
-        why = _compiled(port, own)
-        return Checked((f"the result is not valid Python: {why}",) if why else _meaning(language, port, own))
+        if why := _compiled(port, own):
+            return Checked((f"the result is not valid Python: {why}",), broken=True)
+        return Checked(_meaning(language, port, own))
     why = brackets.changed(port.before, port.after) if language.braces else ""
-    if why and not brackets.changed(own.before, own.after):
-        return Checked((f"the result has {why}",))
+    if why and why != brackets.changed(own.before, own.after):
+        return Checked((f"the result has {why}",), broken=True)
     made = _made(language, port)
     if made.errors and not _excused(language, own):
-        return Checked((f"the result does not parse as {language.value}: {_lines(made.errors[0])}",))
+        return Checked((f"the result does not parse as {language.value}: {_lines(made.errors[0])}",), broken=True)
     note = f"the {language.value} grammar cannot read {_lines(made.unread[0])} of it" if made.unread else ""
     return Checked(_meaning(language, port, own), note)
 

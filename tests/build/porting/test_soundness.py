@@ -60,6 +60,18 @@ def test_only_the_hunk_that_breaks_the_file_is_left() -> None:
     assert b"  fine(value);\n" in found.new
 
 
+def test_each_hunk_that_breaks_the_file_is_found() -> None:
+    """One hunk closes a block twice, another one defines a function twice; the third is right."""
+    closed = after(OLD, (line("beta", 1), OPEN), (line("beta", 10), CLOSE), (line("epsilon", 5), "  fine(value);\n"))
+    patched = replaced(closed, ("int compute_zeta(", BODY + "int compute_zeta("))
+    new = after(OLD, (line("beta", 1), OPEN), (line("beta", 5), CLOSE))
+    new = replaced(new, ("int compute_alpha(", BODY.replace("+ 1", "+ one()") + "int compute_alpha("))
+    found = port(OLD, patched, new)
+    assert verdicts(found) == [Verdict.UPSTREAM, Verdict.CONFLICT, Verdict.OFFSET, Verdict.CONFLICT]
+    assert "'}'" in found.hunks[1].evidence
+    assert "2 times" in found.hunks[3].evidence
+
+
 BODY = "int compute_patched(int value) {\n  return value + 1;\n}\n\n"
 
 
