@@ -18,7 +18,7 @@ from build.sources.acquire import cached_folder
 from build.sources.tree import TreePurpose
 
 if TYPE_CHECKING:  # unidiff is for this command alone
-    from build.series.lint import Finding, FindSource, LintReport
+    from build.series.lint import Finding, FindSource, LintReport, Source
 
 
 def lint_patches(

@@ -23,7 +23,7 @@ def switchml_patch(
     release: Annotated[str, typer.Option(help="the PyTorch release")] = "1.7.1",
     folder: Annotated[Path | None, typer.Option(help="what relative paths are relative to, default here")] = None,
 ) -> None:
-    """Write one patch for `git apply` in a PyTorch checkout; give the variables that the client library was built with."""
+    """Write one patch for `git apply`, for a client library that was built with these variables."""
     series = manifests.folder("switchml")
     manifest = manifests.load(series)
     patches = manifests.patches_of(release, ["switchml"])
