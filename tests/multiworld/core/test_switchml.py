@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import sys
@@ -79,7 +80,8 @@ def _sums(rank: int, size: int) -> Any:
     tensor = torch.tensor([rank + 1.0])
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     assert tensor.item() == size
-    dist.all_reduce(torch.empty(0))
+    empty = torch.empty(0)  # lives on: stock releases can hang where a group ends while Gloo frees a tensor of Python
+    dist.all_reduce(empty)
     across = torch.arange(6.0).reshape(2, 3).t()
     dist.all_reduce(across)
     assert across.tolist() == [[0.0, 3.0 * size], [1.0 * size, 4.0 * size], [2.0 * size, 5.0 * size]]
@@ -139,24 +141,24 @@ class _Branches(torch.nn.Module):
 
 def _ddp(rank: int, size: int) -> Any:
     module = _Branches()
+    alone = copy.deepcopy(module)
+    for other in range(size):  # what every rank computes, summed by this one alone
+        (alone(torch.full((2, 4), other + 1.0), other == 0).sum() / size).backward()
     model = torch.nn.parallel.DistributedDataParallel(module, find_unused_parameters=True)
-    for _ in range(2):
-        model(torch.full((2, 4), rank + 1.0), rank == 0).sum().backward()
+    model(torch.full((2, 4), rank + 1.0), rank == 0).sum().backward()
+    for ours, theirs in zip(module.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
     from torch.distributed import _functional_collectives
 
     summed = _functional_collectives.all_reduce(torch.ones(7), "sum", dist.group.WORLD)
     assert summed.tolist() == [size] * 7
-    return [parameter.grad.tolist() for parameter in module.parameters()], switchml.statistics().delegated
 
 
-def test_ddp_and_functional_collectives_from_cpp(job: Job, tmp_path: Path) -> None:
+def test_ddp_and_functional_collectives_from_cpp(job: Job) -> None:
     with switch(2) as served:
-        by_switch = job.run(_ddp, served)
+        job.run(_ddp, served)
         assert torch.int32 in {dtype for _, dtype in served.jobs}
-    by_gloo = Job(job.shim, f"file://{tmp_path}/another", tmp_path).run(_ddp, None, backend="gloo")
-    for (ours, delegated), (theirs, none) in zip(by_switch, by_gloo, strict=True):
-        assert ours == theirs
-        assert (delegated >= 5, none) == (True, 0)
+        assert sum(count for count, dtype in served.jobs if dtype is torch.float32) == 40 + 7
 
 
 def _two_groups(rank: int, size: int) -> Any:
