@@ -7,8 +7,10 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from multiworld.errors import InvalidArgument
 from multiworld.switchml.errors import SwitchMLUnavailable
@@ -60,9 +62,11 @@ def compile_shim(client: ClientLibrary, target: Path) -> None:
         SwitchMLUnavailable: there is no compiler, or it failed; its message is the cause.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    compiler = _compiler()
     with tempfile.TemporaryDirectory(prefix=".switchml-", dir=target.parent) as folder:
         made = Path(folder, target.name)
-        _run([*_compiler(), *_flags(client), "-o", str(made), str(SOURCE), *_libraries(client)], os.environ)
+        flags = [*_flags(client), *_glog(compiler, Path(folder))]
+        _run([*compiler, *flags, "-o", str(made), str(SOURCE), *_libraries(client)])
         made.replace(target)
 
 
@@ -92,14 +96,26 @@ def _libraries(client: ClientLibrary) -> list[str]:
     return [*own, *_grpc(client)] if client.backend else own
 
 
+def _glog(compiler: list[str], folder: Path) -> list[str]:
+    """The macro for releases of glog with the function; see its use in ``shim.cpp``."""
+    probe = folder / "probe.cpp"
+    probe.write_text("#include <glog/logging.h>\nbool initialized = google::IsGoogleLoggingInitialized();\n")
+    try:
+        _run([*compiler, "-std=c++17", "-fsyntax-only", str(probe)])
+    except SwitchMLUnavailable:
+        return []
+    return ["-DGLOG_SAYS_WHETHER_IT_IS_INITIALIZED"]
+
+
 def _grpc(client: ClientLibrary) -> list[str]:
-    environment = {**os.environ, "PKG_CONFIG_PATH": f"{client.grpc_home}/lib/pkgconfig"}
-    flags = shlex.split(_run(["pkg-config", "--libs", "protobuf", "grpc++"], environment))
+    variables = {"PKG_CONFIG_PATH": f"{client.grpc_home}/lib/pkgconfig"}
+    flags = shlex.split(_run(["pkg-config", "--libs", "protobuf", "grpc++"], variables))
     folders = [flag[2:] for flag in flags if flag.startswith("-L")]
     return [*flags, *(part for folder in folders for part in ("-Xlinker", "-rpath", "-Xlinker", folder))]
 
 
-def _run(command: list[str], environment: os._Environ[str] | dict[str, str]) -> str:
+def _run(command: list[str], variables: Mapping[str, str] = MappingProxyType({})) -> str:
+    environment = {**os.environ, **variables}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -55,7 +55,9 @@ class SwitchJobTimeout(SwitchJobFailed, TimeoutError):
     likely_cause: ClassVar[str] = "a rank died or is slow, or packets to the switch are lost"
 
     # RuntimeError's, which comes first, refuses to make a TimeoutError; unpickling calls this one by name.
-    __new__ = TimeoutError.__new__
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        """Make one that is not set up yet."""
+        return TimeoutError.__new__(cls)
 
     def __init__(self, world: str | None = "switchml", what: str = "", *, timeout: float = 0.0, **fields: Any) -> None:
         super().__init__(world, what, **fields)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from multiworld.errors import InvalidArgument
+from multiworld.errors import InvalidArgument, MultiWorldError
 from multiworld.switchml import library as the_library
 from multiworld.switchml.errors import SwitchMLUnavailable
 from multiworld.switchml.lane import Lane
@@ -37,7 +37,15 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> SwitchMLGrou
     """
     settings = current()
     gloo = _gloo(store, "all", rank, size, timeout)
-    started = _start(gloo, rank, size, settings)
+    failure = None
+    try:
+        started = _start(gloo, rank, size, settings)
+    except MultiWorldError as error:
+        failure = error.with_context()
+    if failure is not None:
+        # Its traceback would keep Gloo's group until Python has ended, and Gloo's threads need Python to free tensors.
+        del gloo
+        raise failure
     lane = None
     if started is not None:
         own = _gloo(store, "lane", rank, size, timeout) if settings.failure is Otherwise.GLOO else None

@@ -5,6 +5,10 @@
 
 #include <switchml/context.h>
 
+#ifdef GLOG_SAYS_WHETHER_IT_IS_INITIALIZED
+#include <glog/logging.h>
+#endif
+
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -89,6 +93,15 @@ void start(const char* path, int rank, int size) {
 }
 
 }  // namespace
+
+#ifdef GLOG_SAYS_WHETHER_IT_IS_INITIALIZED
+// The client library uses an internal function of glog, which glog hides from 0.6 on; there it has a public one.
+namespace google {
+namespace glog_internal_namespace_ {
+__attribute__((weak)) bool IsGoogleLoggingInitialized() { return google::IsGoogleLoggingInitialized(); }
+}  // namespace glog_internal_namespace_
+}  // namespace google
+#endif
 
 extern "C" {
 
