@@ -178,6 +178,12 @@ def patches(session: nox.Session) -> None:
     _tool(session, "patches", *session.posargs)
 
 
+@nox.session(name="switchml-patch")
+def switchml_patch(session: nox.Session) -> None:
+    """SwitchML's series as one patch for PyTorch 1.7.1: `-- [DPDK=1 MLX5=1 SWITCHML_HOME=PATH …]`."""
+    _tool(session, "switchml-patch", "--folder", session.invoked_from, *session.posargs)
+
+
 @nox.session(name="regenerate-patch")
 def regenerate_patch(session: nox.Session) -> None:
     """Port a series, hunk by hunk: `-- RELEASE`, or `-- --patches DIR --from-tree A --to-tree B --out DIR`."""

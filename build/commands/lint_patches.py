@@ -12,12 +12,13 @@ from rich.text import Text
 from build import releases, sources
 from build.console import console, step
 from build.errors import PatchError, UsageError
+from build.git import split_revision
 from build.series import manifest as manifests
 from build.sources.acquire import cached_folder
 from build.sources.tree import TreePurpose
 
 if TYPE_CHECKING:  # unidiff is for this command alone
-    from build.series.lint import Finding, FindSource, LintReport
+    from build.series.lint import Finding, FindSource, LintReport, Source
 
 
 def lint_patches(
@@ -48,26 +49,34 @@ def lint_patches(
 
 
 def _finder(given: list[str]) -> FindSource:
-    named: dict[str, Path] = {}
+    named: dict[str, str] = {}
     for item in given:
         release, sign, path = item.partition("=")
         if not sign:
             raise UsageError(f"--source {item!r} is not RELEASE=PATH")
-        named[release] = Path(path)
+        named[release] = path
 
     from build.series.lint import Source
 
     def find(release: str) -> Source | None:
-        if release not in releases.load():
-            return None
+        if release not in releases.load():  # nothing is known of its wheel: there is only what the user names
+            return _named(release, named[release]) if release in named else None
         entry = releases.get(release)
         if release in named:
-            tree = sources.acquire(entry, named[release])
+            tree = sources.acquire(entry, Path(named[release]))
             return Source(tree.repo, tree.base)
         cached = cached_folder(entry, TreePurpose.OVERLAY)
         return Source(cached, "HEAD") if cached else None
 
     return find
+
+
+def _named(release: str, place: str) -> Source:
+    """Return the source of a release that this project does not build: a git repository, at its tag by default."""
+    from build.series.lint import Source
+
+    path, revision = split_revision(place)
+    return Source(path, revision or f"v{release}")
 
 
 def _show(name: str, report: LintReport) -> None:

@@ -15,7 +15,9 @@ from packaging.version import InvalidVersion, Version
 from build import paths
 from build.errors import PatchError, ReleaseDataError, UsageError
 from build.releases import Frozen
+from build.series import parameters as variables
 from build.series.model import PatchFile
+from build.series.parameters import Parameter
 from build.series.patchfile import read
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -100,9 +102,10 @@ class SeriesEntry(Frozen, frozen=True):
 
 
 class Manifest(Frozen, frozen=True):
-    """A whole manifest."""
+    """A whole manifest; `parameter` are the build variables that its patches leave open, if any."""
 
     series: SeriesEntry
+    parameter: tuple[Parameter, ...] = ()
     patch: tuple[PatchEntry, ...] = ()
     release: dict[str, ReleaseEntry] = msgspec.field(default_factory=dict)
 
@@ -125,7 +128,7 @@ def parse(text: bytes, origin: str) -> Manifest:
         manifest = msgspec.toml.decode(text, type=Manifest)
     except msgspec.DecodeError as error:
         raise ReleaseDataError(f"{origin} is not valid: {error}", remedy="correct the entry it names") from None
-    problems = [*_patch_problems(manifest), *_release_problems(manifest)]
+    problems = [*variables.problems(manifest.parameter), *_patch_problems(manifest), *_release_problems(manifest)]
     if problems:
         raise ReleaseDataError(f"{origin}: " + "; ".join(problems), remedy="correct the manifest")
     return manifest
