@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from build import seals
+from build import leases, seals
 from build.console import InFlight, note, progress
 from build.errors import CompileError, DigestMismatchError
 from build.overlay.flags import code_flags, path_flags
@@ -136,7 +136,7 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
 
 
 def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) -> Object:
-    folder = cache("objects") / _primary_key(inputs, unit)
+    folder = leases.take(cache("objects") / _primary_key(inputs, unit))
     if ready := _cached(folder, inputs, why):
         return ready
     with locked(folder, f"the object of {unit}"), shown.on(Path(unit).name):
