@@ -20,6 +20,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from build import leases
 from build.console import note
 from build.paths import atomic_write, built_beside, clear, locked
 
@@ -233,6 +234,7 @@ def built(final: Path, purpose: str, fill: Callable[[Path], None], adopt: Callab
         fill: writes the content into the empty folder that it is given.
         adopt: whether a folder without a seal is right, by a pin of its own. Default: it is not.
     """
+    leases.take(final)
     if intact(final):
         return final
     with locked(final, purpose):
