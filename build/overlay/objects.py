@@ -79,6 +79,9 @@ def _includes(depfile: Path, inputs: Inputs, overrides: Path) -> tuple[str, ...]
 
 def _cached(folder: Path, inputs: Inputs, why: str) -> Object | None:
     """Return the cached object of `folder` if every file of the tree that it included is unchanged."""
+    if not folder.is_dir():
+        return None
+    leases.take(folder)
     entry = seals.read_record(folder / "entry.json", _Entry)
     if entry is None:
         return None
@@ -136,11 +139,13 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
 
 
 def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) -> Object:
-    folder = leases.take(cache("objects") / _primary_key(inputs, unit))
+    folder = cache("objects") / _primary_key(inputs, unit)
     if ready := _cached(folder, inputs, why):
         return ready
     with locked(folder, f"the object of {unit}"), shown.on(Path(unit).name):
-        return _cached(folder, inputs, why) or _compile(inputs, unit, overrides, folder, why)
+        made = _cached(folder, inputs, why) or _compile(inputs, unit, overrides, folder, why)
+        leases.take(folder)
+        return made
 
 
 def override_headers(inputs: Inputs, folder: Path) -> None:
