@@ -147,6 +147,12 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def clean(session: nox.Session) -> None:
+    """What the caches hold, and freeing it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`."""
+    _tool(session, "clean", *session.posargs)
+
+
+@nox.session
 def releases(session: nox.Session) -> None:
     """Table of the known releases: needs, built wheels, test results."""
     _tool(session, "releases", *session.posargs)

@@ -16,6 +16,8 @@ from collections.abc import Collection
 from itertools import dropwhile, takewhile, zip_longest
 from pathlib import Path
 
+from build import leases
+
 #: Settings of pip with uv's variables for them; uv separates the values of the second kind with commas.
 _OF_PIP = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -168,6 +170,8 @@ def run_in_environment(here: Path, name: str, arguments: list[str]) -> int:
     folder = _cache() / name / key
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        leases.take(folder)
+        leases.inherit(folder)
         with folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_ready(folder):

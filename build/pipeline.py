@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from build import official, paths, preflight, record, releases, seals, sources
+from build import leases, official, paths, preflight, record, releases, seals, sources
 from build.console import log_to_file, note, step
 from build.errors import DigestMismatchError, WheelError
 from build.overlay import toolchain
@@ -196,7 +196,7 @@ def prepared(request: Request) -> Iterator[Prepared]:
     patches = patches_of(release.version, release.series)
     tree = sources.acquire(release, request.source)
     wheel = official.fetch_wheel(release, request.python)
-    checkout = paths.cache("applied") / release.version
+    checkout = leases.take(paths.cache("applied") / release.version)
     with paths.locked(checkout, f"the checkout of {release.version}"):
         applied = _apply(tree, patches, checkout)
         yield Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel))

@@ -20,6 +20,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from build import leases
 from build.console import note
 from build.paths import atomic_write, built_beside, clear, locked
 
@@ -233,19 +234,23 @@ def built(final: Path, purpose: str, fill: Callable[[Path], None], adopt: Callab
         fill: writes the content into the empty folder that it is given.
         adopt: whether a folder without a seal is right, by a pin of its own. Default: it is not.
     """
-    if intact(final):
+    if _ready(final):
         return final
     with locked(final, purpose):
-        if intact(final):  # made by the run that was waited for
+        if _ready(final):  # made by the run that was waited for
             return final
-        if adopt is not None and _adopted(final, adopt):
-            return final
-        if os.path.lexists(final):
-            note(f"{purpose}: what the cache has is damaged or unknown; it is made again")
-        with built_beside(final) as part:
-            fill(part)
-            seal(final, part)
-    return final
+        if adopt is None or not _adopted(final, adopt):
+            if os.path.lexists(final):
+                note(f"{purpose}: what the cache has is damaged or unknown; it is made again")
+            with built_beside(final) as part:
+                fill(part)
+                seal(final, part)
+        return leases.take(final)
+
+
+def _ready(final: Path) -> bool:
+    """Whether a folder of the cache is as sealed; this process has a lease on it then."""
+    return os.path.lexists(final) and intact(leases.take(final))
 
 
 def _adopted(final: Path, adopt: Callable[[Path], bool]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from build import leases
 from build.archives import reading
 from build.console import note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError, WheelError
@@ -77,7 +78,7 @@ def fetch_wheel(release: Release, python: str) -> Path:
     folder = _folder(pinned)
     with locked(folder / "wheel", f"the download of torch {release.version} for Python {python}"):
         ready = cached_wheel(release, python)
-        if ready is not None and is_file(ready, pinned):
+        if ready is not None and is_file(leases.take(ready), pinned):
             return ready
         if ready is not None:
             note(f"{ready.name} in the cache is damaged: its SHA-256 is not the pinned one; fetched again")
@@ -85,7 +86,7 @@ def fetch_wheel(release: Release, python: str) -> Path:
         step(f"fetching {file.name}")
         path = download(file.url, folder / file.name, pinned)
         note(f"SHA-256 {pinned} as pinned")
-        return path
+        return leases.take(path)
 
 
 def directory_digest(wheel: Path) -> str:

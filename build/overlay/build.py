@@ -55,6 +55,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
         Check("all undefined symbols resolve against the exact wheel", True, "linked with -z defs"),
         checks.check_complete(inputs, path, objects),
         checks.check_exports_nothing_new(inputs, path, objects),
+        checks.check_age(inputs, path),
     )
     try:
         checks.require(proven)

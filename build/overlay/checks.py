@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from build.errors import OverlayCheckError
-from build.overlay.model import Check, Inputs, Object
+from build.overlay.model import LIBRARIES, Check, Inputs, Object
+from build.overlay.runtime import beyond, ceiling
 from build.overlay.symbols import Symbol, build_id, defined, demangle
 
 #: Kind of symbol that is code: the linker keeps the code of one object file together.
@@ -88,6 +89,15 @@ def check_exports_nothing_new(inputs: Inputs, overlay: Path, units: Sequence[Obj
     new = {name for name, item in defined(overlay, dynamic=True).items() if item.strong and name not in stock}
     spelt = sorted(demangle(new).values()) if new else []
     return Check("exports beyond stock", True, ", ".join(spelt) or f"none from {len(units)} units")
+
+
+def check_age(inputs: Inputs, overlay: Path) -> Check:
+    """List what the overlay needs of newer C and C++ libraries than the official wheel; the platform tag says it."""
+    limit = ceiling([inputs.lib / name for name in LIBRARIES])
+    newer = beyond(overlay, limit)
+    spelt = ", ".join(f"{family}_{'.'.join(map(str, number))}" for family, number in limit.items())
+    detail = f"newer than {spelt}: {', '.join(newer)}" if newer else f"at most {spelt}"
+    return Check("the overlay needs the C and C++ libraries that the official wheel needs", True, detail)
 
 
 def require(checks: Sequence[Check]) -> None:

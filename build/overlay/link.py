@@ -9,14 +9,14 @@ overlay's copy must not register it a second time.
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from build.errors import CompileError, OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
-from build.overlay.model import Inputs, Object
-from build.overlay.symbols import Symbol, demangle, needed, run_path, table, undefined
+from build.overlay.model import LIBRARIES, Inputs, Object
+from build.overlay.runtime import Export, Runtime, prepare, stub
+from build.overlay.symbols import demangle, needed, run_path, table, undefined
 from build.overlay.toolchain import run_compiler
 from build.paths import atomic_write
 
@@ -73,43 +73,18 @@ def _compile_shim(inputs: Inputs, symbol: str, folder: Path) -> Path:
     return target
 
 
-def _imports(inputs: Inputs, prefixes: tuple[str, ...]) -> list[Symbol]:
+def _imports(inputs: Inputs, prefixes: tuple[str, ...]) -> list[Export]:
     """Return what the wheel's libraries import under `prefixes`, one of each name."""
     every = (item for name in _IMPORTERS for item in table(inputs.lib / name, dynamic=True))
     found = {item.name: item for item in every if item.kind == "U" and item.name.startswith(prefixes)}
-    return [found[name] for name in sorted(found)]
-
-
-def _version_script(symbols: list[Symbol]) -> str:
-    by_version: dict[str, list[str]] = defaultdict(list)
-    for item in symbols:
-        if item.version:
-            by_version[item.version].append(item.name)
-    blocks = [f"{version} {{ global: {'; '.join(names)}; }};" for version, names in sorted(by_version.items())]
-    return "\n".join(blocks) + "\n"
-
-
-def _stub(inputs: Inputs, soname: str, symbols: list[Symbol], folder: Path) -> Path:
-    source, script, target = folder / f"{soname}.c", folder / f"{soname}.map", folder / soname
-    source.write_text("".join(f"void {item.name}(void) {{}}\n" for item in symbols), encoding="ascii")
-    script.write_text(_version_script(symbols), encoding="ascii")
-    versions = [f"-Wl,--version-script={script}"] if any(item.version for item in symbols) else []
-    command: list[str | Path] = [inputs.toolchain.cxx, "-x", "c", "-shared", "-fPIC", "-nostdlib", "-w"]
-    done = run_compiler([*command, f"-Wl,-soname,{soname}", *versions, source, "-o", target], timeout=120)
-    if done.returncode:
-        raise CompileError(
-            f"the import stub of {soname} cannot be made",
-            cause=done.tail,
-            remedy="read the whole command in the log, and set CXX to a compiler that can link a shared library",
-        )
-    return target
+    return [Export(name, "FUNC", found[name].version) for name in sorted(found)]
 
 
 def _import_stubs(inputs: Inputs, folder: Path) -> list[Path]:
     """Make the stubs in `folder`, under the sonames that the wheel's libraries need."""
     sonames = {name for library in _IMPORTERS for name in needed(inputs.lib / library)}
     return [
-        _stub(inputs, soname, _imports(inputs, prefixes), folder)
+        stub(inputs.toolchain, soname, _imports(inputs, prefixes), folder)
         for stem, prefixes in _PREFIXES.items()
         for soname in sorted(sonames)
         if soname.startswith(stem)
@@ -117,7 +92,7 @@ def _import_stubs(inputs: Inputs, folder: Path) -> list[Path]:
 
 
 def _command(
-    inputs: Inputs, objects: Sequence[Path], stubs: Sequence[Path], wrap: str, target: Path
+    inputs: Inputs, objects: Sequence[Path], stubs: Sequence[Path], system: Runtime, wrap: str, target: Path
 ) -> list[str | Path]:
     # In either wheel the overlay is two folders below site-packages, as torch/lib is.
     rpath = "$ORIGIN/../../torch/lib:" + run_path(inputs.lib / "libtorch_cuda.so")
@@ -127,6 +102,7 @@ def _command(
     line += ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{rpath}"]
     line += [f"-Wl,--wrap={wrap}"] if wrap else []
     line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *stubs]
+    line += system.arguments
     # Not for its symbols: as a dependency of the overlay, libtorch_python looks symbols up in the overlay's scope,
     # overlay first, and the process gets no global symbols.
     return [*line, "-Wl,--no-as-needed", inputs.lib / "libtorch_python.so"]
@@ -145,7 +121,8 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
         if wrap:
             files.append(_compile_shim(inputs, wrap, Path(scratch)))
         stubs = _import_stubs(inputs, Path(scratch))
-        done = run_compiler(_command(inputs, files, stubs, wrap, part), timeout=600)
+        system = prepare(inputs.toolchain, [inputs.lib / name for name in LIBRARIES], Path(scratch))
+        done = run_compiler(_command(inputs, files, stubs, system, wrap, part), timeout=600)
         if done.returncode:
             raise CompileError(
                 "the overlay does not link against the official wheel",

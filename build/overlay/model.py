@@ -8,6 +8,9 @@ from pathlib import Path
 from build.overlay.toolchain import Toolchain
 from build.releases import Release
 
+#: The wheel's libraries of host code.
+LIBRARIES = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so", "libtorch_python.so")
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from build import seals
+from build import leases, seals
 from build.console import InFlight, note, progress
 from build.errors import CompileError, DigestMismatchError
 from build.overlay.flags import code_flags, path_flags
@@ -79,6 +79,9 @@ def _includes(depfile: Path, inputs: Inputs, overrides: Path) -> tuple[str, ...]
 
 def _cached(folder: Path, inputs: Inputs, why: str) -> Object | None:
     """Return the cached object of `folder` if every file of the tree that it included is unchanged."""
+    if not folder.is_dir():
+        return None
+    leases.take(folder)
     entry = seals.read_record(folder / "entry.json", _Entry)
     if entry is None:
         return None
@@ -140,7 +143,9 @@ def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) 
     if ready := _cached(folder, inputs, why):
         return ready
     with locked(folder, f"the object of {unit}"), shown.on(Path(unit).name):
-        return _cached(folder, inputs, why) or _compile(inputs, unit, overrides, folder, why)
+        made = _cached(folder, inputs, why) or _compile(inputs, unit, overrides, folder, why)
+        leases.take(folder)
+        return made
 
 
 def override_headers(inputs: Inputs, folder: Path) -> None:

@@ -1,0 +1,87 @@
+"""`clean`: what the cache holds, and freeing it by age or size."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from build import clearing
+from build.clearing import Entry
+from build.console import console, note, step
+from build.errors import BusyError, UsageError
+from build.paths import cache
+
+_DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
+_BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def days(text: str) -> float:
+    """Return an age such as `12h`, `30d` or `4w` in days."""
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([hdw])", text.strip()):
+        return float(match[1]) * _DAYS[match[2]]
+    raise UsageError(f"--older-than {text} is not an age", remedy="give a number of hours, days or weeks: 12h, 30d, 4w")
+
+
+def size(text: str) -> int:
+    """Return a size such as `500MB` or `5GB` in bytes."""
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE):
+        return int(float(match[1]) * _BYTES[match[2].upper()])
+    raise UsageError(f"--keep {text} is not a size", remedy="give e.g. 500MB or 5GB")
+
+
+def _spelt(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def table(entries: Iterable[Entry]) -> Table:
+    """Return the table of what the cache holds, by kind."""
+    shown = Table(title=f"cache: {cache()}")
+    for column in ("kind", "holds", "entries", "size", "last use"):
+        shown.add_column(column, overflow="fold")
+    every = list(entries)
+    for kind in clearing.Kind:
+        found = [item for item in every if item.kind is kind]
+        used = max((item.used for item in found), default=0.0)
+        when = datetime.fromtimestamp(used, timezone.utc).strftime("%Y-%m-%d %H:%M UTC") if found else "-"
+        shown.add_row(kind.folder, kind.holds, str(len(found)), _spelt(sum(item.size for item in found)), when)
+    shown.add_row("all", "", str(len(every)), _spelt(sum(item.size for item in every)), "")
+    return shown
+
+
+def _names(entries: Iterable[Entry]) -> str:
+    return ", ".join(f"{item.kind.folder}/{item.path.name}" for item in entries)
+
+
+def clean(
+    older_than: Annotated[str, typer.Option(help="free what was last used longer ago, e.g. 30d")] = "",
+    keep: Annotated[str, typer.Option(help="free the least recently used until this size is left, e.g. 5GB")] = "",
+    dry_run: Annotated[bool, typer.Option(help="only tell what would be freed")] = False,
+) -> None:
+    """Print what the cache holds; with --older-than or --keep free it. What a run uses is never freed."""
+    age, most = days(older_than) if older_than else None, size(keep) if keep else None
+    found = clearing.entries()
+    console.print(table(found))
+    chosen = clearing.choose(found, time.time(), days=age, keep=most)
+    if age is None and most is None:
+        note("nothing is freed without --older-than or --keep")
+        return
+    done = clearing.free(chosen, really=not dry_run)
+    for item in done.freed:
+        note(f"{'would free' if dry_run else 'freed'} {_spelt(item.size)}: {item.kind.folder}/{item.path.name}")
+    if done.busy:
+        note(f"in use, left: {escape(_names(done.busy))}")
+    verb = "would be freed" if dry_run else "freed"
+    step(f"{_spelt(sum(item.size for item in done.freed))} {verb}, {len(done.freed)} entries")
+    if done.failed:
+        raise BusyError(
+            f"{len(done.failed)} entries could not be removed",
+            cause="\n".join(f"{item.path}: {reason}" for item, reason in done.failed),
+            remedy="remove them by hand, as the user who owns them",
+        )
