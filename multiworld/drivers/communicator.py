@@ -70,3 +70,13 @@ class Communicator(Protocol):
     ) -> Any: ...
     def send(self, tensor: torch.Tensor, peer: int) -> Any: ...
     def recv(self, tensor: torch.Tensor, peer: int) -> Any: ...
+
+
+def are_adjacent(pieces: Sequence[torch.Tensor]) -> bool:
+    """Whether flat tensors of one length lie one behind the other in one storage."""
+    first, step = pieces[0], pieces[0].nbytes
+    storage = first.untyped_storage().data_ptr()
+    return all(
+        one.untyped_storage().data_ptr() == storage and one.data_ptr() == first.data_ptr() + place * step
+        for place, one in enumerate(pieces)
+    )

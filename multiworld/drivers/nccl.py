@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from multiworld.drivers.communicator import Cancelled, Member
+from multiworld.drivers.communicator import Cancelled, Member, are_adjacent
 from multiworld.drivers.values import LaneStore
 from multiworld.errors import BackendFailed
 from multiworld.matching.driver import DriverRefused
@@ -181,10 +181,9 @@ class NcclCommunicator:
 
     def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
         count, dtype, source = tensor.numel(), _dtype(tensor), tensor.data_ptr()
-        base, step = outputs[0].data_ptr(), tensor.numel() * tensor.element_size()
-        if all(one.data_ptr() == base + place * step for place, one in enumerate(outputs)):
+        if are_adjacent(outputs):
             with self._launch():
-                self._nccl.all_gather(source, base, count, dtype, self._comm, self._stream)
+                self._nccl.all_gather(source, outputs[0].data_ptr(), count, dtype, self._comm, self._stream)
             return
         with self._launch(), self._group():
             for root, one in enumerate(outputs):
