@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from multiworld.drivers import nccl_environment
 from multiworld.drivers.calls import ProcessGroupCalls
-from multiworld.drivers.communicator import Cancelled, Member, are_adjacent
+from multiworld.drivers.communicator import Cancelled, Gathered, Member
 from multiworld.drivers.values import LaneStore
 from multiworld.matching.driver import DriverRefused
 
@@ -96,17 +96,22 @@ class TorchNcclCommunicator:
     def abort(self) -> None:
         self._end(*_ABORTS, "shutdown", "_shutdown")
 
-    def finalize(self, cancelled: Cancelled) -> None:  # noqa: ARG002 - torch's calls cannot be told to stop
+    def finalize(self, cancelled: Cancelled) -> None:
         """See ``Communicator.finalize``.
 
-        Older releases have no other end than an abort. There the members meet first: then nothing is on its way.
+        The members meet first: then nothing is on its way, and all of them shut their groups down. Torch waits for the
+        others in that, with locks held that an abort needs.
         """
-        if not any(hasattr(self._group, name) for name in _ABORTS):
-            met = torch.cuda.Event(blocking=True)
-            self._meet()
-            met.record()
-            met.synchronize()
-        self._end("shutdown", "_shutdown")
+        met = torch.cuda.Event(blocking=True)
+        self._meet()
+        met.record()
+        met.synchronize()
+        if not cancelled():
+            self._end("shutdown", "_shutdown")
+            self._end(*_ABORTS)  # of nothing: torch 2.6 drops a communicator from its allocator's table in that alone
+
+    def release(self) -> None:
+        self._group = self._calls._group = None
 
     def _meet(self) -> None:
         """Enqueue the least that needs all members; what is in it does not matter."""
@@ -125,14 +130,9 @@ class TorchNcclCommunicator:
 
     def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:
         """See ``Communicator.all_gather``; not by torch's own for lists, which records streams for its memory."""
-        source, length = _known(tensor), len(outputs) * tensor.numel()
-        if are_adjacent(outputs):
-            together = outputs[0].as_strided((length,), (1,))
-            return self._launched(self._group._allgather_base(_unrecorded(together), source))
-        together = torch.empty(length, dtype=tensor.dtype, device=self._device)
-        work = self._launched(self._group._allgather_base(_unrecorded(together), source))
-        for output, part in zip(outputs, together.split(tensor.numel()), strict=True):
-            output.copy_(part)
+        gathered = Gathered(outputs)
+        work = self._launched(self._group._allgather_base(_unrecorded(gathered.whole), _known(tensor)))
+        gathered.spread()
         return work
 
     def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:

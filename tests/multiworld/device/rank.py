@@ -22,6 +22,7 @@ from multiworld.config import Heartbeat, NetworkSettings, WorldConfig
 from multiworld.drivers.choice import make_driver
 from multiworld.drivers.values import LaneStore
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
+from tests.multiworld.torch_form import is_official, is_patched
 
 PATIENCE = 20.0
 
@@ -217,14 +218,12 @@ def config(backend: str, device: str | None) -> str:
 
 def watchdog_ends_the_process() -> bool:
     """Whether this torch is a stock one whose watchdog ends the process over a CUDA error."""
-    from multiworld.drivers import nccl_environment
-
-    return ".mw" not in torch.__version__ and nccl_environment.group_kind() is dist.ProcessGroupNCCL
+    return is_official()
 
 
 def knows_remote_errors() -> bool:
     """Whether torch's group takes the loss of a peer for an error of NCCL: stock releases before 2.4 do not."""
-    return not can_only_abort() or ".mw" in torch.__version__
+    return not can_only_abort() or is_patched()
 
 
 def can_only_abort() -> bool:

@@ -11,9 +11,11 @@ from tests.multiworld.device.ranks import Rank, ask_all, await_true, backends, h
 
 assert has_bindings  # named in the marks of ``backends``
 
-REMOTE_ERROR = 6
+SYSTEM_ERROR, REMOTE_ERROR = 2, 6
 SECONDS = 15.0
 EACH = pytest.mark.parametrize("backend", backends())
+#: what torch's own group does is not the driver's
+OWN = pytest.mark.parametrize("backend", backends()[:1])
 
 
 def _tensors(ranks: list[Rank], name: str = "t") -> None:
@@ -97,6 +99,47 @@ def test_use_after_free(tmp_path: Path, backend: str) -> None:
             assert used not in {ranks[0].ask("address", f"new{count}") for count in range(20)}
             remote.lift("ncclCommAbort")
             await_true(lambda: remote.counters().communicators == 0, SECONDS, "the abort was not finished")
+            assert remote.counters().misused == 0
+
+
+@OWN
+def test_a_stream_in_which_something_is_left_is_not_used_again(tmp_path: Path, backend: str) -> None:
+    """A launch fails that had reached the device, and so does the abort: what is in the stream stays there."""
+    with started(2, tmp_path) as ranks:
+        opened(ranks, "w", tmp_path, backend)
+        _tensors(ranks)
+        with ranks[0].remote() as remote:
+            remote.inject("ncclAllReduce", Action.HOLD)
+            remote.inject("ncclCommAbort", Action.FAIL, SYSTEM_ERROR)
+            remote.inject("ncclCommGetAsyncError", Action.FAIL, REMOTE_ERROR)
+            ranks[0].ask("start", "failed", "w", "all_reduce", "t", "SUM")
+            assert ranks[0].ask("end", "failed")
+            assert remote.counters().launched == 1
+            ranks[0].ask("close", "w", 0.5)
+            await_true(lambda: _ended(ranks[0]), SECONDS, "the launcher lives on")
+            remote.lift("ncclCommGetAsyncError", "ncclCommAbort")
+            opened(ranks, "v", tmp_path, backend)
+            for place, rank in enumerate(ranks):
+                rank.ask("tensor", "u", [3.0], device=f"cuda:{place}")
+                rank.ask("start", "sent", "v", *(("recv", "u", 1) if place == 0 else ("send", "u", 0)))
+            assert ask_all(ranks, "end", "sent") == [None, None]
+
+
+@OWN
+def test_a_communicator_is_not_freed_under_a_call(tmp_path: Path, backend: str) -> None:
+    """A launch hangs in NCCL: who waits is released, but nobody frees what the call uses."""
+    with started(2, tmp_path) as ranks:
+        opened(ranks, "w", tmp_path, backend)
+        _tensors(ranks)
+        with ranks[0].remote() as remote:
+            remote.inject("ncclAllReduce", Action.HANG)
+            ranks[0].ask("start", "hung", "w", "all_reduce", "t", "SUM")
+            await_true(lambda: remote.counters().sites["ncclAllReduce"].hanging == 1, SECONDS, "it was not launched")
+            ranks[0].ask("abort", "w")
+            assert ranks[0].ask("end", "hung")
+            assert remote.counters().communicators == 1
+            remote.lift("ncclAllReduce")
+            await_true(lambda: remote.counters().communicators == 0, SECONDS, "the communicator was not freed")
             assert remote.counters().misused == 0
 
 

@@ -209,6 +209,13 @@ def held(context: Context) -> Held:
     return Held(len(list(Path("/proc/self/task").iterdir())), len(links), sockets)
 
 
+def device_memory(context: Context) -> tuple[int, int]:
+    """Bytes of tensors on all devices, and bytes that torch has taken from them."""
+    gc.collect()
+    devices = range(torch.cuda.device_count())
+    return sum(map(torch.cuda.memory_allocated, devices)), sum(map(torch.cuda.memory_reserved, devices))
+
+
 def thread_id(context: Context, name: str) -> int:
     """Kernel id of the thread whose name begins so."""
     found = [t.native_id for t in threading.enumerate() if t.name.startswith(name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpuless.control import Remote
@@ -13,7 +14,7 @@ from multiworld.lab.injector import Fired, Injector
 from multiworld.lab.messages import Outcome
 from multiworld.lab.workers import OverdueError, Running, VanishedError, Worker, WorkerPool
 from tests.multiworld.faults import acts
-from tests.multiworld.faults.backends import Backend
+from tests.multiworld.faults.backends import Backend, Kind
 from tests.multiworld.faults.bounds import ANSWER_SECONDS, JOIN_SECONDS
 from tests.multiworld.faults.network import enter_network
 
@@ -21,6 +22,28 @@ CALM = "calm"
 #: folder of the simulated devices' control blocks, next to the log of the workers
 CONTROL = "control"
 _numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """What a process holds on its devices.
+
+    Attributes:
+        communicators: of NCCL.
+        streams: that were made.
+        tensors: bytes of live tensors.
+        others: bytes that torch's allocator knows nothing of.
+    """
+
+    communicators: int
+    streams: int
+    tensors: int
+    others: int
+
+    def adds_little_to(self, before: OnDevice) -> bool:
+        """Whether it is no more, but for tensors of what happened last: the smallest takes 512 bytes."""
+        same = self.communicators <= before.communicators and self.streams <= before.streams
+        return same and self.others <= before.others and self.tensors < before.tensors + 50 * 512
 
 
 class Scene:
@@ -83,6 +106,15 @@ class Scene:
         """The imitated CUDA and NCCL of a worker: what it was asked for, and failures to inject."""
         assert self.pool.log is not None
         return Remote(self.pool.log.parent / CONTROL, worker.pid)
+
+    def on_device(self, worker: Worker) -> OnDevice | None:
+        """What a worker holds on a simulated device; None on others."""
+        if self.backend.kind is not Kind.SIMULATED:
+            return None
+        tensors, reserved = worker.run(acts.device_memory)
+        with self.imitation(worker) as remote:
+            found = remote.counters()
+        return OnDevice(found.communicators, found.streams, tensors, found.allocated - reserved)
 
     def options(self, worker: Worker) -> dict[str, Any]:
         """What a worker joins a world of this scene with."""
