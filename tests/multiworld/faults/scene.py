@@ -143,8 +143,11 @@ class Scene:
             raise OverdueError(f"{overdue}; of the others: {[_came_of(call) for call in running]}") from None
 
     def works(self, name: str, workers: Sequence[Worker], rounds: int = 2) -> None:
-        """Assert that the world carries messages and collectives, with the right data."""
+        """Assert that the world carries messages and collectives, with the right data, and on the row's driver."""
         self.everywhere(workers, acts.ring, name, rounds)
+        if self.backend.kind is not Kind.CPU:
+            found = workers[0].run(acts.drivers, name)
+            assert found == {self.backend.backend}, f"the row {self.backend} runs on {found}"
 
     def broken(self, name: str, workers: Sequence[Worker]) -> list[BrokenWorldException]:
         """Assert that the world is broken for all ``workers``; the failure of each."""
