@@ -310,10 +310,13 @@ class Session:
             # Before anybody is released: whoever rejoins at once has its WorldJoined told after this.
             self.publish(WorldBroken(**self._event(), failure=error))
             self._release(error)
-        if tell:  # before the data connections end, so that the others know why
+        # Before the data connections end, so that the others know why; and before an abort frees what a kernel of
+        # theirs may be reading (NCCL#863).
+        if tell:
             self.control.tell_break(error)
         with self.lock:
             self._cut()
+        self._abort_slots()
         start_or_run(f"mw-free-{self.name}", self._free)
 
     def _device_lost(self, failure: DeviceFailed) -> None:
@@ -345,6 +348,7 @@ class Session:
                 self._release(error, orderly=True)
         if not was_broken:
             self.control.tell_bye()
+            self._abort_slots()
             self.publish(WorldLeft(**self._event()))
             self._linger(linger)
             self._free()
@@ -361,6 +365,11 @@ class Session:
         self.hub.monitor.remove(self)
         self.set_alarm()  # takes the alarm back
         self.acceptor.close()
+
+    def _abort_slots(self) -> None:
+        """Release whoever waits in a backend."""
+        for slot in tuple(self.slots.values()):
+            slot.abort()
 
     def _fail_rest(self, error: BrokenWorldException) -> None:
         with self.lock:

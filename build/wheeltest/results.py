@@ -47,7 +47,7 @@ class Run(msgspec.Struct, frozen=True):
 
     Attributes:
         form: how torch was installed.
-        suite: `probes`, `wheel`, `multiworld core`, `multiworld faults` or `faults (simulated)`.
+        suite: `probes`, `wheel`, `multiworld core`, `multiworld faults`, `multiworld device` or `faults (simulated)`.
         exit: its exit status.
         recorded: whether these are the results of an earlier run, which are still valid.
     """

@@ -37,6 +37,9 @@ _MULTIWORLD = ("core", "faults")
 #: which is what the patches change. `nox -s faults -- --simulated` runs all rows, those of the driver `nccl` too.
 _FAILURES = ("tests/multiworld/faults/test_nccl_failures.py", "tests/multiworld/faults/test_torch_groups.py")
 _ROWS = "torch-nccl and simulated"
+#: the drivers, and tensors that stay on the device, between processes on the imitation; both drivers
+_DEVICE = "tests/multiworld/device"
+_DEVICE_FORMS = Form.PATCHED, Form.OVERLAY
 #: Bytes of memory that this suite takes on one wheel: test processes, and the workers that they fork.
 _MEMORY = 4 << 30
 #: Exit statuses of pytest and of `python -m gpuless` after Ctrl-C.
@@ -142,7 +145,21 @@ def _test_multiworld(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
         command = _pytest(pythons[Form.PATCHED], junit, *what)
         status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600)
         runs.append(Run(Form.PATCHED.value, f"multiworld {name}", status, read_junit(junit)))
-    return [*runs, *_test_faults(plan, pythons)]
+    return [*runs, *_test_device(plan, pythons), *_test_faults(plan, pythons)]
+
+
+def _test_device(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
+    """Run the tests of the drivers for devices on the forms that have what they need of torch."""
+    chosen = {form: pythons[form] for form in _DEVICE_FORMS if form in pythons}
+    step(f"{_DEVICE} on {', '.join(form.value for form in chosen)}")
+    return run_together([partial(_device, plan, form, python) for form, python in chosen.items()])
+
+
+def _device(plan: Plan, form: Form, python: Path) -> Run:
+    junit, said = plan.folder / f"multiworld-device-{form.value}.xml", list[str]()
+    command = _pytest(python, junit, "-n", "2", _DEVICE)
+    status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=1800, seen=said.append)
+    return _found(form, "multiworld device", status, junit, said)
 
 
 def _test_faults(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:

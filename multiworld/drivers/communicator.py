@@ -58,6 +58,9 @@ class Communicator(Protocol):
     def finalize(self, cancelled: Cancelled) -> None:
         """Free it in good order, when nothing is under way here. May block."""
 
+    def release(self) -> None:
+        """Let go of what an abort or an end leaves, when no operation and no call is under way any more. May block."""
+
     def broadcast(self, tensor: torch.Tensor, root: int) -> Any: ...
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any: ...
     def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any: ...
@@ -70,3 +73,32 @@ class Communicator(Protocol):
     ) -> Any: ...
     def send(self, tensor: torch.Tensor, peer: int) -> Any: ...
     def recv(self, tensor: torch.Tensor, peer: int) -> Any: ...
+
+
+class Gathered:
+    """The outputs of an all-gather as NCCL writes them: one behind the other.
+
+    Those of one member may lie so and those of another one not; all of them have to call the same function of NCCL.
+
+    Args:
+        outputs: flat tensors of one length.
+    """
+
+    def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
+        first, count = outputs[0], len(outputs) * outputs[0].numel()
+        self._outputs = [] if _are_adjacent(outputs) else outputs
+        self.whole = first.new_empty(count) if self._outputs else first.as_strided((count,), (1,))
+
+    def spread(self) -> None:
+        """Bring it to its places, in the current stream and after what was enqueued there."""
+        for output, part in zip(self._outputs, self.whole.chunk(max(1, len(self._outputs))), strict=False):
+            output.copy_(part)
+
+
+def _are_adjacent(pieces: Sequence[torch.Tensor]) -> bool:
+    first, step = pieces[0], pieces[0].nbytes
+    storage = first.untyped_storage().data_ptr()
+    return all(
+        one.untyped_storage().data_ptr() == storage and one.data_ptr() == first.data_ptr() + place * step
+        for place, one in enumerate(pieces)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ _NOT_READY = 600
 #: what a call reports about its own arguments or about stream capture; the device is well
 _CONTAINED = frozenset({0, 1, 2, 101, 400, _NOT_READY, *range(900, 910)})
 _BUS_ID_BYTES = 32
+_NAP = 1e-3
 
 
 class RuntimeMissingError(RuntimeError):
@@ -61,6 +63,15 @@ class PrivateStream:
     def __init__(self, device: torch.device, pointer: int) -> None:
         self.device, self.pointer = device, pointer
         self.torch = torch.cuda.ExternalStream(pointer, device=device)
+
+    def drains(self, seconds: float) -> bool:
+        """Whether nothing is left in it, now or within ``seconds``; False on a lost device, too."""
+        until = time.monotonic() + seconds
+        while code := int(runtime().cudaStreamQuery(ctypes.c_void_p(self.pointer))):
+            if code != _NOT_READY or time.monotonic() > until:
+                return False
+            time.sleep(_NAP)
+        return True
 
     def sticky_error(self) -> int:
         """The error that every call on this device returns from now on; 0 if there is none."""

@@ -36,6 +36,8 @@ RESCUE_SECONDS = 0.3
 LET_GO_SECONDS = 0.5
 #: an abort that takes longer is left to its thread
 ABORT_SECONDS = 10.0
+#: how long what is in the stream after its last operation may take: the abort of kernels, the end of an event
+DRAIN_SECONDS = 1.0
 #: how long an orderly close waits for the other members of the host before it aborts
 FINALIZE_SECONDS = 2.0
 
@@ -316,9 +318,20 @@ class DeviceDriver:
             self._ended = True
             self._changed.notify_all()
             empty = self._changed.wait_for(lambda: not self._running, ABORT_SECONDS)
-        self._doubtful.clear()
-        if empty and self._stream is not None and device_failures.failure_of(self._us.device) is None:
+        self._give_back(empty)
+
+    def _give_back(self, empty: bool) -> None:
+        """Let others have the stream; or keep it with all that it uses, if anything is left in it.
+
+        An abort may have failed, or the device be lost; what failed in its launch may be in the stream all the same.
+        """
+        if empty and self._stream is not None and self._stream.drains(DRAIN_SECONDS):
+            self._communicator.release()
+            self._doubtful.clear()
             cuda.give_back(self._stream)
+        elif self._stream is not None:
+            immortal(self._communicator)  # its destructor would wait in whatever thread collects it
+            immortal(self._doubtful)
 
     def _finalize(self) -> None:
         try:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from multiworld.drivers.communicator import Cancelled, Member
+from multiworld.drivers.communicator import Cancelled, Gathered, Member
 from multiworld.drivers.values import LaneStore
 from multiworld.errors import BackendFailed
 from multiworld.matching.driver import DriverRefused
@@ -120,7 +120,8 @@ class NcclCommunicator:
         self._stream = 0
         self._comm: Any = None
         self._cancelled: Cancelled = lambda: False
-        self._guard = threading.Lock()
+        # Held in every call of NCCL that uses the communicator: an abort frees it.
+        self._inside = threading.Lock()
 
     def version(self) -> str:
         return f"NCCL {printed(int(self._nccl.get_version()))}"
@@ -140,25 +141,36 @@ class NcclCommunicator:
         self._settle()
 
     def failure(self) -> BaseException | None:
-        code = int(self._nccl.comm_get_async_error(self._comm))
+        code = self._state()
         return None if code in (_SUCCESS, _IN_PROGRESS) else RuntimeError(self._text(code))
 
     def outcome(self, handle: Any) -> BaseException | None:  # noqa: ARG002 - NCCL knows no single operations
         return None
 
     def abort(self) -> None:
-        comm = self._take()
-        if comm is None:
-            return
-        if int(self._nccl.get_version()) >= REVOKES_FROM:
+        """See ``Communicator.abort``.
+
+        While another thread is inside a call, its kernels are stopped where NCCL can do that alone. To be freed it has
+        to wait for the end of the call.
+        """
+        if not self._inside.acquire(blocking=False):
+            self._revoke(self._comm)
+            self._inside.acquire()
+        comm, self._comm = self._comm, None
+        self._inside.release()
+        if comm is not None:
             self._revoke(comm)
-        self._nccl.comm_abort(comm)
+            self._nccl.comm_abort(comm)
+
+    def release(self) -> None:
+        """Nothing is left of a communicator that was freed."""
 
     def finalize(self, cancelled: Cancelled) -> None:
         self._cancelled = cancelled
-        self._nccl.comm_finalize(self._comm)
-        self._settle()
-        comm = self._take()
+        with self._launch():
+            self._nccl.comm_finalize(self._comm)
+        with self._inside:
+            comm, self._comm = self._comm, None
         if comm is not None:
             self._nccl.comm_destroy(comm)
 
@@ -180,15 +192,10 @@ class NcclCommunicator:
             self._nccl.reduce(at, at, count, dtype, reduction, root, self._comm, self._stream)
 
     def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
-        count, dtype, source = tensor.numel(), _dtype(tensor), tensor.data_ptr()
-        base, step = outputs[0].data_ptr(), tensor.numel() * tensor.element_size()
-        if all(one.data_ptr() == base + place * step for place, one in enumerate(outputs)):
-            with self._launch():
-                self._nccl.all_gather(source, base, count, dtype, self._comm, self._stream)
-            return
-        with self._launch(), self._group():
-            for root, one in enumerate(outputs):
-                self._nccl.broadcast(source, one.data_ptr(), count, dtype, root, self._comm, self._stream)
+        count, dtype, gathered = tensor.numel(), _dtype(tensor), Gathered(outputs)
+        with self._launch():
+            self._nccl.all_gather(tensor.data_ptr(), gathered.whole.data_ptr(), count, dtype, self._comm, self._stream)
+        gathered.spread()
 
     def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> None:
         dtype = _dtype(tensor)
@@ -240,8 +247,14 @@ class NcclCommunicator:
 
     @contextlib.contextmanager
     def _launch(self) -> Iterator[None]:
-        """One launch; when the block is left, it is in the stream."""
-        yield
+        """One launch; when the block is left, it is in the stream.
+
+        Raises:
+            ConnectionAbortedError: the communicator was aborted.
+        """
+        with self._inside:
+            self._check_alive()
+            yield
         self._settle()
 
     @contextlib.contextmanager
@@ -264,7 +277,7 @@ class NcclCommunicator:
             ConnectionAbortedError: the communicator has to be aborted first.
         """
         nap = _FIRST_NAP
-        while (code := int(self._nccl.comm_get_async_error(self._comm))) == _IN_PROGRESS:
+        while (code := self._state()) == _IN_PROGRESS:
             if self._cancelled():
                 raise ConnectionAbortedError("aborted while NCCL was at work")
             time.sleep(nap)
@@ -272,8 +285,19 @@ class NcclCommunicator:
         if code != _SUCCESS:
             raise RuntimeError(self._text(code))
 
+    def _state(self) -> int:
+        with self._inside:
+            self._check_alive()
+            return int(self._nccl.comm_get_async_error(self._comm))
+
+    def _check_alive(self) -> None:
+        if self._comm is None:
+            raise ConnectionAbortedError("the communicator was aborted")
+
     def _revoke(self, comm: Any) -> None:
-        """Stop what is under way, on all members; freeing comes after that."""
+        """Stop what is under way, on all members, where NCCL can; freeing comes after that."""
+        if comm is None or int(self._nccl.get_version()) < REVOKES_FROM:
+            return
         try:
             self._nccl.comm_revoke(comm, 0)
             until = time.monotonic() + REVOKE_SECONDS
@@ -281,11 +305,6 @@ class NcclCommunicator:
                 time.sleep(_LONGEST_NAP)
         except Exception as error:  # noqa: BLE001 - the abort does it alone then
             logger.debug("nccl: no revoke: %s", error)
-
-    def _take(self) -> Any:
-        with self._guard:
-            comm, self._comm = self._comm, None
-        return comm
 
     def _identity(self, store: LaneStore) -> Any:
         """The id that place 0 makes and all use."""
@@ -315,6 +334,6 @@ class NcclCommunicator:
 
     def _text(self, code: int) -> str:
         detail = ""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), self._inside:
             detail = str(self._nccl.get_last_error(self._comm)).strip()
         return f"NCCL error {code}, {self._nccl.get_error_string(code)}{': ' if detail else ''}{detail}"

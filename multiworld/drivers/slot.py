@@ -87,7 +87,7 @@ def own_failure(session: SlotOwner, error: BrokenWorldException) -> BrokenWorldE
 class DriverSlot:
     """The backend of one group or channel of one session.
 
-    All methods but ``free`` are called under the session's lock.
+    All methods but ``abort`` and ``free`` are called under the session's lock.
 
     Args:
         session: that it works for.
@@ -130,14 +130,18 @@ class DriverSlot:
         )
 
     def stop(self, *, cut: bool) -> None:
-        """Release whoever waits for the backend to open, and with ``cut`` whoever waits in it.
+        """Release whoever waits for the backend to open, and start nothing any more.
 
-        Without, its connections stay until they are closed in good order: peers may still be reading what we sent.
+        With ``cut``, ``abort`` is to follow once the others have been told. Without, its connections stay until they
+        are closed in good order: peers may still be reading what we sent.
         """
         self._cut = cut
         self._store.stop()
         self._drop_waiting()
-        if self._driver is not None and cut:
+
+    def abort(self) -> None:
+        """After ``stop(cut=True)``: release whoever waits in the backend. Without the lock; blocks on nothing."""
+        if self._driver is not None and self._cut:
             start_or_run(f"mw-abort-{self._session.membership.name}", self._driver.abort)
 
     def free(self, deadline: float) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from multiworld.drivers import nccl_environment
 from multiworld.drivers.calls import ProcessGroupCalls
-from multiworld.drivers.communicator import Cancelled, Member
+from multiworld.drivers.communicator import Cancelled, Gathered, Member
 from multiworld.drivers.values import LaneStore
 from multiworld.matching.driver import DriverRefused
 
@@ -95,17 +96,22 @@ class TorchNcclCommunicator:
     def abort(self) -> None:
         self._end(*_ABORTS, "shutdown", "_shutdown")
 
-    def finalize(self, cancelled: Cancelled) -> None:  # noqa: ARG002 - torch's calls cannot be told to stop
+    def finalize(self, cancelled: Cancelled) -> None:
         """See ``Communicator.finalize``.
 
-        Older releases have no other end than an abort. There the members meet first: then nothing is on its way.
+        The members meet first: then nothing is on its way, and all of them shut their groups down. Torch waits for the
+        others in that, with locks held that an abort needs.
         """
-        if not any(hasattr(self._group, name) for name in _ABORTS):
-            met = torch.cuda.Event(blocking=True)
-            self._meet()
-            met.record()
-            met.synchronize()
-        self._end("shutdown", "_shutdown")
+        met = torch.cuda.Event(blocking=True)
+        self._meet()
+        met.record()
+        met.synchronize()
+        if not cancelled():
+            self._end("shutdown", "_shutdown")
+            self._end(*_ABORTS)  # of nothing: torch 2.6 drops a communicator from its allocator's table in that alone
+
+    def release(self) -> None:
+        self._group = self._calls._group = None
 
     def _meet(self) -> None:
         """Enqueue the least that needs all members; what is in it does not matter."""
@@ -123,23 +129,27 @@ class TorchNcclCommunicator:
         return self._launched(self._calls.reduce(_reducible(tensor, op), root, op))
 
     def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:
-        return self._launched(self._calls.all_gather(outputs, _known(tensor)))
+        """See ``Communicator.all_gather``; not by torch's own for lists, which records streams for its memory."""
+        gathered = Gathered(outputs)
+        work = self._launched(self._group._allgather_base(_unrecorded(gathered.whole), _known(tensor)))
+        gathered.spread()
+        return work
 
     def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:
-        return self._launched(self._calls.gather(outputs, _known(tensor), root))
+        return self._launched(self._calls.gather(_all_known(outputs), _known(tensor), root))
 
     def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:
-        return self._launched(self._calls.scatter(_known(output), tensors, root))
+        return self._launched(self._calls.scatter(_known(output), _all_known(tensors), root))
 
     def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any) -> Any:
         options = dist.ReduceScatterOptions()
         options.reduceOp = op
-        return self._launched(self._group._reduce_scatter_base(output, _reducible(tensor, op), options))
+        return self._launched(self._group._reduce_scatter_base(_known(output), _reducible(tensor, op), options))
 
     def all_to_all(
         self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
     ) -> Any:
-        return self._launched(self._calls.all_to_all(output, _known(tensor), output_splits, input_splits))
+        return self._launched(self._calls.all_to_all(_known(output), _known(tensor), output_splits, input_splits))
 
     def send(self, tensor: torch.Tensor, peer: int) -> Any:
         return self._launched(self._calls.send(_known(tensor), peer))
@@ -178,10 +188,28 @@ class TorchNcclCommunicator:
 def _known(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype not in _DTYPES:
         raise DriverRefused(f"torch's NCCL group has no {tensor.dtype}")
-    return tensor
+    return _unrecorded(tensor)
+
+
+def _all_known(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [_known(tensor) for tensor in tensors]
 
 
 def _reducible(tensor: torch.Tensor, op: Any) -> torch.Tensor:
     if any(op == one for one in _BITWISE) or (tensor.dtype is torch.bool and op == dist.ReduceOp.AVG):
         raise DriverRefused(f"NCCL has no {op} of {tensor.dtype}")
     return _known(tensor)
+
+
+def _unrecorded(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of ``tensor`` as a tensor for which the group records no streams.
+
+    To free memory with recorded streams is a CUDA call of torch's allocator in a destructor: on a lost device it ends
+    the process. The driver's works keep the memory as long as it is used. The allocator passes over what is not its
+    own, as a tensor that came through DLPack; only the native one does.
+    """
+    if torch.cuda.get_allocator_backend() != "native":
+        return tensor
+    if tensor.dtype is torch.bool:  # older releases cannot hand it over
+        return from_dlpack(to_dlpack(tensor.detach().view(torch.uint8))).view(torch.bool)
+    return from_dlpack(to_dlpack(tensor.detach()))

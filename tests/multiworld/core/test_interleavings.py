@@ -29,6 +29,7 @@ from multiworld import (
     WorldState,
     WrongContext,
 )  # fmt: skip
+from multiworld.matching.plan import INLINE_BYTES
 from multiworld.net.bridge import SyncPoller
 from multiworld.rendezvous import joining
 from multiworld.threads import within
@@ -249,6 +250,29 @@ def test_a_break_is_told_before_the_joining_that_follows_it(pair: Pair, monkeypa
     at_once(lambda: life(a, 1), lambda: life(b, 0), lambda: a.abort("on purpose"))
     told = [(type(event), event.generation) for event in seen if isinstance(event, WorldBroken | WorldJoined)]
     assert told == [(WorldBroken, 1), (WorldJoined, 2)]
+
+
+def test_a_break_is_told_before_a_backend_is_aborted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort frees what a peer on the same host may be reading."""
+    a, b = pair.join("w")
+    at_once(*(lambda w=w: w.sync.all_reduce(torch.ones(INLINE_BYTES)) for w in (a, b)))
+    session, aborted, before = a._current, threading.Event(), list[bool]()
+    (slot,) = session.slots.values()
+    tell, abort = session.control.tell_break, slot._driver.abort
+
+    def slow(error: BrokenWorldException) -> None:  # the breaking thread is not scheduled for a while
+        before.append(aborted.wait(0.3))
+        tell(error)
+
+    def noted() -> None:
+        aborted.set()
+        abort()
+
+    monkeypatch.setattr(session.control, "tell_break", slow)
+    monkeypatch.setattr(slot._driver, "abort", noted)
+    a.abort("on purpose")
+    assert aborted.wait(SECONDS)
+    assert before == [False]
 
 
 def test_a_session_broken_at_its_first_tick_leaves_no_ticker(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """One rank: a process on the imitated CUDA and NCCL that drives device drivers as the test tells it to.
 
-Each line of standard input is a call (JSON: the name of a function below, its arguments), each line of standard
-output its answer. Members exchange the values of their set-up in a folder that they share.
+Each message is a call (the name of a function below, its arguments), and gets one answer. Members exchange the values
+of their set-up in a folder that they share.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,9 +20,12 @@ import torch.distributed as dist
 from multiworld.config import Heartbeat, NetworkSettings, WorldConfig
 from multiworld.drivers.choice import make_driver
 from multiworld.drivers.values import LaneStore
+from multiworld.lab.context import Context
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
+from tests.multiworld.torch_form import is_official, is_patched
 
 PATIENCE = 20.0
+IDLE_SECONDS = 600.0
 
 
 class Relay:
@@ -76,11 +78,12 @@ tensors: dict[str, torch.Tensor] = {}
 streams: dict[str, Any] = {}
 
 
-def make(name: str, folder: str, backend: str, place: int, size: int, device: str, timeout: float = PATIENCE) -> None:
-    """Make a driver."""
+def make(name: str, folder: str, backend: str, place: int, size: int, device: str, timeout: float = PATIENCE) -> str:
+    """Make a driver; its name."""
     config = WorldConfig(f"world-{name}", place, size, backend=backend, device=device, join_timeout=timeout)
     Path(folder).mkdir(exist_ok=True)
     drivers[name] = make_driver(config, place, size, Relay(Path(folder), place, timeout).store, "127.0.0.1")
+    return str(drivers[name].name)
 
 
 def begin_open(name: str) -> None:
@@ -217,14 +220,12 @@ def config(backend: str, device: str | None) -> str:
 
 def watchdog_ends_the_process() -> bool:
     """Whether this torch is a stock one whose watchdog ends the process over a CUDA error."""
-    from multiworld.drivers import nccl_environment
-
-    return ".mw" not in torch.__version__ and nccl_environment.group_kind() is dist.ProcessGroupNCCL
+    return is_official()
 
 
 def knows_remote_errors() -> bool:
     """Whether torch's group takes the loss of a peer for an error of NCCL: stock releases before 2.4 do not."""
-    return not can_only_abort() or ".mw" in torch.__version__
+    return not can_only_abort() or is_patched()
 
 
 def can_only_abort() -> bool:
@@ -277,16 +278,13 @@ def variable(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def main() -> None:
-    out = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
-    for line in sys.stdin:
-        name, arguments, named = json.loads(line)
+def serve(context: Context, variables: dict[str, str]) -> None:
+    """Answer the calls of a test, until it ends us."""
+    os.environ.update(variables)
+    while True:
+        name, arguments, named = context.recv(timeout=IDLE_SECONDS)
         try:
-            answer = {"value": globals()[name](*arguments, **named)}
+            answer = globals()[name](*arguments, **named), ""
         except Exception as error:  # noqa: BLE001 - told to the test
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        os.write(out, json.dumps(answer).encode() + b"\n")
-
-
-main()
+            answer = None, f"{type(error).__name__}: {error}"
+        context.send(answer)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
-import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +19,10 @@ from typing import Any
 import pytest
 
 from build.errors import EnvironmentUnfitError
-from gpuless.control import Remote
+from gpuless.control import Remote, Switch
 from gpuless.imitation import environment
+from multiworld.lab.workers import VanishedError, WorkerPool
+from tests.multiworld.device import rank
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 120.0  # seconds for one answer: a busy machine takes long to import torch
@@ -54,22 +55,52 @@ def backends() -> list[Any]:
     return [pytest.param("nccl", marks=bindings), "torch-nccl"]
 
 
+class Pool:
+    """Where the processes of this run come from: one that has loaded torch on the imitation forks them.
+
+    Attributes:
+        control: folder of their control blocks; see ``gpuless.control``.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.control = Path(self._folder.name)
+        variables = environment(torch_python(), self.control)
+        self.workers = WorkerPool(
+            python_path=(str(ROOT), str(ROOT / "tests" / "multiworld")), preload=(rank.__name__,),
+            python=str(torch_python()), environment=variables,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self.workers.close()
+        self._folder.cleanup()
+
+
+@functools.cache
+def pool() -> Pool:
+    """The pool, made when it is first asked for; the test is skipped where there is no simulated NCCL."""
+    why = without_imitation()
+    if why is not None:
+        pytest.skip(why)
+    return Pool()
+
+
+def close_pool() -> None:
+    """End the pool, if it was made."""
+    if pool.cache_info().currsize:
+        pool().close()
+        pool.cache_clear()
+
+
 class Rank:
     """One process."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        self._folder = Path(variables["GPULESS_CONTROL"])
-        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
-        self._process = subprocess.Popen(
-            [torch_python(), Path(__file__).with_name("rank.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            bufsize=0, env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables},
-        )  # fmt: skip
+        self._worker = pool().workers.run(rank.serve, dict(variables))
 
     def start(self, name: str, *arguments: object, **named: object) -> None:
         """Begin a call."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([name, arguments, named]).encode() + b"\n")
+        self._worker.send((name, arguments, named))
 
     def answer(self, seconds: float = PATIENCE) -> Any:
         """The value of the call that was begun.
@@ -79,16 +110,13 @@ class Rank:
             EOFError: the process has ended.
             RuntimeError: the call raised.
         """
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
-            raise TimeoutError("the process does not answer")
-        line = self._process.stdout.readline()
-        if not line:
-            raise EOFError(f"the process has ended with status {self._process.wait(5)}")
-        found = json.loads(line)
-        if "error" in found:
-            raise RuntimeError(found["error"])
-        return found["value"]
+        try:
+            value, error = self._worker.recv(seconds)
+        except VanishedError as gone:
+            raise EOFError(str(gone)) from None
+        if error:
+            raise RuntimeError(error)
+        return value
 
     def ask(self, name: str, *arguments: object, **named: object) -> Any:
         """Make a call and return its value."""
@@ -97,69 +125,62 @@ class Rank:
 
     def remote(self) -> Remote:
         """Its control block: injections and counters."""
-        return Remote(self._folder, self._process.pid)
+        return Remote(pool().control, self._worker.pid)
 
     def kill(self) -> None:
         """End it as ``kill -9`` does."""
-        self._process.kill()
-        self._process.wait()
+        self._worker.kill()
 
     def end(self) -> None:
-        self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        pool().workers.dismiss(self._worker)
 
 
 @contextlib.contextmanager
 def started(
-    count: int, folder: Path, *, network: bool = False, own: Mapping[str, Sequence[str]] | None = None, **variables: str
+    count: int, *, network: bool = False, own: Mapping[str, Sequence[str]] | None = None, **variables: str
 ) -> Iterator[list[Rank]]:
     """Start processes; end them with the block.
 
     Args:
         count: how many.
-        folder: for their control blocks.
         network: they count as being on different hosts, so that NCCL notices a death.
         own: variables that each of them has for itself.
         variables: those that all of them have.
     """
-    why = without_imitation()
-    if why is not None:
-        pytest.skip(why)
-    control = folder / "control"
-    control.mkdir(exist_ok=True)
     ranks: list[Rank] = []
     try:
-        for place in range(count):
-            mine = {name: each[place] for name, each in (own or {}).items()}
-            ranks.append(Rank({**environment(torch_python(), control, network=network), **variables, **mine}))
+        each = [{name: given[place] for name, given in (own or {}).items()} for place in range(count)]
+        ranks.extend(Rank({**variables, **mine}) for mine in each)
+        for one in ranks:
+            with one.remote() as remote:
+                remote.switch(Switch.NETWORK, on=network)
         yield ranks
     finally:
-        for rank in ranks:
-            rank.end()
+        for one in ranks:
+            one.end()
 
 
 def make(ranks: list[Rank], name: str, folder: Path, backend: str, **named: Any) -> None:
     """Make one driver on each rank, each on a device of its own."""
     devices = named.pop("devices", [f"cuda:{place}" for place in range(len(ranks))])
-    for place, rank in enumerate(ranks):
-        rank.ask("make", name, str(folder / name), backend, place, len(ranks), devices[place], **named)
+    for place, one in enumerate(ranks):
+        made = one.ask("make", name, str(folder / name), backend, place, len(ranks), devices[place], **named)
+        assert made == backend, f"the row {backend} runs on the driver {made}"
 
 
 def opened(ranks: list[Rank], name: str, folder: Path, backend: str) -> None:
     """Make and open a driver on all ranks."""
     make(ranks, name, folder, backend)
-    for rank in ranks:
-        rank.ask("begin_open", name)
-    assert [rank.ask("end_open", name) for rank in ranks] == [None] * len(ranks)
+    for one in ranks:
+        one.ask("begin_open", name)
+    assert [one.ask("end_open", name) for one in ranks] == [None] * len(ranks)
 
 
 def ask_all(ranks: list[Rank], name: str, *arguments: Any, **named: Any) -> list[Any]:
     """Make a call on all ranks at once; its values."""
-    for rank in ranks:
-        rank.start(name, *arguments, **named)
-    return [rank.answer() for rank in ranks]
+    for one in ranks:
+        one.start(name, *arguments, **named)
+    return [one.answer() for one in ranks]
 
 
 def await_true(what: Callable[[], bool], seconds: float, why: str) -> None:

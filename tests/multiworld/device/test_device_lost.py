@@ -15,14 +15,15 @@ ILLEGAL_ADDRESS = 700
 
 @pytest.mark.parametrize("backend", backends()[:1])  # stock torch's own watchdog ends the process: see the refusals
 def test_all_worlds_on_it_end_and_one_on_gloo_goes_on(members: Cluster) -> None:
-    workers = [members.start(lost_acts.loses_its_device, rank) for rank in range(2)]
+    loser, other = workers = [members.start(lost_acts.loses_its_device, rank) for rank in range(2)]
     for worker in workers:
         assert worker.recv() == "ready"
-    for block in (Remote(members.control, worker.pid) for worker in workers):
-        block.inject("cudaStreamWaitEvent", Action.FAIL, ILLEGAL_ADDRESS, times=1)
+    Remote(members.control, loser.pid).inject("cudaStreamWaitEvent", Action.FAIL, ILLEGAL_ADDRESS, times=1)
     for worker in workers:
         worker.send("go")
-    for worker in workers:
-        found = worker.result(90)
-        assert found["errors"] == [("DeviceFailed", name, "cuda:0") for name in ("first", "second")]
-        assert found["heard"] == [("DeviceLost", "second"), ("WorldBroken", "second")]
+    lost, told = loser.result(90), other.result(90)
+    assert lost["errors"] == [("DeviceFailed", name, "cuda:0") for name in ("first", "second")]
+    assert lost["heard"] == [("DeviceLost", "second"), ("WorldBroken", "second")]
+    assert [error[:2] for error in told["errors"]] == [("PeerLost", "first"), ("PeerLost", "second")]
+    assert all("CUDA error 700" in what for _, _, what in told["errors"]), told["errors"]
+    assert told["heard"] == [("WorldBroken", "second")]

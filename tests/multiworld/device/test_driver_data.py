@@ -16,7 +16,7 @@ SECONDS = 15.0
 
 @pytest.mark.parametrize("backend", backends())
 def test_every_operation_moves_its_data(tmp_path: Path, backend: str) -> None:
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         opened(ranks, "w", tmp_path, backend)
         for place, rank in enumerate(ranks):
             _tensors(rank, place)
@@ -81,7 +81,7 @@ def _unused(rank: Rank) -> tuple[int, int]:
 
 @pytest.mark.parametrize("backend", backends())
 def test_what_nccl_cannot_do_is_refused_and_the_communicator_goes_on(tmp_path: Path, backend: str) -> None:
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         opened(ranks, "w", tmp_path, backend)
         for place, rank in enumerate(ranks):
             rank.ask("tensor", "short", [1, 2], "int16", f"cuda:{place}")
@@ -97,7 +97,7 @@ def test_what_nccl_cannot_do_is_refused_and_the_communicator_goes_on(tmp_path: P
 @pytest.mark.parametrize("backend", backends())
 def test_drivers_that_come_and_go_leave_nothing(tmp_path: Path, backend: str) -> None:
     """Streams, communicators, threads and device memory, in order and by abort."""
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         seen = []
         for count in range(12):
             name = f"w{count}"

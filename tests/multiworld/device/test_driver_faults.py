@@ -11,9 +11,11 @@ from tests.multiworld.device.ranks import Rank, ask_all, await_true, backends, h
 
 assert has_bindings  # named in the marks of ``backends``
 
-REMOTE_ERROR = 6
+SYSTEM_ERROR, REMOTE_ERROR = 2, 6
 SECONDS = 15.0
 EACH = pytest.mark.parametrize("backend", backends())
+#: what torch's own group does is not the driver's
+OWN = pytest.mark.parametrize("backend", backends()[:1])
 
 
 def _tensors(ranks: list[Rank], name: str = "t") -> None:
@@ -34,7 +36,7 @@ def _held(ranks: list[Rank], tmp_path: Path, backend: str) -> None:
 @EACH
 def test_a_lock_held_in_nccl(tmp_path: Path, backend: str) -> None:
     """Operations are started under a session's lock, and in the thread that serves all worlds."""
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         opened(ranks, "w", tmp_path, backend)
         _tensors(ranks)
         with ranks[0].remote() as remote:
@@ -50,7 +52,7 @@ def test_a_lock_held_in_nccl(tmp_path: Path, backend: str) -> None:
 @EACH
 def test_the_wrong_stream(tmp_path: Path, backend: str) -> None:
     """An operation sees what the caller's stream produces, which is not done yet when it is started elsewhere."""
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         opened(ranks, "w", tmp_path, backend)
         _tensors(ranks)
         with ranks[0].remote() as remote:
@@ -68,7 +70,7 @@ def test_the_wrong_stream(tmp_path: Path, backend: str) -> None:
 
 @EACH
 def test_what_follows_in_the_callers_stream_sees_the_result(tmp_path: Path, backend: str) -> None:
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         opened(ranks, "w", tmp_path, backend)
         _tensors(ranks)
         ranks[0].ask("start", "sum", "w", "all_reduce", "t", "SUM")
@@ -84,7 +86,7 @@ def test_what_follows_in_the_callers_stream_sees_the_result(tmp_path: Path, back
 @EACH
 def test_use_after_free(tmp_path: Path, backend: str) -> None:
     """Who waits is released although the abort hangs; the device still writes, so nobody gets the memory."""
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         _held(ranks, tmp_path, backend)
         with ranks[0].remote() as remote:
             remote.inject("ncclCommAbort", Action.HANG)
@@ -100,10 +102,51 @@ def test_use_after_free(tmp_path: Path, backend: str) -> None:
             assert remote.counters().misused == 0
 
 
+@OWN
+def test_a_stream_in_which_something_is_left_is_not_used_again(tmp_path: Path, backend: str) -> None:
+    """A launch fails that had reached the device, and so does the abort: what is in the stream stays there."""
+    with started(2) as ranks:
+        opened(ranks, "w", tmp_path, backend)
+        _tensors(ranks)
+        with ranks[0].remote() as remote:
+            remote.inject("ncclAllReduce", Action.HOLD)
+            remote.inject("ncclCommAbort", Action.FAIL, SYSTEM_ERROR)
+            remote.inject("ncclCommGetAsyncError", Action.FAIL, REMOTE_ERROR)
+            ranks[0].ask("start", "failed", "w", "all_reduce", "t", "SUM")
+            assert ranks[0].ask("end", "failed")
+            assert remote.counters().launched == 1
+            ranks[0].ask("close", "w", 0.5)
+            await_true(lambda: _ended(ranks[0]), SECONDS, "the launcher lives on")
+            remote.lift("ncclCommGetAsyncError", "ncclCommAbort")
+            opened(ranks, "v", tmp_path, backend)
+            for place, rank in enumerate(ranks):
+                rank.ask("tensor", "u", [3.0], device=f"cuda:{place}")
+                rank.ask("start", "sent", "v", *(("recv", "u", 1) if place == 0 else ("send", "u", 0)))
+            assert ask_all(ranks, "end", "sent") == [None, None]
+
+
+@OWN
+def test_a_communicator_is_not_freed_under_a_call(tmp_path: Path, backend: str) -> None:
+    """A launch hangs in NCCL: who waits is released, but nobody frees what the call uses."""
+    with started(2) as ranks:
+        opened(ranks, "w", tmp_path, backend)
+        _tensors(ranks)
+        with ranks[0].remote() as remote:
+            remote.inject("ncclAllReduce", Action.HANG)
+            ranks[0].ask("start", "hung", "w", "all_reduce", "t", "SUM")
+            await_true(lambda: remote.counters().sites["ncclAllReduce"].hanging == 1, SECONDS, "it was not launched")
+            ranks[0].ask("abort", "w")
+            assert ranks[0].ask("end", "hung")
+            assert remote.counters().communicators == 1
+            remote.lift("ncclAllReduce")
+            await_true(lambda: remote.counters().communicators == 0, SECONDS, "the communicator was not freed")
+            assert remote.counters().misused == 0
+
+
 @EACH
 def test_a_swallowed_error_of_a_launch(tmp_path: Path, backend: str) -> None:
     """NCCL failed, so the world is broken: that is no wrong argument, after which it would go on."""
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         opened(ranks, "w", tmp_path, backend)
         _tensors(ranks)
         with ranks[0].remote() as remote:
@@ -123,7 +166,7 @@ def test_a_swallowed_error_of_a_launch(tmp_path: Path, backend: str) -> None:
 @EACH
 def test_a_swallowed_error_of_an_abort(tmp_path: Path, backend: str) -> None:
     """The event of an aborted operation comes, and torch's group may say that all went well."""
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         _held(ranks, tmp_path, backend)
         ranks[0].ask("abort", "w")
         assert ranks[0].ask("end", "held")
@@ -133,7 +176,7 @@ def test_a_swallowed_error_of_an_abort(tmp_path: Path, backend: str) -> None:
 @EACH
 def test_the_mode_not_set(tmp_path: Path, backend: str) -> None:
     """A dead peer shows in the background; in torch's own mode the process ends over it."""
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         _held(ranks, tmp_path, backend)
         with ranks[0].remote() as remote:
             remote.inject("ncclCommGetAsyncError", Action.FAIL, REMOTE_ERROR)
@@ -152,7 +195,7 @@ def test_the_mode_not_set(tmp_path: Path, backend: str) -> None:
 @EACH
 def test_the_gil_held(tmp_path: Path, backend: str) -> None:
     """A driver of CUDA that hangs must not stop Python: the heartbeats of all worlds are Python, too."""
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         _held(ranks, tmp_path, backend)
         with ranks[0].remote() as remote:
             for site in ("cudaEventQuery", "cudaEventSynchronize", "cudaStreamQuery"):
@@ -166,7 +209,7 @@ def test_the_gil_held(tmp_path: Path, backend: str) -> None:
 @EACH
 def test_a_lost_abort(tmp_path: Path, backend: str) -> None:
     """It comes while the communicator is being made, and must not be forgotten when that is."""
-    with started(2, tmp_path) as ranks, ranks[0].remote() as remote:
+    with started(2) as ranks, ranks[0].remote() as remote:
         for site in ("ncclCommInitRank", "ncclCommInitRankConfig"):
             remote.inject(site, Action.HANG)
         for place, rank in enumerate(ranks):
@@ -194,7 +237,7 @@ def _ended(rank: Rank) -> bool:
 @EACH
 def test_an_abort_at_close(tmp_path: Path, backend: str) -> None:
     """A send that is done here may be on its way still: who leaves in good order must not abort."""
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         opened(ranks, "w", tmp_path, backend)
         _tensors(ranks)
         for rank in ranks:

@@ -28,7 +28,7 @@ def _names(error: list[str] | None, kind: str, *words: str) -> bool:
 
 @EACH
 def test_two_ranks_on_one_device(tmp_path: Path, backend: str) -> None:
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         make(ranks, "w", tmp_path, backend, devices=["cuda:0", "cuda:0"])
         for place, error in enumerate(_opening(ranks, "w")):
             words = "world 'world-w'", f"rank {place}", "ranks 0 and 1 use the same device", "NCCL_HOSTID"
@@ -37,7 +37,7 @@ def test_two_ranks_on_one_device(tmp_path: Path, backend: str) -> None:
 
 @EACH
 def test_two_ranks_on_one_device_as_two_hosts(tmp_path: Path, backend: str) -> None:
-    with started(2, tmp_path, own={"NCCL_HOSTID": ["a", "b"]}) as ranks:
+    with started(2, own={"NCCL_HOSTID": ["a", "b"]}) as ranks:
         make(ranks, "w", tmp_path, backend, devices=["cuda:0", "cuda:0"])
         assert _opening(ranks, "w") == [None, None]
         for rank in ranks:
@@ -49,7 +49,7 @@ def test_two_ranks_on_one_device_as_two_hosts(tmp_path: Path, backend: str) -> N
 
 @pytest.mark.skipif("not has_bindings()", reason="nccl4py is not installed beside that torch")
 def test_a_peer_with_another_driver(tmp_path: Path) -> None:
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         for place, backend in enumerate(("nccl", "torch-nccl")):
             ranks[place].ask("make", "w", str(tmp_path / "w"), backend, place, 2, f"cuda:{place}")
         for place, error in enumerate(_opening(ranks, "w")):
@@ -59,7 +59,7 @@ def test_a_peer_with_another_driver(tmp_path: Path) -> None:
 
 @EACH
 def test_a_member_that_does_not_come(tmp_path: Path, backend: str) -> None:
-    with started(2, tmp_path) as ranks:
+    with started(2) as ranks:
         make(ranks, "w", tmp_path, backend, timeout=1.0)
         (error,) = _opening(ranks[:1], "w")
         assert _names(error, "BackendFailed", "not made within 1.0 s", "rank 0", "join_timeout"), error
@@ -67,7 +67,7 @@ def test_a_member_that_does_not_come(tmp_path: Path, backend: str) -> None:
 
 @EACH
 def test_a_communicator_that_is_not_made_in_time(tmp_path: Path, backend: str) -> None:
-    with started(2, tmp_path) as ranks, ranks[0].remote() as remote:
+    with started(2) as ranks, ranks[0].remote() as remote:
         for site in ("ncclCommInitRank", "ncclCommInitRankConfig"):
             remote.inject(site, Action.HANG)
         make(ranks, "w", tmp_path, backend, timeout=2.0)
@@ -81,7 +81,7 @@ def test_a_communicator_that_is_not_made_in_time(tmp_path: Path, backend: str) -
 @EACH
 def test_an_abort_that_hangs(tmp_path: Path, backend: str) -> None:
     """It is left to its thread: its waiters are released, and another world goes on."""
-    with started(2, tmp_path) as ranks, ranks[0].remote() as remote:
+    with started(2) as ranks, ranks[0].remote() as remote:
         opened(ranks, "w", tmp_path, backend)
         opened(ranks, "other", tmp_path, backend)
         for place, rank in enumerate(ranks):
@@ -102,7 +102,7 @@ def test_an_abort_that_hangs(tmp_path: Path, backend: str) -> None:
 
 @EACH
 def test_a_device_that_is_lost_ends_every_driver_on_it(tmp_path: Path, backend: str) -> None:
-    with started(2, tmp_path) as ranks, ranks[0].remote() as remote:
+    with started(2) as ranks, ranks[0].remote() as remote:
         opened(ranks, "w", tmp_path, backend)
         opened(ranks, "other", tmp_path, backend)
         ranks[0].ask("tensor", "t", [1.0])
@@ -133,7 +133,7 @@ def _await_end(rank: Rank) -> None:
 @EACH
 def test_a_peer_that_dies_in_mid_transfer_on_another_host(tmp_path: Path, backend: str) -> None:
     """NCCL says so in the background: nobody has to ask for an abort."""
-    with started(2, tmp_path, network=True) as ranks:
+    with started(2, network=True) as ranks:
         opened(ranks, "w", tmp_path, backend)
         ranks[0].ask("tensor", "t", [1.0])
         ranks[0].ask("start", "sum", "w", "all_reduce", "t", "SUM")
@@ -146,7 +146,7 @@ def test_a_peer_that_dies_in_mid_transfer_on_another_host(tmp_path: Path, backen
 @EACH
 def test_a_peer_that_dies_in_mid_transfer_on_this_host(tmp_path: Path, backend: str) -> None:
     """NCCL says nothing: the world's connections tell, and the abort ends what hangs."""
-    with started(2, tmp_path) as ranks, ranks[0].remote() as remote:
+    with started(2) as ranks, ranks[0].remote() as remote:
         opened(ranks, "w", tmp_path, backend)
         ranks[0].ask("tensor", "t", [1.0])
         ranks[0].ask("start", "sum", "w", "all_reduce", "t", "SUM")
@@ -159,7 +159,7 @@ def test_a_peer_that_dies_in_mid_transfer_on_this_host(tmp_path: Path, backend: 
 
 
 def test_an_environment_that_was_set_otherwise(tmp_path: Path) -> None:
-    with started(1, tmp_path, TORCH_NCCL_ASYNC_ERROR_HANDLING="1") as ranks:
+    with started(1, TORCH_NCCL_ASYNC_ERROR_HANDLING="1") as ranks:
         make(ranks, "w", tmp_path, "torch-nccl")
         (error,) = _opening(ranks, "w")
         words = "TORCH_NCCL_ASYNC_ERROR_HANDLING is '1'", "set it to 2", "rank 0", "world 'world-w'"
@@ -168,7 +168,7 @@ def test_an_environment_that_was_set_otherwise(tmp_path: Path) -> None:
 
 @EACH
 def test_a_device_that_is_not_there(tmp_path: Path, backend: str) -> None:
-    with started(1, tmp_path) as ranks:
+    with started(1) as ranks:
         assert ranks[0].ask("config", backend, "cuda:1") == "cuda:1"
         assert ranks[0].ask("config", backend, None) == "cuda:0"
         for device, words in (("cuda:7", "cuda:7 is not there.*cuda:0 to cuda:1"), ("cpu", "pass a CUDA device")):

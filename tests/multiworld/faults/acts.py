@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
@@ -128,6 +129,28 @@ def filled(world: Any, count: int, value: float = 0.0) -> torch.Tensor:
     return torch.full((count,), float(value)).to(world.torch_device)
 
 
+async def keep_memory(context: Context, name: str) -> None:
+    """Carry tensors of ours by messages and collectives, and keep them in ``context.kept``."""
+    world = context.mw[name]
+    peer = 1 - world.rank
+    mine, got, total, parts = kept = [filled(world, count, 1.0) for count in (64, 64, 64, 128)]
+    context.kept["memory"] = kept
+    await asyncio.gather(world.send(mine, peer), world.recv(got, peer))
+    await world.all_reduce(total)
+    await world.all_gather_into_tensor(parts, mine)
+    await asyncio.gather(world.send_tensor(mine, peer), _keep_received(context, world, peer))
+
+
+async def _keep_received(context: Context, world: Any, peer: int) -> None:
+    context.kept["memory"].append(await world.recv_tensor(peer))
+
+
+def free_memory(context: Context) -> None:
+    """Free what ``keep_memory`` has kept."""
+    context.kept.pop("memory").clear()
+    gc.collect()
+
+
 async def ring(context: Context, name: str, rounds: int = 1) -> float:
     """Exchange with the neighbours and reduce; the seconds per round. Raises if data is wrong."""
     world = context.mw[name]
@@ -184,6 +207,13 @@ def held(context: Context) -> Held:
     links = open_links()
     sockets = sum(link.startswith("socket:") for link in links)
     return Held(len(list(Path("/proc/self/task").iterdir())), len(links), sockets)
+
+
+def device_memory(context: Context) -> tuple[int, int]:
+    """Bytes of tensors on all devices, and bytes that torch has taken from them."""
+    gc.collect()
+    devices = range(torch.cuda.device_count())
+    return sum(map(torch.cuda.memory_allocated, devices)), sum(map(torch.cuda.memory_reserved, devices))
 
 
 def thread_id(context: Context, name: str) -> int:

@@ -7,13 +7,12 @@ depends on which of two threads comes first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import metadata
 
 import pytest
 import torch
 
-from multiworld.drivers import nccl_environment
 from tests.multiworld.faults.backends import Backend, Kind
+from tests.multiworld.torch_form import is_official
 
 ROW = Backend("torch-nccl", Kind.SIMULATED)
 WATCHDOG = "the watchdog's error ends the process"
@@ -66,13 +65,6 @@ KNOWN: tuple[Known, ...] = (
         for operation in ("coalescing_manager", "send", "recv", "gather", "scatter", "all_to_all", "all_to_all_single")
     ),
 )
-
-
-def is_official() -> bool:
-    """Whether this torch is neither patched nor overlaid, and its NCCL group the classic one."""
-    overlaid = any("multiworld_torch_overlay" in (d.name or "").replace("-", "_") for d in metadata.distributions())
-    classic = nccl_environment.group_kind() is getattr(torch.distributed, "ProcessGroupNCCL", None)
-    return ".mw" not in torch.__version__ and not overlaid and classic
 
 
 def expect(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpuless.control import Remote
@@ -13,7 +14,7 @@ from multiworld.lab.injector import Fired, Injector
 from multiworld.lab.messages import Outcome
 from multiworld.lab.workers import OverdueError, Running, VanishedError, Worker, WorkerPool
 from tests.multiworld.faults import acts
-from tests.multiworld.faults.backends import Backend
+from tests.multiworld.faults.backends import Backend, Kind
 from tests.multiworld.faults.bounds import ANSWER_SECONDS, JOIN_SECONDS
 from tests.multiworld.faults.network import enter_network
 
@@ -21,6 +22,28 @@ CALM = "calm"
 #: folder of the simulated devices' control blocks, next to the log of the workers
 CONTROL = "control"
 _numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """What a process holds on its devices.
+
+    Attributes:
+        communicators: of NCCL.
+        streams: that were made.
+        tensors: bytes of live tensors.
+        others: bytes that torch's allocator knows nothing of.
+    """
+
+    communicators: int
+    streams: int
+    tensors: int
+    others: int
+
+    def adds_little_to(self, before: OnDevice) -> bool:
+        """Whether it is no more, but for tensors of what happened last: the smallest takes 512 bytes."""
+        same = self.communicators <= before.communicators and self.streams <= before.streams
+        return same and self.others <= before.others and self.tensors < before.tensors + 50 * 512
 
 
 class Scene:
@@ -84,6 +107,15 @@ class Scene:
         assert self.pool.log is not None
         return Remote(self.pool.log.parent / CONTROL, worker.pid)
 
+    def on_device(self, worker: Worker) -> OnDevice | None:
+        """What a worker holds on a simulated device; None on others."""
+        if self.backend.kind is not Kind.SIMULATED:
+            return None
+        tensors, reserved = worker.run(acts.device_memory)
+        with self.imitation(worker) as remote:
+            found = remote.counters()
+        return OnDevice(found.communicators, found.streams, tensors, found.allocated - reserved)
+
     def options(self, worker: Worker) -> dict[str, Any]:
         """What a worker joins a world of this scene with."""
         device = self.backend.device(self._places[worker])
@@ -111,8 +143,11 @@ class Scene:
             raise OverdueError(f"{overdue}; of the others: {[_came_of(call) for call in running]}") from None
 
     def works(self, name: str, workers: Sequence[Worker], rounds: int = 2) -> None:
-        """Assert that the world carries messages and collectives, with the right data."""
+        """Assert that the world carries messages and collectives, with the right data, and on the row's driver."""
         self.everywhere(workers, acts.ring, name, rounds)
+        if self.backend.kind is not Kind.CPU:
+            found = workers[0].run(acts.drivers, name)
+            assert found == {self.backend.backend}, f"the row {self.backend} runs on {found}"
 
     def broken(self, name: str, workers: Sequence[Worker]) -> list[BrokenWorldException]:
         """Assert that the world is broken for all ``workers``; the failure of each."""

@@ -12,6 +12,7 @@ from multiworld import PeerLost, TcpStoreAddress
 from multiworld.lab.context import Context
 from multiworld.lab.workers import Worker
 from tests.multiworld.faults import acts
+from tests.multiworld.faults.backends import Kind
 from tests.multiworld.faults.bounds import GONE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import SMALL, Row
 from tests.multiworld.faults.scene import CALM, Scene, lost
@@ -38,8 +39,8 @@ async def break_and_rejoin(context: Context, name: str, turns: int) -> list[floa
             await world.recv(acts.filled(world, 1), 1)  # the other one is through
             world.abort("on purpose")
         else:
-            await world.send(acts.filled(world, 1), 0)
-            with contextlib.suppress(PeerLost):
+            with contextlib.suppress(PeerLost):  # rank 0 has the message, and may be gone before we know
+                await world.send(acts.filled(world, 1), 0)
                 await world.recv(acts.filled(world, 1), 0)
         started = time.monotonic()
         await world.rejoin()
@@ -48,12 +49,12 @@ async def break_and_rejoin(context: Context, name: str, turns: int) -> list[floa
 
 
 def test_rejoin_a_hundred_times(scene: Scene) -> None:
-    """No thread, descriptor or key of the store is left behind."""
+    """No thread, descriptor or key of the store is left behind; nor a stream, communicator or memory of the device."""
     members = scene.workers(2)
     scene.join(WORLD, members)
     scene.everywhere(members, break_and_rejoin, WORLD, 3)
     scene.works(WORLD, members)  # with its backend, as it will stand afterwards
-    before = [worker.run(acts.held) for worker in members]
+    before, device = [worker.run(acts.held) for worker in members], [scene.on_device(worker) for worker in members]
     keys = scene.host.run(store_keys, scene.store)
     running = [worker.start(break_and_rejoin, WORLD, 100) for worker in members]
     seconds = [value for call in running for value in call.result(90)]
@@ -62,15 +63,22 @@ def test_rejoin_a_hundred_times(scene: Scene) -> None:
     assert members[0].run(acts.standing, WORLD).generation == 104
     scene.works(WORLD, members)
     _settles(scene, members, before, keys)
+    for worker, held in zip(members, device, strict=True):
+        now = scene.on_device(worker)
+        assert now is None or held is None or now.adds_little_to(held), f"before {held}, a hundred times later {now}"
 
 
 def _settles(scene: Scene, members: list[Worker], before: list[acts.Held], keys: int) -> None:
     """What is freed is freed in the background: soon, not at once."""
     deadline = time.monotonic() + 5
+    # A stream of the imitation starts its thread when it is first used; torch has 32 of them in its pool.
+    lazy = 0 if scene.backend.kind is Kind.CPU else 32
     while True:
         now = [worker.run(acts.held) for worker in members]
         left = scene.host.run(store_keys, scene.store)
-        fewer = all(n.threads <= b.threads and n.descriptors <= b.descriptors for n, b in zip(now, before, strict=True))
+        fewer = all(
+            n.threads <= b.threads + lazy and n.descriptors <= b.descriptors for n, b in zip(now, before, strict=True)
+        )
         if fewer and left <= keys:
             return
         assert time.monotonic() < deadline, f"before {before} and {keys} keys, a hundred times later {now} and {left}"
