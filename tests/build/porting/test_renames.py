@@ -23,7 +23,7 @@ GAMMA = "  step_gamma_5(value, 5); // part 5 of gamma\n"
 
 
 def port(old: str, patched: str, new: str) -> TextPort:
-    return port_text(old.encode(), new.encode(), hunks(old, patched), LABELS, "a.c")
+    return port_text(old.encode(), new.encode(), hunks(old, patched), LABELS, path="a.c")
 
 
 def behind(text: str, at: str, more: str) -> str:
