@@ -271,7 +271,7 @@ def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
         current = ctx.new.get(path)
         if current is None or not chosen:
             continue
-        ported = port_text(data, current.data, [hunks[n - 1] for n in chosen], ctx.labels, path)
+        ported = port_text(data, current.data, [hunks[n - 1] for n in chosen], ctx.labels, path=path)
         notes += [f"{path} was not checked in full: {ported.unread}"] if ported.unread else []
         mode = _mode_after(change, current.mode)
         new[path] = FileState(mode, ported.new)

@@ -21,6 +21,10 @@ WORDS = frozenset(
     self short signed size_t sizeof ssize_t static std struct super switch template this throw TRUE True true try
     typedef typename uint32_t uint64_t uint8_t union unsigned using virtual void volatile while with yield""".split()
 )
+#: Names of numbers and characters in C and GLib: another type is no rename.
+_NUMBERS = re.compile(
+    rb"(?:g?s?u?(?:int|char|short|long|size)|[us])(?:8|16|32|64|max|ptr)?(?:_t)?|g(?:boolean|double|float|pointer)"
+)
 #: Words before a name that is used and not declared.
 _BEFORE_USE = (
     rb"(?<!\breturn)(?<!\belse)(?<!\bcase)(?<!\bgoto)(?<!\bthrow)(?<!\bnew)(?<!\bdelete)(?<!\bin)(?<!\bnot)(?<!\band)"
@@ -38,6 +42,11 @@ _DECLARED = re.compile(
     rb"|^[ \t]*([A-Za-z_]\w+)[ \t]*=(?!=)[^;\n]*$",
     re.MULTILINE,
 )
+
+
+def everyones(name: bytes) -> bool:
+    """Whether a name is a word of a language, or that of a type which everyone uses."""
+    return name in WORDS or _NUMBERS.fullmatch(name) is not None
 
 
 def code(lines: Iterable[bytes]) -> bytes:

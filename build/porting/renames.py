@@ -13,7 +13,7 @@ from typing import cast
 from build.porting.alignment import Alignment
 from build.porting.groups import Placed
 from build.porting.hunks import HunkResult, human
-from build.porting.names import WORDS, declared, names, shape, used
+from build.porting.names import declared, everyones, names, shape, used
 from build.series.verdicts import Verdict
 
 #: Least likeness of two names, 0 to 1, for one changed line to show that one became the other.
@@ -53,7 +53,7 @@ def find(alignment: Alignment) -> Renames:
     known, before = used(alignment.ours), used(alignment.base)
     votes: dict[bytes, Counter[bytes]] = {}
     for old, new in _changed_names(alignment):
-        if old not in known and new not in before and not {old, new} & WORDS:
+        if old not in known and new not in before and not (everyones(old) or everyones(new)):
             votes.setdefault(old, Counter())[new] += 1
     found = {old: elected for old, counts in votes.items() if (elected := _elected(old, counts))}
     return Renames(found, _prefixes(found, known), frozenset(known))

@@ -30,7 +30,7 @@ from build.series.model import Hunk
 lines = {lines}
 at = len(lines) // 2
 hunk = Hunk(at + 1, at + 1, (*(b" " + line for line in lines[at:at + 3]), {added}))
-found = port_text(b"".join(lines), {top} + b"".join(lines), [hunk], Labels(b"new", b"old", b"patch"), {path})
+found = port_text(b"".join(lines), {top} + b"".join(lines), [hunk], Labels(b"new", b"old", b"patch"), path={path})
 print(found.hunks[0].verdict.value, found.unread, sep="|")
 """
 _LONG = '[b"int f%d(int a);  // %s\\n" % (n, b"x" * 230) for n in range(20_000)]'
@@ -78,7 +78,7 @@ def test_mixed_line_ends() -> None:
     data = b"".join(line + (b"\r\n" if n % 3 else b"\n") for n, line in enumerate(lines))
     for at in (149, 150, 151):
         hunk, patched = one_line_more(data, at)
-        found = port_text(data, b"// top\r\n" + data, [hunk], LABELS, "a.c")
+        found = port_text(data, b"// top\r\n" + data, [hunk], LABELS, path="a.c")
         assert [result.verdict for result in found.hunks] == [Verdict.OFFSET]
         assert (found.new, found.unread) == (b"// top\r\n" + patched, "")
 
@@ -87,7 +87,7 @@ def test_binary_content_in_a_text_file() -> None:
     data = random.Random(1).randbytes(50_000) + b"\nint a(int);\nint b(int);\nint c(int);\n" * 3
     at = data.count(b"\n") - 5
     hunk, patched = one_line_more(data, at)
-    found = port_text(data, b"top\n" + data, [hunk], LABELS, "a.c")
+    found = port_text(data, b"top\n" + data, [hunk], LABELS, path="a.c")
     assert found.unread == "not read as code: it is binary"
     assert found.new in {b"top\n" + patched, b"top\n" + data}
 
@@ -118,6 +118,6 @@ def test_a_file_that_takes_too_long_is_only_text(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UnreadableError, match="too long"):
         parse(Language.C, old)
     hunk = Hunk(old.count(b"\n"), old.count(b"\n"), (b" // the end of this one\n", b"+int more;\n"))
-    found = port_text(old, b"// top\n" + old, [hunk], LABELS, "a.c")
+    found = port_text(old, b"// top\n" + old, [hunk], LABELS, path="a.c")
     assert [result.verdict for result in found.hunks] == [Verdict.OFFSET]
     assert found.unread == "not read as code: it takes too long"

@@ -15,7 +15,7 @@ SPACE = "  step_gamma_2(value, 2); // part 2 of gamma\n"
 
 
 def port(old: str, patched: str, new: str) -> TextPort:
-    return port_text(old.encode(), new.encode(), hunks(old, patched), LABELS, "a.c")
+    return port_text(old.encode(), new.encode(), hunks(old, patched), LABELS, path="a.c")
 
 
 def both(first: str, second: str) -> str:

@@ -23,7 +23,7 @@ GAMMA = "  step_gamma_5(value, 5); // part 5 of gamma\n"
 
 
 def port(old: str, patched: str, new: str) -> TextPort:
-    return port_text(old.encode(), new.encode(), hunks(old, patched), LABELS, "a.c")
+    return port_text(old.encode(), new.encode(), hunks(old, patched), LABELS, path="a.c")
 
 
 def behind(text: str, at: str, more: str) -> str:
@@ -76,8 +76,9 @@ def test_what_counts_as_a_rename() -> None:
     renames = find(align(lines(OLD), lines(NEW)))
     assert renames.of(b"Curl_dyn_reset") == b"curlx_dyn_reset"
     assert renames.of(b"buffer") is None
-    modern = find(align(lines(OLD.replace("value, 3", "NULL, 3")), lines(OLD.replace("value, 3", "nullptr, 3"))))
-    assert modern.of(b"NULL") is None
+    for old, new in (("NULL", "nullptr"), ("gint64", "guint64"), ("size_t", "uint32_t")):
+        modern = find(align(*(lines(OLD.replace("value, 3", f"{name}, 3")) for name in (old, new))))
+        assert modern.of(old.encode()) is None
     twice = OLD.replace("part 3", "x")
     assert find(align(lines(twice), lines(twice))).names == {}
 

@@ -24,7 +24,7 @@ def line(name: str, n: int) -> str:
 
 
 def port(old: str, patched: str, new: str, path: str = "a.c") -> TextPort:
-    found = port_text(old.encode(), new.encode(), hunks(old, patched), LABELS, path)
+    found = port_text(old.encode(), new.encode(), hunks(old, patched), LABELS, path=path)
     assert apply_hunks(old.encode(), hunks(old, patched)) == patched.encode()
     return found
 
@@ -201,7 +201,7 @@ LISTS = "".join(f"set(FILES_{n} first_{n}.c second_{n}.c)\nlist(APPEND ALL ${{FI
 @pytest.mark.parametrize("path", ["CMakeLists.txt", "cmake/some.cmake"])
 def test_cmake_is_read(path: str) -> None:
     first, early, late = (f"list(APPEND ALL ${{FILES_{n}}})\n" for n in (1, 3, 9))
-    patched = after(LISTS, (first, "if(PATCHED)\n"), (late, "endif()\n"))
+    patched = after(LISTS, (first, "if(PATCHED)\n"), (late, "endif(PATCHED)\n"))
     new = after(LISTS, (first, "if(PATCHED)\n"), (early, "endif()\n"))
     found = port(LISTS, patched, new, path)
     assert verdicts(found) == [Verdict.UPSTREAM, Verdict.CONFLICT]
