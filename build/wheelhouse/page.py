@@ -61,12 +61,12 @@ def _python_key(python: str) -> tuple[int, ...]:
 
 def _facts(wheels: Sequence[Wheel], releases: Sequence[str], signed_by: str) -> str:
     size = sum(item.size for item in wheels) / 1e9
-    signed = (
-        f'<li class="proven">signed by {escape(signed_by)}</li>' if signed_by else '<li class="built">not signed</li>'
-    )
+    who = " ".join(word if len(word) < 20 else f"{word[:16]}…" for word in signed_by.split())
+    signed = f'<li class="proven" title="{escape(signed_by)}">signed by {escape(who)}</li>'
+    unsigned = '<li class="built">not signed</li>'
     return (
         f'<ul class="facts"><li>{len(wheels)} wheels</li><li>{len(releases)} releases of PyTorch</li>'
-        f"<li>{size:.2f} GB</li>{signed}</ul>"
+        f"<li>{size:.2f} GB</li>{signed if signed_by else unsigned}</ul>"
     )
 
 
@@ -134,10 +134,11 @@ def _card(item: Wheel, url: str) -> str:
     yanked = (
         f'<p class="failed">Yanked: {escape(item.yanked or "no reason given")}</p>' if item.yanked is not None else ""
     )
+    summary = f"<p>{escape(item.contents.summary)}</p>" if item.form is Form.OTHER else ""
     return (
         f'<article class="wheel{" yanked" if yanked else ""}" id="{_anchor(item)}"><header><h3>{escape(title)}</h3>'
         f'<span class="tag {_CLASS[found]}">{found.word}</span><small>{escape(about)}</small></header>'
-        f'<p class="file"><a href="{simple.url(item)}"><code>{escape(item.name)}</code></a></p>{yanked}'
+        f'<p class="file"><a href="{simple.url(item)}"><code>{escape(item.name)}</code></a></p>{yanked}{summary}'
         f"{_command(item, url)}<dl class='proofs'>{_proofs(item)}</dl></article>"
     )
 
