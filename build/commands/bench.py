@@ -1,4 +1,4 @@
-"""`bench [overlay] [import] [verify] [porting] [wheelhouse]`: measure the figures the project promises."""
+"""`bench [overlay] [import] [verify] [nccl] [porting] [wheelhouse]`: measure the figures the project promises."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from build.console import console, note, step
 from build.errors import ProbeError, UsageError
 from multiworld.lab.bench.load import Load, LoadMeter
 
-NAMES = ("overlay", "import", "verify", "porting", "wheelhouse")
+NAMES = ("overlay", "import", "verify", "nccl", "porting", "wheelhouse")
 #: These measure a build in dist/.
-_OF_BUILD = ("overlay", "import", "verify")
+_OF_BUILD = ("overlay", "import", "verify", "nccl")
 
 
 def _release(wanted: str, dist: Path) -> str:
@@ -44,17 +44,18 @@ def _porting() -> bool:
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="overlay, import, verify, porting, wheelhouse; default all that can run")
+        list[str] | None,
+        typer.Argument(help="overlay, import, verify, nccl, porting, wheelhouse; default all that can run"),
     ] = None,
     release: Annotated[str, typer.Option(help="a release that was built, default the newest such")] = "",
     dist: Annotated[Path, typer.Option(help="folder with the results of `build`")] = paths.DIST,
-    rounds: Annotated[int, typer.Option(help="rounds of `import torch`", min=3)] = 15,
+    rounds: Annotated[int, typer.Option(help="rounds of `import torch`, and of worlds on NCCL", min=3)] = 15,
     repeats: Annotated[int, typer.Option(help="how often builds are measured", min=1)] = 3,
     source: Annotated[Path | None, typer.Option(help="where the release's sources are, default: found")] = None,
     json: Annotated[Path | None, typer.Option(help="write the figures to this file as well")] = None,
 ) -> None:
     """Measure the promised figures on this machine; on a busy one, none is judged as missed."""
-    from build.bench import imports, overlay, verify, wheelhouse
+    from build.bench import device, imports, overlay, verify, wheelhouse
 
     dist, wanted = dist.absolute(), names or list(NAMES)
     if strange := [name for name in wanted if name not in NAMES]:
@@ -75,6 +76,8 @@ def bench(
         found += verify.measure(subject, dist, source)
     if "wheelhouse" in wanted:
         found += wheelhouse.measure(repeats)
+    if subject and "nccl" in wanted:
+        found += device.measure(subject, dist, rounds)
     missed = _judge(found, subject, meter.read(), json)
     if "porting" in wanted and not _porting():
         missed.append("porting")

@@ -1,9 +1,9 @@
 """A driver for tensors on a CUDA device: one communicator, its private stream, and the threads that serve it.
 
-A launcher thread makes the communicator, launches on it and ends it; nothing else calls NCCL. A completer thread waits
-for the ends of the operations, in order, in a call that releases the GIL. An abort is asked for by a flag. Where the
-launcher does not come to it, since it is inside a call that does not return, another thread aborts. What hangs even
-then is left to its thread, with the memory that it uses.
+A launcher thread makes the communicator, launches on it and ends it; nothing else calls NCCL. A completer thread
+waits for the ends of the operations. An abort is asked for by a flag. Where the launcher does not come to it, since it
+is inside a call that does not return, another thread aborts. What hangs even then is left to its thread, with the
+memory that it uses.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 
 from multiworld.drivers import cuda, device_failures, peers
 from multiworld.drivers.communicator import Communicator, Member
+from multiworld.drivers.completer import Completer
 from multiworld.drivers.values import LaneStore
 from multiworld.drivers.work import Work
 from multiworld.errors import BackendFailed
@@ -60,7 +61,7 @@ class DeviceDriver:
         self._stream: cuda.PrivateStream | None = None
         self._changed = threading.Condition()
         self._queued: deque[Work] = deque()
-        self._running: deque[Work] = deque()
+        self._completer = Completer(self._finish, self._idle)
         self._launching: Work | None = None
         self._doubtful: list[Work] = []
         self._failure: BaseException | None = None
@@ -209,11 +210,10 @@ class DeviceDriver:
             rescue = threading.Thread(target=self._abort, name=self._thread("rescue"), daemon=True)
             with contextlib.suppress(RuntimeError):
                 rescue.start()
-        if self._within(LET_GO_SECONDS - RESCUE_SECONDS, lambda: self._ended and not self._running):
+        if self._within(LET_GO_SECONDS - RESCUE_SECONDS, lambda: self._ended and not self._completer.busy):
             return
-        with self._changed:
-            left = tuple(self._running) if self._launching is None else (*self._running, self._launching)
-        for work in left:  # our threads keep their memory
+        launching = self._launching
+        for work in (*self._completer.left, *([] if launching is None else [launching])):  # our threads keep the memory
             work.is_over(self._failure)
         if not self._within(ABORT_SECONDS, lambda: self._ended):
             immortal(self)  # destructors would wait for the same call
@@ -246,14 +246,14 @@ class DeviceDriver:
         with self._changed:
             self._made = self._failure is None
             self._changed.notify_all()
-        threading.Thread(target=self._complete, name=self._thread("complete"), daemon=True).start()
+        self._completer.start(self._stream, self._thread("complete"))
 
     def _serve(self) -> None:
         """Launch what is queued, until a failure or an orderly close with nothing left to do."""
         while True:
             with self._changed:
-                self._changed.wait_for(self._has_news, LOOK_SECONDS if self._running else None)
-                if self._failure is not None or (self._closing and not self._queued and not self._running):
+                self._changed.wait_for(self._has_news, LOOK_SECONDS if self._completer.busy else None)
+                if self._failure is not None or (self._closing and not self._queued and not self._completer.busy):
                     return
                 work = self._launching = self._queued.popleft() if self._queued else None
             if work is None:
@@ -262,15 +262,14 @@ class DeviceDriver:
                 self._launch(work)
 
     def _has_news(self) -> bool:
-        idle = not self._queued and not self._running
+        idle = not self._queued and not self._completer.busy
         return self._failure is not None or bool(self._queued) or (self._closing and idle)
 
     def _has_failed(self) -> bool:
         return self._failure is not None
 
     def _look(self) -> None:
-        with self._changed:
-            oldest = self._running[0].handle if self._running else None
+        oldest = next((work.handle for work in self._completer.left), None)
         failure = self._communicator.failure()
         if failure is None and oldest is not None:
             # Its end may never come: torch's watchdog can fail, or hang, in the abort that would end it.
@@ -299,11 +298,9 @@ class DeviceDriver:
             work.is_over(self._failure)
             return
         work.end = end
-        with self._changed:
-            self._running.append(work)
-            self._launching = None
-            self._changed.notify_all()
         work.was_launched()
+        self._completer.add(work)
+        self._launching = None
 
     def _end(self) -> None:
         if self._failure is None:
@@ -317,8 +314,7 @@ class DeviceDriver:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-            empty = self._changed.wait_for(lambda: not self._running, ABORT_SECONDS)
-        self._give_back(empty)
+        self._give_back(self._completer.end(ABORT_SECONDS))
 
     def _give_back(self, empty: bool) -> None:
         """Let others have the stream; or keep it with all that it uses, if anything is left in it.
@@ -345,26 +341,17 @@ class DeviceDriver:
         except Exception as error:  # noqa: BLE001 - it fails as the device or the communicator did before
             logger.warning("%s: the abort of a communicator failed: %s", self._where(), error)
 
-    # the completer's thread
+    # in the completer's thread
 
-    def _complete(self) -> None:
-        """Report the ends of the operations, in order."""
-        torch.cuda.set_device(self._device)
-        if self._stream is not None:
-            torch.cuda.set_stream(self._stream.torch)
-        while True:
+    def _finish(self, work: Work) -> None:
+        """Report the end of ``work``."""
+        work.is_over(self._outcome(work))
+        work.release()
+
+    def _idle(self) -> None:
+        if self._closing or self._failure is not None:
             with self._changed:
-                self._changed.wait_for(lambda: self._running or self._ended)
-                if not self._running:
-                    return
-                work = self._running[0]
-            error = self._outcome(work)
-            work.is_over(error)
-            work.release()
-            with self._changed:
-                self._running.popleft()
-                if self._closing or error is not None:
-                    self._changed.notify_all()
+                self._changed.notify_all()
 
     def _outcome(self, work: Work) -> BaseException | None:
         """Wait for the end of ``work`` on the device; how it went. An abort ends it there, too."""

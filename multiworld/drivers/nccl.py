@@ -27,7 +27,7 @@ from multiworld.matching.driver import DriverRefused
 logger = logging.getLogger(__name__)
 
 _SUCCESS, _IN_PROGRESS = 0, 7
-_ID_BYTES = 128
+ID_BYTES = 128
 _ID_KEY = "mw/nccl-id"
 #: non-blocking communicators, and ``ncclCommFinalize``
 _OLDEST = 21400
@@ -310,13 +310,13 @@ class NcclCommunicator:
         """The id that place 0 makes and all use."""
         if self._us.place == 0:
             identity = self._nccl.get_unique_id()
-            store.set(_ID_KEY, ctypes.string_at(identity.ptr, _ID_BYTES))
+            store.set(_ID_KEY, ctypes.string_at(identity.ptr, ID_BYTES))
             return identity
         said = store.get(_ID_KEY)
-        if len(said) != _ID_BYTES:
-            raise RuntimeError(f"an id of {len(said)} bytes, not {_ID_BYTES}, came from the first member of the group")
+        if len(said) != ID_BYTES:
+            raise RuntimeError(f"an id of {len(said)} bytes, not {ID_BYTES}, came from the first member of the group")
         identity = self._nccl.UniqueId()
-        ctypes.memmove(identity.ptr, said, _ID_BYTES)
+        ctypes.memmove(identity.ptr, said, ID_BYTES)
         return identity
 
     @contextlib.contextmanager

@@ -255,3 +255,8 @@ class DeviceNetwork(Network):
         lock = operation.registry.lock
         assert isinstance(lock, Lock)
         return lock
+
+
+def names(net: DeviceNetwork, src: int = 0, dst: int = 1) -> list[list[str]]:
+    """What has begun on both ends of a channel."""
+    return [[work.what for work in net.members[rank].begun(src, dst)] for rank in (src, dst)]

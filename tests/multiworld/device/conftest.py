@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiworld.device.device_acts import Place
+from tests.multiworld.device.members import Place
 from tests.multiworld.device.ranks import close_pool, pool
 from tests.multiworld.device.simulated import Cluster
 

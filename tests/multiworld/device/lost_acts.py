@@ -7,7 +7,7 @@ from typing import Any
 
 from multiworld import DeviceFailed, DeviceLost, MultiWorld, World, WorldBroken
 from multiworld.lab.context import Context
-from tests.multiworld.device.device_acts import Place, numbers, room, run, world
+from tests.multiworld.device.members import Place, numbers, room, run, world
 
 SECONDS = 30.0
 

@@ -92,7 +92,7 @@ def close_pool() -> None:
         pool.cache_clear()
 
 
-class Rank:
+class Process:
     """One process."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -138,7 +138,7 @@ class Rank:
 @contextlib.contextmanager
 def started(
     count: int, *, network: bool = False, own: Mapping[str, Sequence[str]] | None = None, **variables: str
-) -> Iterator[list[Rank]]:
+) -> Iterator[list[Process]]:
     """Start processes; end them with the block.
 
     Args:
@@ -147,10 +147,10 @@ def started(
         own: variables that each of them has for itself.
         variables: those that all of them have.
     """
-    ranks: list[Rank] = []
+    ranks: list[Process] = []
     try:
         each = [{name: given[place] for name, given in (own or {}).items()} for place in range(count)]
-        ranks.extend(Rank({**variables, **mine}) for mine in each)
+        ranks.extend(Process({**variables, **mine}) for mine in each)
         for one in ranks:
             with one.remote() as remote:
                 remote.switch(Switch.NETWORK, on=network)
@@ -160,7 +160,7 @@ def started(
             one.end()
 
 
-def make(ranks: list[Rank], name: str, folder: Path, backend: str, **named: Any) -> None:
+def make(ranks: list[Process], name: str, folder: Path, backend: str, **named: Any) -> None:
     """Make one driver on each rank, each on a device of its own."""
     devices = named.pop("devices", [f"cuda:{place}" for place in range(len(ranks))])
     for place, one in enumerate(ranks):
@@ -168,7 +168,7 @@ def make(ranks: list[Rank], name: str, folder: Path, backend: str, **named: Any)
         assert made == backend, f"the row {backend} runs on the driver {made}"
 
 
-def opened(ranks: list[Rank], name: str, folder: Path, backend: str) -> None:
+def opened(ranks: list[Process], name: str, folder: Path, backend: str) -> None:
     """Make and open a driver on all ranks."""
     make(ranks, name, folder, backend)
     for one in ranks:
@@ -176,7 +176,7 @@ def opened(ranks: list[Rank], name: str, folder: Path, backend: str) -> None:
     assert [one.ask("end_open", name) for one in ranks] == [None] * len(ranks)
 
 
-def ask_all(ranks: list[Rank], name: str, *arguments: Any, **named: Any) -> list[Any]:
+def ask_all(ranks: list[Process], name: str, *arguments: Any, **named: Any) -> list[Any]:
     """Make a call on all ranks at once; its values."""
     for one in ranks:
         one.start(name, *arguments, **named)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from multiworld.lab.workers import Worker, WorkerPool
-from tests.multiworld.device.device_acts import Place
+from tests.multiworld.device.members import Place
 
 SECONDS = 60.0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.multiworld.device import device_acts
+from tests.multiworld.device import collective_acts
 from tests.multiworld.device.ranks import backends, has_bindings
 from tests.multiworld.device.simulated import Cluster
 
@@ -19,7 +19,7 @@ def count(begin: float, length: int = 4, step: float = 1.0) -> list[float]:
 
 
 def expected(rank: int, size: int) -> dict[str, Any]:
-    """What each collective of ``device_acts.collectives`` leaves."""
+    """What each collective of ``collective_acts.collectives`` leaves."""
     total = sum(range(size))
     pieces = [count(r) for r in range(size)]
     return {
@@ -42,12 +42,12 @@ def expected(rank: int, size: int) -> dict[str, Any]:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_collective(members: Cluster, size: int, stream: bool) -> None:
-    for rank, found in enumerate(members.all(size, device_acts.collectives, size, stream)):
+    for rank, found in enumerate(members.all(size, collective_acts.collectives, size, stream)):
         assert found == expected(rank, size)
 
 
 def test_cpu_tensors_and_objects_in_the_same_world(members: Cluster) -> None:
-    for rank, found in enumerate(members.all(2, device_acts.on_both)):
+    for rank, found in enumerate(members.all(2, collective_acts.on_both)):
         assert found["large"] == 3.0
         assert found["rows"] == [float(rank), 10.0 + rank]
         assert "float32 on the device" in found["error"]
@@ -56,10 +56,10 @@ def test_cpu_tensors_and_objects_in_the_same_world(members: Cluster) -> None:
 
 
 def test_a_cancelled_collective_goes_on_from_copies(members: Cluster) -> None:
-    left, other = members.all(2, device_acts.late_member)
+    left, other = members.all(2, collective_acts.late_member)
     assert left == ("CancelledError", [-7.0, -7.0])
     assert other == [1.0, 3.0]
 
 
 def test_the_only_member(members: Cluster) -> None:
-    assert members.all(1, device_acts.alone) == [[count(0), count(0)]]
+    assert members.all(1, collective_acts.alone) == [[count(0), count(0)]]

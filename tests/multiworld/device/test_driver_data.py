@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.multiworld.device.ranks import Rank, ask_all, await_true, backends, has_bindings, opened, started
+from tests.multiworld.device.ranks import Process, ask_all, await_true, backends, has_bindings, opened, started
 
 assert has_bindings  # named in the marks of ``backends``
 
@@ -30,7 +30,7 @@ def test_every_operation_moves_its_data(tmp_path: Path, backend: str) -> None:
         assert [_unused(rank) for rank in ranks] == [(0, 0)] * 2
 
 
-def _tensors(rank: Rank, place: int) -> None:
+def _tensors(rank: Process, place: int) -> None:
     device = f"cuda:{place}"
     for name in ("b", "ar", "r", "mine", "g", "rs", "p"):
         rank.ask("tensor", name, [place + 1.0, place + 2.0], device=device)
@@ -73,7 +73,7 @@ def _for(place: int, name: str, arguments: list[Any]) -> list[Any]:
     return arguments
 
 
-def _unused(rank: Rank) -> tuple[int, int]:
+def _unused(rank: Process) -> tuple[int, int]:
     with rank.remote() as remote:
         counters = remote.counters()
         return counters.misused, counters.unimplemented
@@ -115,7 +115,7 @@ def test_drivers_that_come_and_go_leave_nothing(tmp_path: Path, backend: str) ->
         assert seen[-1][0][0] == 0
 
 
-def _held(rank: Rank) -> tuple[int, int, int]:
+def _held(rank: Process) -> tuple[int, int, int]:
     """Communicators, streams and bytes of device memory."""
     with rank.remote() as remote:
         counters = remote.counters()

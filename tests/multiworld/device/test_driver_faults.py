@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuless.control import Action
-from tests.multiworld.device.ranks import Rank, ask_all, await_true, backends, has_bindings, opened, started
+from tests.multiworld.device.ranks import Process, ask_all, await_true, backends, has_bindings, opened, started
 
 assert has_bindings  # named in the marks of ``backends``
 
@@ -18,12 +18,12 @@ EACH = pytest.mark.parametrize("backend", backends())
 OWN = pytest.mark.parametrize("backend", backends()[:1])
 
 
-def _tensors(ranks: list[Rank], name: str = "t") -> None:
+def _tensors(ranks: list[Process], name: str = "t") -> None:
     for place, rank in enumerate(ranks):
         rank.ask("tensor", name, [1.0, 2.0], device=f"cuda:{place}")
 
 
-def _held(ranks: list[Rank], tmp_path: Path, backend: str) -> None:
+def _held(ranks: list[Process], tmp_path: Path, backend: str) -> None:
     """An all-reduce of the first rank that is in its stream and does not end; the other members do not take part."""
     opened(ranks, "w", tmp_path, backend)
     _tensors(ranks)
@@ -224,13 +224,13 @@ def test_a_lost_abort(tmp_path: Path, backend: str) -> None:
         assert remote.counters().communicators == 0
 
 
-def _hanging(rank: Rank) -> int:
+def _hanging(rank: Process) -> int:
     with rank.remote() as remote:
         sites = remote.counters().sites
         return sites["ncclCommInitRank"].hanging + sites["ncclCommInitRankConfig"].hanging
 
 
-def _ended(rank: Rank) -> bool:
+def _ended(rank: Process) -> bool:
     return not any(name.startswith("mw-nccl") for name in rank.ask("threads"))
 
 

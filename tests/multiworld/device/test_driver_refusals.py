@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuless.control import Action
-from tests.multiworld.device.ranks import Rank, ask_all, await_true, backends, has_bindings, make, opened, started
+from tests.multiworld.device.ranks import Process, ask_all, await_true, backends, has_bindings, make, opened, started
 
 assert has_bindings  # named in the marks of ``backends``
 
@@ -16,7 +16,7 @@ SECONDS = 15.0
 EACH = pytest.mark.parametrize("backend", backends())
 
 
-def _opening(ranks: list[Rank], name: str) -> list[list[str] | None]:
+def _opening(ranks: list[Process], name: str) -> list[list[str] | None]:
     for rank in ranks:
         rank.ask("begin_open", name)
     return [rank.ask("end_open", name) for rank in ranks]
@@ -124,7 +124,7 @@ def test_a_device_that_is_lost_ends_every_driver_on_it(tmp_path: Path, backend: 
         assert ranks[0].ask("ticks", 1.5)
 
 
-def _await_end(rank: Rank) -> None:
+def _await_end(rank: Process) -> None:
     """Stock torch ends the process over a CUDA error that its watchdog meets. A release that does not is news."""
     with pytest.raises(EOFError):
         rank.ask("ticks", SECONDS)

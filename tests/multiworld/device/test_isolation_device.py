@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuless.control import Action, Remote
-from tests.multiworld.device import device_acts
+from tests.multiworld.device import isolation_acts
 from tests.multiworld.device.ranks import backends, has_bindings
 from tests.multiworld.device.simulated import SECONDS, Cluster
 from tests.multiworld.procs import wait_until
@@ -16,9 +16,9 @@ ROUNDS = 30
 
 
 def test_a_peer_that_dies_in_mid_transfer_leaves_the_other_world_alone(members: Cluster) -> None:
-    leader = members.start(device_acts.leader, 0, ROUNDS)
-    a = members.start(device_acts.follower, 1, "a", 0)
-    b = members.start(device_acts.follower, 2, "b", 2 * ROUNDS)
+    leader = members.start(isolation_acts.leader, 0, ROUNDS)
+    a = members.start(isolation_acts.follower, 1, "a", 0)
+    b = members.start(isolation_acts.follower, 2, "b", 2 * ROUNDS)
     b.recv()
     with Remote(members.control, a.recv()) as block:
         block.inject("ncclRecv", Action.HOLD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuless.control import Action, Remote
-from tests.multiworld.device import device_acts
+from tests.multiworld.device import stream_acts
 from tests.multiworld.device.ranks import backends, has_bindings
 from tests.multiworld.device.simulated import Cluster
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.parametrize("backend", backends())
 
 
 def test_transfers_are_enqueued_ahead_of_the_device(members: Cluster) -> None:
-    workers = [members.start(device_acts.pipelined, rank, 30) for rank in range(2)]
+    workers = [members.start(stream_acts.pipelined, rank, 30) for rank in range(2)]
     pids = [worker.recv() for worker in workers]
     with Remote(members.control, pids[0]) as block:
         block.inject("ncclSend", Action.HOLD)
@@ -26,12 +26,12 @@ def test_transfers_are_enqueued_ahead_of_the_device(members: Cluster) -> None:
 
 
 def test_what_was_enqueued_arrives_although_its_sender_leaves(members: Cluster) -> None:
-    assert members.all(2, device_acts.leaves, 20) == [None, [float(value) for value in range(20)]]
+    assert members.all(2, stream_acts.leaves, 20) == [None, [float(value) for value in range(20)]]
 
 
 @pytest.mark.parametrize("then", ["synchronize", "next", "event"])
 def test_a_transfer_that_fails_later_is_heard_of(members: Cluster, then: str) -> None:
-    workers = [members.start(device_acts.fails_later, rank, then) for rank in range(2)]
+    workers = [members.start(stream_acts.fails_later, rank, then) for rank in range(2)]
     pids = [worker.recv() for worker in workers]
     with Remote(members.control, pids[1]) as block:
         block.inject("ncclRecv", Action.HOLD)  # it is enqueued and does not move
