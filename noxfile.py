@@ -236,9 +236,9 @@ def _release_sessions(release: str) -> None:
 
     @nox.session(name=f"build-{release}")
     def build(session: nox.Session) -> None:
-        """Patched wheel and overlay wheel, then their tests: `-- [--source PATH] [--python 3.11] [--no-test]`."""
+        """Patched wheel and overlay wheel, then their tests: `-- [--source PATH] [--python V] [--no-test|--full]`."""
         _tool(session, "build", release, *session.posargs)
-        if "--no-test" not in session.posargs:
+        if not {"--no-test", "--full", "--plan"} & set(session.posargs):  # a full build runs the probes itself
             session.notify(f"test-{release}", [])
 
     @nox.session(name=f"test-{release}")

@@ -100,7 +100,8 @@ def _prepare(folder: Path, requirements: Path) -> None:
 
 
 #: Options that belong behind `--`: before it nox refuses them, or takes `--python` for its own option.
-_OURS = ("--no-test", "--no-multiworld", "--stock", "--python", "--source", "--into", "--dist", "--torch", "--bundle")
+_OURS = ("--no-test", "--no-multiworld", "--stock", "--python", "--source", "--into", "--dist", "--torch", "--bundle",
+         "--full", "--toolchain", "--arch", "--jobs", "--conda", "--check", "--upgrade")  # fmt: skip
 
 
 def advice(arguments: list[str], sessions: Collection[str] = ()) -> str:

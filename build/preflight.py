@@ -27,13 +27,12 @@ _MIB = 1 << 20
 #: Bytes, measured on 2.6.0 and rounded up: the official wheel, its unpacked members, the source with its repository and
 #: the patched checkout, the results.
 DISK = {"wheel": 900 * _MIB, "unpacked": 1800 * _MIB, "source": 400 * _MIB, "results": 900 * _MIB}
-DISK_FULL_BUILD = 60_000 * _MIB
 #: The compiler's assembly and git's indexes, for a short time.
 DISK_TEMPORARY = 300 * _MIB
 _PROBE_TIMEOUT = 10
 
 
-def _platform() -> Iterator[str]:
+def other_platform() -> Iterator[str]:
     machine = platform.machine()
     if sys.platform != "linux" or machine not in ("x86_64", "AMD64"):
         yield f"this is {sys.platform} on {machine}: official CUDA wheels are patched for Linux on x86_64 only"
@@ -78,11 +77,9 @@ def _test_python(python: str) -> Iterator[str]:
         yield f"{error.what}: {error.remedy}\n{indent(error.cause, '  ')}"
 
 
-def _programs(release: Release, need: TreePurpose) -> Iterator[str]:
-    names = ["git"] if need is TreePurpose.OVERLAY else ["git", "cmake", "ninja", "nvcc"]
-    for name in names:
-        if shutil.which(name) is None:
-            yield f"{name} is not on PATH: install it"
+def _programs(release: Release) -> Iterator[str]:
+    if shutil.which("git") is None:
+        yield "git is not on PATH: install it"
     try:
         toolchain.find(release.min_gcc)
     except EnvironmentUnfitError as error:
@@ -99,13 +96,10 @@ def _room(folder: Path, needed: int) -> Iterator[str]:
         yield f"{folder} has {free // _MIB} MiB free, {needed // _MIB} MiB are needed"
 
 
-def _disk(release: Release, python: str, dist: Path, need: TreePurpose, *, local: bool) -> Iterator[str]:
+def _disk(release: Release, python: str, dist: Path, *, local: bool) -> Iterator[str]:
     """Sum up, per file system, the sizes of what is not cached yet."""
-    if need is TreePurpose.FULL:
-        yield from _room(cache(), DISK_FULL_BUILD)
-        return
     fetched = 0 if cached_wheel(release, python) else DISK["wheel"] + DISK["unpacked"]
-    if local or cached_folder(release, need) is None:
+    if local or cached_folder(release, TreePurpose.OVERLAY) is None:
         fetched += DISK["source"]
     if _existing(dist).stat().st_dev == cache().stat().st_dev:
         yield from _room(dist, fetched + DISK["results"])
@@ -146,7 +140,6 @@ def check(
     dist: Path,
     *,
     source: Path | None = None,
-    need: TreePurpose = TreePurpose.OVERLAY,
     tested: bool = True,
 ) -> None:
     """Check that this machine can build `release` into `dist`.
@@ -161,11 +154,11 @@ def check(
     """
     _check_cache()
     tests: tuple[Callable[[], Iterator[str]], ...] = (
-        _platform,
+        other_platform,
         lambda: _python(release, python),
         lambda: _test_python(python) if tested and python in release.wheel.sha256 else iter(()),
-        lambda: _programs(release, need),
-        lambda: _disk(release, python, dist, need, local=source is not None),
+        lambda: _programs(release),
+        lambda: _disk(release, python, dist, local=source is not None),
         _temporary,
         lambda: _network(release, python),
     )

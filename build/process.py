@@ -208,6 +208,20 @@ def run_together(tasks: Sequence[Callable[[], T]]) -> list[T]:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    for other in _session(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(other, signal.SIGKILL)
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of a session: ninja gives each compiler a process group of its own, which outlives ninja."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):  # ended meanwhile
+            # Behind the name, which may have blanks: state, parent, group, session.
+            if int(path.read_bytes().rpartition(b")")[2].split()[3]) == leader:
+                found.append(int(path.parent.name))
+    return found
 
 
 def kill_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,10 @@ from rich.table import Table
 
 from build import paths
 from build.console import console, step
+from build.errors import NeedsFullBuildError
+from build.full.caching import CompilerCache
+from build.full.run import Options, full_build
+from build.full.toolchains import Kind
 from build.pipeline import Request, build_release
 from build.record import BuildRecord
 
@@ -28,15 +33,41 @@ def _show(made: BuildRecord) -> None:
         step(f"{item.size / 1e6:.1f} MB: {item.name}")
 
 
+def _agreed(error: NeedsFullBuildError) -> bool:
+    """Ask a person at a terminal whether a full build is wanted instead; nobody is asked on a pipe."""
+    if not sys.stdin.isatty():
+        return False
+    console.print(str(error), markup=False)
+    return typer.confirm("make a full build instead? Its plan is shown first, and a build takes hours")
+
+
 def build(
     release: Annotated[str, typer.Argument(help="the PyTorch release, e.g. 2.6.0")],
     source: Annotated[str | None, typer.Option(help="checkout (PATH or PATH@REV), tarball or folder")] = None,
     python: Annotated[str, typer.Option(help="CPython version of the patched wheel")] = "",
     dist: Annotated[Path, typer.Option(help="folder for the results")] = paths.DIST,
     tested: Annotated[bool, typer.Option("--test/--no-test", help="check that the wheel can be tested here")] = True,
+    full: Annotated[bool, typer.Option("--full", help="compile all of PyTorch, which takes hours")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="with --full: print the plan, and stop")] = False,
+    toolchain: Annotated[Kind, typer.Option(help="with --full: where compilers and CUDA come from")] = Kind.SYSTEM,
+    arch: Annotated[str, typer.Option(help="with --full: architectures, e.g. '8.0;9.0+PTX'")] = "",
+    jobs: Annotated[int | None, typer.Option(min=1, help="with --full: compilers at once")] = None,
+    compiler_cache: Annotated[CompilerCache, typer.Option(help="with --full")] = CompilerCache.AUTO,
 ) -> None:
-    """Build the patched wheel and the overlay wheel of RELEASE into dist/RELEASE."""
+    """Build the patched wheel and the overlay wheel of RELEASE into dist/RELEASE, or with --full all of PyTorch."""
+    options = Options(toolchain, compiler_cache, arch, jobs, plan)
+    given = Path(source) if source else None
+    if full or plan:
+        full_build(release, python, dist.absolute(), given, options)
+        return
     python = python or ".".join(platform.python_version_tuple()[:2])
-    request = Request(release, python, Path(source) if source else None, dist.absolute(), tested)
-    _show(build_release(request))
+    request = Request(release, python, given, dist.absolute(), tested)
+    try:
+        made = build_release(request)
+    except NeedsFullBuildError as error:
+        if not _agreed(error):
+            raise
+        full_build(release, python, dist.absolute(), given, options)
+        return
+    _show(made)
     step(f"record: {request.folder / 'build.json'}, log: {request.folder / 'build.log'}")

@@ -7,6 +7,7 @@ import re
 import zipfile
 from dataclasses import dataclass, replace
 from email.parser import BytesParser
+from pathlib import Path
 from typing import IO, BinaryIO
 
 from msgspec import structs
@@ -75,15 +76,43 @@ def _assigned(text: str, name: str) -> str:
     return match[1] if match else ""
 
 
+def _needs(metadata: bytes) -> tuple[Requirement, ...]:
+    """Return the requirements of `Requires-Dist` that hold on x86_64 Linux, extras left out."""
+    every = (Requirement(line) for line in BytesParser().parsebytes(metadata).get_all("Requires-Dist", []))
+    return tuple(need for need in every if need.marker is None or need.marker.evaluate({**_MACHINE, "extra": ""}))
+
+
+def exact(need: Requirement) -> str:
+    """Return the version that a requirement pins, empty if it leaves a choice."""
+    return next((item.version for item in need.specifier if item.operator == "=="), "")
+
+
 def _requires(metadata: bytes) -> dict[str, str]:
     """Return the exact pins of `Requires-Dist` that hold on x86_64 Linux, extras left out."""
-    pins = {}
-    for line in BytesParser().parsebytes(metadata).get_all("Requires-Dist", []):
-        need = Requirement(line)
-        exact = [item.version for item in need.specifier if item.operator == "=="]
-        if exact and (need.marker is None or need.marker.evaluate({**_MACHINE, "extra": ""})):
-            pins[need.name] = exact[0]
-    return pins
+    return {need.name: exact(need) for need in _needs(metadata) if exact(need)}
+
+
+def requirements(version: str, python: str, local: Path | None = None) -> tuple[Requirement, ...]:
+    """Return what the official wheel of a release requires on x86_64 Linux.
+
+    Args:
+        local: the wheel, if it is on this machine; else its METADATA is read from the index.
+
+    Raises:
+        SourceError: the index has no such release.
+        EnvironmentUnfitError: no network.
+    """
+    if local is not None:
+        with local.open("rb") as stream:
+            return _needs(_metadata(stream))
+    offered = published(version)
+    with opened(offered.get(python, list(offered.values())[-1]).url) as stream:
+        return _needs(_metadata(stream))
+
+
+def _metadata(stream: BinaryIO) -> bytes:
+    with zipfile.ZipFile(stream) as archive:
+        return archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA")))
 
 
 def _cxx11_abi(archive: zipfile.ZipFile) -> bool:

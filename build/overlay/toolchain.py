@@ -17,7 +17,7 @@ from build.process import Completed, run
 #: Variables that make a compiler find other headers, libraries or parts of itself, or write more files. They are not on
 #: the compile line that keys the cache; GCC searches CPATH before `-isystem`, thus before the pinned headers.
 #: No release needs them: compilers of conda and of toolset folders know their own paths.
-_STEERING = (
+STEERING = (
     "CPATH",
     "C_INCLUDE_PATH",
     "CPLUS_INCLUDE_PATH",
@@ -41,7 +41,7 @@ class Toolchain:
 
 def run_compiler(command: Sequence[str | Path], *, timeout: float) -> Completed:
     """Run the compiler or, through it, the linker, so that the result depends on the command line alone."""
-    done = run(command, without=_STEERING, timeout=timeout)
+    done = run(command, without=STEERING, timeout=timeout)
     if done.returncode and b"No space left on device" in done.stderr:
         raise EnvironmentUnfitError(
             "the disk is full: the compiler cannot write",

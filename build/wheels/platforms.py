@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from auditwheel.architecture import Architecture
@@ -33,14 +34,22 @@ def platform_tag(library: Path) -> str:
     return str(policies.versioned_symbols_policy(symbol_versions(library)).name)
 
 
+_LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+
+
+def _glibc(tag: str) -> tuple[int, int]:
+    """Return the glibc that a tag promises to run on; `linux_*`, which promises nothing, counts as the newest."""
+    parts = tag.split("_")
+    if tag.startswith("manylinux_"):
+        return int(parts[1]), int(parts[2])
+    return _LEGACY.get(parts[0], _NO_PROMISE)
+
+
 def newer(first: str, second: str) -> str:
-    """Return the tag that needs the newer system; `linux_*`, which promises nothing, counts as the newest."""
-    legacy = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+    """Return the tag that needs the newer system."""
+    return max(first, second, key=_glibc)
 
-    def glibc(tag: str) -> tuple[int, int]:
-        parts = tag.split("_")
-        if tag.startswith("manylinux_"):
-            return int(parts[1]), int(parts[2])
-        return legacy.get(parts[0], _NO_PROMISE)
 
-    return max(first, second, key=glibc)
+def oldest(tags: Iterable[str]) -> str:
+    """Return the tag that runs on the oldest systems, by its PEP 600 name where it has two."""
+    return min(tags, key=lambda tag: (_glibc(tag), not tag.startswith("manylinux_")))

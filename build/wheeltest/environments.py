@@ -42,14 +42,26 @@ def _uv(*arguments: str | Path) -> None:
         )
 
 
+def create(folder: Path, python: Path) -> None:
+    """Make an empty environment; it has neither pip nor setuptools."""
+    _uv("venv", "--quiet", "--python", python, folder)
+
+
 def install(python: Path, *requirements: str | Path) -> None:
     _uv("pip", "install", "--quiet", "--python", python, *requirements)
 
 
-def _before_numpy_2(wheels: list[Path]) -> bool:
-    """Whether the torch among the wheels was built for numpy 1: with numpy 2 it warns on import."""
+def installed(python: Path) -> tuple[str, ...]:
+    """Return what an environment has, `name==version`, sorted."""
+    done = run([uv.find_uv_bin(), "pip", "freeze", "--quiet", "--python", python], timeout=60)
+    return tuple(sorted(done.stdout.decode().split("\n")[:-1]))
+
+
+def _numpy(wheels: list[Path]) -> list[str]:
+    """Return the numpy that the torch among the wheels works with: built for numpy 1, it warns on import of 2."""
     parsed = (parse_wheel_filename(path.name) for path in wheels)
-    return any(name == "torch" and version < Version("2.3") for name, version, _, _ in parsed)
+    torch = next((version for name, version, _, _ in parsed if name == "torch"), None)
+    return [] if torch is None else ["numpy<2" if torch < Version("2.3") else "numpy"]
 
 
 def _sweep(top: Path) -> None:
@@ -85,7 +97,7 @@ def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
     """
     with _folder(form) as folder:
         step(f"environment {form.value}: {', '.join(path.name for path in wheels)}")
-        _uv("venv", "--quiet", "--python", interpreter(python), folder / "venv")
+        create(folder / "venv", interpreter(python))
         made = folder / "venv" / "bin" / "python"
-        install(made, *wheels, "numpy<2" if _before_numpy_2(wheels) else "numpy")
+        install(made, *wheels, *_numpy(wheels))
         yield made

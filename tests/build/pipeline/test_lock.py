@@ -17,7 +17,10 @@ from build.commands import lock
 from build.errors import EnvironmentUnfitError, ReleaseDataError
 from tests.build.official.server import Index, make_wheel, serving
 
-GROUPS = '[dependency-groups]\ntooling = ["left>=1"]\ntest = ["right"]\nlint = ["left", "right"]\ngpu = ["right"]\n'
+GROUPS = (
+    '[dependency-groups]\ntooling = ["left>=1"]\ntest = ["right"]\nlint = ["left", "right"]\ngpu = ["right"]\n'
+    'conda = ["right<3"]\n'
+)
 SCRIPT = '# /// script\n# requires-python = ">=3.10"\n# dependencies = ["left"]\n# ///\n'
 _INDEX = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_CONFIG_FILE", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
@@ -56,6 +59,7 @@ def project(tmp_path: Path, server: Index, monkeypatch: pytest.MonkeyPatch) -> P
     (folder / "noxfile.py").write_text(SCRIPT)
     monkeypatch.setattr(lock, "REPO", folder)
     monkeypatch.setattr(lock, "LOCKS", folder / "locks")
+    monkeypatch.setattr(lock, "ALONE", {"conda": ["--group", "pyproject.toml:conda"], "cuda-9.9": ["left==1.*"]})
     lock.lock()
     return folder
 
@@ -65,9 +69,12 @@ def content(project: Path) -> dict[str, str]:
 
 
 def test_each_group_is_locked_with_hashes_and_names_no_index(project: Path, server: Index) -> None:
-    assert sorted(content(project)) == ["gpu.txt", "lint.txt", "nox.txt", "test.txt", "tooling.txt"]
+    assert sorted(content(project)) == [
+        *("conda.txt", "cuda-9.9.txt", "gpu.txt", "lint.txt", "nox.txt", "test.txt", "tooling.txt")
+    ]
     digest = hashlib.sha256(server.files["left-1.0-py3-none-any.whl"]).hexdigest()
     assert content(project)["tooling.txt"].endswith(f"left==1.0 \\\n    --hash=sha256:{digest}\n")
+    assert content(project)["cuda-9.9.txt"] == content(project)["tooling.txt"]  # a requirement, not a group
     assert lock.pins(content(project)["lint.txt"]) == ["left==1.0", "right==2.0"]
     assert "127.0.0.1" not in "".join(content(project).values())
 

@@ -60,6 +60,14 @@ def test_too_late_ends_the_whole_group(tmp_path: Path) -> None:
     assert gone(int((tmp_path / "pid").read_text()))
 
 
+def test_too_late_ends_those_in_groups_of_their_own(tmp_path: Path) -> None:
+    """ninja puts each compiler into one."""
+    grouped = _PARENT.replace("'61'])", "'61'], preexec_fn=__import__('os').setpgrp)")
+    with pytest.raises(subprocess.TimeoutExpired):
+        run([sys.executable, "-c", grouped + "c.wait()", tmp_path / "pid"], timeout=2)
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
 def test_a_shown_command_leaves_no_child(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-c", _PARENT + "print('shown'); sys.exit(7)", str(tmp_path / "pid")]
     assert run_shown(command, cwd=tmp_path, env={}, timeout=30) == 7

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from build.wheels.platforms import newer, platform_tag, symbol_versions
+from build.wheels.platforms import newer, oldest, platform_tag, symbol_versions
 from tests.build.overlay.little import shell
 from tests.build.wheels.conftest import Made
 
@@ -61,3 +61,8 @@ def test_the_overlays_tag_covers_its_needs(made: Made) -> None:
 )
 def test_the_newer_of_two(first: str, second: str, expected: str) -> None:
     assert newer(first, second) == expected
+
+
+def test_the_oldest_tag_has_its_modern_name() -> None:
+    assert oldest(["manylinux_2_34_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64"]) == "manylinux_2_17_x86_64"
+    assert oldest(["linux_x86_64", "manylinux_2_41_x86_64"]) == "manylinux_2_41_x86_64"

@@ -1,0 +1,274 @@
+"""The conda environment of a full build: its lock, one per CUDA version, and the environment made from it.
+
+conda-lock solves, with a conda, mamba or micromamba of this machine. A lock names the digest of what it was made from
+and of its own content: whether it still fits is a comparison of digests, without a solver and without network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import uv
+from packaging.version import Version
+
+from build import releases
+from build.console import step
+from build.errors import EnvironmentUnfitError, ReleaseDataError, UsageError
+from build.paths import REPO, atomic_write, cache, clear, locked
+from build.process import Completed, run
+from build.seals import built, sha256_of
+
+#: Channels, compilers, tools: all but the CUDA version.
+SPECIFICATION = REPO / "environment.yml"
+LOCKS = REPO / "locks"
+#: What conda-lock itself needs.
+TOOLS = LOCKS / "conda.txt"
+#: The first CUDA version that conda-forge splits into the packages that `cuda-version` selects.
+FIRST = "12.0"
+PLATFORM = "linux-64"
+#: What the solver takes for the machine, so that a lock does not depend on where it is made. The oldest system that the
+#: official wheels run on today; the driver's version is that of the toolkit.
+GLIBC, KERNEL = "2.28", "4.18"
+_PROGRAMS = ("conda", "mamba", "micromamba")
+_HEADER = "# Made by `nox -s lock`, not by hand: `nox -s lock -- --check` compares the digests.\n"
+_DIGESTS = re.compile(r"# inputs: ([0-9a-f]{64})\n# content: ([0-9a-f]{64})\n")
+
+
+class State(Enum):
+    """What the comparison of a lock with `environment.yml` found."""
+
+    FITS = "fits"
+    MISSING = "is not there"
+    STALE = "environment.yml, the CUDA version or the virtual packages have changed since"
+    EDITED = "was changed by hand or is damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """The lock of one CUDA version."""
+
+    cuda: str
+
+    @property
+    def path(self) -> Path:
+        return LOCKS / f"cuda-{self.cuda}.conda-lock.yml"
+
+    @property
+    def virtual_packages(self) -> str:
+        """What conda-lock is told about the machine, as YAML."""
+        rows = {"__glibc": GLIBC, "__linux": KERNEL, "__unix": "0", "__cuda": self.cuda}
+        packages = "".join(f'      {name}: "{version}"\n' for name, version in rows.items())
+        return f"subdirs:\n  {PLATFORM}:\n    packages:\n{packages}"
+
+    @property
+    def addition(self) -> str:
+        """What is added to `environment.yml`: conda-forge's package that selects the toolkit's version."""
+        return f"dependencies:\n  - cuda-version={self.cuda}\nplatforms:\n  - {PLATFORM}\n"
+
+    @property
+    def inputs(self) -> str:
+        """Digest of all that the lock is made from; comments and blank lines of `environment.yml` do not count."""
+        lines = (re.sub(r"(^|\s)#.*", "", line).rstrip() for line in _specification().splitlines())
+        parts = ["\n".join(line for line in lines if line), self.addition, self.virtual_packages]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    @property
+    def state(self) -> State:
+        if not self.path.is_file():
+            return State.MISSING
+        _, separator, rest = self.path.read_text(encoding="utf-8").partition(_HEADER)
+        found = _DIGESTS.match(rest) if separator else None
+        if found is None or hashlib.sha256(rest[found.end() :].encode()).hexdigest() != found[2]:
+            return State.EDITED
+        return State.FITS if found[1] == self.inputs else State.STALE
+
+    def write(self, text: str) -> None:
+        content = hashlib.sha256(text.encode()).hexdigest()
+        with atomic_write(self.path) as part:
+            part.write_text(f"{_HEADER}# inputs: {self.inputs}\n# content: {content}\n{text}", encoding="utf-8")
+
+
+def _specification() -> str:
+    try:
+        return SPECIFICATION.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ReleaseDataError(
+            f"{SPECIFICATION.name} is missing", cause="the conda locks are made from it", remedy="get it back from git"
+        ) from None
+
+
+def locks() -> tuple[Lock, ...]:
+    """Return the locks that the releases need: one per CUDA version that conda-forge can give."""
+    wanted = {item.wheel.cuda for item in releases.load().values() if item.wheel.cuda}
+    return tuple(Lock(cuda) for cuda in sorted(wanted, key=Version) if Version(cuda) >= Version(FIRST))
+
+
+def executable(named: str = "") -> Path:
+    """Return conda, mamba or micromamba: the named one, else `CONDA_EXE`, else the first on PATH.
+
+    Raises:
+        UsageError: the named program does not exist.
+        EnvironmentUnfitError: this machine has none.
+    """
+    if named and shutil.which(named) is None:
+        raise UsageError(f"--conda {named}: there is no such program", remedy="give the path of conda or micromamba")
+    programs = [named] if named else [os.environ.get("CONDA_EXE", ""), os.environ.get("MAMBA_EXE", ""), *_PROGRAMS]
+    found = next(filter(None, (shutil.which(name) for name in programs if name)), None)
+    if found is None:
+        raise EnvironmentUnfitError(
+            "this machine has no conda, mamba or micromamba",
+            cause="looked at CONDA_EXE, MAMBA_EXE and PATH",
+            remedy="install micromamba (one file, no installation), or name a program: --conda PATH",
+        )
+    return Path(found)
+
+
+def check_locks() -> list[str]:
+    """Compare all locks with `environment.yml`, without a solver; return the names of those that do not exist yet.
+
+    Raises:
+        ReleaseDataError: a lock does not fit; each is named with the reason.
+    """
+    states = {lock: lock.state for lock in locks()}
+    wrong = [(lock, state) for lock, state in states.items() if state not in (State.FITS, State.MISSING)]
+    if wrong:
+        raise ReleaseDataError(
+            "conda locks are out of date: " + ", ".join(f"locks/{lock.path.name}" for lock, _ in wrong),
+            cause="\n".join(f"locks/{lock.path.name}: {state.value}" for lock, state in wrong),
+            remedy="run `nox -s lock` where conda is, and commit the result",
+        )
+    return [lock.path.name for lock, state in states.items() if state is State.MISSING]
+
+
+def make(lock: Lock, conda: Path) -> None:
+    """Solve the environment of one CUDA version and write its lock.
+
+    Raises:
+        EnvironmentUnfitError: the channels cannot be reached, or no solution exists; conda's message is the cause.
+    """
+    step(f"solving the conda environment of CUDA {lock.cuda} with {conda.name}")
+    with tempfile.TemporaryDirectory(prefix="conda-lock-") as scratch:
+        folder = Path(scratch)
+        base, addition, virtual, made = (folder / name for name in ("environment.yml", "cuda.yml", "v.yml", "lock.yml"))
+        base.write_text(_specification(), encoding="utf-8")
+        addition.write_text(lock.addition, encoding="utf-8")
+        virtual.write_text(lock.virtual_packages, encoding="utf-8")
+        command: list[str | Path] = ["lock", "--conda", conda, "--platform", PLATFORM, "--strip-auth"]
+        command += ["--file", base, "--file", addition, "--virtual-package-spec", virtual, "--lockfile", made]
+        done = _conda_lock(command)
+        if done.returncode or not made.is_file():
+            raise EnvironmentUnfitError(
+                f"the conda environment of CUDA {lock.cuda} cannot be solved",
+                cause=_said(done),
+                remedy="correct environment.yml, or check that the channels can be reached (`conda search cuda-nvcc`)",
+            )
+        lock.write(_without_machine(made.read_text(encoding="utf-8"), folder))
+
+
+def _said(done: Completed) -> str:
+    """Return what the solver says, without conda-lock's own traceback behind it."""
+    text = done.stderr.decode("utf-8", "replace").partition("Traceback (most recent call last)")[0]
+    return "\n".join(text.strip().splitlines()[-25:]) or done.tail
+
+
+def _without_machine(text: str, folder: Path) -> str:
+    """Remove the temporary folder's name, in which conda-lock found its input, from its record of sources."""
+    return text.replace(f"{folder}/cuda.yml", "cuda-version").replace(f"{folder}/", "")
+
+
+def _conda_lock(arguments: Iterable[str | Path]) -> Completed:
+    return run([tools() / "bin" / "conda-lock", *arguments], env={"CONDA_LOCK_DISABLE_PROGRESS": "1"}, timeout=1800)
+
+
+def tools() -> Path:
+    """Return an environment with conda-lock as locked, made in the cache on the first call.
+
+    It is one of its own: conda-lock wants other versions of the tooling's packages than the tooling.
+    """
+    requirements = TOOLS
+    digest = sha256_of(requirements)[:16]
+    return built(cache("tools") / f"conda-lock-{digest}", "the environment of conda-lock", _fill_tools)
+
+
+def _fill_tools(part: Path) -> None:
+    uv_binary = uv.find_uv_bin()
+    # Relocatable: it is made under a temporary name.
+    made = run([uv_binary, "venv", "--quiet", "--relocatable", "--allow-existing", part])
+    packages: list[str | Path] = ["--require-hashes", "-r", TOOLS, "--python", part / "bin" / "python"]
+    done = made if made.returncode else run([uv_binary, "pip", "install", "--quiet", *packages], timeout=1800)
+    if done.returncode:
+        raise EnvironmentUnfitError(
+            "the environment of conda-lock could not be made",
+            cause=done.tail,
+            remedy="check network and disk; uv's settings (UV_DEFAULT_INDEX, UV_CACHE_DIR) apply",
+        )
+
+
+def check(cuda: str) -> None:
+    """Check that an environment for a CUDA version can be had: an active one, or a lock and a conda.
+
+    Raises:
+        EnvironmentUnfitError: it cannot; the message says what is missing.
+    """
+    if _active(cuda):
+        return
+    executable()
+    lock = Lock(cuda)
+    if lock.state is not State.FITS:
+        raise EnvironmentUnfitError(
+            f"there is no conda environment for CUDA {cuda}",
+            cause=f"locks/{lock.path.name} {lock.state.value}, and no active environment has that compiler",
+            remedy="run `nox -s lock` and commit the lock, or activate an environment with "
+            f"`cuda-version={cuda}` and what environment.yml lists",
+        )
+
+
+def _active(cuda: str) -> Path | None:
+    """Return the active conda environment if it has a compiler of that CUDA version."""
+    named = os.environ.get("CONDA_PREFIX", "")
+    prefix = Path(named) if named else None
+    if prefix is None or (cuda and not (prefix / "bin" / "nvcc").exists()):
+        return None
+    said = run([prefix / "bin" / "nvcc", "--version"], timeout=60).stdout.decode("utf-8", "replace") if cuda else ""
+    return prefix if not cuda or f"release {cuda}," in said else None
+
+
+def environment(cuda: str) -> Path:
+    """Return the conda environment for a CUDA version: the active one if it fits, else the locked one in the cache.
+
+    Raises:
+        EnvironmentUnfitError: it does not exist and cannot be made.
+    """
+    check(cuda)
+    active = _active(cuda)
+    if active is not None:
+        return active
+    lock = Lock(cuda)
+    place = cache("toolchains") / f"conda-{cuda}-{sha256_of(lock.path)[:16]}"
+    # Made under its own name: conda writes the prefix into scripts and libraries. The mark is written last.
+    mark = place / ".multiworld"
+    with locked(place, f"the conda environment of CUDA {cuda}"):
+        if not mark.is_file():
+            _install(lock, place)
+            mark.touch()
+    return place
+
+
+def _install(lock: Lock, place: Path) -> None:
+    step(f"installing the conda environment of CUDA {lock.cuda}")
+    clear(place)
+    done = _conda_lock(["install", "--conda", executable(), "--prefix", place, lock.path])
+    if done.returncode:
+        raise EnvironmentUnfitError(
+            f"the conda environment of CUDA {lock.cuda} cannot be installed",
+            cause=done.tail,
+            remedy="check network, proxy and disk; the packages are those of the lock",
+        )

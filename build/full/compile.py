@@ -1,0 +1,125 @@
+"""Configure and compile: the project's own `setup.py`, through its PEP 517 backend, with progress and a log."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import uv
+
+from build import paths, seals
+from build.console import log, progress, step
+from build.errors import CompileError
+from build.full import ninja, workspace
+from build.full.plan import Plan, hours
+from build.full.project import Project
+from build.full.toolchains import Toolchain
+from build.full.workspace import Workspace
+from build.overlay.toolchain import STEERING
+from build.preflight import interpreter
+from build.process import run_shown
+from build.wheeltest import environments
+
+#: Seconds; nobody waits longer for a build that makes no progress than for its machine.
+_TIMEOUT = 7 * 24 * 3600.0
+
+
+def prepare(project: Project, place: Workspace) -> Path:
+    """Return the interpreter of the build's environment, made on the first call and when its requirements change."""
+    wanted = [project.python, *project.requires, *project.pins]
+    record = place.folder / "environment.json"
+    python = place.environment / "bin" / "python"
+    if seals.read_record(record, list[str]) != wanted or not python.exists():
+        step("environment of the build: " + ", ".join((*project.requires, *project.pins)))
+        record.unlink(missing_ok=True)
+        paths.clear(place.environment)
+        environments.create(place.environment, interpreter(project.python))
+        environments.install(python, *project.requires, *project.pins)
+        seals.write_record(record, wanted)
+    return python
+
+
+def site_packages(python: Path) -> Path:
+    return next((python.parent.parent / "lib").glob("python*")) / "site-packages"
+
+
+def environment(
+    project: Project, place: Workspace, tools: Toolchain, jobs: int, launchers: Mapping[str, str], python: Path
+) -> dict[str, str]:
+    """Return the variables of the build; those of the project come last."""
+    site = site_packages(python)
+    libraries = [site / item.folder for item in project.externals]
+    includes = [folder.parent / "include" for folder in libraries]
+    path = [str(python.parent), *map(str, tools.path), os.environ.get("PATH", os.defpath)]
+    return {
+        **tools.variables,
+        **launchers,
+        **workspace.variables(place.tree),
+        "PATH": os.pathsep.join(path),
+        "VIRTUAL_ENV": str(place.environment),
+        "CMAKE_GENERATOR": "Ninja",
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+        "CMAKE_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
+        "CMAKE_INCLUDE_PATH": os.pathsep.join(map(str, includes)),
+        "MAX_JOBS": str(jobs),
+        "TORCH_CUDA_ARCH_LIST": ";".join(map(str, project.targets)),
+        "CUDAARCHS": ";".join(_for_cmake(project)),
+        "NINJA_STATUS": "[%f/%t] ",
+        **project.environment,
+    }
+
+
+def _for_cmake(project: Project) -> list[str]:
+    """Name the architectures as CMAKE_CUDA_ARCHITECTURES does: code for each, and the portable form where asked for."""
+    return [f"{item.architecture.number}{'' if item.ptx else '-real'}" for item in project.targets]
+
+
+def compile_wheel(plan: Plan, place: Workspace, tools: Toolchain, launchers: Mapping[str, str], python: Path) -> Path:
+    """Compile, and return the wheel as the project's own build makes it; what is compiled already is kept.
+
+    Raises:
+        CompileError: the build failed; the message has the failed step, and says how much is kept.
+    """
+    project = plan.project
+    variables = environment(project, place, tools, plan.jobs, launchers, python)
+    paths.clear(place.wheels)
+    # `env -u`: an empty CPATH would mean the current folder.
+    command: list[str | Path] = ["env", *(part for name in STEERING for part in ("-u", name))]
+    command += [uv.find_uv_bin(), "build", "--wheel", "--no-build-isolation", "--python", python]
+    started = time.monotonic()
+    before = len(ninja.steps(place.tree))
+    step(f"compiling with {plan.jobs} at once" + (f"; {before} steps of an earlier run are kept" if before else ""))
+    with progress() as bar:
+        watch = ninja.Watch(bar, bar.add_task("configuring", total=None, unit="steps"))
+
+        def seen(line: str) -> None:
+            log.debug("| %s", line)
+            watch.line(line)
+
+        status = run_shown(
+            [*command, "--out-dir", place.wheels, place.tree],
+            cwd=place.tree,
+            env=variables,
+            timeout=_TIMEOUT,
+            seen=seen,
+        )
+    took = time.monotonic() - started
+    wheels = sorted(place.wheels.glob("*.whl"))
+    if status or len(wheels) != 1:
+        raise _failure(project, watch, status, took, len(ninja.steps(place.tree)))
+    step(f"compiled in {hours(took)}: {wheels[0].name}")
+    return wheels[0]
+
+
+def _failure(project: Project, watch: ninja.Watch, status: int, took: float, kept: int) -> CompileError:
+    killed = any("Killed" in line or "out of memory" in line for line in watch.failed)
+    hint = "a compiler was killed: the memory ran out. Run again with a smaller --jobs; " if killed else ""
+    return CompileError(
+        f"{project.name} {project.version} does not compile (status {status}, after {hours(took)})",
+        cause="\n".join(watch.failed or watch.tail) or "no output",
+        remedy=f"{hint}correct the cause and run the same command again: the {kept} steps that are done are kept, and "
+        "only what is missing or changed is compiled; the whole output is in the log",
+    )

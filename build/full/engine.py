@@ -1,0 +1,99 @@
+"""A full build, from an accepted plan to a proven wheel: one public function, for any project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from build import paths
+from build.console import log_to_file, note, step
+from build.full import caching, ninja, record, toolchains, workspace
+from build.full.compile import compile_wheel, prepare, site_packages
+from build.full.plan import Plan, hours, require
+from build.full.prove import prove
+from build.full.record import FullRecord, Provenance
+from build.full.repair import repair
+from build.full.toolchains import Toolchain
+from build.full.workspace import Workspace
+from build.record import artifact
+from build.series.apply import AppliedTree
+from build.wheeltest import environments
+
+
+def build(plan: Plan, folder: Path) -> FullRecord:
+    """Make the full build of a plan; what an earlier run has compiled is kept.
+
+    Args:
+        folder: gets the wheel, `full-PYTHON.json` and `full.log`.
+
+    Returns:
+        The record. Without a change since the last build, the last one's, and nothing is compiled.
+
+    Raises:
+        EnvironmentUnfitError: this machine lacks something; everything that is missing is listed.
+        PatchError: a patch does not apply.
+        CompileError: the build failed; running again goes on where it ended.
+        WheelError: the wheel cannot be repaired, or fails a check.
+        ProbeError: the wheel does not show what it must; it is kept, without a record.
+    """
+    require(plan)
+    project, place = plan.project, workspace.of(plan.project)
+    folder.mkdir(parents=True, exist_ok=True)
+    with paths.locked(place.folder, f"the full build of {project.name} {project.version}"):
+        log_to_file(folder / "full.log")
+        place.folder.mkdir(parents=True, exist_ok=True)
+        tools = toolchains.find(plan.kind, project.cuda, project.min_gcc, project.pins)
+        sources = project.sources()
+        patched = workspace.applied(project, sources)
+        proven = record.provenance(plan, sources.identity, patched, tools)
+        if last := unchanged(proven, folder):
+            note(f"nothing has changed since {last.wheel.name} was built")
+            return last
+        workspace.update(place, sources, patched)
+        return _made(plan, place, tools, patched, proven, folder)
+
+
+def unchanged(proven: Provenance, folder: Path) -> FullRecord | None:
+    """Return the last build's record if it is of the same inputs and its wheel is still what the record says."""
+    last = record.read(folder, proven.python)
+    if last is None or last.provenance != proven:
+        return None
+    wheel = folder / last.wheel.name
+    return last if wheel.is_file() and artifact(wheel) == last.wheel else None
+
+
+def _made(
+    plan: Plan, place: Workspace, tools: Toolchain, patched: AppliedTree, proven: Provenance, folder: Path
+) -> FullRecord:
+    """Compile, repair and prove."""
+    python = prepare(plan.project, place)
+    with caching.running(plan.caching) as launchers:
+        built = compile_wheel(plan, place, tools, launchers, python)
+    steps = ninja.steps(place.tree)
+    seconds = sum(item.seconds for item in steps)
+    note(f"{len(steps)} steps of ninja, {hours(seconds)} on one core")
+    step("repairing the wheel")
+    repaired = repair(plan.project, built, _libraries(plan, tools, python), record.encode(proven), folder)
+    for check in repaired.checks:
+        note(f"{check.name}: {check.detail}")
+    shown = prove(plan.project, repaired.path)
+    made = FullRecord(
+        provenance=proven,
+        wheel=artifact(repaired.path),
+        platform=repaired.tag,
+        copied=repaired.copied,
+        installed=environments.installed(python),
+        checks=repaired.checks,
+        probes=shown,
+        verdicts=patched.verdicts,
+        steps=len(steps),
+        seconds=round(seconds, 1),
+    )
+    record.write(made, folder)
+    step(f"{made.wheel.size / 1e6:.1f} MB: {made.wheel.name}")
+    return made
+
+
+def _libraries(plan: Plan, tools: Toolchain, python: Path) -> list[Path]:
+    """Return the folders in which the build found its libraries."""
+    folders = [site_packages(python) / item.folder for item in plan.project.externals]
+    return [*folders, *([tools.cuda_home / "lib64"] if tools.cuda_home else [])]

@@ -1,0 +1,145 @@
+"""What a full build will do, take and lack: printed before anything is fetched or compiled."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+from rich.markup import escape
+from rich.table import Table
+
+from build.console import console, note, step
+from build.errors import EnvironmentUnfitError
+from build.full import resources, toolchains
+from build.full.caching import CompilerCache
+from build.full.project import Project, UnitKind
+from build.full.toolchains import Kind
+from build.paths import cache
+from build.preflight import interpreter, other_platform
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Units of one kind: how many, and the seconds of one core for all of them."""
+
+    kind: UnitKind
+    units: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is known before a full build.
+
+    Attributes:
+        rows: what is compiled, as far as the tree shows it; ninja knows more once it is configured.
+        jobs: compilers that run at once, 0 if the memory is too small.
+        counted: whether a tree was there to count.
+        missing: what this machine lacks; empty for a build that can start.
+    """
+
+    project: Project
+    kind: Kind
+    caching: CompilerCache
+    rows: tuple[Row, ...]
+    jobs: int
+    counted: bool
+    free: int
+    missing: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(row.seconds for row in self.rows) / max(self.jobs, 1)
+
+
+def _rows(project: Project) -> tuple[Row, ...]:
+    made = []
+    for kind in project.units:
+        units = kind.count(project.tree)
+        times = max(1, len(project.targets)) if kind.device else 1
+        made.append(Row(kind, units, units * kind.seconds * times))
+    return tuple(made)
+
+
+def make(project: Project, kind: Kind, caching: CompilerCache, asked: int | None) -> Plan:
+    """Look at this machine and return the plan; it fetches and writes nothing.
+
+    Args:
+        asked: the value of `--jobs`.
+
+    Raises:
+        UsageError: MAX_JOBS is not a number.
+    """
+    missing = list(other_platform())
+    jobs = 0
+    try:
+        jobs = resources.jobs(project.memory_per_job, resources.machine(), asked)
+    except EnvironmentUnfitError as error:
+        missing.append(f"{error.what}: {error.cause}; {error.remedy}")
+    if problem := toolchains.problems(kind, project.cuda, project.min_gcc):
+        missing.append(problem)
+    if problem := caching.problem():
+        missing.append(problem)
+    try:
+        interpreter(project.python)
+    except EnvironmentUnfitError as error:
+        missing.append(f"{error.what}: {error.remedy}")
+    if shutil.which("git") is None:
+        missing.append("git is not on PATH: install it")
+    free = shutil.disk_usage(cache()).free
+    if free < project.disk:
+        missing.append(f"{cache()} has {free / _GIB:.0f} GiB free, {project.disk / _GIB:.0f} GiB are needed: "
+                       "free disk space, or set MULTIWORLD_CACHE to a folder on another disk")  # fmt: skip
+    rows = _rows(project)
+    return Plan(project, kind, caching, rows, jobs, project.tree is not None, free, tuple(missing))
+
+
+def hours(seconds: float) -> str:
+    """Return a duration as a person says it: `40 s`, `12 min`, `7.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def show(plan: Plan) -> None:
+    project = plan.project
+    step(f"full build of {project.name} {project.version} for Python {project.python}")
+    if plan.rows:
+        console.print(_table(plan))
+    note(
+        f"{len(project.patches)} patches; toolchain: {plan.kind.value}"
+        + (f", CUDA {project.cuda}" if project.cuda else "")
+    )
+    if project.targets:
+        note(f"architectures: {', '.join(f'{target} ({target.architecture.gpus})' for target in project.targets)}")
+    note(f"compiler cache: {plan.caching.value}")
+    note(f"{plan.jobs or 'no'} compiler(s) at once, {project.memory_per_job / _GIB:.1f} GiB of memory for each")
+    note(f"disk: {project.disk / _GIB:.1f} GiB in {cache()}, {plan.free / _GIB:.1f} GiB are free")
+    for problem in plan.missing:
+        note(f"missing: {problem}")
+
+
+def _table(plan: Plan) -> Table:
+    counted = "counted in the tree" if plan.counted else "estimated: the tree is not here yet"
+    table = Table(title=f"to compile, {counted}")
+    for column in ("units", "how many", "each", "on one core"):
+        table.add_column(column)
+    for row in plan.rows:
+        each = f"{row.kind.seconds:.1f} s" + (" per architecture" if row.kind.device and plan.project.targets else "")
+        table.add_row(escape(row.kind.name), str(row.units), each, hours(row.seconds))
+    whole = f"about {hours(plan.seconds)} with {plan.jobs} at once" if plan.jobs else "-"
+    table.add_row("all", str(sum(row.units for row in plan.rows)), "", whole)
+    return table
+
+
+def require(plan: Plan) -> None:
+    """Raise EnvironmentUnfitError, which lists what is missing, unless the build can start."""
+    if plan.missing:
+        raise EnvironmentUnfitError(
+            f"this machine cannot make a full build of {plan.project.name} {plan.project.version}: "
+            f"{len(plan.missing)} problem(s)",
+            cause="\n".join(plan.missing),
+            remedy="fix these and run again; nothing was started",
+        )

@@ -1,0 +1,123 @@
+"""`full.json`: what a full build was made from, how, and what was shown of its wheel."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from build.full.plan import Plan
+from build.full.toolchains import Toolchain
+from build.overlay.model import Check
+from build.paths import atomic_write
+from build.record import Artifact, Patch
+from build.series.apply import AppliedTree
+from build.series.verdicts import HunkVerdict
+
+#: Increased when a field changes its meaning.
+SCHEMA = 1
+#: The exit status that stands for a probe that had no stock wheel to run on.
+NOT_RUN = -1
+
+
+class Provenance(msgspec.Struct, frozen=True):
+    """All that decides a full build; embedded in the wheel as `multiworld.json`. It names no path of the machine.
+
+    Attributes:
+        source: where the sources came from, and how they are known to be the release.
+        commit: of the patched tree; it depends on the sources and the patches alone.
+        toolchain: `system`, `conda` or `index`.
+        compilers: first lines of their `--version`.
+        architectures: what the device code is compiled for.
+        requires: requirements of the build.
+        environment: variables that the project sets.
+    """
+
+    schema: int
+    project: str
+    version: str
+    python: str
+    source: str
+    commit: str
+    patches: tuple[Patch, ...]
+    toolchain: str
+    compilers: tuple[str, ...]
+    cuda: str
+    architectures: tuple[str, ...]
+    requires: tuple[str, ...]
+    libraries: tuple[str, ...]
+    environment: dict[str, str]
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What a probe did: exit statuses on the stock wheel (-1: not run) and on the built one."""
+
+    name: str
+    stock: int
+    built: int
+    as_expected: bool
+
+
+class FullRecord(msgspec.Struct, frozen=True):
+    """The whole of `full.json`.
+
+    Attributes:
+        copied: libraries of the build machine that are in the wheel.
+        installed: the build's environment, `name==version`.
+        steps: steps of ninja, and the seconds of all of them on one core.
+    """
+
+    provenance: Provenance
+    wheel: Artifact
+    platform: str
+    copied: tuple[str, ...]
+    installed: tuple[str, ...]
+    checks: tuple[Check, ...]
+    probes: tuple[Shown, ...]
+    verdicts: tuple[HunkVerdict, ...]
+    steps: int
+    seconds: float
+
+
+def provenance(plan: Plan, source: str, patched: AppliedTree, tools: Toolchain) -> Provenance:
+    project = plan.project
+    return Provenance(
+        schema=SCHEMA,
+        project=project.name,
+        version=project.version,
+        python=project.python,
+        source=source,
+        commit=patched.head,
+        patches=tuple(Patch(p.name, p.subject, hashlib.sha256(p.data).hexdigest()) for p in project.patches),
+        toolchain=plan.kind.value,
+        compilers=tools.identity,
+        cuda=project.cuda,
+        architectures=tuple(map(str, project.targets)),
+        requires=project.requires,
+        libraries=project.pins,
+        environment=dict(project.environment),
+    )
+
+
+def place(folder: Path, python: str) -> Path:
+    return folder / f"full-{python}.json"
+
+
+def encode(record: Provenance | FullRecord) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def write(record: FullRecord, folder: Path) -> Path:
+    path = place(folder, record.provenance.python)
+    with atomic_write(path) as part:
+        part.write_bytes(encode(record))
+    return path
+
+
+def read(folder: Path, python: str) -> FullRecord | None:
+    """Return the record of the last full build for `python`; None if there is none that can be read."""
+    try:
+        return msgspec.json.decode(place(folder, python).read_bytes(), type=FullRecord)
+    except (OSError, msgspec.DecodeError):
+        return None

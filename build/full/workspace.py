@@ -1,0 +1,133 @@
+"""The folder in which a full build compiles. It is kept: a failed build goes on where it ended.
+
+The sources in it are brought up to date file by file, so that a corrected patch recompiles only what it touches.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from build import paths, seals
+from build.console import note, step
+from build.errors import SourceError
+from build.full.project import Project, Sources
+from build.git import SUBMODULE, SYMLINK, Entry, Git
+from build.series.apply import AppliedTree, apply_series
+from build.series.show import show_verdicts
+
+_Known = dict[str, tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Folders of one project, version and Python; `folder` is locked while it is used."""
+
+    folder: Path
+
+    @property
+    def tree(self) -> Path:
+        """The patched sources, with the build's own folder `build` in them."""
+        return self.folder / "tree"
+
+    @property
+    def environment(self) -> Path:
+        return self.folder / "environment"
+
+    @property
+    def wheels(self) -> Path:
+        """Where the build puts its wheel, before the repair."""
+        return self.folder / "wheels"
+
+
+def of(project: Project) -> Workspace:
+    return Workspace(paths.cache("full") / f"{project.name}-{project.version}-cp{project.python.replace('.', '')}")
+
+
+def applied(project: Project, sources: Sources) -> AppliedTree:
+    """Apply the project's patches in a checkout of its own, which is only read."""
+    checkout = paths.cache("applied") / f"{project.name}-{project.version}-full"
+    with paths.locked(checkout, f"the checkout of {project.name} {project.version}"):
+        step(f"applying {len(project.patches)} patches")
+        paths.sweep(checkout)
+        made = apply_series(sources.repo, sources.base, project.patches, checkout)
+        show_verdicts(made.verdicts, f"{project.version}: hunks")
+    return made
+
+
+def update(place: Workspace, sources: Sources, patched: AppliedTree) -> int:
+    """Bring the sources of a workspace up to date, and return how many files or submodules have changed.
+
+    What is unchanged keeps its time, so that ninja does not compile it again.
+
+    Raises:
+        SourceError: a submodule is not checked out in the source.
+    """
+    record = place.folder / "tree.json"
+    known = (seals.read_record(record, _Known) or {}) if place.tree.is_dir() else {}
+    wanted = Git(patched.checkout).files(patched.head)
+    changed = [entry for path, entry in wanted.items() if known.get(path) != (entry.mode, entry.blob)]
+    gone = sorted(set(known) - set(wanted))
+    if changed or gone:
+        record.unlink(missing_ok=True)  # until all is done: a killed run copies everything again
+        for path in gone:
+            paths.clear(place.tree / path)
+        for entry in changed:
+            _put(place, sources, patched, entry)
+        _point_to_git(place, patched)
+        seals.write_record(record, {path: (entry.mode, entry.blob) for path, entry in wanted.items()})
+        note(f"{len(changed)} files or submodules copied, {len(gone)} removed")
+    return len(changed) + len(gone)
+
+
+def _put(place: Workspace, sources: Sources, patched: AppliedTree, entry: Entry) -> None:
+    target = place.tree / entry.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if entry.mode == SUBMODULE:
+        _put_submodule(sources.repo / entry.path, target, entry)
+        return
+    origin = patched.checkout / entry.path
+    if (
+        entry.mode != SYMLINK
+        and target.is_file()
+        and not target.is_symlink()
+        and target.read_bytes() == origin.read_bytes()
+    ):
+        target.chmod(origin.stat().st_mode)  # a killed run had copied it
+        return
+    paths.clear(target)
+    shutil.copyfile(origin, target, follow_symlinks=False)
+    if entry.mode != SYMLINK:
+        target.chmod(origin.stat().st_mode)
+
+
+def _put_submodule(origin: Path, target: Path, entry: Entry) -> None:
+    """Copy a submodule with those in it, without their repositories.
+
+    Raises:
+        SourceError: it is not checked out, or is at another commit.
+    """
+    found = Git(origin).call("rev-parse", "HEAD", "--show-prefix") if origin.is_dir() else None
+    here, _, prefix = (found.stdout.decode() if found else "").partition("\n")
+    if prefix.strip() or here != entry.blob:
+        raise SourceError(
+            f"the submodule {entry.path} is not checked out at {entry.blob[:12]}",
+            cause=f"{origin} has {here[:12] or 'nothing'}" if not prefix.strip() else f"{origin} is empty",
+            remedy="run `git submodule update --init --recursive` in the source, or let upstream's be cloned",
+        )
+    paths.clear(target)
+    shutil.copytree(origin, target, symlinks=True, ignore=shutil.ignore_patterns(".git"))
+
+
+def _point_to_git(place: Workspace, patched: AppliedTree) -> None:
+    """Let `git rev-parse HEAD` in the tree name the patched commit: builds write it into the version."""
+    (place.tree / ".git").write_bytes(b"gitdir: " + os.fsencode(Git(patched.checkout).git_dir()) + b"\n")
+
+
+def variables(tree: Path) -> Mapping[str, str]:
+    """Return what keeps the folder's name out of the results: debug information and `__FILE__`."""
+    option = f"-ffile-prefix-map={tree}=."
+    return {name: " ".join(filter(None, (os.environ.get(name, ""), option))) for name in ("CFLAGS", "CXXFLAGS")}

@@ -1,0 +1,164 @@
+"""The conda environment: locked from a channel on disk, checked without a solver, installed, used as a toolchain."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from build import conda
+from build.commands import lock as command
+from build.errors import EnvironmentUnfitError, ReleaseDataError, UsageError
+from build.full import toolchains
+from build.full.toolchains import Kind
+from tests.build.full.conda_channel import Channel, driver
+
+VERSIONS: tuple[str, ...] = ("12.1", "12.4")
+NVCC = "#!/bin/sh\necho 'Cuda compilation tools, release {0}, V{0}.1'\n"
+SPECIFICATION = "channels:\n  - {url}\ndependencies:\n  - cuda-nvcc\n  - cxx-compiler  # a comment\n  - picky\n"
+
+
+@pytest.fixture(scope="module")
+def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
+    made = Channel(tmp_path_factory.mktemp("channel"))
+    for cuda in ("12.1", "12.4"):
+        made.add("cuda-version", cuda)
+        files = {"bin/nvcc": NVCC.format(cuda)}
+        made.add("cuda-nvcc", f"{cuda}.1", f"cuda-version {cuda}.*", "__cuda >=12", files=files)
+    made.add("cxx-compiler", "1.0", "gxx >=12", files={"bin/g++": '#!/bin/sh\nexec /usr/bin/g++ "$@"\n'})
+    made.add("gxx", "12.3")
+    made.add("picky", "1.0", "__glibc >=2.17")
+    made.add("picky", "2.0", "__glibc >=2.34")
+    made.publish()
+    return made
+
+
+@pytest.fixture(scope="module")
+def program(module_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert module_cache.is_dir()
+    return driver(tmp_path_factory.mktemp("bin"), conda.tools() / "bin" / "python")
+
+
+@pytest.fixture
+def place(channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of two CUDA versions, and no conda of the machine."""
+    monkeypatch.setattr(conda, "SPECIFICATION", tmp_path / "environment.yml")
+    monkeypatch.setattr(conda, "LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(conda, "locks", lambda: tuple(map(conda.Lock, VERSIONS)))
+    for name in ("CONDA_EXE", "MAMBA_EXE", "CONDA_PREFIX", "CUDA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "environment.yml").write_text(SPECIFICATION.format(url=channel.url))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def solved(channel: Channel, program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The locks of both versions, made once: conda-lock takes seconds."""
+    folder = tmp_path_factory.mktemp("solved")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conda, "SPECIFICATION", folder / "environment.yml")
+        patch.setattr(conda, "LOCKS", folder / "locks")
+        (folder / "environment.yml").write_text(SPECIFICATION.format(url=channel.url))
+        for cuda in VERSIONS:
+            conda.make(conda.Lock(cuda), program)
+    return folder / "locks"
+
+
+@pytest.fixture
+def locked(place: Path, solved: Path) -> Path:
+    shutil.copytree(solved, place / "locks")
+    return place
+
+
+def test_locks_are_made_and_then_fit(place: Path, solved: Path, channel: Channel) -> None:
+    assert conda.check_locks() == ["cuda-12.1.conda-lock.yml", "cuda-12.4.conda-lock.yml"]
+    shutil.copytree(solved, place / "locks")
+    assert conda.check_locks() == []
+    text = conda.Lock("12.4").path.read_text()
+    assert f"url: {channel.url}/linux-64/cuda-nvcc-12.4.1-0.tar.bz2" in text
+    assert "gxx-12.3-0.tar.bz2" in text
+    assert "picky-1.0-0" in text  # 2.0 needs a newer glibc than wheels may
+    assert str(channel.packages["cuda-nvcc-12.4.1-0.tar.bz2"]["sha256"]) in text  # type: ignore[index]
+    assert "12.1" not in text.partition("package:")[2]
+    assert "conda-lock-" not in text  # the folder in which it was made
+
+
+@pytest.mark.parametrize("edit", ["environment", "lock", "virtual"])
+def test_an_edit_is_named(edit: str, locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if edit == "environment":
+        path = locked / "environment.yml"
+        path.write_text(path.read_text().replace("  # a comment", "\n# another"))
+        assert conda.check_locks() == []
+        path.write_text(path.read_text().replace("picky", "picky>=1"))
+        said, names = "environment.yml, the CUDA version or the virtual packages have changed", VERSIONS
+    elif edit == "lock":
+        path = conda.Lock("12.4").path
+        path.write_text(path.read_text().replace("version: 12.4.1", "version: 12.4.2"))
+        said, names = "was changed by hand or is damaged", VERSIONS[1:]
+    else:
+        monkeypatch.setattr(conda, "GLIBC", "2.34")
+        said, names = "virtual packages have changed", VERSIONS
+    with pytest.raises(ReleaseDataError, match="conda locks are out of date") as caught:
+        conda.check_locks()
+    assert [name for name in ("12.1", "12.4") if f"cuda-{name}.conda-lock.yml: " in caught.value.cause] == [*names]
+    assert said in caught.value.cause
+    assert "nox -s lock" in caught.value.remedy
+
+
+def test_the_check_asks_no_program(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert locked.is_dir()
+    monkeypatch.setattr(conda, "run", lambda *_, **__: pytest.fail("a program was run"))
+    assert conda.check_locks() == []
+
+
+def test_a_toolchain_from_the_lock(locked: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert locked.is_dir()
+    monkeypatch.setenv("CONDA_EXE", str(program))
+    assert toolchains.problems(Kind.CONDA, "12.4", 9) == ""
+    found = toolchains.find(Kind.CONDA, "12.4", 9)
+    assert found.identity[1] == "nvcc V12.4.1"
+    assert found.cuda_home is not None
+    assert found.variables["CUDACXX"] == str(found.cuda_home / "bin" / "nvcc")
+    assert found.cxx == found.cuda_home / "bin" / "g++"
+    assert toolchains.find(Kind.CONDA, "12.4", 9) == found
+
+
+def test_an_active_environment_is_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = place / "mine"
+    (prefix / "bin").mkdir(parents=True)
+    for name, text in (("nvcc", NVCC.format("12.4")), ("g++", '#!/bin/sh\nexec /usr/bin/g++ "$@"\n')):
+        (prefix / "bin" / name).write_text(text)
+        (prefix / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("CONDA_PREFIX", str(prefix))
+    assert toolchains.find(Kind.CONDA, "12.4", 9).cuda_home == prefix
+    monkeypatch.setenv("PATH", str(place))
+    assert "no conda, mamba or micromamba" in toolchains.problems(Kind.CONDA, "12.1", 9)
+
+
+def test_without_a_lock_there_is_no_toolchain(place: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert place.is_dir()
+    monkeypatch.setenv("CONDA_EXE", str(program))
+    with pytest.raises(EnvironmentUnfitError, match=r"no conda environment for CUDA 12\.4") as caught:
+        conda.environment("12.4")
+    assert "locks/cuda-12.4.conda-lock.yml is not there" in caught.value.cause
+
+
+def test_a_package_that_no_channel_has(place: Path, program: Path) -> None:
+    path = place / "environment.yml"
+    path.write_text(path.read_text() + "  - unobtainium\n")
+    with pytest.raises(EnvironmentUnfitError, match=r"environment of CUDA 12\.4 cannot be solved") as caught:
+        conda.make(conda.Lock("12.4"), program)
+    assert "unobtainium" in caught.value.cause
+    assert not conda.Lock("12.4").path.exists()
+
+
+def test_no_conda(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", str(place))
+    command._make_conda("")
+    command._check_conda()
+    said = capsys.readouterr().out
+    assert "conda locks not made: this machine has no conda, mamba or micromamba" in said
+    assert "no conda lock yet: cuda-12.1.conda-lock.yml, cuda-12.4.conda-lock.yml; run `nox -s lock`" in said
+    with pytest.raises(UsageError, match="--conda no-such-conda: there is no such program"):
+        command._make_conda("no-such-conda")
