@@ -68,16 +68,16 @@ def bench(
         raise UsageError(f"{dist} holds no build to measure", remedy="nox -s build-2.6.0")
     if of_wheels and not subject:
         note(f"{' and '.join(of_wheels)}: {dist} holds no build to measure")
-    if subject and "overlay" in wanted:
-        found += overlay.measure(subject, dist, repeats, source)
-    if subject and "import" in wanted:
-        found += imports.measure(subject, dist, rounds)
-    if subject and "verify" in wanted:
-        found += verify.measure(subject, dist, source)
-    if "wheelhouse" in wanted:
-        found += wheelhouse.measure(repeats)
-    if subject and "nccl" in wanted:
-        found += device.measure(subject, dist, rounds)
+    measures = {
+        "overlay": lambda: overlay.measure(subject, dist, repeats, source),
+        "import": lambda: imports.measure(subject, dist, rounds),
+        "verify": lambda: verify.measure(subject, dist, source),
+        "nccl": lambda: device.measure(subject, dist, rounds),
+        "wheelhouse": lambda: wheelhouse.measure(repeats),
+    }
+    for name, measure in measures.items():
+        if name in wanted and (subject or name not in _OF_BUILD):
+            found += measure()
     missed = _judge(found, subject, meter.read(), json)
     if "porting" in wanted and not _porting():
         missed.append("porting")
