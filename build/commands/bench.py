@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -68,7 +69,7 @@ def bench(
         raise UsageError(f"{dist} holds no build to measure", remedy="nox -s build-2.6.0")
     if of_wheels and not subject:
         note(f"{' and '.join(of_wheels)}: {dist} holds no build to measure")
-    measures = {
+    measures: dict[str, Callable[[], list[figures.Figure]]] = {
         "overlay": lambda: overlay.measure(subject, dist, repeats, source),
         "import": lambda: imports.measure(subject, dist, rounds),
         "verify": lambda: verify.measure(subject, dist, source),
