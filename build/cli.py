@@ -90,10 +90,10 @@ def guarded(make: Callable[[], typer.Typer], argv: list[str] | None = None) -> i
     return _interrupted() if status == EXIT_INTERRUPTED else status if isinstance(status, int) else 0
 
 
-def run(command: Callable[[], int] = main) -> int:
-    """Run a command line with the signals of the tooling: what ends it removes what it has begun."""
+def run(command: Callable[[], int] | None = None) -> int:
+    """Run a command line, default `main`, with the signals of the tooling: what ends it removes what it has begun."""
     signals.handle()
     try:
-        return command()
+        return (command or main)()
     finally:
         signals.ignore()
