@@ -140,6 +140,12 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def explain(session: nox.Session) -> None:
+    """Whether an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`."""
+    _tool(session, "explain", *session.posargs)
+
+
+@nox.session
 def clean(session: nox.Session) -> None:
     """What the caches hold, and freeing it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`."""
     _tool(session, "clean", *session.posargs)
@@ -185,9 +191,12 @@ def _release_sessions(release: str) -> None:
 
     @nox.session(name=f"build-{release}")
     def build(session: nox.Session) -> None:
-        """Patched wheel and overlay wheel, then their tests: `-- [--source PATH] [--python 3.11] [--no-test]`."""
+        """Patched wheel and overlay wheel, then their tests: `-- [--source PATH] [--python 3.11] [--no-test]`.
+
+        With `--patches FILE --label NAME` wheels of your own patches, without the tests of the series.
+        """
         _tool(session, "build", release, *session.posargs)
-        if "--no-test" not in session.posargs:
+        if not {"--no-test", "--label"} & set(session.posargs):
             session.notify(f"test-{release}", [])
 
     @nox.session(name=f"test-{release}")

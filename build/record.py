@@ -82,11 +82,16 @@ class Artifact(msgspec.Struct, frozen=True):
     size: int
 
 
+#: In place of a wheel that was not built.
+NONE = Artifact("", "", 0)
+
+
 class BuildRecord(msgspec.Struct, frozen=True):
     """The whole of `build.json`.
 
     Attributes:
         python: CPython version of the patched wheel; the overlay wheel is for all versions.
+        overlay: the overlay wheel; `NONE` where patches change Python files, too.
         replaced: exported stock symbols that the overlay defines, mangled.
         passed_over: origins of sources that could not be used, with the reason.
     """

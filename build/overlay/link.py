@@ -19,8 +19,9 @@ from build.overlay.runtime import Export, Runtime, prepare, stub
 from build.overlay.symbols import demangle, needed, run_path, table, undefined
 from build.overlay.toolchain import run_compiler
 from build.paths import atomic_write
+from build.releases import Release
 
-SONAME = "libtorch_mw.so"
+_STEM = "libtorch_mw"
 #: The libraries whose symbols the units use, in the order in which they must be searched at run time.
 _NEEDED = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
 #: Prefix of the functions of each library outside the wheel that host units call.
@@ -43,6 +44,11 @@ _OTHERS = (
     "c10d::registerProcessGroup",
     "at::RegisterCUDAHooks",
 )
+
+
+def soname(release: Release) -> str:
+    """Return the name of the library; that of a user's patches has the label, since a process may find two."""
+    return f"{_STEM}_{release.label}.so" if release.label else f"{_STEM}.so"
 
 
 def to_wrap(objects: Iterable[Object]) -> str:
@@ -98,7 +104,7 @@ def _command(
     rpath = "$ORIGIN/../../torch/lib:" + run_path(inputs.lib / "libtorch_cuda.so")
     libraries = [inputs.lib / name for name in _NEEDED]
     line: list[str | Path] = [inputs.toolchain.cxx, "-shared", "-fPIC", "-s", "-o", target, *objects]
-    line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{SONAME}"]
+    line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{soname(inputs.release)}"]
     line += ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{rpath}"]
     line += [f"-Wl,--wrap={wrap}"] if wrap else []
     line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *stubs]

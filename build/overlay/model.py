@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from build.overlay.owners import Owners
 from build.overlay.toolchain import Toolchain
 from build.releases import Release
 
@@ -22,6 +23,9 @@ class Inputs:
         wheel: folder of the unpacked official wheel, with `torch/include` and `torch/lib`.
         python: CPython version of that wheel.
         headers: include folders beyond wheel and tree, in order.
+        units: the units to compile; empty for those among `changed`.
+        defines: further macros, `NAME` or `NAME=VALUE`; `NAME=0` says that the wheel was built without it.
+        owners: the library of each unit, where the patches are not a series of this project.
         safe_headers: changed headers that the series' manifest declares safe for an overlay, with the reason.
     """
 
@@ -34,6 +38,9 @@ class Inputs:
     headers: tuple[Path, ...]
     safe_headers: dict[str, str]
     toolchain: Toolchain
+    owners: Owners | None = None
+    units: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()
 
     @property
     def lib(self) -> Path:
