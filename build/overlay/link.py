@@ -16,7 +16,7 @@ from build.errors import CompileError, OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import LIBRARIES, Inputs, Object
 from build.overlay.runtime import Export, Runtime, prepare, stub
-from build.overlay.symbols import demangle, needed, run_path, table, undefined
+from build.overlay.symbols import defined, demangle, needed, run_path, table, undefined
 from build.overlay.toolchain import run_compiler
 from build.paths import atomic_write
 from build.releases import Release
@@ -51,10 +51,17 @@ def soname(release: Release) -> str:
     return f"{_STEM}_{release.label}.so" if release.label else f"{_STEM}.so"
 
 
-def to_wrap(objects: Iterable[Object]) -> str:
+def _registries(objects: Iterable[Object]) -> list[str]:
+    """Return the registrations of `C10_REGISTER_CLASS` and its kin: each unit has the template's code in it."""
+    names = {name for item in objects for name in defined(item.path, dynamic=False)}
+    found = [name for name in names if name.startswith("_ZN3c108Registry") and "8RegisterE" in name]
+    return sorted(demangle(found).values()) if found else []
+
+
+def to_wrap(objects: Sequence[Object]) -> str:
     """Return the mangled name of the registration function to wrap, empty when no object calls it."""
     spelt = demangle(undefined(item.path for item in objects))
-    unsafe = sorted(name for name in spelt.values() if name.startswith(_OTHERS))
+    unsafe = sorted(name for name in spelt.values() if name.startswith(_OTHERS)) + _registries(objects)
     if unsafe:
         raise OverlayCheckError(
             f"the overlay would register twice: {', '.join(unsafe)}",
