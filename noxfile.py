@@ -147,6 +147,12 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def explain(session: nox.Session) -> None:
+    """Whether an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`."""
+    _tool(session, "explain", *session.posargs)
+
+
+@nox.session
 def clean(session: nox.Session) -> None:
     """What the caches hold, and freeing it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`."""
     _tool(session, "clean", *session.posargs)
@@ -236,9 +242,13 @@ def _release_sessions(release: str) -> None:
 
     @nox.session(name=f"build-{release}")
     def build(session: nox.Session) -> None:
-        """Patched wheel and overlay wheel, then their tests: `-- [--source PATH] [--python V] [--no-test|--full]`."""
+        """Patched wheel and overlay wheel, then their tests: `-- [--source PATH] [--python V] [--no-test|--full]`.
+
+        With `--patches FILE --label NAME` wheels of your own patches, without the tests of the series.
+        """
         _tool(session, "build", release, *session.posargs)
-        if not {"--no-test", "--full", "--plan"} & set(session.posargs):  # a full build runs the probes itself
+        # A full build runs the probes itself.
+        if not {"--no-test", "--full", "--plan", "--label"} & set(session.posargs):
             session.notify(f"test-{release}", [])
 
     @nox.session(name=f"test-{release}")

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build import leases, official, paths, preflight, record, releases, seals, sources
+from build.anypatch import patchset
+from build.anypatch.plan import MOST_UNITS, Limits, Plan, Serves
+from build.anypatch.plan import make as make_plan
 from build.console import log_to_file, note, step
 from build.errors import DigestMismatchError, WheelError
-from build.overlay import toolchain
+from build.overlay import owners, toolchain
 from build.overlay.build import build_overlay
 from build.overlay.model import Check, Inputs, Overlay
 from build.releases import Release
@@ -34,6 +37,11 @@ class Request:
 
     Attributes:
         python: CPython version of the patched wheel, default this interpreter's.
+        patches: a patch file, or a folder of them, in place of the release's series; `branch` is PATH@REV.
+        label: what the version of the wheels of such patches ends with.
+        defines: macros that the wheel was built with, or `NAME=0` without.
+        include: folders of further headers, such as those of submodules.
+        most_units: units that may be compiled for one changed header.
         source: where the source tree is, default: found.
         dist: folder that gets a folder per release.
         tested: whether the wheels will be tested on this machine.
@@ -44,10 +52,32 @@ class Request:
     source: Path | None = None
     dist: Path = paths.DIST
     tested: bool = True
+    patches: Path | None = None
+    branch: str = ""
+    label: str = ""
+    include: tuple[Path, ...] = ()
+    most_units: int = MOST_UNITS
+    defines: tuple[str, ...] = ()
+
+    @property
+    def of_user(self) -> bool:
+        return self.patches is not None or bool(self.branch)
 
     @property
     def folder(self) -> Path:
-        return self.dist / self.release
+        return self.dist / (f"{self.release}-{self.label}" if self.label else self.release)
+
+    def entry(self) -> Release:
+        """Return the entry of the release; for patches of the user, under their label."""
+        known = releases.get(self.release)
+        return patchset.labelled(known, self.label) if self.of_user or self.label else known
+
+    def chosen(self) -> tuple[PatchFile, ...]:
+        """Return the patches to apply."""
+        known = releases.get(self.release)
+        if self.of_user or self.label:
+            return patchset.chosen(known, self.patches, self.branch)
+        return patches_of(known.version, known.series)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +89,7 @@ class Prepared:
     wheel: Path
     applied: AppliedTree
     inputs: Inputs
+    plan: Plan | None = None
 
 
 def _safe_headers(release: Release) -> dict[str, str]:
@@ -91,7 +122,7 @@ def _check_source(tree: SourceTree, include: Path, read: frozenset[str]) -> Chec
     return Check("the source tree is the release", True, detail)
 
 
-def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Path) -> Inputs:
+def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Path, plan: Plan | None) -> Inputs:
     return Inputs(
         release=release,
         tree=applied.checkout,
@@ -99,9 +130,12 @@ def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Pat
         wheel=official.unpack(wheel),
         python=request.python,
         wheel_sha256=release.wheel.sha256[request.python],
-        headers=official.fetch_headers(release),
+        headers=(*official.fetch_headers(release), *(path.absolute() for path in request.include)),
         safe_headers=_safe_headers(release),
         toolchain=toolchain.find(release.min_gcc),
+        owners=owners.read(applied.checkout) if plan else None,
+        units=tuple(plan.units) if plan else (),
+        defines=request.defines,
     )
 
 
@@ -114,14 +148,41 @@ def documents(distribution: str, proven: record.Provenance, wheel: record.Artifa
     return {record.EMBEDDED: record.encode(proven), str(sbom.PLACE): sbom.document(distribution, proven, wheel)}
 
 
+def _plan(request: Request, applied: AppliedTree) -> Plan | None:
+    """Plan what serves the user's patches; None for the project's own series, which is made for an overlay."""
+    if not request.of_user:
+        return None
+    names = {name for change in applied.changed for name in (change.path, change.old_path)}
+    present = {name for name in names if (applied.checkout / name).is_file()}
+    plan = make_plan(applied.checkout, names, Limits(request.most_units, request.defines), present)
+    plan.require()
+    return plan
+
+
+def _members(ready: Prepared) -> dict[str, bytes | None]:
+    """Return the members of the wheel that patches change: Python files, and headers that the wheel has."""
+    if ready.plan is None:
+        return {}
+    files: dict[str, bytes | None] = {}
+    for row in ready.plan.rows:
+        path = ready.applied.checkout / row.path
+        if row.serves is Serves.PYTHON:
+            files[row.path] = path.read_bytes() if path.is_file() else None
+        elif row.serves is Serves.HEADER:
+            name = f"torch/include/{row.path.removeprefix('aten/src/')}"
+            files |= {name: path.read_bytes()} if (ready.inputs.wheel / name).is_file() else {}
+    return files
+
+
 def _assemble(
-    request: Request, release: Release, wheel: Path, overlay: Overlay, proven: record.Provenance
+    request: Request, ready: Prepared, wheel: Path, overlay: Overlay, proven: record.Provenance
 ) -> tuple[record.Artifact, record.Artifact]:
     """Write the patched wheel and the overlay wheel, or keep those of an equal build."""
+    release, files = ready.inputs.release, _members(ready)
     last = record.read(request.folder, request.python)
     if last is not None and last.provenance == proven and last.official.sha256 == release.wheel.sha256[request.python]:
         kept = (last.patched, last.overlay)
-        wheels = [(request.folder / item.name, item) for item in kept]
+        wheels = [(request.folder / item.name, item) for item in kept if item.name]
         if all(path.is_file() and record.artifact(path) == item for path, item in wheels):
             note("wheels unchanged, kept")
             return kept
@@ -131,12 +192,15 @@ def _assemble(
     tag = proven.platform
     inside = documents("torch", proven, stock)
     try:
-        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder)
+        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder, files)
     except (DigestMismatchError, WheelError):
         # Its seal matched, but bytes of it are wrong: reading it whole tells a damaged file from an unknown layout.
         seals.distrust(wheel)
         wheel = official.fetch_wheel(release, request.python)
-        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder)
+        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder, files)
+    if ready.plan and ready.plan.python:
+        note(f"no overlay wheel: it changes no file of torch, and the patch changes {', '.join(ready.plan.python)}")
+        return record.artifact(patched), record.NONE
     beside = documents(overlay_wheel.DISTRIBUTION, proven, stock)
     alone = overlay_wheel.assemble(release, wheel, overlay, tag, beside, request.folder)
     return record.artifact(patched), record.artifact(alone)
@@ -162,7 +226,7 @@ def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRec
     """Make the overlay in `scratch`, and put it into wheels."""
     release, wheel = ready.inputs.release, ready.wheel
     overlay, proven = make_overlay(ready, scratch)
-    patched, alone = _assemble(request, release, wheel, overlay, proven)
+    patched, alone = _assemble(request, ready, wheel, overlay, proven)
     return record.BuildRecord(
         provenance=proven,
         python=request.python,
@@ -183,8 +247,8 @@ def check(request: Request) -> Release:
         EnvironmentUnfitError: this machine cannot build it.
         UnknownReleaseError: the release is not known.
     """
-    release = releases.get(request.release)
-    patches_of(release.version, release.series)
+    release = request.entry()
+    request.chosen()
     preflight.check(release, request.python, request.dist, source=request.source, tested=request.tested)
     return release
 
@@ -192,14 +256,14 @@ def check(request: Request) -> Release:
 @contextmanager
 def prepared(request: Request) -> Iterator[Prepared]:
     """Get everything, apply the series, and hold the checkout's lock in the block."""
-    release = releases.get(request.release)
-    patches = patches_of(release.version, release.series)
+    release, patches = request.entry(), request.chosen()
     tree = sources.acquire(release, request.source)
     wheel = official.fetch_wheel(release, request.python)
-    checkout = leases.take(paths.cache("applied") / release.version)
+    checkout = leases.take(paths.cache("applied") / request.folder.name)
     with paths.locked(checkout, f"the checkout of {release.version}"):
         applied = _apply(tree, patches, checkout)
-        yield Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel))
+        plan = _plan(request, applied)
+        yield Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel, plan), plan)
 
 
 def build_release(request: Request) -> record.BuildRecord:

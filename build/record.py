@@ -57,6 +57,7 @@ class Provenance(msgspec.Struct, frozen=True):
         compiler: first line of `--version`.
         linker: likewise, of the linker that the compiler starts.
         flags: the compile line without paths.
+        soname: file name of the overlay.
         assembly: digest of this project's code that goes into the wheels or writes them.
         platform: platform tag that the overlay needs.
     """
@@ -75,6 +76,7 @@ class Provenance(msgspec.Struct, frozen=True):
     linker: str
     flags: tuple[str, ...]
     units: tuple[UnitRecord, ...]
+    soname: str
     overlay_sha256: str
     overlay_build_id: str
     assembly: str
@@ -90,11 +92,16 @@ class Artifact(msgspec.Struct, frozen=True):
     size: int
 
 
+#: In place of a wheel that was not built.
+NONE = Artifact("", "", 0)
+
+
 class BuildRecord(msgspec.Struct, frozen=True):
     """The whole of `build.json`.
 
     Attributes:
         python: CPython version of the patched wheel; the overlay wheel is for all versions.
+        overlay: the overlay wheel; `NONE` where patches change Python files, too.
         replaced: exported stock symbols that the overlay defines, mangled.
         passed_over: origins of sources that could not be used, with the reason.
     """
@@ -158,6 +165,7 @@ def provenance(
         linker=linker(toolchain.cxx),
         flags=overlay.flags,
         units=tuple(UnitRecord(item.unit, item.why, item.sha256) for item in overlay.objects),
+        soname=overlay.soname,
         overlay_sha256=overlay.sha256,
         overlay_build_id=overlay.build_id,
         assembly=assembly(),

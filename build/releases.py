@@ -95,6 +95,7 @@ class Release(Frozen, frozen=True):
         version: e.g. `2.6.0`; the key of its entry.
         commit: the upstream tag's commit; the wheel's `torch.version.git_version` names it.
         patch_level: the `N` of `mwN` in the patched wheel's version; increased when the series changes.
+        label: takes the place of `mwN` in wheels of patches of a user; no entry of the file has one.
         cxx_standard: as the release's CMakeLists.txt sets it.
         min_gcc: the oldest g++ that compiles the release's headers.
         header_packages: packages with the headers that neither wheel nor tree has.
@@ -107,6 +108,7 @@ class Release(Frozen, frozen=True):
     commit: str
     wheel: OfficialWheel
     patch_level: int = 1
+    label: str = ""
     series: tuple[str, ...] = ()
     cxx_standard: int = 17
     min_gcc: int = 9
@@ -120,7 +122,7 @@ class Release(Frozen, frozen=True):
     @property
     def patched_version(self) -> str:
         """Version of the patched wheel, e.g. `2.6.0+cu124.mw1`."""
-        return f"{self.version}+{self.wheel.local}.mw{self.patch_level}"
+        return f"{self.version}+{self.wheel.local}.{self.label or f'mw{self.patch_level}'}"
 
 
 class _File(Frozen, frozen=True):

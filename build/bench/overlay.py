@@ -19,7 +19,6 @@ from build.bench.figures import Figure, of_samples
 from build.console import step
 from build.errors import ProbeError, UsageError
 from build.overlay.build import build_overlay
-from build.overlay.link import SONAME
 from build.overlay.model import Overlay
 from build.paths import REPO
 from build.pipeline import Request, check, documents, prepared
@@ -114,12 +113,12 @@ def compile_and_link(request: Request, rounds: int) -> list[Figure]:
 def _overlay(made: BuildRecord, folder: Path, scratch: Path) -> Overlay:
     """Extract the overlay of a build from its wheel."""
     with zipfile.ZipFile(folder / made.overlay.name) as archive:
-        name = next(item for item in archive.namelist() if item.endswith(f"/{SONAME}"))
+        name = next(item for item in archive.namelist() if "/lib/libtorch_mw" in item)
         path = Path(archive.extract(name, scratch))
     proven = made.provenance
     return Overlay(
         path=path,
-        soname=SONAME,
+        soname=path.name,
         sha256=proven.overlay_sha256,
         build_id=proven.overlay_build_id,
         made_for=proven.libtorch_cuda_build_ids,

@@ -44,6 +44,7 @@ def provenance(release: str) -> Provenance:
         linker="GNU ld (GNU Binutils for Debian) 2.40",
         flags=("-std=c++17", "-O2"),
         units=(UnitRecord(unit, "patched", _digest(release + unit)),),
+        soname="libtorch_mw.so",
         overlay_sha256=_digest(f"overlay of {release}"),
         overlay_build_id=_digest(f"build id of {release}")[:40],
         assembly=record.assembly(),

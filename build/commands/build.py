@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from build import paths
+from build.anypatch.plan import MOST_UNITS
 from build.console import console, step
 from build.errors import NeedsFullBuildError
 from build.full.caching import CompilerCache
@@ -29,7 +30,7 @@ def _show(made: BuildRecord) -> None:
     for check in made.provenance.checks:
         table.add_row(("[green]ok[/] " if check.passed else "[red]no[/] ") + check.name, escape(check.detail[:160]))
     console.print(table)
-    for item in (made.patched, made.overlay):
+    for item in (made.patched, *([made.overlay] if made.overlay.name else [])):
         step(f"{item.size / 1e6:.1f} MB: {item.name}")
 
 
@@ -46,6 +47,12 @@ def build(
     source: Annotated[str | None, typer.Option(help="checkout (PATH or PATH@REV), tarball or folder")] = None,
     python: Annotated[str, typer.Option(help="CPython version of the patched wheel")] = "",
     dist: Annotated[Path, typer.Option(help="folder for the results")] = paths.DIST,
+    patches: Annotated[Path | None, typer.Option(help="your patch, or a folder of them, instead of the series")] = None,
+    from_branch: Annotated[str, typer.Option(help="PATH@REV: your commits since the release's tag")] = "",
+    label: Annotated[str, typer.Option(help="what the version of the wheels of your patches ends with")] = "",
+    include: Annotated[list[Path] | None, typer.Option(help="folder of headers, e.g. of a submodule")] = None,
+    define: Annotated[list[str] | None, typer.Option(help="NAME=1 or NAME=0: how the wheel was built")] = None,
+    most_units: Annotated[int, typer.Option(help="units that may be compiled for one changed header")] = MOST_UNITS,
     tested: Annotated[bool, typer.Option("--test/--no-test", help="check that the wheel can be tested here")] = True,
     full: Annotated[bool, typer.Option("--full", help="compile all of PyTorch, which takes hours")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="with --full: print the plan, and stop")] = False,
@@ -61,7 +68,19 @@ def build(
         full_build(release, python, dist.absolute(), given, options)
         return
     python = python or ".".join(platform.python_version_tuple()[:2])
-    request = Request(release, python, given, dist.absolute(), tested)
+    request = Request(
+        release,
+        python,
+        given,
+        dist.absolute(),
+        tested and not label,
+        patches=patches,
+        branch=from_branch,
+        label=label,
+        include=tuple(include or ()),
+        defines=tuple(define or ()),
+        most_units=most_units,
+    )
     try:
         made = build_release(request)
     except NeedsFullBuildError as error:

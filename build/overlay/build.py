@@ -9,7 +9,7 @@ from build.errors import NeedsFullBuildError
 from build.overlay import checks, layout
 from build.overlay.closure import compile_closure
 from build.overlay.flags import code_flags
-from build.overlay.link import SONAME, link
+from build.overlay.link import link, soname
 from build.overlay.model import Check, Inputs, Object, Overlay
 from build.overlay.symbols import build_id, defined, defined_among
 from build.seals import sha256_of
@@ -40,15 +40,16 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
         CompileError: a unit does not compile or link.
         OverlayCheckError: a check failed; then `target` has no new library.
     """
-    layout.check_paths(inputs.tree, inputs.changed)
+    if inputs.owners is None:  # a plan has judged the paths of other patches
+        layout.check_paths(inputs.tree, inputs.changed)
     checks.require([checks.check_made_for(inputs)])
-    patched = [path for path in inputs.changed if layout.is_unit(path)]
+    patched = inputs.units or tuple(path for path in inputs.changed if layout.is_unit(path))
     step(f"compiling {len(patched)} patched units and what they need")
     objects = compile_closure(inputs, patched)
     _check_owner(inputs, objects)
     headers = layout.check_headers(inputs.tree, inputs.changed, [item.unit for item in objects], inputs.safe_headers)
     step("linking against the official wheel")
-    path = link(inputs, objects, target / SONAME)
+    path = link(inputs, objects, target / soname(inputs.release))
     proven = (
         checks.check_made_for(inputs),
         Check("units outside the overlay see no changed header", True, headers),
@@ -64,7 +65,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
         raise
     return Overlay(
         path=path,
-        soname=SONAME,
+        soname=path.name,
         sha256=sha256_of(path),
         build_id=build_id(path),
         made_for=inputs.release.wheel.libtorch_cuda_build_ids,

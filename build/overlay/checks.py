@@ -14,7 +14,7 @@ from build.overlay.symbols import Symbol, build_id, defined, demangle
 _TEXT = frozenset("T")
 #: Bytes; the largest function of the units is below 64 KiB, and units of other files between two of theirs are not.
 _WIDEST_GAP = 1 << 17
-_OWNERS = ("libtorch_cuda.so", "libtorch_cpu.so")
+_OWNERS = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
 
 
 def _exports(inputs: Inputs, libraries: Sequence[str]) -> set[str]:
@@ -85,7 +85,7 @@ def check_made_for(inputs: Inputs) -> Check:
 
 def check_exports_nothing_new(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Check:
     """List strong exports that stock does not have; they can only come from the patches and are not refused."""
-    stock = _exports(inputs, (*_OWNERS, "libc10.so", "libc10_cuda.so"))
+    stock = _exports(inputs, _OWNERS)
     new = {name for name, item in defined(overlay, dynamic=True).items() if item.strong and name not in stock}
     spelt = sorted(demangle(new).values()) if new else []
     return Check("exports beyond stock", True, ", ".join(spelt) or f"none from {len(units)} units")

@@ -67,7 +67,8 @@ def _definer(inputs: Inputs, symbol: str, demangled: str, have: Collection[str])
         try:
             (made,) = compile_units(inputs, {unit: why})
         except CompileError as error:
-            tried.append(f"{unit} was tried and does not compile: {(error.cause.splitlines() or [''])[-1]}")
+            last = (error.cause.splitlines() or [""])[-1]
+            tried.append(f"{unit} was tried and does not compile: {last}\n{error.remedy}")
             continue
         if symbol in defined(made.path, dynamic=False):
             return made

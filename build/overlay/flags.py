@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from build.overlay.model import Inputs
+from build.overlay.owners import macros_of
 from build.releases import Release
 
 #: Flags with which every release of PyTorch compiles libtorch_cuda, as far as they decide code and symbols.
@@ -20,12 +21,41 @@ COMMON = (
     "-frandom-seed=multiworld",  # same bytes for same input: names of internal symbols
 )
 
+#: Macros of other systems and devices than those of the official CUDA wheels for Linux.
+_NEVER = frozenset(
+    {"USE_ROCM", "USE_XPU", "USE_MPS", "USE_VULKAN", "USE_METAL", "__HIP_PLATFORM_AMD__", "BUILD_LITE_INTERPRETER"}
+    | {"USE_C10D_MPI", "USE_C10D_UCC", "USE_UCC", "USE_C10D_XCCL", "WIN32_LEAN_AND_MEAN", "NOMINMAX", "ROCM_VERSION"}
+)
+
 
 def code_flags(release: Release) -> tuple[str, ...]:
     """Return the flags that decide the code: standard, ABI, macros, optimisation."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(release.wheel.cxx11_abi)}"
     defines = (f"-D{define.macro}" for define in release.defines)
     return (f"-std=c++{release.cxx_standard}", *COMMON, abi, *defines)
+
+
+def unit_flags(inputs: Inputs, unit: str) -> tuple[str, ...]:
+    """Return the flags of one unit: those of its library, without the macros that only libtorch_cuda has."""
+    flags = code_flags(inputs.release)
+    if inputs.owners is None:
+        return flags
+    if "cuda" not in inputs.owners.of(unit):
+        flags = tuple(flag for flag in flags if flag.removeprefix("-D") not in inputs.owners.cuda_only)
+    more = (f"-D{item}" for item in inputs.defines if not item.endswith("=0"))
+    return (*flags, "-DFMT_HEADER_ONLY=1", *more)  # caffe2/CMakeLists.txt: fmt::fmt-header-only
+
+
+def undecided(inputs: Inputs, unit: str) -> tuple[str, ...]:
+    """Return the macros that a unit tests, that build files set under conditions, and that no flag decides.
+
+    Without them the overlay might lack what the wheel has: units with TORCH_USE_LIBUV have no libuv without it.
+    """
+    if inputs.owners is None:
+        return ()
+    said = {item.partition("=")[0] for item in inputs.defines}
+    known = {flag.removeprefix("-D").partition("=")[0] for flag in code_flags(inputs.release)} | inputs.owners.cuda_only
+    return tuple(sorted((macros_of(inputs.tree / unit) & inputs.owners.conditional) - said - known - _NEVER))
 
 
 def path_flags(inputs: Inputs, overrides: Path) -> tuple[str, ...]:

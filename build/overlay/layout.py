@@ -17,6 +17,11 @@ _ROOTS = ("torch", "aten/src/ATen", "c10", "caffe2")
 _OUTSIDE_WHEEL = re.compile(r"(^|/)(test|tests|benchmark|benchmarks|mps|xpu|hip|ios|android)/|_test\.cpp$|(^|/)test_")
 
 
+def outside_wheel(path: str) -> bool:
+    """Whether a unit is in no library of the CUDA wheels: tests, and code for other devices."""
+    return bool(_OUTSIDE_WHEEL.search(path))
+
+
 def is_header(path: str) -> bool:
     return path.endswith(_HEADERS)
 

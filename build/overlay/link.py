@@ -16,11 +16,12 @@ from build.errors import CompileError, OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import LIBRARIES, Inputs, Object
 from build.overlay.runtime import Export, Runtime, prepare, stub
-from build.overlay.symbols import demangle, needed, run_path, table, undefined
+from build.overlay.symbols import defined, demangle, needed, run_path, table, undefined
 from build.overlay.toolchain import run_compiler
 from build.paths import atomic_write
+from build.releases import Release
 
-SONAME = "libtorch_mw.so"
+_STEM = "libtorch_mw"
 #: The libraries whose symbols the units use, in the order in which they must be searched at run time.
 _NEEDED = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
 #: Prefix of the functions of each library outside the wheel that host units call.
@@ -45,10 +46,22 @@ _OTHERS = (
 )
 
 
-def to_wrap(objects: Iterable[Object]) -> str:
+def soname(release: Release) -> str:
+    """Return the name of the library; that of a user's patches has the label, since a process may find two."""
+    return f"{_STEM}_{release.label}.so" if release.label else f"{_STEM}.so"
+
+
+def _registries(objects: Iterable[Object]) -> list[str]:
+    """Return the registrations of `C10_REGISTER_CLASS` and its kin: each unit has the template's code in it."""
+    names = {name for item in objects for name in defined(item.path, dynamic=False)}
+    found = [name for name in names if name.startswith("_ZN3c108Registry") and "8RegisterE" in name]
+    return sorted(demangle(found).values()) if found else []
+
+
+def to_wrap(objects: Sequence[Object]) -> str:
     """Return the mangled name of the registration function to wrap, empty when no object calls it."""
     spelt = demangle(undefined(item.path for item in objects))
-    unsafe = sorted(name for name in spelt.values() if name.startswith(_OTHERS))
+    unsafe = sorted(name for name in spelt.values() if name.startswith(_OTHERS)) + _registries(objects)
     if unsafe:
         raise OverlayCheckError(
             f"the overlay would register twice: {', '.join(unsafe)}",
@@ -98,7 +111,7 @@ def _command(
     rpath = "$ORIGIN/../../torch/lib:" + run_path(inputs.lib / "libtorch_cuda.so")
     libraries = [inputs.lib / name for name in _NEEDED]
     line: list[str | Path] = [inputs.toolchain.cxx, "-shared", "-fPIC", "-s", "-o", target, *objects]
-    line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{SONAME}"]
+    line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{soname(inputs.release)}"]
     line += ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{rpath}"]
     line += [f"-Wl,--wrap={wrap}"] if wrap else []
     line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *stubs]

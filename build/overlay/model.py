@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from build.overlay.owners import Owners
 from build.overlay.toolchain import Toolchain
 from build.releases import Release
 
@@ -23,6 +24,9 @@ class Inputs:
         python: CPython version of that wheel.
         headers: include folders beyond wheel and tree, in order.
         objects: folder that keeps compiled objects, default the cache's; an empty one makes every unit compile.
+        units: the units to compile; empty for those among `changed`.
+        defines: further macros, `NAME` or `NAME=VALUE`; `NAME=0` says that the wheel was built without it.
+        owners: the library of each unit, where the patches are not a series of this project.
         safe_headers: changed headers that the series' manifest declares safe for an overlay, with the reason.
     """
 
@@ -36,6 +40,9 @@ class Inputs:
     safe_headers: dict[str, str]
     toolchain: Toolchain
     objects: Path | None = None
+    owners: Owners | None = None
+    units: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()
 
     @property
     def lib(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -17,7 +18,7 @@ import msgspec
 from build import leases, seals
 from build.console import InFlight, note, progress
 from build.errors import CompileError, DigestMismatchError
-from build.overlay.flags import code_flags, path_flags
+from build.overlay.flags import path_flags, undecided, unit_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.overlay.toolchain import run_compiler
@@ -51,11 +52,21 @@ def jobs() -> int:
     return max(1, min(cores, free * 1024 // _BYTES_PER_JOB))
 
 
+@functools.cache
+def _digest_of(folder: Path) -> str:
+    """Return a digest of all files below a folder of headers."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    lines = (f"{sha256_of(path)}  {path.relative_to(folder)}\n" for path in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def _primary_key(inputs: Inputs, unit: str) -> str:
     """Digest what is known before compiling; `_cached` compares the headers of the tree with the entry."""
     parts = [_CACHE_FORMAT, unit, sha256_of(inputs.tree / unit), inputs.toolchain.identity, inputs.wheel_sha256]
-    parts += code_flags(inputs.release)
+    parts += unit_flags(inputs, unit)
     parts += [f"{p.name}=={p.version} {p.headers_sha256}" for p in inputs.release.header_packages]
+    if inputs.owners is not None:  # folders that the user names have no pinned digest
+        parts += [_digest_of(folder) for folder in inputs.headers]
     # Names of the changed headers: they come before those of the wheel, even if the unit included those so far.
     parts += sorted(name for name in inputs.changed if is_header(name))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -115,12 +126,22 @@ def _check_read(inputs: Inputs, unit: str, read: Iterable[str] | None) -> None:
         )
 
 
+def _require_decided(inputs: Inputs, unit: str) -> None:
+    if open_macros := undecided(inputs, unit):
+        names = ", ".join(open_macros)
+        raise CompileError(
+            f"{unit} tests macros that the release sets under conditions: {names}",
+            cause=f"{unit} tests {names}; the wheel was built with them or without, and another build differs from it",
+            remedy="say it for each: --define NAME=1 or --define NAME=0; `torch.__config__.show()` helps to know",
+        )
+
+
 def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str) -> Object:
     """Compile one unit into `folder`, whose lock is held."""
     started = time.monotonic()
     with built_beside(folder) as part:
         obj, dep = part / "unit.o", part / "unit.d"
-        command: list[str | Path] = [inputs.toolchain.cxx, *code_flags(inputs.release), *path_flags(inputs, overrides)]
+        command: list[str | Path] = [inputs.toolchain.cxx, *unit_flags(inputs, unit), *path_flags(inputs, overrides)]
         done = run_compiler([*command, "-MD", "-MF", dep, "-c", inputs.tree / unit, "-o", obj], timeout=1800)
         includes = None if done.returncode else _includes(dep, inputs, overrides)
         _check_read(inputs, unit, includes)
@@ -128,7 +149,8 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
             raise CompileError(
                 f"{unit} does not compile",
                 cause=done.tail or f"{inputs.toolchain.cxx} ended with status {done.returncode} and no output",
-                remedy="if a header is missing, add its package to the release in build/releases.toml; if the compiler "
+                remedy="if a header is missing, add its package to the release in build/releases.toml; for patches of "
+                "your own, name a folder that has it, at the commit of the release: --include PATH; if the compiler "
                 "was killed, memory ran out: 2 GB per job; the whole command is in the log",
             )
         tree_files = {name[5:]: sha256_of(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
@@ -139,6 +161,7 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
 
 
 def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) -> Object:
+    _require_decided(inputs, unit)
     folder = (inputs.objects or cache("objects")) / _primary_key(inputs, unit)
     if ready := _cached(folder, inputs, why):
         return ready

@@ -37,7 +37,7 @@ class _Folder:
 
     def claimed(self, name: str) -> dict[str, BuildRecord]:
         """Return the builds that made a wheel called `name`, by the digest that they claim."""
-        made = ((item, build) for build in self.builds for item in (build.patched, build.overlay))
+        made = ((item, build) for build in self.builds for item in (build.patched, build.overlay) if item.name)
         return {item.sha256: build for item, build in made if item.name == name}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from build.errors import ClaimError
-from build.overlay.link import SONAME
 from build.record import Artifact, BuildRecord, Provenance
 
 TYPE = "https://in-toto.io/Statement/v1"
@@ -84,7 +83,7 @@ def make(item: Artifact, made: BuildRecord, builder: str = BUILDER) -> Statement
     """Return the statement about the wheel `item` of a build."""
     proven = made.provenance
     overlay = Resource(
-        SONAME, digest={"sha256": proven.overlay_sha256}, annotations={"buildId": proven.overlay_build_id}
+        proven.soname, digest={"sha256": proven.overlay_sha256}, annotations={"buildId": proven.overlay_build_id}
     )
     subject = Resource(item.name, digest={"sha256": item.sha256})
     return Statement(

@@ -10,6 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
@@ -34,6 +35,7 @@ class _Plan:
     old_info: str
     new_info: str
     rewrite: dict[str, Callable[[bytes], bytes]]
+    dropped: frozenset[str] = frozenset()
 
 
 def _substitute(pattern: bytes, replacement: bytes, what: str) -> Callable[[bytes], bytes]:
@@ -73,7 +75,9 @@ def wheel_name(release: Release, official: Path, tag: str) -> str:
     return f"torch-{release.patched_version}-{first.interpreter}-{first.abi}-{platform}.whl"
 
 
-def _plan(release: Release, names: list[str], tag_line: str, overlay: Overlay) -> _Plan:
+def _plan(
+    release: Release, names: list[str], tag_line: str, overlay: Overlay, files: Mapping[str, bytes | None]
+) -> _Plan:
     old = f"torch-{release.wheel.version}.dist-info"
     version = release.patched_version.encode()
     extension = [name for name in names if _EXTENSION.fullmatch(name)]
@@ -86,7 +90,17 @@ def _plan(release: Release, names: list[str], tag_line: str, overlay: Overlay) -
                                        rb"Metadata-Version: \1\nName: torch\nVersion: " + version, "METADATA"),
         f"{old}/WHEEL": _substitute(rb"^Tag: .*$", f"Tag: {tag_line}".encode(), "WHEEL"),
     }  # fmt: skip
-    return _Plan(old, f"torch-{release.patched_version}.dist-info", rewrite)
+    for name, data in files.items():
+        if name in rewrite:
+            raise WheelError(f"the patch changes {name}, of which every wheel has its own", cause="it has the version")
+        if data is not None and name in names:
+            rewrite[name] = partial(_replaced, data)
+    dropped = frozenset(name for name, data in files.items() if data is None)
+    return _Plan(old, f"torch-{release.patched_version}.dist-info", rewrite, dropped)
+
+
+def _replaced(data: bytes, _: bytes) -> bytes:
+    return data
 
 
 def _copy(archive: zipfile.ZipFile, source: DigestedReader, writer: WheelWriter, plan: _Plan) -> None:
@@ -97,6 +111,8 @@ def _copy(archive: zipfile.ZipFile, source: DigestedReader, writer: WheelWriter,
     for member in sorted(archive.infolist(), key=lambda item: item.header_offset):
         name = member.filename
         new = plan.new_info + name[len(plan.old_info) :] if name.startswith(plan.old_info + "/") else name
+        if name in plan.dropped:
+            continue
         if name in plan.rewrite:
             writer.add(new, plan.rewrite[name](archive.read(member)), (member.external_attr >> 16 & 0o777) or 0o644)
         elif name != f"{plan.old_info}/RECORD" and not member.is_dir():
@@ -117,11 +133,18 @@ def _check_official(release: Release, official: Path, found: str) -> None:
 
 
 def assemble(
-    release: Release, official: Path, overlay: Overlay, tag: str, documents: Mapping[str, bytes], folder: Path
+    release: Release,
+    official: Path,
+    overlay: Overlay,
+    tag: str,
+    documents: Mapping[str, bytes],
+    folder: Path,
+    files: Mapping[str, bytes | None] | None = None,
 ) -> Path:
     """Write the patched wheel.
 
     Args:
+        files: members to replace or to add, None for one to leave out: Python files and headers that patches change.
         tag: platform tag that the overlay needs.
         documents: files for the wheel's dist-info, by their names there: the provenance, the SBOM.
 
@@ -135,10 +158,12 @@ def assemble(
     with atomic_write(folder / name) as part:
         with reading(official.name), zipfile.ZipFile(official) as archive, official.open("rb") as stream:
             source = DigestedReader(stream)
-            plan = _plan(release, archive.namelist(), tag_line, overlay)
+            plan = _plan(release, archive.namelist(), tag_line, overlay, files or {})
             with WheelWriter(part, plan.new_info) as writer:
                 _copy(archive, source, writer, plan)
                 writer.add(f"torch/lib/{overlay.soname}", overlay.path.read_bytes(), 0o755)
+                for name in sorted((files or {}).keys() - plan.rewrite.keys() - plan.dropped):
+                    writer.add(name, (files or {})[name] or b"")
                 for document, data in documents.items():
                     writer.add(f"{plan.new_info}/{document}", data)
             _check_official(release, official, source.sha256())

@@ -24,7 +24,6 @@ from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from build.overlay.link import SONAME
 from build.record import Artifact, Provenance
 
 #: Its path in a wheel's dist-info.
@@ -65,9 +64,9 @@ def _pedigree(proven: Provenance, ancestors: Sequence[Component]) -> Pedigree:
 
 def _overlay(proven: Provenance) -> Component:
     return Component(
-        name=SONAME,
+        name=proven.soname,
         version=proven.version,
-        bom_ref=SONAME,
+        bom_ref=proven.soname,
         hashes=_sha256(proven.overlay_sha256),
         licenses=[LicenseFactory().make_from_string(_LICENCES)],
         pedigree=_pedigree(proven, []),

@@ -74,7 +74,7 @@ def _refusal(torch_dir: Path, facts: dict[str, Any]) -> tuple[str, str]:
     made_for = f"it was made for torch {facts['made_for']}"
     if os.environ.get("MULTIWORLD_TORCH_OVERLAY", "1") == "0":
         return "switched off by MULTIWORLD_TORCH_OVERLAY=0", ""
-    if (torch_dir / "lib" / facts["soname"]).exists():
+    if any((torch_dir / "lib").glob("libtorch_mw*.so")):
         return "this torch is a patched wheel and has its overlay inside", ""
     if not library.exists():
         return (reason := f"{made_for}, but the torch in {torch_dir} has no CUDA"), reason

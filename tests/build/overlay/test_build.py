@@ -18,7 +18,7 @@ from build.overlay import checks
 from build.overlay import link as link_module
 from build.overlay.build import build_overlay
 from build.overlay.link import to_wrap
-from build.overlay.model import Inputs, Overlay
+from build.overlay.model import Inputs, Object, Overlay
 from build.overlay.symbols import build_id, needed, run_path
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, RECORDER_CPP, Little
@@ -165,3 +165,18 @@ def test_another_build_of_the_wheel_is_refused_before_compiling(
 def test_units_of_the_python_bindings_are_refused(little: Little, tmp_path: Path) -> None:
     with pytest.raises(NeedsFullBuildError, match=r"libtorch_python .*Module\.cpp"):
         build(little, tmp_path, lt.edited("torch/csrc/Module.cpp", "return use_answer()", "return 1 + use_answer()"))
+
+
+def test_a_registry_is_not_filled_twice(tmp_path: Path) -> None:
+    unit = tmp_path / "unit.cpp"
+    unit.write_text("""
+#include <string>
+namespace c10 {
+template <class T> struct Registry { void Register(const std::string&, T) { ++count; } int count = 0; };
+}
+c10::Registry<int>& devices();
+static int done = (devices().Register("tcp", 1), 0);
+""")
+    lt.shell("g++", "-c", unit, "-o", tmp_path / "unit.o")
+    with pytest.raises(OverlayCheckError, match=r"register twice: c10::Registry<int>::Register"):
+        to_wrap([Object("unit.cpp", tmp_path / "unit.o", "", (), 0.0, "")])

@@ -1,0 +1,86 @@
+"""The user's patches, and the label that their wheel gets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from build.errors import PatchError, UsageError
+from build.git import Git
+from build.releases import Release
+from build.series import patchfile
+from build.series.model import PatchFile
+
+#: A local version of PEP 440, as it is written in the name of a wheel.
+_LABEL = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*", re.IGNORECASE)
+_OURS = re.compile(r"mw\d+", re.IGNORECASE)
+
+
+def labelled(release: Release, label: str) -> Release:
+    """Return the entry of a release for the user's patches: wheels of another version, and none of our units.
+
+    Raises:
+        UsageError: the label is missing, is no local version of PEP 440, or is that of this project's own wheels.
+    """
+    if not _LABEL.fullmatch(label) or _OURS.fullmatch(label):
+        raise UsageError(
+            f"--label {label!r} cannot be part of a version" if label else "--patches needs a --label",
+            cause="this project's own wheels have that label"
+            if _OURS.fullmatch(label)
+            else "the wheels get it as PEP 440's local version: letters and digits, parted by dots",
+            remedy=f"choose another, e.g. --label fix1 for torch {release.version}+{release.wheel.local}.fix1",
+        )
+    plain = re.sub("[_-]", ".", label.lower())
+    return msgspec.structs.replace(release, label=plain, series=(), extra_units=())
+
+
+def load(path: Path) -> tuple[PatchFile, ...]:
+    """Read a patch file, or the `*.patch` and `*.diff` files of a folder in the order of their names.
+
+    Raises:
+        UsageError: there is no such file, or no patch in the folder.
+        PatchError: a file is not a patch, or changes nothing.
+    """
+    if not path.exists():
+        raise UsageError(f"--patches {path}: no such file or folder", remedy="give a patch file or a folder of them")
+    files = [path]
+    if path.is_dir():
+        files = sorted(item for item in path.iterdir() if item.suffix in (".patch", ".diff"))
+    if not files:
+        raise UsageError(f"--patches {path} has no *.patch and no *.diff file", remedy="name the folder that has them")
+    return _some(tuple(patchfile.read(item) for item in files), str(path))
+
+
+def from_branch(named: str, release: Release) -> tuple[PatchFile, ...]:
+    """Return the commits since the release's tag of a branch, given as PATH@REV, as one patch each.
+
+    Raises:
+        UsageError: not PATH@REV, no repository, or no release tag in it.
+        PatchError: the branch has no commits of its own.
+    """
+    path, _, revision = named.rpartition("@")
+    if not path or not (Path(path) / ".git").exists():
+        raise UsageError(f"--from-branch {named} is not PATH@REV", remedy="give a checkout and a branch: ~/pytorch@fix")
+    git = Git(Path(path))
+    head, base = git.resolve(revision), git.resolve(release.tag)
+    commits = git.out("rev-list", "--reverse", "--no-merges", f"{base}..{head}").decode().split()
+    options = ("-1", "--zero-commit", "--full-index", "--no-signature", "--stdout", "--binary")
+    texts = [git.out("format-patch", *options, commit) for commit in commits]
+    found = [patchfile.parse(text, f"{number:04}-{commit[:12]}.patch") for number, (commit, text) in
+             enumerate(zip(commits, texts, strict=True), 1)]  # fmt: skip
+    return _some(tuple(found), named)
+
+
+def _some(patches: tuple[PatchFile, ...], origin: str) -> tuple[PatchFile, ...]:
+    if not any(patch.changes for patch in patches):
+        raise PatchError(f"{origin} changes no file", cause="the patch is empty, or the branch is the release's tag")
+    return patches
+
+
+def chosen(release: Release, path: Path | None, branch: str) -> tuple[PatchFile, ...]:
+    """Return the patches that the user names, by `--patches` or by `--from-branch`, which exclude each other."""
+    if (path is None) == (not branch):
+        raise UsageError("give one of --patches and --from-branch", remedy="--patches FILE, or --from-branch PATH@REV")
+    return load(path) if path is not None else from_branch(branch, release)

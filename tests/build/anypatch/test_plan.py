@@ -1,0 +1,166 @@
+"""Which changes an overlay serves, and which are refused, on a small tree with the release's kinds of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from build.anypatch import patchset
+from build.anypatch.plan import Limits, Plan, Serves, make
+from build.errors import NeedsFullBuildError, PatchError, UsageError
+from build.overlay.owners import macros_of, read
+from build.releases import Release, get
+from tests.build.overlay.little import write
+
+_C10D = "torch/csrc/distributed/c10d"
+_TREE = {
+    "build_variables.bzl": f"""
+libtorch_distributed_sources = ["{_C10D}/Store.cpp", "{_C10D}/Uv.cpp"]
+libtorch_cuda_sources = ["{_C10D}/Nccl.cpp"] + ["{_C10D}/Special.cpp"]
+libtorch_python_sources = libtorch_distributed_sources + ["{_C10D}/init.cpp"]
+some_headers = ["{_C10D}/Store.hpp"]
+""",
+    "caffe2/CMakeLists.txt": f"""
+target_compile_definitions(torch_cuda PRIVATE USE_CUDA)
+target_compile_definitions(torch_cuda PUBLIC USE_RPC)
+target_compile_definitions(torch_cpu PUBLIC USE_RPC)
+set_source_files_properties({_C10D}/Special.cpp PROPERTIES COMPILE_FLAGS "-DSPECIAL=1")
+set_source_files_properties({_C10D}/Nccl.cpp PROPERTIES COMPILE_FLAGS -Wno-deprecated)
+""",
+    "cmake/Dependencies.cmake": "add_compile_options(-DUSE_UV)\n",
+    f"{_C10D}/Store.hpp": "#pragma once\n",
+    f"{_C10D}/Shared.hpp": "#pragma once\n",
+    f"{_C10D}/Device.hpp": "#pragma once\n",
+    f"{_C10D}/Bound.hpp": "#pragma once\n",
+    f"{_C10D}/Lonely.hpp": "#pragma once\n",
+    f"{_C10D}/Store.cpp": '#include "Store.hpp"\n#include "Shared.hpp"\n',
+    f"{_C10D}/Uv.cpp": '#include "Store.hpp"\n#ifdef USE_UV\n#endif\n#if defined(OTHER)\n#endif\n',
+    f"{_C10D}/Nccl.cpp": '#include "Shared.hpp"\n',
+    f"{_C10D}/Special.cpp": "",
+    f"{_C10D}/Kernel.cu": '#include "Device.hpp"\n',
+    f"{_C10D}/init.cpp": '#include "Bound.hpp"\n',
+    "c10/core/A.cpp": "",
+    "c10/cuda/B.cpp": "",
+    "aten/src/ATen/native/cpu/K.cpp": "",
+    "test/cpp/c10d/StoreTest.cpp": '#include "Store.hpp"\n',
+}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tree")
+    write(folder, _TREE)
+    return folder
+
+
+def served(plan: Plan) -> dict[str, Serves]:
+    return {row.path.rpartition("/")[2]: row.serves for row in plan.rows}
+
+
+@pytest.mark.parametrize(
+    ("path", "library"),
+    [
+        (f"{_C10D}/Store.cpp", "libtorch_cpu.so"),
+        (f"{_C10D}/Nccl.cpp", "libtorch_cuda.so"),
+        (f"{_C10D}/init.cpp", "libtorch_python.so"),
+        ("c10/core/A.cpp", "libc10.so"),
+        ("c10/cuda/B.cpp", "libc10_cuda.so"),
+        ("torch/csrc/unknown.cpp", ""),
+    ],
+)
+def test_the_build_files_name_the_library(tree: Path, path: str, library: str) -> None:
+    assert read(tree).of(path) == library
+
+
+def test_what_build_files_say_of_flags_is_read(tree: Path) -> None:
+    owners = read(tree)
+    assert owners.cuda_only == {"USE_CUDA"}
+    assert owners.flags_of(f"{_C10D}/Special.cpp") == "-DSPECIAL=1"
+    assert not owners.flags_of(f"{_C10D}/Special.cpp", ["SPECIAL=0"])
+    assert not owners.flags_of(f"{_C10D}/Nccl.cpp")
+    assert macros_of(tree / f"{_C10D}/Uv.cpp") & owners.conditional == {"USE_UV"}
+
+
+@pytest.mark.parametrize(
+    ("path", "serves", "why"),
+    [
+        (f"{_C10D}/Store.cpp", Serves.OVERLAY, "libtorch_cpu"),
+        ("c10/core/A.cpp", Serves.OVERLAY, "libc10"),
+        (f"{_C10D}/Kernel.cu", Serves.FULL, "device code"),
+        (f"{_C10D}/init.cpp", Serves.FULL, "libtorch_python"),
+        (f"{_C10D}/Special.cpp", Serves.FULL, "SPECIAL"),
+        (f"{_C10D}/New.cpp", Serves.FULL, "new or removed"),
+        ("aten/src/ATen/native/cpu/K.cpp", Serves.FULL, "instruction set"),
+        ("aten/src/ATen/native/native_functions.yaml", Serves.FULL, "generated"),
+        ("caffe2/CMakeLists.txt", Serves.FULL, "build file"),
+        ("third_party/gloo", Serves.FULL, "build file"),
+        ("torch/distributed/rendezvous.py", Serves.PYTHON, "replaced"),
+        ("test/distributed/test_store.py", Serves.NOTHING, "not in the wheel"),
+        ("test/cpp/c10d/StoreTest.cpp", Serves.NOTHING, "not in the wheel"),
+        ("docs/source/distributed.rst", Serves.NOTHING, "not in the wheel"),
+        (f"{_C10D}/Shared.hpp", Serves.HEADER, "2 units"),
+        (f"{_C10D}/Device.hpp", Serves.FULL, "device units"),
+        (f"{_C10D}/Bound.hpp", Serves.FULL, "init.cpp includes it"),
+        (f"{_C10D}/Lonely.hpp", Serves.NOTHING, "no unit"),
+    ],
+)
+def test_each_kind_of_change(tree: Path, path: str, serves: Serves, why: str) -> None:
+    (row,) = make(tree, [path]).rows
+    assert (row.serves, why in row.why) == (serves, True), row
+
+
+def test_a_header_brings_its_units(tree: Path) -> None:
+    plan = make(tree, [f"{_C10D}/Shared.hpp"])
+    plan.require()
+    assert sorted(plan.units) == [f"{_C10D}/Nccl.cpp", f"{_C10D}/Store.cpp"]
+    with pytest.raises(NeedsFullBuildError, match="--most-units 2 allows it"):
+        make(tree, [f"{_C10D}/Shared.hpp"], Limits(most_units=1)).require()
+
+
+def test_a_removed_unit_is_refused(tree: Path) -> None:
+    plan = make(tree, [f"{_C10D}/Store.cpp"], present=[])
+    with pytest.raises(NeedsFullBuildError, match="the patch removes it"):
+        plan.require()
+
+
+def test_tests_only_are_nothing_to_build(tree: Path) -> None:
+    with pytest.raises(PatchError, match="no host code"):
+        make(tree, ["test/distributed/test_store.py"]).require()
+
+
+def test_one_file_is_enough_to_refuse(tree: Path) -> None:
+    plan = make(tree, [f"{_C10D}/Store.cpp", f"{_C10D}/Kernel.cu"])
+    assert served(plan) == {"Store.cpp": Serves.OVERLAY, "Kernel.cu": Serves.FULL}
+    with pytest.raises(NeedsFullBuildError, match=r"Kernel\.cu: device code"):
+        plan.require()
+
+
+def release() -> Release:
+    return get("2.6.0")
+
+
+@pytest.mark.parametrize(("label", "version"), [("fix1", "2.6.0+cu124.fix1"), ("My-Fix_2", "2.6.0+cu124.my.fix.2")])
+def test_the_label_ends_the_version(label: str, version: str) -> None:
+    assert patchset.labelled(release(), label).patched_version == version
+
+
+@pytest.mark.parametrize("label", ["", "fix 1", "ümlaut", "-a", "a..b", "mw3"])
+def test_a_label_that_is_no_local_version_is_refused(label: str) -> None:
+    with pytest.raises(UsageError):
+        patchset.labelled(release(), label)
+
+
+def test_patches_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file"):
+        patchset.load(tmp_path / "none.patch")
+    with pytest.raises(UsageError, match="has no"):
+        patchset.load(tmp_path)
+    (tmp_path / "a.patch").write_text("hello\n")
+    with pytest.raises(PatchError, match="not a patch"):
+        patchset.load(tmp_path)
+    (tmp_path / "a.patch").write_text("")
+    with pytest.raises(PatchError, match="changes no file"):
+        patchset.load(tmp_path)
+    with pytest.raises(UsageError, match="one of"):
+        patchset.chosen(release(), None, "")
