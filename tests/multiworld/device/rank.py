@@ -119,6 +119,12 @@ def tensor(name: str, values: list[float], dtype: str = "float32", device: str =
     torch.cuda.synchronize(device) if not works else None
 
 
+def pieces(names: list[str], length: int, device: str) -> None:
+    """Make tensors that lie one behind the other."""
+    whole = torch.zeros(len(names) * length).to(device)
+    tensors.update(zip(names, whole.split(length), strict=True))
+
+
 def values(name: str) -> list[float]:
     """What is in a tensor, copied by a stream that waits for nothing."""
     found = tensors[name]

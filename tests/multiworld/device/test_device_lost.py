@@ -24,6 +24,8 @@ def test_all_worlds_on_it_end_and_one_on_gloo_goes_on(members: Cluster) -> None:
     lost, told = loser.result(90), other.result(90)
     assert lost["errors"] == [("DeviceFailed", name, "cuda:0") for name in ("first", "second")]
     assert lost["heard"] == [("DeviceLost", "second"), ("WorldBroken", "second")]
-    assert [error[:2] for error in told["errors"]] == [("PeerLost", "first"), ("PeerLost", "second")]
-    assert all("CUDA error 700" in what for _, _, what in told["errors"]), told["errors"]
+    (first, *_), (second, world, what) = told["errors"]  # a small send may be over before the loss
+    assert first in ("PeerLost", "none"), told["errors"]
+    assert (second, world) == ("PeerLost", "second"), told["errors"]
+    assert "CUDA error 700" in what
     assert told["heard"] == [("WorldBroken", "second")]

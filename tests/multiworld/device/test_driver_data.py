@@ -95,6 +95,22 @@ def test_what_nccl_cannot_do_is_refused_and_the_communicator_goes_on(tmp_path: P
 
 
 @pytest.mark.parametrize("backend", backends())
+def test_outputs_may_lie_apart_on_one_member_and_together_on_another(tmp_path: Path, backend: str) -> None:
+    """As after a cancelled all-gather, which goes on with copies: NCCL is called in the same way on both."""
+    with started(2) as ranks:
+        opened(ranks, "w", tmp_path, backend)
+        for place, rank in enumerate(ranks):
+            rank.ask("tensor", "mine", [place + 1.0, place + 2.0], device=f"cuda:{place}")
+        ranks[0].ask("pieces", ["a", "b"], 2, "cuda:0")
+        for name in ("a", "b"):
+            ranks[1].ask("tensor", name, [0.0, 0.0], device="cuda:1")
+        for rank in ranks:
+            rank.ask("start", "all", "w", "all_gather", ["a", "b"], "mine")
+        assert ask_all(ranks, "end", "all") == [None, None]
+        assert [[rank.ask("values", name) for name in ("a", "b")] for rank in ranks] == [[[1.0, 2.0], [2.0, 3.0]]] * 2
+
+
+@pytest.mark.parametrize("backend", backends())
 def test_drivers_that_come_and_go_leave_nothing(tmp_path: Path, backend: str) -> None:
     """Streams, communicators, threads and device memory, in order and by abort."""
     with started(2) as ranks:
