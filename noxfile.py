@@ -100,7 +100,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Resolve the tools' environments into locks/: `-- [--check] [--upgrade]`."""
+    """Resolve the environments of tools and full builds into locks/: `-- [--check] [--upgrade] [--conda PATH]`."""
     _tool(session, "lock", *session.posargs)
 
 
