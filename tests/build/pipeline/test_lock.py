@@ -17,10 +17,15 @@ from build.commands import lock
 from build.errors import EnvironmentUnfitError, ReleaseDataError
 from tests.build.official.server import Index, make_wheel, serving
 
-GROUPS = (
-    '[dependency-groups]\ntooling = ["left>=1"]\ntest = ["right"]\nlint = ["left", "right"]\ngpu = ["right"]\n'
-    'conda = ["right<3"]\n'
-)
+GROUPS = """
+[dependency-groups]
+tooling = ["left>=1"]
+test = ["right"]
+lint = ["left", "right"]
+gpu = ["right"]
+sign = ["right"]
+conda = ["right<3"]
+"""
 SCRIPT = '# /// script\n# requires-python = ">=3.10"\n# dependencies = ["left"]\n# ///\n'
 _INDEX = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_CONFIG_FILE", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 
@@ -70,7 +75,7 @@ def content(project: Path) -> dict[str, str]:
 
 def test_each_group_is_locked_with_hashes_and_names_no_index(project: Path, server: Index) -> None:
     assert sorted(content(project)) == [
-        *("conda.txt", "cuda-9.9.txt", "gpu.txt", "lint.txt", "nox.txt", "test.txt", "tooling.txt")
+        *("conda.txt", "cuda-9.9.txt", "gpu.txt", "lint.txt", "nox.txt", "sign.txt", "test.txt", "tooling.txt")
     ]
     digest = hashlib.sha256(server.files["left-1.0-py3-none-any.whl"]).hexdigest()
     assert content(project)["tooling.txt"].endswith(f"left==1.0 \\\n    --hash=sha256:{digest}\n")
