@@ -148,16 +148,9 @@ class NcclCommunicator:
         return None
 
     def abort(self) -> None:
-        """See ``Communicator.abort``.
-
-        While another thread is inside a call, its kernels are stopped where NCCL can do that alone. To be freed it has
-        to wait for the end of the call.
-        """
-        if not self._inside.acquire(blocking=False):
-            self._revoke(self._comm)
-            self._inside.acquire()
-        comm, self._comm = self._comm, None
-        self._inside.release()
+        """See ``Communicator.abort``; while another thread is inside a call, waits for the end of that."""
+        with self._inside:
+            comm, self._comm = self._comm, None
         if comm is not None:
             self._revoke(comm)
             self._nccl.comm_abort(comm)

@@ -108,7 +108,6 @@ class TorchNcclCommunicator:
         met.synchronize()
         if not cancelled():
             self._end("shutdown", "_shutdown")
-            self._end(*_ABORTS)  # of nothing: torch 2.6 drops a communicator from its allocator's table in that alone
 
     def release(self) -> None:
         self._group = self._calls._group = None

@@ -89,6 +89,7 @@ def test_use_after_free(tmp_path: Path, backend: str) -> None:
     with started(2) as ranks:
         _held(ranks, tmp_path, backend)
         with ranks[0].remote() as remote:
+            remote.inject("ncclCommRevoke", Action.FAIL, SYSTEM_ERROR)  # which would end the kernel
             remote.inject("ncclCommAbort", Action.HANG)
             ranks[0].ask("abort", "w")
             assert ranks[0].ask("end", "held")
@@ -99,7 +100,7 @@ def test_use_after_free(tmp_path: Path, backend: str) -> None:
             assert used not in {ranks[0].ask("address", f"new{count}") for count in range(20)}
             remote.lift("ncclCommAbort")
             await_true(lambda: remote.counters().communicators == 0, SECONDS, "the abort was not finished")
-            assert remote.counters().misused == 0
+            assert remote.counters().misused == 0, remote.counters().last_misused
 
 
 @OWN
@@ -140,7 +141,7 @@ def test_a_communicator_is_not_freed_under_a_call(tmp_path: Path, backend: str) 
             assert remote.counters().communicators == 1
             remote.lift("ncclAllReduce")
             await_true(lambda: remote.counters().communicators == 0, SECONDS, "the communicator was not freed")
-            assert remote.counters().misused == 0
+            assert remote.counters().misused == 0, remote.counters().last_misused
 
 
 @EACH
