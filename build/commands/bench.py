@@ -1,4 +1,4 @@
-"""`bench [overlay] [import] [porting]`: measure the figures the project promises."""
+"""`bench [overlay] [import] [porting [--real]]`: measure the figures the project promises."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ def _porting() -> bool:
     return porting.bench(Tree(Git(newest.repo), newest.base, f"PyTorch {newest.release.version}"))
 
 
+def _real(jobs: int, json: Path | None) -> bool:
+    """Run the benchmark of ports that maintainers made, on the sources of Debian packages."""
+    from build.bench.real.run import bench
+
+    return bench(jobs, json)
+
+
 def bench(
     names: Annotated[
         list[str] | None, typer.Argument(help="overlay, import, porting; default all that can run")
@@ -50,10 +57,18 @@ def bench(
     repeats: Annotated[int, typer.Option(help="how often builds are measured", min=1)] = 3,
     source: Annotated[Path | None, typer.Option(help="where the release's sources are, default: found")] = None,
     json: Annotated[Path | None, typer.Option(help="write the figures to this file as well")] = None,
+    real: Annotated[bool, typer.Option("--real", help="porting: patches that Debian's maintainers ported")] = False,
+    jobs: Annotated[int, typer.Option(help="porting --real: processes at once, default one a core", min=0)] = 0,
 ) -> None:
     """Measure the promised figures on this machine; on a busy one, none is judged as missed."""
     from build.bench import imports, overlay
 
+    if real:
+        if names != ["porting"]:
+            raise UsageError("--real is for the benchmark of ports", remedy="nox -s bench -- porting --real")
+        if not _real(jobs, json):
+            raise ProbeError("promised figures of real ports are missed")
+        return
     dist, wanted = dist.absolute(), names or list(NAMES)
     if strange := [name for name in wanted if name not in NAMES]:
         raise UsageError(f"unknown benchmark: {', '.join(strange)}", remedy="use some of: " + ", ".join(NAMES))
