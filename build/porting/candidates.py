@@ -10,6 +10,8 @@ from build.porting.lines import distinctive, headings, norm, occurrences, simila
 
 #: Number of lines around a hunk that are compared to distinguish places.
 REACH = 12
+#: Number of lines above and below a place that are close by.
+CLOSE = 3
 #: Share of the distinctive lines around a place that must be kept for the place to be certain by itself.
 STRONG = 0.75
 
@@ -98,6 +100,23 @@ def support(alignment: Alignment, start: int, end: int) -> float:
     middle = images[len(images) // 2] if images else 0
     close = [image for image in images if abs(image - middle) <= 4 * REACH]
     return len(close) / len(known)
+
+
+def anchored(alignment: Alignment, old: tuple[int, int], new: tuple[int, int]) -> bool:
+    """Whether lines that each file has exactly once say that `old` became `new`: two of them, in it or close by.
+
+    Such a line is proof enough where there is no function to compare, or much of the code around was rewritten.
+    """
+
+    def firm(at: int, image: int) -> bool:
+        if not 0 <= at < len(alignment.base) or alignment.to[at] != image:
+            return False
+        return alignment.base_norm[at] in alignment.once and distinctive(alignment.base[at])
+
+    inside = [firm(old[0] + n, new[0] + n) for n in range(old[1] - old[0])]
+    above = [firm(old[0] - n, new[0] - n) for n in range(1, CLOSE + 1)]
+    below = [firm(old[1] + n, new[1] + n) for n in range(CLOSE)]
+    return sum([*inside, *above, *below]) >= 2
 
 
 def recognisable(lines: Sequence[bytes]) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from build.porting.alignment import Alignment, align
 from build.porting.already_upstream import only_moved
+from build.porting.echoes import echo
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, port_hunk
 from build.porting.lines import headings
@@ -68,7 +69,7 @@ def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool
     """Whether the rest of the file contradicts the result within the function."""
     if result.verdict is Verdict.UPSTREAM:
         return any(only_moved(alignment, group) for group in placed.groups)
-    return any(added_elsewhere(alignment, group) for group in placed.groups)
+    return echo(alignment, placed.groups) is not None or any(added_elsewhere(alignment, g) for g in placed.groups)
 
 
 def _end(lines: Sequence[bytes], start: int) -> int:

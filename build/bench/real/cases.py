@@ -229,4 +229,3 @@ def _date(patch: PatchFile) -> float:
         return email.utils.parsedate_to_datetime(found[1].decode("ascii", "replace")).timestamp() if found else 0.0
     except ValueError:
         return 0.0
-

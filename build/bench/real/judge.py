@@ -12,7 +12,7 @@ from pathlib import Path
 from build.bench.real.cases import Kind, RealCase, RealHunk
 from build.git import Git
 from build.porting.groups import Edit, apply_edits
-from build.porting.lines import norm
+from build.porting.lines import norm, occurrences
 from build.series.inspect import Text
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
@@ -37,7 +37,7 @@ def judge(case: RealCase, files: Mapping[str, bytes]) -> list[Result]:
     results: dict[int, Result] = {}
     for number, hunk in enumerate(case.scored):
         wanted = _wanted(case, hunk) if hunk.kept else None
-        if wanted is not None and wanted <= edits[hunk.new_path]:
+        if wanted is not None and (wanted <= edits[hunk.new_path] or _same_text(case, hunk, files)):
             results[number] = Result.RIGHT
             edits[hunk.new_path] -= wanted
     added = _telling(line for found in edits.values() for edit in found for line in edit.lines)
@@ -71,6 +71,17 @@ def _wanted(case: RealCase, hunk: RealHunk) -> set[Edit]:
     every = {edit for item in case.hunks if item.new_path == hunk.new_path for edit in item.edits}
     together = set(edits_between(data, b"".join(apply_edits(lines, sorted(every, key=lambda e: (e.start, e.end))))))
     return alone if alone <= together else {edit for edit in together if _near(edit, alone)}
+
+
+def _same_text(case: RealCase, hunk: RealHunk, files: Mapping[str, bytes]) -> bool:
+    """Whether a tool's file has the maintainer's lines with those around them, where a diff is divided otherwise."""
+    state = case.new.read(hunk.new_path)
+    lines = Text(state.data if state else b"").lines
+    start, end = max(0, hunk.edits[0].start - 3), min(len(lines), hunk.edits[-1].end + 3)
+    inner = [Edit(edit.start - start, edit.end - start, edit.lines) for edit in hunk.edits]
+    wanted = apply_edits(lines[start:end], inner)
+    made = Text(files.get(hunk.new_path, b"")).lines
+    return len(occurrences(made, wanted)) > len(occurrences(lines, wanted))
 
 
 def _near(edit: Edit, others: Collection[Edit]) -> bool:

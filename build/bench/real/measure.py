@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,18 +11,17 @@ import msgspec
 from build import paths
 from build.bench.corpus.tools import OTHERS
 from build.bench.real import stacks
-from build.bench.real.cases import Kind, RealCase, cases
-from build.bench.real.judge import Result, judge
+from build.bench.real.cases import Kind, RealCase, RealHunk, cases
+from build.bench.real.judge import Result, base_files, edits_between, judge
 from build.bench.real.packages import Package
 from build.bench.real.tools import others, ours
 from build.porting.engine import PatchState
+from build.porting.groups import Edit, apply_edits
 from build.seals import read_record, write_record
+from build.series.inspect import Text
 from build.series.verdicts import Verdict
 
 OURS = "regenerate-patch"
-#: Code that makes and judges cases, and code that decides what this project's engine makes of them.
-_JUDGE = ("bench/real/cases.py", "bench/real/judge.py", "bench/real/tools.py", "bench/corpus/tools.py")
-_ENGINE = (*_JUDGE, "bench/real/measure.py", "porting", "series", "git.py")
 
 
 class HunkScore(msgspec.Struct, frozen=True):
@@ -36,7 +35,12 @@ class HunkScore(msgspec.Struct, frozen=True):
 
 
 class CaseScore(msgspec.Struct, frozen=True):
-    """One patch: its scored hunks, what this project calls it, and the processor time that took, in seconds."""
+    """One patch: its scored hunks, and what this project says of it.
+
+    Attributes:
+        seconds: processor time of its port.
+        upstream: how many of all its hunks are said to be upstream.
+    """
 
     package: str
     patch: str
@@ -44,6 +48,7 @@ class CaseScore(msgspec.Struct, frozen=True):
     hunks: tuple[HunkScore, ...]
     state: PatchState
     seconds: float
+    upstream: int = 0
 
     @property
     def whole(self) -> bool:
@@ -52,9 +57,9 @@ class CaseScore(msgspec.Struct, frozen=True):
 
 
 class _Others(msgspec.Struct, frozen=True):
-    """The results of the other tools, by patch and tool, in the order of the hunks."""
+    """What the other tools made of the new tree's files: edits by patch, tool and path."""
 
-    results: dict[str, dict[str, list[Result]]]
+    edits: dict[str, dict[str, dict[str, tuple[Edit, ...]]]]
 
 
 class _Scores(msgspec.Struct, frozen=True):
@@ -64,51 +69,86 @@ class _Scores(msgspec.Struct, frozen=True):
 def measure(package: Package) -> tuple[CaseScore, ...]:
     """Return the scores of one package; only what is not known yet is measured."""
     folder = stacks.rebuild(package)
-    record = _record(package, "ours", _ENGINE)
+    record = _record(package, "ours", _ENGINE_KEY)
     known = read_record(record, _Scores)
     if known is None:
         found = cases(folder)
         theirs = _theirs(package, found)
-        known = _Scores(tuple(_score(package, case, theirs.results[case.patch.name]) for case in found))
+        known = _Scores(tuple(_score(package, case, theirs.edits[case.patch.name]) for case in found))
         write_record(record, known)
     return known.scores
 
 
 def _theirs(package: Package, found: Sequence[RealCase]) -> _Others:
-    record = _record(package, "others", _JUDGE)
+    record = _record(package, "others", _TOOLS_KEY)
     known = read_record(record, _Others)
     if known is None:
-        made = {}
-        for case in found:
-            made[case.patch.name] = {name: judge(case, files) for name, files in others(case).items()}
-        known = _Others(made)
+        known = _Others(
+            {case.patch.name: {n: _edits(case, files) for n, files in others(case).items()} for case in found}
+        )
         write_record(record, known)
     return known
 
 
-def _score(package: Package, case: RealCase, theirs: dict[str, list[Result]]) -> CaseScore:
+def _edits(case: RealCase, files: Mapping[str, bytes]) -> dict[str, tuple[Edit, ...]]:
+    base = base_files(case)
+    every = {path: edits_between(base.get(path, b""), files.get(path, b"")) for path in {*base, *files}}
+    return {path: edits for path, edits in every.items() if edits}
+
+
+def _files(case: RealCase, edits: Mapping[str, Sequence[Edit]]) -> dict[str, bytes]:
+    base = base_files(case)
+    changed = {path: b"".join(apply_edits(Text(base.get(path, b"")).lines, found)) for path, found in edits.items()}
+    return base | changed
+
+
+def _score(package: Package, case: RealCase, theirs: Mapping[str, Mapping[str, Sequence[Edit]]]) -> CaseScore:
     ported = ours(case)
-    mine = judge(case, ported.files)
+    results = {OURS: judge(case, ported.files)}
+    results |= {name: judge(case, _files(case, theirs[name])) for name in OTHERS}
     verdicts = {(item.path, item.hunk): item for item in ported.port.verdicts}
     hunks = []
     for number, hunk in enumerate(case.scored):
         verdict = verdicts[hunk.path, hunk.number]
-        result = mine[number]
-        if hunk.kept and verdict.verdict is Verdict.UPSTREAM:
-            result = Result.WRONG  # dropped, and the maintainer still needs it
-        results = {OURS: result} | {name: theirs[name][number] for name in OTHERS}
-        hunks.append(HunkScore(hunk.path, hunk.number, results, verdict.verdict, verdict.evidence))
+        found = {name: every[number] for name, every in results.items()}
+        found[OURS] = _honest(found[OURS], hunk, verdict.verdict)
+        hunks.append(HunkScore(hunk.path, hunk.number, found, verdict.verdict, verdict.evidence))
+    others_upstream = sum(item.verdict is Verdict.UPSTREAM for item in ported.port.verdicts)
     return CaseScore(
-        package.title, case.patch.name, case.kind, tuple(hunks), ported.port.state, round(ported.seconds, 3)
+        package.title,
+        case.patch.name,
+        case.kind,
+        tuple(hunks),
+        ported.port.state,
+        round(ported.seconds, 3),
+        others_upstream,
     )
 
 
-def _record(package: Package, what: str, code: Sequence[str]) -> Path:
+def _honest(result: Result, hunk: RealHunk, verdict: Verdict) -> Result:
+    """Return a result of this project's with what its verdict says."""
+    if hunk.kept and verdict is Verdict.UPSTREAM:
+        return Result.WRONG  # dropped, and the maintainer still needs it
+    if result is Result.WRONG and (verdict.needs_human or verdict is Verdict.UPSTREAM):
+        return Result.LEFT  # another hunk of the patch has the same lines
+    return result
+
+
+def _record(package: Package, what: str, key: str) -> Path:
     """Return where results are kept: under another name for other sources, or other code that makes them."""
-    digest = hashlib.sha256(stacks.path(package).name.encode())
-    for name in code:
+    digest = hashlib.sha256(f"{stacks.path(package).name} {key}".encode()).hexdigest()
+    return paths.cache("porting-bench", "results") / f"{package.name}-{package.new.suite}-{what}-{digest[:16]}.json"
+
+
+def _digest(names: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for name in names:
         top = Path(paths.REPO, "build", name)
         for file in [top] if top.is_file() else sorted(top.rglob("*.py")):
             digest.update(file.read_bytes())
-    key = digest.hexdigest()[:16]
-    return paths.cache("porting-bench", "results") / f"{package.name}-{package.new.suite}-{what}-{key}.json"
+    return digest.hexdigest()
+
+
+#: Code that makes the cases and runs the other tools; and all that decides a score. As it was when it was loaded.
+_TOOLS_KEY = _digest(("bench/real/cases.py", "bench/real/tools.py", "bench/corpus/tools.py"))
+_ENGINE_KEY = _digest(("bench/real", "bench/corpus/tools.py", "porting", "series", "git.py"))

@@ -150,5 +150,3 @@ def _stage(staged: Git, folder: Path, item: Listed) -> str:
     level = 1 if item.strip is None else item.strip
     done = staged.call("apply", "--cached", "--whitespace=nowarn", f"-p{level}", "-", stdin=data)
     return done.tail if done.returncode else ""
-
-
