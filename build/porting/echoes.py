@@ -22,6 +22,8 @@ NEAR = 40
 SHARES = ((20, 0.75), (12, 0.8), (6, 0.85), (4, 1.0))
 #: The same far from the place, where only much code that is nearly the same says something.
 FAR_WORDS, FAR_SHARE = 12, 0.85
+#: Share from which the change counts as upstream's; with less, a person should look.
+SURE = 0.9
 #: Words of the new file that may stand between those of the patch, as a share of them.
 SPREAD = 1.4
 

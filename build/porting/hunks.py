@@ -16,7 +16,7 @@ from build.porting.candidates import (
     same_function,
     support,
 )
-from build.porting.echoes import Echo, echo, removed_only
+from build.porting.echoes import SURE, Echo, echo, removed_only
 from build.porting.groups import Edit, Group, Placed
 from build.porting.lines import norm, occurrences
 from build.porting.placement import GroupResult, Outcome, added_elsewhere, place_group, stuck, target
@@ -65,7 +65,7 @@ def _echo_result(alignment: Alignment, placed: Placed, result: HunkResult, found
     if result.edits:
         return _echoed(alignment, placed.groups, found)
     gone = all(alignment.to[n] < 0 for n in removed_only(alignment, placed.groups))
-    return _echoed(alignment, (), found) if found.near and gone else result
+    return _echoed(alignment, (), found) if found.near and found.share >= SURE and gone else result
 
 
 def _rigid(alignment: Alignment, placed: Placed) -> int | None:
@@ -102,15 +102,13 @@ def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
 
 def _echoed(alignment: Alignment, groups: Sequence[Group], found: Echo) -> HunkResult:
     """Return the result of changes that could be placed, but stand in the new file already, as far as words tell."""
-    if found.near and not removed_only(alignment, groups):
+    if found.near and found.share >= SURE and not removed_only(alignment, groups):
         evidence = f"already at {found.where} of the new file, in {found.share:.0%} of its words"
         return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, evidence, found.start)
     return human(f"what it adds seems to be at {found.where} of the new file already")
 
 
-def doubts(
-    alignment: Alignment, placed: Placed, old: tuple[int, int], new: tuple[int, int]
-) -> tuple[str, str]:
+def doubts(alignment: Alignment, placed: Placed, old: tuple[int, int], new: tuple[int, int]) -> tuple[str, str]:
     """Return why the new lines `new` are uncertain as the place of `old` (empty if they are certain).
 
     The second value is a note how the place was distinguished from others.
@@ -158,12 +156,12 @@ def _combine(placed: Placed, results: list[GroupResult]) -> HunkResult:
         return human(notes)
     if len(done) == len(results):
         return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, notes, done[0].at)
-    if done:
-        return human(f"{len(done)} of its {len(results)} parts are upstream, and the others seem to fit: {notes}")
+    partly = any(item.outcome is Outcome.PARTLY for item in results)
+    if done or (partly and len(results) > 1):
+        return human(f"upstream has some of its {len(results)} parts: {notes}")
     edits = tuple(item.edit for item in results if item.edit is not None)
     at = min(edit.start for edit in edits)
     offset = at - (placed.groups[0].start + placed.hunk.first - placed.start)
-    partly = any(item.outcome is Outcome.PARTLY for item in results)
     verdict = Verdict.PARTLY if partly else Verdict.DRIFTED
     return HunkResult(verdict, Method.MERGE, notes, at, edits, offset)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from build.git import Git
 from build.porting import markers
@@ -36,7 +37,14 @@ class TextPort:
     lines: tuple[int, ...]
 
 
-def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.Labels) -> TextPort:
+def port_text(
+    base: bytes,
+    ours: bytes,
+    hunks: Sequence[Hunk],
+    labels: markers.Labels,
+    suspects: Mapping[int, str] = MappingProxyType({}),
+) -> TextPort:
+    """Port the hunks of one file; `suspects` are those (from 0) that are left to a human, and why."""
     old, new = Text(base), Text(ours)
     alignment = align(old.lines, new.lines)
     located = _locate(old, hunks)
@@ -44,6 +52,7 @@ def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.L
         _port(alignment, placed) if placed else port_without_base(align(hunk.old, new.lines), split(hunk, number, 0))
         for number, (placed, hunk) in enumerate(zip(located, hunks, strict=True), 1)
     ]
+    results = [human(suspects[n]) if n in suspects else result for n, result in enumerate(results)]
     results = crosscheck(alignment, located, _apart(results))
     conflicts, results = _conflicts(alignment, located, results)
     edits = [edit for result in results for edit in result.edits]

@@ -1,4 +1,4 @@
-"""Pair two stacks of one package: patches that a maintainer refreshed, and patches dropped because upstream has them."""
+"""Pair two stacks of one package: patches that a maintainer refreshed, and those dropped because upstream has them."""
 
 from __future__ import annotations
 
@@ -90,9 +90,7 @@ class Side:
 
 
 def read_side(folder: Path) -> Side:
-    stack = stack_of(folder)
-    known = frozenset(Tree(repository(folder), stack.base, "upstream").entries)
-    return Side(folder, stack, patches_of(folder, known))
+    return Side(folder, stack_of(folder), patches_of(folder))
 
 
 def cases(folder: Path) -> list[RealCase]:
@@ -124,7 +122,7 @@ def _plain(name: str) -> str:
 
 
 def came_from_upstream(patch: PatchFile) -> bool:
-    """Whether a patch says that it is upstream's own: by DEP-3's Origin or Applied-Upstream, a commit, or its folder."""
+    """Whether a patch says that it is upstream's: by DEP-3's Origin or Applied-Upstream, a commit, or its folder."""
     fields = patch.fields
     if fields.get("Applied-Upstream") or _ORIGIN.search(fields.get("Origin", "")):
         return True

@@ -9,7 +9,7 @@ from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 
-from build.bench.real.cases import Kind, RealCase, RealHunk
+from build.bench.real.cases import RealCase, RealHunk
 from build.git import Git
 from build.porting.groups import Edit, apply_edits
 from build.porting.lines import norm, occurrences

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class CaseScore(msgspec.Struct, frozen=True):
 
     Attributes:
         seconds: processor time of its port.
-        upstream: how many of all its hunks are said to be upstream.
+        verdicts: counts of the verdicts of all its hunks, scored or not.
     """
 
     package: str
@@ -48,7 +49,7 @@ class CaseScore(msgspec.Struct, frozen=True):
     hunks: tuple[HunkScore, ...]
     state: PatchState
     seconds: float
-    upstream: int = 0
+    verdicts: dict[Verdict, int] = {}
 
     @property
     def whole(self) -> bool:
@@ -113,7 +114,7 @@ def _score(package: Package, case: RealCase, theirs: Mapping[str, Mapping[str, S
         found = {name: every[number] for name, every in results.items()}
         found[OURS] = _honest(found[OURS], hunk, verdict.verdict)
         hunks.append(HunkScore(hunk.path, hunk.number, found, verdict.verdict, verdict.evidence))
-    others_upstream = sum(item.verdict is Verdict.UPSTREAM for item in ported.port.verdicts)
+    counts = Counter(item.verdict for item in ported.port.verdicts)
     return CaseScore(
         package.title,
         case.patch.name,
@@ -121,7 +122,7 @@ def _score(package: Package, case: RealCase, theirs: Mapping[str, Mapping[str, S
         tuple(hunks),
         ported.port.state,
         round(ported.seconds, 3),
-        others_upstream,
+        dict(counts),
     )
 
 

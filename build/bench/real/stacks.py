@@ -14,11 +14,12 @@ import msgspec
 from build import paths
 from build.bench.real import archives
 from build.bench.real.packages import Package, Source
-from build.errors import SourceError
+from build.errors import PatchError, SourceError
 from build.git import Git, init
-from build.porting.quilt import Listed, load_folder, read_series
+from build.porting.quilt import Listed, read_series
 from build.seals import built, read_record, write_record
 from build.series.model import PatchFile
+from build.series.patchfile import parse_raw, restrip
 from build.sources.importer import SourceFile
 from build.sources.readers import tarball
 from build.sources.tree import TreePurpose
@@ -84,10 +85,20 @@ def repository(folder: Path) -> Git:
     return Git(folder / "repo")
 
 
-def patches_of(folder: Path, known: frozenset[str]) -> dict[str, PatchFile]:
-    """Return the patches of a stack by name; `known` has the paths of upstream's tree."""
-    names = [item.name for item in stack_of(folder).applied]
-    return {item.name: item for item in load_folder(folder / "patches", known) if item.name in names}
+def patches_of(folder: Path) -> dict[str, PatchFile]:
+    """Return the patches of a stack by name, without those that are malformed: nobody can port them."""
+    applied = {item.name for item in stack_of(folder).applied}
+    found = {}
+    for item in _series(folder / "patches"):
+        if item.name in applied:
+            with contextlib.suppress(PatchError):
+                raw = parse_raw((folder / "patches" / item.name).read_bytes(), item.name)
+                found[item.name] = restrip(raw, 1 if item.strip is None else item.strip)
+    return found
+
+
+def _series(folder: Path) -> list[Listed]:
+    return read_series(folder) if (folder / "series").is_file() else []
 
 
 def _fill(part: Path, package: Package) -> None:
@@ -129,7 +140,7 @@ def _apply(git: Git, folder: Path, released: float) -> Stack:
     with tempfile.TemporaryDirectory(prefix="multiworld-") as scratch:
         staged = Git(git.folder, Path(scratch, "index"))
         staged.out("read-tree", base)
-        for item in read_series(folder) if (folder / "series").is_file() else []:
+        for item in _series(folder):
             if why := _stage(staged, folder, item):
                 return Stack(base, released, tuple(applied), f"{item.name}: {why}")
             commit = staged.commit(staged.line("write-tree"), item.name.encode(), head)
