@@ -40,11 +40,14 @@ def _porting() -> bool:
     return porting.bench(Tree(Git(newest.repo), newest.base, f"PyTorch {newest.release.version}"))
 
 
-def _real(jobs: int, json: Path | None) -> bool:
+def _real(wanted: list[str], jobs: int, json: Path | None) -> None:
     """Run the benchmark of ports that maintainers made, on the sources of Debian packages."""
     from build.bench.real.run import bench
 
-    return bench(jobs, json)
+    if wanted != ["porting"]:
+        raise UsageError("--real is for the benchmark of ports", remedy="nox -s bench -- porting --real")
+    if not bench(jobs, json):
+        raise ProbeError("promised figures of real ports are missed")
 
 
 def bench(
@@ -63,13 +66,10 @@ def bench(
     """Measure the promised figures on this machine; on a busy one, none is judged as missed."""
     from build.bench import imports, overlay
 
-    if real:
-        if names != ["porting"]:
-            raise UsageError("--real is for the benchmark of ports", remedy="nox -s bench -- porting --real")
-        if not _real(jobs, json):
-            raise ProbeError("promised figures of real ports are missed")
-        return
     dist, wanted = dist.absolute(), names or list(NAMES)
+    if real:
+        _real(wanted, jobs, json)
+        return
     if strange := [name for name in wanted if name not in NAMES]:
         raise UsageError(f"unknown benchmark: {', '.join(strange)}", remedy="use some of: " + ", ".join(NAMES))
     found: list[figures.Figure] = []

@@ -41,6 +41,11 @@ class Alignment:
         return frozenset(line for line, count in counts[0].items() if count == 1 == counts[1][line])
 
     @cached_property
+    def vocabulary(self) -> frozenset[bytes]:
+        """The words of the old file."""
+        return frozenset(words(self.base))
+
+    @cached_property
     def fresh_words(self) -> list[tuple[bytes, int]]:
         """The words of the lines that only the new file has, each with its line.
 

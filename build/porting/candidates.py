@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from build.porting.alignment import Alignment
 from build.porting.groups import Placed
-from build.porting.lines import distinctive, headings, norm, occurrences, similarity, weight
+from build.porting.lines import distinctive, headings, norm, occurrences, similarity, weight, words
 
 #: Number of lines around a hunk that are compared to distinguish places.
 REACH = 12
 #: Number of lines above and below a place that are close by.
 CLOSE = 3
+#: Number of words of a single line beside a place that say enough.
+TELLING = 4
 #: Share of the distinctive lines around a place that must be kept for the place to be certain by itself.
 STRONG = 0.75
 
@@ -103,7 +105,7 @@ def support(alignment: Alignment, start: int, end: int) -> float:
 
 
 def anchored(alignment: Alignment, old: tuple[int, int], new: tuple[int, int]) -> bool:
-    """Whether lines that each file has exactly once say that `old` became `new`: two of them, in it or close by.
+    """Whether lines that each file has exactly once say that `old` became `new`: two, or a long one beside it.
 
     Such a line is proof enough where there is no function to compare, or much of the code around was rewritten.
     """
@@ -116,7 +118,8 @@ def anchored(alignment: Alignment, old: tuple[int, int], new: tuple[int, int]) -
     inside = [firm(old[0] + n, new[0] + n) for n in range(old[1] - old[0])]
     above = [firm(old[0] - n, new[0] - n) for n in range(1, CLOSE + 1)]
     below = [firm(old[1] + n, new[1] + n) for n in range(CLOSE)]
-    return sum([*inside, *above, *below]) >= 2
+    beside = [alignment.base[n] for n, found in ((old[0] - 1, above[0]), (old[1], below[0])) if found]
+    return sum([*inside, *above, *below]) >= 2 or any(len(words([line])) >= TELLING for line in beside)
 
 
 def recognisable(lines: Sequence[bytes]) -> bool:

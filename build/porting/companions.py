@@ -3,47 +3,83 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from build.series.model import Hunk, PatchFile
 from build.series.verdicts import HunkVerdict, Verdict
 
-#: So many hunks that are upstream, and at least as many as still fit, say that upstream has the patch in another form.
-MANY = 3
+#: From so many hunks that are upstream on, a hunk that fits is suspect: in a file with such hunks, if they are as many
+#: as those that fit; in others, if they are several times as many.
+MANY, TIMES = 3, 4
 #: Lines that only make names known; a change that needs them is in another hunk.
 _HELPER = re.compile(rb"\s*(#\s*include\b|import\b|from\s+\S+\s+import\b|using\s|find_package\s*\()|\s*$")
+_NAME = re.compile(rb"[A-Za-z_]\w{3,}")
 
 Place = tuple[str, int]
 
 
-def suspects(patch: PatchFile, verdicts: Sequence[HunkVerdict]) -> Mapping[Place, str]:
-    """Return the hunks (path, number) that a person should see although they fit, each with the reason."""
-    upstream = [item for item in verdicts if item.verdict is Verdict.UPSTREAM and item.hunk]
-    placed = [item for item in verdicts if _placed(item)]
-    if not upstream or not placed:
+def suspects(patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Iterable[bytes]) -> Mapping[Place, str]:
+    """Return the hunks (path, number) that a person should see although they fit, each with the reason.
+
+    Args:
+        patch: the patch.
+        verdicts: what was found for its hunks.
+        known: the old tree's files that it changes.
+    """
+    hunks = {
+        (change.old_path or change.path, number): hunk
+        for change in patch.changes
+        for number, hunk in enumerate(change.hunks, 1)
+    }
+    upstream = [(item.path, item.hunk) for item in verdicts if item.verdict is Verdict.UPSTREAM and item.hunk]
+    placed = [(item.path, item.hunk) for item in verdicts if _placed(item)]
+    if not placed or len(placed) == len(verdicts):
         return {}
-    if len(upstream) >= max(MANY, len(placed)):
-        why = f"{len(upstream)} of the patch's {len(verdicts)} hunks are upstream, so this one may be, in another form"
-        return {(item.path, item.hunk): why for item in placed}
-    helpers = _helpers(patch)
-    if all((item.path, item.hunk) in helpers for item in placed):
-        why = "it only makes names known, and nothing else of the patch is put in: other hunks are upstream"
-        return {(item.path, item.hunk): why for item in placed}
-    return {}
+    return {
+        **_helpers(hunks, placed),
+        **_of_the_same_names(hunks, placed, upstream, known),
+        **_of_many(placed, upstream, len(verdicts)),
+    }
 
 
 def _placed(item: HunkVerdict) -> bool:
     return item.hunk > 0 and not item.verdict.needs_human and item.verdict is not Verdict.UPSTREAM
 
 
-def _helpers(patch: PatchFile) -> set[Place]:
-    """Return the hunks that only add such lines."""
-    return {
-        (change.old_path or change.path, number)
-        for change in patch.changes
-        for number, hunk in enumerate(change.hunks, 1)
-        if _only_names(hunk)
-    }
+def _of_many(placed: Sequence[Place], upstream: Sequence[Place], every: int) -> dict[Place, str]:
+    if len(upstream) < MANY:
+        return {}
+    why = f"{len(upstream)} of the patch's {every} hunks are upstream, so this one may be, in another form"
+    files = {path for path, _ in upstream} if len(upstream) >= len(placed) else set[str]()
+    return {place: why for place in placed if place[0] in files or len(upstream) >= TIMES * len(placed)}
+
+
+def _of_the_same_names(
+    hunks: Mapping[Place, Hunk], placed: Sequence[Place], upstream: Sequence[Place], known: Iterable[bytes]
+) -> dict[Place, str]:
+    """Return the placed hunks with a name that the patch brings in, and that a hunk which is upstream has as well."""
+    if not upstream:
+        return {}
+    old = {name for data in known for name in _NAME.findall(data)}
+    theirs = {name: place for place in reversed(upstream) if place in hunks for name in _names(hunks[place]) - old}
+    found = {}
+    for place in placed:
+        if shared := sorted(_names(hunks[place]).intersection(theirs)):
+            path, number = theirs[shared[0]]
+            name = shared[0].decode("ascii", "replace")
+            found[place] = f"hunk {number} of {path} brings in {name} as well, and is upstream: so this may be, changed"
+    return found
+
+
+def _names(hunk: Hunk) -> set[bytes]:
+    return {name for line in hunk.added for name in _NAME.findall(line)}
+
+
+def _helpers(hunks: Mapping[Place, Hunk], placed: Sequence[Place]) -> dict[Place, str]:
+    """Return the placed hunks if they only make names known: what needs the names is not put in."""
+    if not all(_only_names(hunks[place]) for place in placed):
+        return {}
+    return dict.fromkeys(placed, "it only makes names known, and nothing else of the patch is put in")
 
 
 def _only_names(hunk: Hunk) -> bool:

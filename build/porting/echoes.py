@@ -7,23 +7,29 @@ four. Only lines that the old file did not have count: what was there before is 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from operator import itemgetter
 
 from build.porting.alignment import Alignment
 from build.porting.groups import Group
-from build.porting.lines import norm, words
+from build.porting.lines import norm, occurrences, words
 
+#: The name in the first line of a function at the margin, or of one or a class in Python.
+_DEFINITION = re.compile(rb"(?:\w[\w\s*&:<>]*?|\s*(?:async\s+)?(?:def|class)\s+)?\b(\w+)\s*\(")
 #: Lines around a place in the new file that belong to it.
 NEAR = 40
+#: The same for a few short lines, which may be in many places.
+BESIDE = 5
 #: Share of the words that must be there, in order, by how many words there are; fewer than the least say too little.
 SHARES = ((20, 0.75), (12, 0.8), (6, 0.85), (4, 1.0))
 #: The same far from the place, where only much code that is nearly the same says something.
 FAR_WORDS, FAR_SHARE = 12, 0.85
 #: Share from which the change counts as upstream's; with less, a person should look.
-SURE = 0.9
+SURE, DOUBTFUL = 0.9, 0.89
 #: Words of the new file that may stand between those of the patch, as a share of them.
 SPREAD = 1.4
 
@@ -68,11 +74,20 @@ def removed_only(alignment: Alignment, groups: Sequence[Group]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The words to be found in order, the share of them that must be, and those that the change brings in."""
+    """What is looked for.
+
+    Attributes:
+        words: the words to be found in order, and `share` how much of them.
+        fresh: those that the change brings in, of which as much must be there.
+        novel: those that the old file has nowhere: at least half of them must be there.
+        defined: those of a function's name that the change defines: without them it is a twin.
+    """
 
     words: list[bytes]
     share: float
     fresh: Counter[bytes]
+    novel: frozenset[bytes]
+    defined: frozenset[bytes]
 
     def at_least(self, share: float) -> _Wanted:
         return replace(self, share=max(share, self.share))
@@ -82,10 +97,13 @@ def echo(alignment: Alignment, groups: Sequence[Group]) -> Echo | None:
     """Return where the new file has what `groups` add: the best place near by, else the best one far away."""
     added = words(added_only(alignment, groups))
     fresh = Counter(added) - Counter(words(alignment.base[n] for n in removed_only(alignment, groups)))
-    place = _place(alignment, groups)
+    gap = _gap(alignment, groups)
     if not fresh or len(added) < SHARES[-1][0]:
-        return _same_lines(alignment, groups, place)
-    wanted = _Wanted(added, next(share for least, share in SHARES if len(added) >= least), fresh)
+        return _same_lines(alignment, groups, gap)
+    place = range(max(0, gap.start - NEAR), min(len(alignment.ours), gap.stop + NEAR))
+    share = next(share for least, share in SHARES if len(added) >= least)
+    novel = frozenset(fresh.keys() - alignment.vocabulary)
+    wanted = _Wanted(added, share, fresh, novel, _defined(added_only(alignment, groups)))
     found = _best(alignment, wanted, place)
     if found is None and len(added) >= FAR_WORDS:
         found = _best(alignment, wanted.at_least(FAR_SHARE), range(len(alignment.ours)))
@@ -93,41 +111,59 @@ def echo(alignment: Alignment, groups: Sequence[Group]) -> Echo | None:
     return found
 
 
-def _place(alignment: Alignment, groups: Sequence[Group]) -> range:
-    """Return the new lines around the place where the groups belong."""
+def _defined(lines: Sequence[bytes]) -> frozenset[bytes]:
+    """Return the words of the names of functions and classes that lines define."""
+    return frozenset(words(match[1] for line in lines if (match := _DEFINITION.match(line))))
+
+
+def _gap(alignment: Alignment, groups: Sequence[Group]) -> range:
+    """Return the new lines between those that both files have above and below the groups."""
     first, last = alignment.before(groups[0].start)[1], alignment.after(groups[-1].end)[1]
-    if last < first:
-        first, last = last, first
-    return range(max(0, first - NEAR), min(len(alignment.ours), last + NEAR))
+    return range(max(0, min(first, last)), max(first, last) + 1)
 
 
-def _same_lines(alignment: Alignment, groups: Sequence[Group], place: range) -> Echo | None:
-    """Return where a few short lines stand, all of them unchanged, within the lines next to their place."""
+def _same_lines(alignment: Alignment, groups: Sequence[Group], gap: range) -> Echo | None:
+    """Return where a few short lines stand, all of them unchanged.
+
+    With a word that the old file has nowhere they may be anywhere, else only at their place or next to it.
+    """
     wanted = [norm(line) for line in added_only(alignment, groups)]
     if not any(re.search(rb"\w\w", line) for line in wanted):
         return None
-    near = range(place.start + NEAR - 5, max(place.stop - NEAR + 5, 0))
-    for at in near:
-        new = 0 <= at < len(alignment.ours) and alignment.back[at] < 0
-        if new and list(alignment.ours_norm[at : at + len(wanted)]) == wanted:
-            return Echo(at, at + len(wanted), 1.0, near=True)
+    beside = range(max(0, gap.start - BESIDE), min(len(alignment.ours), gap.stop + BESIDE))
+    novel = bool(set(words(wanted)) - alignment.vocabulary)
+    for at in occurrences(alignment.ours_norm, wanted):
+        if min(alignment.back[at : at + len(wanted)]) < 0 and (novel or at in beside):
+            return Echo(at, at + len(wanted), 1.0, near=at in beside)
     return None
 
 
 def _best(alignment: Alignment, wanted: _Wanted, place: range) -> Echo | None:
     """Return the window of new lines that has the largest share of the wanted words, in their order."""
-    flat = [(word, at) for word, at in alignment.fresh_words if place.start <= at < place.stop]
+    every = alignment.fresh_words
+    first, last = (bisect_left(every, at, key=itemgetter(1)) for at in (place.start, place.stop))
+    flat = every[first:last]
     size = int(SPREAD * len(wanted.words)) + 2
     best: Echo | None = None
     for start in _likely(flat, wanted.words, size, wanted.share):
         window = flat[start : start + size]
-        known = (Counter(word for word, _ in window) & wanted.fresh).total()
-        found = _matched(wanted.words, window)
-        if found is None or found.share < wanted.share or known < wanted.share * wanted.fresh.total():
+        if not _has_news(wanted, Counter(word for word, _ in window)):
             continue
+        found = _matched(wanted.words, window)
+        if found is None or found.share < wanted.share:
+            continue
+        if not wanted.defined <= {word for word, _ in window}:
+            found = replace(found, share=min(found.share, DOUBTFUL))
         if best is None or found.share > best.share:
             best = found
     return best
+
+
+def _has_news(wanted: _Wanted, window: Counter[bytes]) -> bool:
+    """Whether a window has what the change brings in, and not only what was around it before."""
+    known = (window & wanted.fresh).total()
+    novel = sum(word in window for word in wanted.novel)
+    return known >= wanted.share * wanted.fresh.total() and novel >= len(wanted.novel) / 2
 
 
 def _matched(wanted: Sequence[bytes], window: Sequence[tuple[bytes, int]]) -> Echo | None:
@@ -141,9 +177,8 @@ def _matched(wanted: Sequence[bytes], window: Sequence[tuple[bytes, int]]) -> Ec
 
 
 def _likely(flat: Sequence[tuple[bytes, int]], wanted: Sequence[bytes], size: int, share: float) -> list[int]:
-    """Return where windows begin that have enough of the words in any order; of neighbours only the best."""
-    need = Counter(wanted)
-    have: Counter[bytes] = Counter()
+    """Return where windows begin that have enough of the words, in any order: of neighbours the first and last best."""
+    need, have = Counter(wanted), Counter[bytes]()
     hits, best, found = 0, 0, list[int]()
     for at, (word, _) in enumerate(flat):
         have[word] += 1
@@ -156,9 +191,8 @@ def _likely(flat: Sequence[tuple[bytes, int]], wanted: Sequence[bytes], size: in
         if hits < share * len(wanted):
             best = 0
         elif hits > best:
-            if found and start - found[-1] < size and best:
-                found[-1] = start
-            else:
-                found.append(start)
+            found[-2 if best else len(found) :] = [start, start]
             best = hits
-    return found
+        elif hits == best:
+            found[-1] = start
+    return list(dict.fromkeys(found))

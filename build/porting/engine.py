@@ -74,7 +74,8 @@ def port_series(
 def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchPort:
     identical = all(ctx.old.get(path) == ctx.new.get(path) for path in patch.paths)
     ports, old = _port_changes(ctx, patch)
-    if suspect := suspects(patch, _verdicts(ports)):
+    known = [state.data for path in patch.paths if (state := ctx.old.get(path)) is not None]
+    if suspect := suspects(patch, _verdicts(ports), known):
         ports, old = _port_changes(replace(ctx, suspects=suspect), patch)
     ctx.old.changed.update(old)
     verdicts = _verdicts(ports)

@@ -14,6 +14,7 @@ from build.porting.alignment import Alignment, align
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import HunkResult, context_changes, human, port_hunk
+from build.porting.lines import norm
 from build.porting.moved_code import port_moved, port_without_base
 from build.series.inspect import Text, locate
 from build.series.model import Hunk
@@ -52,6 +53,7 @@ def port_text(
         _port(alignment, placed) if placed else port_without_base(align(hunk.old, new.lines), split(hunk, number, 0))
         for number, (placed, hunk) in enumerate(zip(located, hunks, strict=True), 1)
     ]
+    results = [_unmoved(result, hunk, hunks) for result, hunk in zip(results, hunks, strict=True)]
     results = [human(suspects[n]) if n in suspects else result for n, result in enumerate(results)]
     results = crosscheck(alignment, located, _apart(results))
     conflicts, results = _conflicts(alignment, located, results)
@@ -80,6 +82,18 @@ def _port(alignment: Alignment, placed: Placed) -> HunkResult:
     if result.verdict in {Verdict.DRIFTED, Verdict.CONFLICT}:
         changes = context_changes(alignment, placed)
         result = replace(result, evidence="; ".join(part for part in (result.evidence, changes) if part))
+    return result
+
+
+def _unmoved(result: HunkResult, hunk: Hunk, hunks: Sequence[Hunk]) -> HunkResult:
+    """Leave a hunk to a human that removes what another one adds, if that code moved in the new file.
+
+    The patch moves code, and so did upstream: where it is now may be where the patch wants it.
+    """
+    removed = {norm(line) for line in hunk.removed if line.strip()}
+    added = {norm(line) for other in hunks if other is not hunk for line in other.added}
+    if result.method is Method.MOVED_CODE and result.edits and removed and removed <= added:
+        return human("the patch moves this code, which has moved in the new file")
     return result
 
 

@@ -22,6 +22,8 @@ _COPIED = re.compile(
 )
 _ORIGIN = re.compile(r"upstream|backport|/commit|[?;]id=|/rev/", re.IGNORECASE)
 _FOLDERS = re.compile(r"(^|[-_/])(upstream|backports?|from[-_]upstream)([-_/]|$)")
+#: Share of a dropped patch's added lines that the new files must have, for upstream to have the patch.
+THERE = 1 / 3
 
 
 class Kind(Enum):
@@ -162,8 +164,7 @@ class _Group:
 
 def _placed(tree: Tree, change: FileChange) -> list[_Group]:
     """Return the groups of a maintainer's change at their places in the new tree."""
-    state = tree.read(change.old_path or change.path)
-    text = Text(state.data if state else b"")
+    text = Text(_data(tree, change.old_path or change.path))
     found, floor = [], 0
     for number, hunk in enumerate(change.hunks, 1):
         at, _ = locate(text, hunk, floor)
@@ -211,8 +212,23 @@ def _dropped(old: Side, new: Side, name: str, partners: Mapping[str, str]) -> Re
         RealHunk(change.path, number, hunk) for change in patch.changes for number, hunk in enumerate(change.hunks, 1)
     )
     tree = new.tree(commit, "new")
+    if not _mostly_there(patch, tree):
+        return None
     trees = old.tree(start.before, "old"), old.tree(start.after, "patched")
     return RealCase(Kind.UPSTREAM, patch, *trees, tree, patch.paths, hunks)
+
+
+def _mostly_there(patch: PatchFile, tree: Tree) -> bool:
+    """Whether the new files have enough of the lines that a patch adds: else upstream solved it in another way."""
+    added = {line.strip() for change in patch.changes for hunk in change.hunks for line in hunk.added}
+    telling = {line for line in added if re.search(rb"\w\w\w", line)}
+    there = {line.strip() for path in patch.paths for line in Text(_data(tree, path)).lines}
+    return len(telling & there) >= THERE * len(telling)
+
+
+def _data(tree: Tree, path: str) -> bytes:
+    state = tree.read(path)
+    return state.data if state else b""
 
 
 def _until(stack: Stack, name: str) -> list[str]:

@@ -41,8 +41,8 @@ def ours(case: RealCase) -> Ported:
 def others(case: RealCase) -> dict[str, dict[str, bytes]]:
     """Return what each of the other tools made of the patch, written as git writes it, by the tool's name."""
     with tempfile.TemporaryDirectory(prefix="multiworld-bench-") as folder:
-        trees = [_files(tree, case.paths) for tree in (case.old, case.new, case.patched)]
-        bench = set_up(Case(case.patch.name, *trees, ()), Path(folder), NEW_SIDE)
+        old, new, patched = (_files(tree, case.paths) for tree in (case.old, case.new, case.patched))
+        bench = set_up(Case(case.patch.name, old, new, patched, ()), Path(folder), NEW_SIDE)
         return {name: tool(bench) for name, tool in OTHERS.items()}
 
 
