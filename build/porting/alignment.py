@@ -55,6 +55,19 @@ class Alignment:
         around = [is_new or (any(new[max(0, n - 1) : n]) and any(new[n + 1 : n + 2])) for n, is_new in enumerate(new)]
         return [(word, n) for n, line in enumerate(self.ours) if around[n] for word in words([line])]
 
+    @cached_property
+    def fresh_runs(self) -> list[tuple[int, int]]:
+        """The runs of lines that only the new file has (end excluded); a run may have gaps of two lines."""
+        found: list[tuple[int, int]] = []
+        for at, origin in enumerate(self.back):
+            if origin >= 0:
+                continue
+            if found and at - found[-1][1] <= 2:
+                found[-1] = found[-1][0], at + 1
+            else:
+                found.append((at, at + 1))
+        return found
+
     def before(self, at: int) -> tuple[int, int]:
         """Return the nearest old line before `at` that has a counterpart, and that one; (-1, -1) is the start."""
         for index in range(at - 1, -1, -1):

@@ -12,7 +12,7 @@ from build.porting.lines import distinctive, headings, norm, occurrences, simila
 REACH = 12
 #: Number of lines above and below a place that are close by.
 CLOSE = 3
-#: Number of words of a single line beside a place that say enough.
+#: Number of words of a single line in a place that say enough.
 TELLING = 4
 #: Share of the distinctive lines around a place that must be kept for the place to be certain by itself.
 STRONG = 0.75
@@ -105,7 +105,7 @@ def support(alignment: Alignment, start: int, end: int) -> float:
 
 
 def anchored(alignment: Alignment, old: tuple[int, int], new: tuple[int, int]) -> bool:
-    """Whether lines that each file has exactly once say that `old` became `new`: two, or a long one beside it.
+    """Whether lines that each file has exactly once say that `old` became `new`: two, or a long one in it.
 
     Such a line is proof enough where there is no function to compare, or much of the code around was rewritten.
     """
@@ -118,8 +118,8 @@ def anchored(alignment: Alignment, old: tuple[int, int], new: tuple[int, int]) -
     inside = [firm(old[0] + n, new[0] + n) for n in range(old[1] - old[0])]
     above = [firm(old[0] - n, new[0] - n) for n in range(1, CLOSE + 1)]
     below = [firm(old[1] + n, new[1] + n) for n in range(CLOSE)]
-    beside = [alignment.base[n] for n, found in ((old[0] - 1, above[0]), (old[1], below[0])) if found]
-    return sum([*inside, *above, *below]) >= 2 or any(len(words([line])) >= TELLING for line in beside)
+    long = [len(words([alignment.base[old[0] + n]])) >= TELLING for n, found in enumerate(inside) if found]
+    return sum([*inside, *above, *below]) >= 2 or any(long)
 
 
 def recognisable(lines: Sequence[bytes]) -> bool:

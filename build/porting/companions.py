@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from build.series.model import Hunk, PatchFile
 from build.series.verdicts import HunkVerdict, Verdict
 
-#: From so many hunks that are upstream on, a hunk that fits is suspect: in a file with such hunks, if they are as many
-#: as those that fit; in others, if they are several times as many.
-MANY, TIMES = 3, 4
+#: From so many hunks that are upstream on, a hunk that fits is suspect: if the patch, or the file, has several times as
+#: many of them as of those that fit.
+MANY, TIMES, IN_FILE = 3, 4, 2
 #: Lines that only make names known; a change that needs them is in another hunk.
 _HELPER = re.compile(rb"\s*(#\s*include\b|import\b|from\s+\S+\s+import\b|using\s|find_package\s*\()|\s*$")
 _NAME = re.compile(rb"[A-Za-z_]\w{3,}")
@@ -36,7 +37,7 @@ def suspects(patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Iterable[
     if not placed or len(placed) == len(verdicts):
         return {}
     return {
-        **_helpers(hunks, placed),
+        **(_helpers(hunks, placed) if upstream else {}),
         **_of_the_same_names(hunks, placed, upstream, known),
         **_of_many(placed, upstream, len(verdicts)),
     }
@@ -49,9 +50,10 @@ def _placed(item: HunkVerdict) -> bool:
 def _of_many(placed: Sequence[Place], upstream: Sequence[Place], every: int) -> dict[Place, str]:
     if len(upstream) < MANY:
         return {}
+    fits, theirs = (Counter(path for path, _ in places) for places in (placed, upstream))
+    most = len(upstream) >= TIMES * len(placed)
     why = f"{len(upstream)} of the patch's {every} hunks are upstream, so this one may be, in another form"
-    files = {path for path, _ in upstream} if len(upstream) >= len(placed) else set[str]()
-    return {place: why for place in placed if place[0] in files or len(upstream) >= TIMES * len(placed)}
+    return {place: why for place in placed if most or theirs[place[0]] >= IN_FILE * fits[place[0]]}
 
 
 def _of_the_same_names(
@@ -76,7 +78,7 @@ def _names(hunk: Hunk) -> set[bytes]:
 
 
 def _helpers(hunks: Mapping[Place, Hunk], placed: Sequence[Place]) -> dict[Place, str]:
-    """Return the placed hunks if they only make names known: what needs the names is not put in."""
+    """Return the placed hunks if they only make names known: what needs the names is upstream, or not put in."""
     if not all(_only_names(hunks[place]) for place in placed):
         return {}
     return dict.fromkeys(placed, "it only makes names known, and nothing else of the patch is put in")

@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 from operator import itemgetter
 
 from build.porting.alignment import Alignment
-from build.porting.groups import Group
+from build.porting.groups import Group, Placed
 from build.porting.lines import norm, occurrences, words
 
 #: The name in the first line of a function at the margin, or of one or a class in Python.
@@ -81,6 +81,7 @@ class _Wanted:
         fresh: those that the change brings in, of which as much must be there.
         novel: those that the old file has nowhere: at least half of them must be there.
         defined: those of a function's name that the change defines: without them it is a twin.
+        others: lines that only other hunks add: they are not this one's change.
     """
 
     words: list[bytes]
@@ -88,13 +89,15 @@ class _Wanted:
     fresh: Counter[bytes]
     novel: frozenset[bytes]
     defined: frozenset[bytes]
+    others: frozenset[bytes]
 
     def at_least(self, share: float) -> _Wanted:
         return replace(self, share=max(share, self.share))
 
 
-def echo(alignment: Alignment, groups: Sequence[Group]) -> Echo | None:
-    """Return where the new file has what `groups` add: the best place near by, else the best one far away."""
+def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | None:
+    """Return where the new file has what a hunk adds: the best place near by, else with `far` the best of the file."""
+    groups = placed.groups
     added = words(added_only(alignment, groups))
     fresh = Counter(added) - Counter(words(alignment.base[n] for n in removed_only(alignment, groups)))
     gap = _gap(alignment, groups)
@@ -103,9 +106,9 @@ def echo(alignment: Alignment, groups: Sequence[Group]) -> Echo | None:
     place = range(max(0, gap.start - NEAR), min(len(alignment.ours), gap.stop + NEAR))
     share = next(share for least, share in SHARES if len(added) >= least)
     novel = frozenset(fresh.keys() - alignment.vocabulary)
-    wanted = _Wanted(added, share, fresh, novel, _defined(added_only(alignment, groups)))
+    wanted = _Wanted(added, share, fresh, novel, _defined(added_only(alignment, groups)), placed.others)
     found = _best(alignment, wanted, place)
-    if found is None and len(added) >= FAR_WORDS:
+    if found is None and far and len(added) >= FAR_WORDS:
         found = _best(alignment, wanted.at_least(FAR_SHARE), range(len(alignment.ours)))
         return None if found is None else replace(found, near=False)
     return found
@@ -142,7 +145,7 @@ def _best(alignment: Alignment, wanted: _Wanted, place: range) -> Echo | None:
     """Return the window of new lines that has the largest share of the wanted words, in their order."""
     every = alignment.fresh_words
     first, last = (bisect_left(every, at, key=itemgetter(1)) for at in (place.start, place.stop))
-    flat = every[first:last]
+    flat = [item for item in every[first:last] if alignment.ours_norm[item[1]] not in wanted.others]
     size = int(SPREAD * len(wanted.words)) + 2
     best: Echo | None = None
     for start in _likely(flat, wanted.words, size, wanted.share):

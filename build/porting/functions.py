@@ -69,7 +69,7 @@ def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool
     """Whether the rest of the file contradicts the result within the function."""
     if result.verdict is Verdict.UPSTREAM:
         return any(only_moved(alignment, group) for group in placed.groups)
-    return echo(alignment, placed.groups) is not None or any(added_elsewhere(alignment, g) for g in placed.groups)
+    return echo(alignment, placed) is not None or any(added_elsewhere(alignment, g) for g in placed.groups)
 
 
 def _end(lines: Sequence[bytes], start: int) -> int:
@@ -84,7 +84,7 @@ def _end(lines: Sequence[bytes], start: int) -> int:
 def shifted(placed: Placed, by: int) -> Placed:
     """Return a hunk whose old file begins `-by` lines later."""
     groups = tuple(Group(g.start + by, g.end + by, g.added) for g in placed.groups)
-    return Placed(placed.hunk, placed.number, placed.start + by, placed.end + by, groups)
+    return replace(placed, start=placed.start + by, end=placed.end + by, groups=groups)
 
 
 def outward(result: HunkResult, placed: Placed, start: int, alignment: Alignment, *, moved: bool) -> HunkResult:

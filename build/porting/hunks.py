@@ -55,7 +55,8 @@ def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
         return _unchanged(alignment, placed, at)
     results = [_group(alignment, placed, group) for group in placed.groups]
     result = _combine(placed, results)
-    if result.verdict is not Verdict.UPSTREAM and (found := echo(alignment, placed.groups)):
+    far = bool(result.edits)
+    if result.verdict is not Verdict.UPSTREAM and (found := echo(alignment, placed, far=far)):
         return _echo_result(alignment, placed, result, found)
     return result
 
@@ -91,7 +92,7 @@ def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
     for group in placed.groups:
         if elsewhere := added_elsewhere(alignment, group):
             return human(f"the lines it adds are already at line {elsewhere[0] + 1} of the new file")
-    if found := echo(alignment, placed.groups):
+    if found := echo(alignment, placed):
         return _echoed(alignment, placed.groups, found)
     offset = at - placed.hunk.first
     shift = at - placed.start

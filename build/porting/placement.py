@@ -74,14 +74,18 @@ def target(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, 
 
 def _verbatim(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, str]:
     """Return where replaced lines stand that are aligned with nothing, if each file has them exactly once."""
+    gone = None, "the lines it replaces were changed or removed"
     lines = list(alignment.base_norm[group.start : group.end])
-    places = occurrences(alignment.ours_norm, lines)
-    if len(places) != 1 or len(occurrences(alignment.base_norm, lines)) != 1 or not any(map(distinctive, lines)):
-        return None, "the lines it replaces were changed or removed"
-    span = places[0], places[0] + len(lines)
-    if any(origin >= 0 and not group.start <= origin < group.end for origin in alignment.back[span[0] : span[1]]):
-        return None, "the lines it replaces were changed or removed"
-    return span, f"its lines stand at line {span[0] + 1} only"
+    known = next((n for n, line in enumerate(lines) if line in alignment.once and distinctive(line)), None)
+    if known is None:
+        return gone
+    start = alignment.ours_norm.index(lines[known]) - known
+    span = start, start + len(lines)
+    if start < 0 or list(alignment.ours_norm[start : span[1]]) != lines:
+        return gone
+    if any(origin >= 0 and not group.start <= origin < group.end for origin in alignment.back[start : span[1]]):
+        return gone
+    return span, f"its lines stand at line {start + 1} only"
 
 
 def _gap(alignment: Alignment, at: int) -> tuple[tuple[int, int] | None, str]:

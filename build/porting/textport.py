@@ -20,6 +20,9 @@ from build.series.inspect import Text, locate
 from build.series.model import Hunk
 from build.series.verdicts import Method, Verdict
 
+#: Number of hunks of a file from which on they are not compared with each other.
+MOST_HUNKS = 60
+
 
 @dataclass(frozen=True, slots=True)
 class TextPort:
@@ -69,9 +72,17 @@ def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
     floor = 0
     for number, hunk in enumerate(hunks, 1):
         at, _ = locate(old, hunk, floor)
-        found.append(None if at is None else split(hunk, number, at))
+        found.append(None if at is None else replace(split(hunk, number, at), others=_only_others(hunk, hunks)))
         floor = floor if at is None else at + len(hunk.old)
     return found
+
+
+def _only_others(hunk: Hunk, hunks: Sequence[Hunk]) -> frozenset[bytes]:
+    """Return the lines, normalised, that other hunks add and this one does not."""
+    if len(hunks) > MOST_HUNKS:
+        return frozenset()
+    theirs = {norm(line) for other in hunks if other is not hunk for line in other.added if line.strip()}
+    return frozenset(theirs - {norm(line) for line in hunk.added})
 
 
 def _port(alignment: Alignment, placed: Placed) -> HunkResult:
@@ -90,9 +101,11 @@ def _unmoved(result: HunkResult, hunk: Hunk, hunks: Sequence[Hunk]) -> HunkResul
 
     The patch moves code, and so did upstream: where it is now may be where the patch wants it.
     """
+    if result.method is not Method.MOVED_CODE or not result.edits:
+        return result
     removed = {norm(line) for line in hunk.removed if line.strip()}
     added = {norm(line) for other in hunks if other is not hunk for line in other.added}
-    if result.method is Method.MOVED_CODE and result.edits and removed and removed <= added:
+    if removed and removed <= added:
         return human("the patch moves this code, which has moved in the new file")
     return result
 
