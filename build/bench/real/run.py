@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+from build import signals
 from build.bench.real import archives, stacks
 from build.bench.real.figures import kept, lines_of, table_of, to_json
 from build.bench.real.measure import CaseScore, measure
@@ -63,10 +64,24 @@ def _fetched() -> list[Package]:
 
 def _measured(packages: Sequence[Package], jobs: int) -> Iterator[tuple[CaseScore, ...]]:
     spawned = multiprocessing.get_context("spawn")
-    with progress() as bar, ProcessPoolExecutor(min(jobs, len(packages)), spawned) as pool:
+    pool = ProcessPoolExecutor(min(jobs, len(packages)), spawned, _end_with, (os.getpid(),))
+    with progress() as bar, pool:
         task = bar.add_task("porting", total=len(packages), unit="packages")
         running = {pool.submit(measure, item): item for item in packages}
-        for done in as_completed(running):
-            yield done.result()
-            archives.discard(running[done])
-            bar.advance(task)
+        try:
+            for done in as_completed(running):
+                yield done.result()
+                bar.advance(task)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
+    for item in packages:  # at the end: two packages may have a tarball in common
+        archives.discard(item)
+
+
+def _end_with(parent: int) -> None:
+    """Let a worker end with its parent, and with the commands that it runs."""
+    os.environ[signals.END_WITH] = str(parent)
+    signals.handle()
