@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+from rich.console import Group
 from rich.table import Table
 
 from build.bench.corpus.tools import OTHERS
@@ -71,27 +72,37 @@ def _promises(scores: Sequence[CaseScore]) -> list[Promise]:
     ]
 
 
-def table_of(scores: Sequence[CaseScore]) -> Table:
-    made = Table(
-        title="real ports: hunks that a maintainer placed (right / wrong / left to a human); and, of patches that "
-        "upstream has, hunks recognised and put in all the same",
-        title_justify="left",
+def tables_of(scores: Sequence[CaseScore]) -> Group:
+    return Group(
+        _table(scores, Kind.REFRESHED, "hunks that a maintainer placed: right / wrong / left to a human", _placed),
+        _table(
+            scores, Kind.UPSTREAM, "hunks of patches that upstream has: all, recognised, put in all the same", _put_in
+        ),
     )
+
+
+def _table(
+    scores: Sequence[CaseScore], kind: Kind, title: str, cells: Callable[[Sequence[HunkScore]], list[str]]
+) -> Table:
+    made = Table(title=title, title_justify="left")
     made.add_column("package")
-    for name in (*TOOLS, "upstream: hunks", "recognised", *(f"put in: {name}" for name in TOOLS)):
+    for name in (*(() if kind is Kind.REFRESHED else ("all", "recognised")), *TOOLS):
         made.add_column(name, justify="right")
     for package in dict.fromkeys(score.package for score in scores):
-        made.add_row(*_row(package, [score for score in scores if score.package == package]))
+        if hunks := hunks_of((score for score in scores if score.package == package), kind):
+            made.add_row(package, *cells(hunks))
     made.add_section()
-    made.add_row(*_row("all", scores), style="bold")
+    made.add_row("all", *cells(hunks_of(scores, kind)), style="bold")
     return made
 
 
-def _row(title: str, scores: Sequence[CaseScore]) -> list[str]:
-    refreshed, upstream = hunks_of(scores, Kind.REFRESHED), hunks_of(scores, Kind.UPSTREAM)
-    cells = [" / ".join(str(count(refreshed, tool)[result]) for result in Result) for tool in TOOLS]
-    put_in = [str(count(upstream, tool)[Result.WRONG]) for tool in TOOLS]
-    return [title, *cells, str(len(upstream)), str(recognised(scores)), *put_in]
+def _placed(hunks: Sequence[HunkScore]) -> list[str]:
+    return [" / ".join(str(count(hunks, tool)[result]) for result in Result) for tool in TOOLS]
+
+
+def _put_in(hunks: Sequence[HunkScore]) -> list[str]:
+    known = sum(hunk.verdict is Verdict.UPSTREAM for hunk in hunks)
+    return [str(len(hunks)), str(known), *(str(count(hunks, tool)[Result.WRONG]) for tool in TOOLS)]
 
 
 def lines_of(scores: Sequence[CaseScore]) -> list[str]:
@@ -101,10 +112,9 @@ def lines_of(scores: Sequence[CaseScore]) -> list[str]:
 
 
 def _wrong(score: CaseScore) -> list[str]:
-    word: Callable[[HunkScore], str] = lambda hunk: f"{hunk.verdict.value}: {hunk.evidence}"  # noqa: E731
     said = "placed wrong" if score.kind is Kind.REFRESHED else "put in, upstream has it"
     return [
-        f"{said}: {score.package}: {score.patch}: {hunk.path} hunk {hunk.hunk}: {word(hunk)}"
+        f"{said}: {score.package}: {score.patch}: {hunk.path} hunk {hunk.hunk}: {hunk.verdict.value}: {hunk.evidence}"
         for hunk in score.hunks
         if hunk.results[OURS] is Result.WRONG
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from build import signals
 from build.bench.real import archives, stacks
-from build.bench.real.figures import kept, lines_of, table_of, to_json
+from build.bench.real.figures import kept, lines_of, tables_of, to_json
 from build.bench.real.measure import CaseScore, measure
 from build.bench.real.packages import Package, load
 from build.console import console, note, progress, step
@@ -36,7 +36,7 @@ def bench(jobs: int = 0, json: Path | None = None) -> bool:
         (score for found in _measured(packages, jobs or os.cpu_count() or 1) for score in found),
         key=lambda item: (item.package, item.patch),
     )
-    console.print(table_of(scores))
+    console.print(tables_of(scores))
     for line in lines_of(scores):
         note(line)
     if json is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from build.bench.real import archives, packages, stacks
 from build.bench.real.cases import Kind, RealCase, cases
-from build.bench.real.figures import kept, lines_of, table_of
+from build.bench.real.figures import kept, lines_of, tables_of
 from build.bench.real.judge import Result, base_files, judge
 from build.bench.real.measure import OURS, measure
 from build.bench.real.packages import Archive, Package, Source
@@ -122,7 +122,7 @@ def test_what_was_measured_is_kept_and_the_promises_are_judged(little: Package) 
     assert hunks[Kind.UPSTREAM].verdict is Verdict.UPSTREAM
     assert measure(little) == scores
     assert any(line.startswith("kept: placed wrong: 0") for line in lines_of(scores))
-    assert table_of(scores).row_count == 2
+    assert len(tables_of(scores).renderables) == 2
     wrong = [score for score in scores if score.kind is Kind.UPSTREAM]
     assert not kept(wrong[:0])  # no hunk is recognised of none
 
