@@ -151,5 +151,6 @@ def _digest(names: Sequence[str]) -> str:
 
 
 #: Code that makes the cases and runs the other tools; and all that decides a score. As it was when it was loaded.
-_TOOLS_KEY = _digest(("bench/real/cases.py", "bench/real/tools.py", "bench/corpus/tools.py"))
-_ENGINE_KEY = _digest(("bench/real", "bench/corpus/tools.py", "porting", "series", "git.py"))
+_TOOLS = ("bench/real/cases.py", "bench/real/tools.py", "bench/corpus/tools.py")
+_TOOLS_KEY = _digest(_TOOLS)
+_ENGINE_KEY = _digest((*_TOOLS, "bench/real/judge.py", "bench/real/measure.py", "porting", "series", "git.py"))
