@@ -12,9 +12,18 @@ from build.series.verdicts import HunkVerdict, Verdict
 #: From so many hunks that are upstream on, a hunk that fits is suspect: if the patch, or the file, has several times as
 #: many of them as of those that fit.
 MANY, TIMES, IN_FILE = 3, 4, 2
+#: Characters of a line that may be read as a definition; longer ones are data, or minified.
+LONGEST = 400
 #: Lines that only make names known; a change that needs them is in another hunk.
 _HELPER = re.compile(rb"\s*(#\s*include\b|import\b|from\s+\S+\s+import\b|using\s|find_package\s*\()|\s*$")
 _NAME = re.compile(rb"[A-Za-z_]\w{3,}")
+#: The first line of a function at the margin, a function or class of Python, or a macro: with the name it defines.
+_DEFINITION = re.compile(
+    rb"[A-Za-z_][\w\s*&:<>]*[\s*&](\w{4,})\s*\([^;{]*(?:\{.*)?$"
+    rb"|(\w{4,})\s*\([^;{]*\)\s*$"
+    rb"|\s*(?:def|class)\s+(\w{4,})"
+    rb"|#\s*define\s+(\w{4,})"
+)
 
 Place = tuple[str, int]
 
@@ -59,18 +68,24 @@ def _of_many(placed: Sequence[Place], upstream: Sequence[Place], every: int) -> 
 def _of_the_same_names(
     hunks: Mapping[Place, Hunk], placed: Sequence[Place], upstream: Sequence[Place], known: Iterable[bytes]
 ) -> dict[Place, str]:
-    """Return the placed hunks with a name that the patch brings in, and that a hunk which is upstream has as well."""
+    """Return the placed hunks with a name that a hunk defines which is upstream: they are parts of one change."""
     if not upstream:
         return {}
     old = {name for data in known for name in _NAME.findall(data)}
-    theirs = {name: place for place in reversed(upstream) if place in hunks for name in _names(hunks[place]) - old}
+    theirs = {name: place for place in reversed(upstream) if place in hunks for name in _defined(hunks[place]) - old}
     found = {}
     for place in placed:
         if shared := sorted(_names(hunks[place]).intersection(theirs)):
             path, number = theirs[shared[0]]
             name = shared[0].decode("ascii", "replace")
-            found[place] = f"hunk {number} of {path} brings in {name} as well, and is upstream: so this may be, changed"
+            found[place] = f"hunk {number} of {path} defines {name}, and is upstream: so this may be, in another form"
     return found
+
+
+def _defined(hunk: Hunk) -> set[bytes]:
+    """Return the names that added lines define."""
+    found = (match for line in hunk.added if len(line) <= LONGEST and (match := _DEFINITION.match(line)))
+    return {name for match in found for name in match.groups() if name}
 
 
 def _names(hunk: Hunk) -> set[bytes]:

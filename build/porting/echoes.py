@@ -30,6 +30,8 @@ SHARES = ((20, 0.75), (12, 0.8), (6, 0.85), (4, 1.0))
 FAR_WORDS, FAR_SHARE = 12, 0.85
 #: Share from which the change counts as upstream's; with less, a person should look.
 SURE, DOUBTFUL = 0.9, 0.89
+#: Words of a change that are looked for, and characters of a line in which a definition is: the time is bounded.
+MOST_WORDS, LONGEST = 1000, 400
 #: Words of the new file that may stand between those of the patch, as a share of them.
 SPREAD = 1.4
 
@@ -98,7 +100,7 @@ class _Wanted:
 def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | None:
     """Return where the new file has what a hunk adds: the best place near by, else with `far` the best of the file."""
     groups = placed.groups
-    added = words(added_only(alignment, groups))
+    added = words(added_only(alignment, groups))[:MOST_WORDS]
     fresh = Counter(added) - Counter(words(alignment.base[n] for n in removed_only(alignment, groups)))
     gap = _gap(alignment, groups)
     if not fresh or len(added) < SHARES[-1][0]:
@@ -116,7 +118,7 @@ def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | No
 
 def _defined(lines: Sequence[bytes]) -> frozenset[bytes]:
     """Return the words of the names of functions and classes that lines define."""
-    return frozenset(words(match[1] for line in lines if (match := _DEFINITION.match(line))))
+    return frozenset(words(match[1] for line in lines if (match := _DEFINITION.match(line[:LONGEST]))))
 
 
 def _gap(alignment: Alignment, groups: Sequence[Group]) -> range:

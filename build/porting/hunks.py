@@ -55,8 +55,10 @@ def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
         return _unchanged(alignment, placed, at)
     results = [_group(alignment, placed, group) for group in placed.groups]
     result = _combine(placed, results)
+    if result.verdict in {Verdict.UPSTREAM, Verdict.PARTLY}:
+        return result
     far = bool(result.edits)
-    if result.verdict is not Verdict.UPSTREAM and (found := echo(alignment, placed, far=far)):
+    if found := echo(alignment, placed, far=far):
         return _echo_result(alignment, placed, result, found)
     return result
 
