@@ -14,6 +14,8 @@ from build.series.verdicts import HunkVerdict, Verdict
 MANY, TIMES, IN_FILE = 3, 4, 2
 #: Characters of a line that may be read as a definition; longer ones are data, or minified.
 LONGEST = 400
+#: Characters of a name that two hunks do not have in common by chance.
+LONG_NAME = 16
 #: Lines that only make names known; a change that needs them is in another hunk.
 _HELPER = re.compile(rb"\s*(#\s*include\b|import\b|from\s+\S+\s+import\b|using\s|find_package\s*\()|\s*$")
 _NAME = re.compile(rb"[A-Za-z_]\w{3,}")
@@ -68,18 +70,23 @@ def _of_many(placed: Sequence[Place], upstream: Sequence[Place], every: int) -> 
 def _of_the_same_names(
     hunks: Mapping[Place, Hunk], placed: Sequence[Place], upstream: Sequence[Place], known: Iterable[bytes]
 ) -> dict[Place, str]:
-    """Return the placed hunks with a name that a hunk defines which is upstream: they are parts of one change."""
+    """Return the placed hunks with a name of a hunk that is upstream: they are parts of one change."""
     if not upstream:
         return {}
     old = {name for data in known for name in _NAME.findall(data)}
-    theirs = {name: place for place in reversed(upstream) if place in hunks for name in _defined(hunks[place]) - old}
+    theirs = {name: place for place in reversed(upstream) if place in hunks for name in _own(hunks[place]) - old}
     found = {}
     for place in placed:
         if shared := sorted(_names(hunks[place]).intersection(theirs)):
             path, number = theirs[shared[0]]
             name = shared[0].decode("ascii", "replace")
-            found[place] = f"hunk {number} of {path} defines {name}, and is upstream: so this may be, in another form"
+            found[place] = f"hunk {number} of {path} brings in {name}, and is upstream: so this may be"
     return found
+
+
+def _own(hunk: Hunk) -> set[bytes]:
+    """Return the names that say which change a hunk is part of: those it defines, and long ones."""
+    return _defined(hunk) | {name for name in _names(hunk) if len(name) >= LONG_NAME}
 
 
 def _defined(hunk: Hunk) -> set[bytes]:
