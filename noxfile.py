@@ -228,7 +228,7 @@ def workflows(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the figures that the project promises: `-- [overlay|import|porting|…]`."""
+    """Measure the figures that the project promises: `-- [overlay|import|porting [--real]|…]`."""
     _tool(session, "bench", *session.posargs)
 
 

@@ -1,4 +1,4 @@
-"""`bench [overlay] [import] [verify] [nccl] [porting] [wheelhouse]`: measure the figures the project promises."""
+"""`bench [NAME…]`: measure the figures the project promises; `porting --real` those of ports that people made."""
 
 from __future__ import annotations
 
@@ -43,6 +43,16 @@ def _porting() -> bool:
     return porting.bench(Tree(Git(newest.repo), newest.base, f"PyTorch {newest.release.version}"))
 
 
+def _real(wanted: list[str], jobs: int, json: Path | None) -> None:
+    """Run the benchmark of ports that maintainers made, on the sources of Debian packages."""
+    from build.bench.real.run import bench
+
+    if wanted != ["porting"]:
+        raise UsageError("--real is for the benchmark of ports", remedy="nox -s bench -- porting --real")
+    if not bench(jobs, json):
+        raise ProbeError("promised figures of real ports are missed")
+
+
 def bench(
     names: Annotated[
         list[str] | None,
@@ -54,11 +64,16 @@ def bench(
     repeats: Annotated[int, typer.Option(help="how often builds are measured", min=1)] = 3,
     source: Annotated[Path | None, typer.Option(help="where the release's sources are, default: found")] = None,
     json: Annotated[Path | None, typer.Option(help="write the figures to this file as well")] = None,
+    real: Annotated[bool, typer.Option("--real", help="porting: patches that Debian's maintainers ported")] = False,
+    jobs: Annotated[int, typer.Option(help="porting --real: processes at once, default one a core", min=0)] = 0,
 ) -> None:
     """Measure the promised figures on this machine; on a busy one, none is judged as missed."""
     from build.bench import device, imports, overlay, verify, wheelhouse
 
     dist, wanted = dist.absolute(), names or list(NAMES)
+    if real:
+        _real(wanted, jobs, json)
+        return
     if strange := [name for name in wanted if name not in NAMES]:
         raise UsageError(f"unknown benchmark: {', '.join(strange)}", remedy="use some of: " + ", ".join(NAMES))
     found: list[figures.Figure] = []

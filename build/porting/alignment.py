@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from build.git import Git
-from build.porting.lines import norm
+from build.porting.lines import norm, words
 
 _HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Alignment:
     """Two files, line by line.
 
@@ -32,6 +33,40 @@ class Alignment:
     back: Sequence[int]
     base_norm: Sequence[bytes]
     ours_norm: Sequence[bytes]
+
+    @cached_property
+    def once(self) -> frozenset[bytes]:
+        """The normalised lines that each file has exactly once."""
+        counts = Counter(self.base_norm), Counter(self.ours_norm)
+        return frozenset(line for line, count in counts[0].items() if count == 1 == counts[1][line])
+
+    @cached_property
+    def vocabulary(self) -> frozenset[bytes]:
+        """The words of the old file."""
+        return frozenset(words(self.base))
+
+    @cached_property
+    def fresh_words(self) -> list[tuple[bytes, int]]:
+        """The words of the lines that only the new file has, each with its line.
+
+        A kept line between two of them counts, too: in new code, a bracket may be aligned with any old one.
+        """
+        new = [image < 0 for image in self.back]
+        around = [is_new or (any(new[max(0, n - 1) : n]) and any(new[n + 1 : n + 2])) for n, is_new in enumerate(new)]
+        return [(word, n) for n, line in enumerate(self.ours) if around[n] for word in words([line])]
+
+    @cached_property
+    def fresh_runs(self) -> list[tuple[int, int]]:
+        """The runs of lines that only the new file has (end excluded); a run may have gaps of two lines."""
+        found: list[tuple[int, int]] = []
+        for at, origin in enumerate(self.back):
+            if origin >= 0:
+                continue
+            if found and at - found[-1][1] <= 2:
+                found[-1] = found[-1][0], at + 1
+            else:
+                found.append((at, at + 1))
+        return found
 
     def before(self, at: int) -> tuple[int, int]:
         """Return the nearest old line before `at` that has a counterpart, and that one; (-1, -1) is the start."""

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 from build.porting.alignment import Alignment
 from build.porting.candidates import recognisable
+from build.porting.echoes import NEAR
 from build.porting.groups import Edit, Group
-from build.porting.lines import distinctive, norm, occurrences, tokens
+from build.porting.lines import distinctive, norm, occurrences, similarity, tokens
 from build.porting.placement import GroupResult, Outcome, stuck
+
+#: Least similarity of a new line to one that is missing: it may be that line in another form.
+ALIKE = 0.6
 
 
 def look(alignment: Alignment, group: Group) -> GroupResult:
@@ -87,10 +91,20 @@ def _partly(
     edit = Edit(span[0] + first, span[0] + last, group.added)
     if list(edit.lines) == list(alignment.ours[edit.start : edit.end]):
         return GroupResult(Outcome.UPSTREAM, edit.start, evidence=_where(edit.start, last - first, True))
+    missing = [line for line in added if line not in has]
+    if not any(map(distinctive, missing)) or _stands_near(alignment, missing, (edit.start, edit.end)):
+        return stuck(f"upstream has {len(has)} of the {len(added)} added lines, and perhaps the others in another form")
     note = f"{len(has)} of {len(added)} added lines were at line {edit.start + 1} already"
     if len(has) == len(added):  # what is missing is not a line that is added
         note = f"what it adds was at line {edit.start + 1} already; what it removes was still there"
     return GroupResult(Outcome.PARTLY, edit.start, edit, note)
+
+
+def _stands_near(alignment: Alignment, lines: Sequence[bytes], span: tuple[int, int]) -> bool:
+    """Whether new lines close to `span` are like one of `lines`."""
+    near = range(max(0, span[0] - NEAR), min(len(alignment.ours), span[1] + NEAR))
+    fresh = [alignment.ours[n] for n in near if alignment.back[n] < 0 and not span[0] <= n < span[1]]
+    return any(similarity([line], [other]) >= ALIKE for line in lines if distinctive(line) for other in fresh)
 
 
 def _woven(middle: Sequence[bytes], added: Sequence[bytes], removed: Sequence[bytes]) -> bool:

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 from build.porting.alignment import Alignment
 from build.porting.groups import Placed
-from build.porting.lines import distinctive, headings, norm, occurrences, similarity, weight
+from build.porting.lines import distinctive, headings, norm, occurrences, similarity, weight, words
 
 #: Number of lines around a hunk that are compared to distinguish places.
 REACH = 12
+#: Number of lines above and below a place that are close by.
+CLOSE = 3
+#: Number of words of a single line in a place that say enough.
+TELLING = 4
 #: Share of the distinctive lines around a place that must be kept for the place to be certain by itself.
 STRONG = 0.75
 
@@ -98,6 +102,24 @@ def support(alignment: Alignment, start: int, end: int) -> float:
     middle = images[len(images) // 2] if images else 0
     close = [image for image in images if abs(image - middle) <= 4 * REACH]
     return len(close) / len(known)
+
+
+def anchored(alignment: Alignment, old: tuple[int, int], new: tuple[int, int]) -> bool:
+    """Whether lines that each file has exactly once say that `old` became `new`: two, or a long one in it.
+
+    Such a line is proof enough where there is no function to compare, or much of the code around was rewritten.
+    """
+
+    def firm(at: int, image: int) -> bool:
+        if not 0 <= at < len(alignment.base) or alignment.to[at] != image:
+            return False
+        return alignment.base_norm[at] in alignment.once and distinctive(alignment.base[at])
+
+    inside = [firm(old[0] + n, new[0] + n) for n in range(old[1] - old[0])]
+    above = [firm(old[0] - n, new[0] - n) for n in range(1, CLOSE + 1)]
+    below = [firm(old[1] + n, new[1] + n) for n in range(CLOSE)]
+    long = [len(words([alignment.base[old[0] + n]])) >= TELLING for n, found in enumerate(inside) if found]
+    return sum([*inside, *above, *below]) >= 2 or any(long)
 
 
 def recognisable(lines: Sequence[bytes]) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 
+from build.porting.companions import suspects
 from build.porting.fileport import ChangePort, Context, Files, port_change
 from build.porting.markers import Labels
 from build.porting.moved_files import Finder
@@ -78,21 +79,15 @@ def port_series(
 
 
 def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchPort:
-    start = dict(ctx.new.changed)
     identical = all(ctx.old.get(path) == ctx.new.get(path) for path in patch.paths)
-    ports: list[ChangePort] = []
-    for change in patch.changes:
-        port = port_change(ctx, change)
-        ports.append(port)
-        for path, state in port.old.items():
-            ctx.old.put(path, state)
-        for path, state in port.new.items():
-            ctx.new.put(path, state)
-    verdicts = tuple(verdict for port in ports for verdict in port.verdicts)
+    ports, old = _port_changes(ctx, patch)
+    known = [state.data for path in patch.paths if (state := ctx.old.get(path)) is not None]
+    if suspect := suspects(patch, _verdicts(ports), known):
+        ports, old = _port_changes(replace(ctx, suspects=suspect), patch)
+    ctx.old.changed.update(old)
+    verdicts = _verdicts(ports)
     files = {path: state for port in ports for path, state in port.new.items()}
     marked = {path: state for port in ports for path, state in port.marked.items()}
-    ctx.new.changed.clear()
-    ctx.new.changed.update(start)
     if decided is not None:
         return _decided(ctx, patch, verdicts, decided)
     outcome = _state(verdicts, files, ctx.new)
@@ -105,6 +100,31 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
         identical and all(item.verdict is Verdict.CLEAN for item in verdicts),
         tuple(dict.fromkeys([*_notes(patch), *(note for port in ports for note in port.notes)])),
     )
+
+
+def _port_changes(ctx: Context, patch: PatchFile) -> tuple[list[ChangePort], Files]:
+    """Port a patch's changes, each on top of those before; return them, and the old tree's files after all of them.
+
+    The trees themselves stay as they were.
+    """
+    layers = (ctx.old, dict(ctx.old.changed)), (ctx.new, dict(ctx.new.changed))
+    ports: list[ChangePort] = []
+    for change in patch.changes:
+        port = port_change(ctx, change)
+        ports.append(port)
+        for path, state in port.old.items():
+            ctx.old.put(path, state)
+        for path, state in port.new.items():
+            ctx.new.put(path, state)
+    after = dict(ctx.old.changed)
+    for layer, before in layers:
+        layer.changed.clear()
+        layer.changed.update(before)
+    return ports, after
+
+
+def _verdicts(ports: Sequence[ChangePort]) -> tuple[HunkVerdict, ...]:
+    return tuple(verdict for port in ports for verdict in port.verdicts)
 
 
 def _state(verdicts: Sequence[HunkVerdict], files: Files, new: Layer) -> PatchState:

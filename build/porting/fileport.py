@@ -36,6 +36,7 @@ class Context:
         labels: what the sides of a conflict are called.
         crlf: the patch itself has DOS line ends.
         gone_since: returns when a path disappeared from the new tree, in words; empty if unknown.
+        suspects: hunks (path, number) to be left to a human, and why.
     """
 
     patch: str
@@ -45,6 +46,7 @@ class Context:
     labels: Labels
     crlf: bool = False
     gone_since: Callable[[str], str] = field(default=lambda _: "")
+    suspects: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +273,8 @@ def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
         current = ctx.new.get(path)
         if current is None or not chosen:
             continue
-        ported = port_text(data, current.data, [hunks[n - 1] for n in chosen], ctx.labels, path=path)
+        suspects = {at: ctx.suspects[source, n] for at, n in enumerate(chosen) if (source, n) in ctx.suspects}
+        ported = port_text(data, current.data, [hunks[n - 1] for n in chosen], ctx.labels, suspects, path=path)
         notes += [f"{path} was not checked in full: {ported.unread}"] if ported.unread else []
         mode = _mode_after(change, current.mode)
         new[path] = FileState(mode, ported.new)

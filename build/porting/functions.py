@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from build.porting.alignment import Alignment, align
 from build.porting.already_upstream import only_moved
+from build.porting.echoes import echo
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, port_hunk
 from build.porting.lines import headings
@@ -69,7 +70,7 @@ def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool
     """Whether the rest of the file contradicts the result within the function."""
     if result.verdict is Verdict.UPSTREAM:
         return any(only_moved(alignment, group) for group in placed.groups)
-    return any(added_elsewhere(alignment, group) for group in placed.groups)
+    return echo(alignment, placed) is not None or any(added_elsewhere(alignment, g) for g in placed.groups)
 
 
 def _end(lines: Sequence[bytes], start: int) -> int:
@@ -84,7 +85,7 @@ def _end(lines: Sequence[bytes], start: int) -> int:
 def shifted(placed: Placed, by: int) -> Placed:
     """Return a hunk whose old file begins `-by` lines later."""
     groups = tuple(Group(g.start + by, g.end + by, g.added) for g in placed.groups)
-    return Placed(placed.hunk, placed.number, placed.start + by, placed.end + by, groups)
+    return replace(placed, start=placed.start + by, end=placed.end + by, groups=groups)
 
 
 #: Line numbers in evidence; quoted code is passed over.

@@ -22,13 +22,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A hunk at its place in the old file: its whole old side is lines `start..end`."""
+    """A hunk at its place in the old file: its whole old side is lines `start..end`.
+
+    `others` has the lines, normalised, that only other hunks of its file add.
+    """
 
     hunk: Hunk
     number: int
     start: int
     end: int
     groups: tuple[Group, ...]
+    others: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

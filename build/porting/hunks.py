@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from build.porting import already_upstream
 from build.porting.alignment import Alignment
 from build.porting.candidates import (
+    anchored,
     only_home,
     other_candidates,
     recognisable,
@@ -15,6 +16,7 @@ from build.porting.candidates import (
     same_function,
     support,
 )
+from build.porting.echoes import SURE, Echo, echo, removed_only
 from build.porting.groups import Edit, Group, Placed
 from build.porting.lines import norm, occurrences
 from build.porting.placement import GroupResult, Outcome, added_elsewhere, place_group, stuck, target
@@ -52,7 +54,21 @@ def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
     if at is not None:
         return _unchanged(alignment, placed, at)
     results = [_group(alignment, placed, group) for group in placed.groups]
-    return _combine(placed, results)
+    result = _combine(placed, results)
+    if result.verdict in {Verdict.UPSTREAM, Verdict.PARTLY}:
+        return result
+    far = bool(result.edits)
+    if found := echo(alignment, placed, far=far):
+        return _echo_result(alignment, placed, result, found)
+    return result
+
+
+def _echo_result(alignment: Alignment, placed: Placed, result: HunkResult, found: Echo) -> HunkResult:
+    """Return the result of a hunk whose added code the new file seems to have."""
+    if result.edits:
+        return _echoed(alignment, placed.groups, found)
+    gone = all(alignment.to[n] < 0 for n in removed_only(alignment, placed.groups))
+    return _echoed(alignment, (), found) if found.near and found.share >= SURE and gone else result
 
 
 def _rigid(alignment: Alignment, placed: Placed) -> int | None:
@@ -71,12 +87,15 @@ def _rigid(alignment: Alignment, placed: Placed) -> int | None:
 
 def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
     """Return the result of a hunk whose lines are unchanged at `at`, if that place is certain."""
-    trouble, note = doubts(alignment, placed, placed.start, at)
+    whole = (placed.start, placed.end), (at, at + placed.end - placed.start)
+    trouble, note = doubts(alignment, placed, *whole)
     if trouble:
         return human(trouble)
     for group in placed.groups:
         if elsewhere := added_elsewhere(alignment, group):
             return human(f"the lines it adds are already at line {elsewhere[0] + 1} of the new file")
+    if found := echo(alignment, placed):
+        return _echoed(alignment, placed.groups, found)
     offset = at - placed.hunk.first
     shift = at - placed.start
     edits = tuple(Edit(g.start + shift, g.end + shift, g.added) for g in placed.groups)
@@ -84,9 +103,20 @@ def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
     return HunkResult(verdict, method, note, at, edits, offset)
 
 
-def doubts(alignment: Alignment, placed: Placed, old_at: int, new_at: int) -> tuple[str, str]:
-    """Return why a place is uncertain (empty if it is certain), and a note how it was distinguished from others."""
-    note = ""
+def _echoed(alignment: Alignment, groups: Sequence[Group], found: Echo) -> HunkResult:
+    """Return the result of changes that could be placed, but stand in the new file already, as far as words tell."""
+    if found.near and found.share >= SURE and not removed_only(alignment, groups):
+        evidence = f"already at {found.where} of the new file, in {found.share:.0%} of its words"
+        return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, evidence, found.start)
+    return human(f"what it adds seems to be at {found.where} of the new file already")
+
+
+def doubts(alignment: Alignment, placed: Placed, old: tuple[int, int], new: tuple[int, int]) -> tuple[str, str]:
+    """Return why the new lines `new` are uncertain as the place of `old` (empty if they are certain).
+
+    The second value is a note how the place was distinguished from others.
+    """
+    note, old_at, new_at = "", old[0], new[0]
     shift = old_at - placed.start
     others = [at + shift for at in other_candidates(alignment, placed, new_at - shift)]
     if others:
@@ -96,7 +126,7 @@ def doubts(alignment: Alignment, placed: Placed, old_at: int, new_at: int) -> tu
         note = f"the same lines are also at line {lines}; decided by the function they are in"
     elif removed_duplicates(alignment, placed) and not only_home(alignment, old_at, new_at, []):
         return "one of several equal blocks of the old file is gone; it is uncertain which one", ""
-    if not same_function(alignment, old_at, new_at):
+    if not same_function(alignment, old_at, new_at) and not anchored(alignment, old, new):
         return f"line {new_at + 1} has the same lines, but in another function", ""
     return "", note
 
@@ -106,10 +136,11 @@ def _group(alignment: Alignment, placed: Placed, group: Group) -> GroupResult:
     trust = support(alignment, group.start, group.end)
     result = place_group(alignment, group)
     if result.outcome is Outcome.PLACED:
-        trouble, _ = doubts(alignment, placed, group.start, result.at)
+        span = (group.start, group.end), (result.at, result.at + group.end - group.start)
+        trouble, _ = doubts(alignment, placed, *span)
         if trouble:
             return stuck(trouble)
-        if trust < SUPPORT:
+        if trust < SUPPORT and not anchored(alignment, *span):
             return stuck("too little is left of the code around it")
         return result
     if trust < SUPPORT:
@@ -128,10 +159,12 @@ def _combine(placed: Placed, results: list[GroupResult]) -> HunkResult:
         return human(notes)
     if len(done) == len(results):
         return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, notes, done[0].at)
+    partly = any(item.outcome is Outcome.PARTLY for item in results)
+    if done or (partly and len(results) > 1):
+        return human(f"upstream has some of its {len(results)} parts: {notes}")
     edits = tuple(item.edit for item in results if item.edit is not None)
     at = min(edit.start for edit in edits)
     offset = at - (placed.groups[0].start + placed.hunk.first - placed.start)
-    partly = done or any(item.outcome is Outcome.PARTLY for item in results)
     verdict = Verdict.PARTLY if partly else Verdict.DRIFTED
     return HunkResult(verdict, Method.MERGE, notes, at, edits, offset)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 _TOKEN = re.compile(rb"\w+|[^\w\s]")
 _WORD = re.compile(rb"[A-Za-z_]\w+")
+_PART = re.compile(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _STATEMENT = re.compile(rb";\s*(?://.*)?$")
 _NO_HEADING = (b"#", b"//", b"/*", b"* ")
 #: Words that are in too many places to be distinctive.
@@ -24,6 +25,11 @@ def norm(line: bytes) -> bytes:
 def tokens(lines: Iterable[bytes]) -> list[bytes]:
     """Return the tokens of code, independent of line breaks and blanks."""
     return _TOKEN.findall(b"\n".join(lines))
+
+
+def words(lines: Iterable[bytes]) -> list[bytes]:
+    """Return the words of code in lower case; names are split at underscores and capitals."""
+    return [word.lower() for line in lines for word in _PART.findall(line)]
 
 
 def distinctive(line: bytes) -> bool:

@@ -111,15 +111,7 @@ def _pairs(alignment: Alignment, placed: Placed, group: Group, shift: int) -> li
 
 def regions(alignment: Alignment) -> list[Region]:
     """Return the runs of new lines; a run may have gaps of two lines."""
-    found: list[Region] = []
-    for at, origin in enumerate(alignment.back):
-        if origin >= 0:
-            continue
-        if found and at - found[-1].end <= 2:
-            found[-1] = replace(found[-1], end=at + 1)
-        else:
-            found.append(Region(at, at + 1))
-    return [region for region in found if region.end - region.start >= 3]
+    return [Region(start, end) for start, end in alignment.fresh_runs if end - start >= 3]
 
 
 def _best(alignment: Alignment, placed: Placed) -> Region | None:

@@ -9,7 +9,7 @@ from enum import Enum
 from build.porting.alignment import Alignment
 from build.porting.candidates import recognisable
 from build.porting.groups import Edit, Group
-from build.porting.lines import indent, norm, occurrences, similarity
+from build.porting.lines import distinctive, indent, norm, occurrences, similarity
 
 #: Least similarity of two versions of a line to count as one line that was edited.
 SAME_LINE = 0.5
@@ -65,11 +65,27 @@ def target(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, 
     if group.end > group.start:
         images = alignment.to[group.start : group.end]
         if min(images) < 0:
-            return None, "the lines it replaces were changed or removed"
+            return _verbatim(alignment, group)
         if list(images) != list(range(images[0], images[0] + len(images))):
             return None, "other lines were put between the lines it replaces"
         return (images[0], images[-1] + 1), ""
     return _gap(alignment, group.start)
+
+
+def _verbatim(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, str]:
+    """Return where replaced lines stand that are aligned with nothing, if each file has them exactly once."""
+    gone = None, "the lines it replaces were changed or removed"
+    lines = list(alignment.base_norm[group.start : group.end])
+    known = next((n for n, line in enumerate(lines) if line in alignment.once and distinctive(line)), None)
+    if known is None:
+        return gone
+    start = alignment.ours_norm.index(lines[known]) - known
+    span = start, start + len(lines)
+    if start < 0 or list(alignment.ours_norm[start : span[1]]) != lines:
+        return gone
+    if any(origin >= 0 and not group.start <= origin < group.end for origin in alignment.back[start : span[1]]):
+        return gone
+    return span, f"its lines stand at line {start + 1} only"
 
 
 def _gap(alignment: Alignment, at: int) -> tuple[tuple[int, int] | None, str]:

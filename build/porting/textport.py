@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from build.git import Git
 from build.porting import halves, markers, renames, soundness
@@ -13,10 +14,14 @@ from build.porting.alignment import Alignment, align
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import HunkResult, context_changes, human, port_hunk
+from build.porting.lines import norm
 from build.porting.moved_code import port_moved, port_without_base
 from build.series.inspect import Text, locate
 from build.series.model import Hunk
 from build.series.verdicts import Method, Verdict
+
+#: Number of hunks of a file from which on they are not compared with each other.
+MOST_HUNKS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,18 @@ class TextPort:
     unread: str = ""
 
 
-def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.Labels, path: str = "") -> TextPort:
-    """Port the hunks of a file; the ending of `path`, the new file's name, tells the language it is read in."""
+def port_text(
+    base: bytes,
+    ours: bytes,
+    hunks: Sequence[Hunk],
+    labels: markers.Labels,
+    suspects: Mapping[int, str] = MappingProxyType({}),
+    path: str = "",
+) -> TextPort:
+    """Port the hunks of one file; `suspects` are those (from 0) that are left to a human, and why.
+
+    The ending of `path`, the new file's name, tells the language it is read in.
+    """
     old, new = Text(base), Text(ours)
     alignment = align(old.lines, new.lines)
     located = _locate(old, hunks)
@@ -47,6 +62,8 @@ def port_text(base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: markers.L
         _port(alignment, placed) if placed else port_without_base(align(hunk.old, new.lines), split(hunk, number, 0))
         for number, (placed, hunk) in enumerate(zip(located, hunks, strict=True), 1)
     ]
+    results = [_unmoved(result, hunk, hunks) for result, hunk in zip(results, hunks, strict=True)]
+    results = [human(suspects[n]) if n in suspects else result for n, result in enumerate(results)]
     results = crosscheck(alignment, located, _apart(results))
     located, results = renames.follow(alignment, located, results)
     results = halves.flag(alignment, hunks, results)
@@ -63,9 +80,17 @@ def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
     floor = 0
     for number, hunk in enumerate(hunks, 1):
         at, _ = locate(old, hunk, floor)
-        found.append(None if at is None else split(hunk, number, at))
+        found.append(None if at is None else replace(split(hunk, number, at), others=_only_others(hunk, hunks)))
         floor = floor if at is None else at + len(hunk.old)
     return found
+
+
+def _only_others(hunk: Hunk, hunks: Sequence[Hunk]) -> frozenset[bytes]:
+    """Return the lines, normalised, that other hunks add and this one does not."""
+    if len(hunks) > MOST_HUNKS:
+        return frozenset()
+    theirs = {norm(line) for other in hunks if other is not hunk for line in other.added if line.strip()}
+    return frozenset(theirs - {norm(line) for line in hunk.added})
 
 
 def _port(alignment: Alignment, placed: Placed) -> HunkResult:
@@ -76,6 +101,20 @@ def _port(alignment: Alignment, placed: Placed) -> HunkResult:
     if result.verdict in {Verdict.DRIFTED, Verdict.CONFLICT}:
         changes = context_changes(alignment, placed)
         result = replace(result, evidence="; ".join(part for part in (result.evidence, changes) if part))
+    return result
+
+
+def _unmoved(result: HunkResult, hunk: Hunk, hunks: Sequence[Hunk]) -> HunkResult:
+    """Leave a hunk to a human that removes what another one adds, if that code moved in the new file.
+
+    The patch moves code, and so did upstream: where it is now may be where the patch wants it.
+    """
+    if result.method is not Method.MOVED_CODE or not result.edits:
+        return result
+    removed = {norm(line) for line in hunk.removed if line.strip()}
+    added = {norm(line) for other in hunks if other is not hunk for line in other.added}
+    if removed and removed <= added:
+        return human("the patch moves this code, which has moved in the new file")
     return result
 
 

@@ -31,7 +31,17 @@ class Tree:
     def entries(self) -> dict[str, Entry]:
         return self.git.files(self.commit)
 
+    @cached_property
+    def _read(self) -> dict[str, FileState]:
+        return {}
+
     def read(self, path: str) -> FileState | None:
+        """Return a file, which is read once; None if the tree does not have it."""
+        if path not in self._read and (state := self._load(path)) is not None:
+            self._read[path] = state
+        return self._read.get(path)
+
+    def _load(self, path: str) -> FileState | None:
         entry = self.entries.get(path)
         if entry is None:
             return None

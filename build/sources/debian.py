@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from build.console import step
@@ -69,24 +70,42 @@ def _apt(state: Path, *arguments: str) -> list[str]:
     return ["apt-get", "-q", *flags, *arguments]
 
 
-def _download(state: Path, mirror: str, source: DebianSource) -> Path:
+def prepare(state: Path, mirror: str, suites: Sequence[str]) -> None:
+    """Fetch the source indexes of `suites` into `state`, apt's private state.
+
+    Raises:
+        SourceError: the mirror does not have them, or they are not signed by Debian.
+    """
     for name in ("state", "lists/partial", "cache/archives/partial", "download"):
         (state / name).mkdir(parents=True, exist_ok=True)
     (state / "status").touch()
     signed = f"[signed-by={KEYRING}] " if KEYRING.is_file() else ""
-    (state / "sources.list").write_text(f"deb-src {signed}{mirror} {source.suite} main\n")
-
+    lines = [f"deb-src {signed}{mirror} {suite} main\n" for suite in suites]
+    (state / "sources.list").write_text("".join(lines))
     updated = run(_apt(state, "update"), timeout=600)
     if updated.returncode:
-        raise SourceError(f"{mirror}: no index of Debian {source.suite}", cause=updated.tail)
-    command = _apt(state, "source", "--download-only", "--tar-only", source.package)
-    got = run(command, cwd=state / "download", timeout=1800)
+        raise SourceError(f"{mirror}: no index of Debian {', '.join(suites)}", cause=updated.tail)
+
+
+def download(state: Path, package: str, *options: str) -> Path:
+    """Download a source package (`NAME` or `NAME=VERSION`) in a prepared `state`; return the folder with its files.
+
+    Raises:
+        SourceError: the mirror does not have it.
+    """
+    got = run(_apt(state, "source", "--download-only", *options, package), cwd=state / "download", timeout=1800)
     if got.returncode:
-        raise SourceError(f"{mirror}: no source of {source.package} in Debian {source.suite}", cause=got.tail)
+        raise SourceError(f"no source of {package}", cause=got.tail)
+    return state / "download"
+
+
+def _download(state: Path, mirror: str, source: DebianSource) -> Path:
+    prepare(state, mirror, [source.suite])
+    folder = download(state, source.package, "--tar-only")
     pattern = f"{source.package}_{source.version}.orig.tar.*"
-    for path in (state / "download").glob(pattern):
+    for path in folder.glob(pattern):
         return path
-    found = ", ".join(path.name for path in (state / "download").iterdir()) or "nothing"
+    found = ", ".join(path.name for path in folder.iterdir()) or "nothing"
     raise SourceError(f"Debian {source.suite} has {found} now, not {pattern}")
 
 

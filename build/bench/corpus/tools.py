@@ -15,7 +15,10 @@ from build.process import run
 from build.series.commits import export_commit
 from build.series.patchfile import parse
 
-_CONFLICT = re.compile(rb"^<{7}.*?^>{7}.*?\n", re.MULTILINE | re.DOTALL)
+#: A conflict, with the new tree's side as its group.
+_CONFLICT = re.compile(rb"^<{7}[^\n]*\n(.*?)^={7}\n.*?^>{7}.*?\n", re.MULTILINE | re.DOTALL)
+#: What to put for a conflict: a line that no file has, or the new tree's side.
+MARKER, NEW_SIDE = b"<conflict>\n", rb"\1"
 _IDENT = {
     f"GIT_{role}_{key.upper()}": getattr(PROJECT, key)
     for role in ("AUTHOR", "COMMITTER")
@@ -25,14 +28,18 @@ _IDENT = {
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A case as a repository: tags `old` and `new`, HEAD at `new`, and the patch as a file next to it."""
+    """A case as a repository: tags `old` and `new`, HEAD at `new`, and the patch as a file next to it.
+
+    `conflict` is what a result has instead of a conflict: `MARKER` or `NEW_SIDE`.
+    """
 
     git: Git
     patch: bytes
     file: Path
+    conflict: bytes = MARKER
 
 
-def set_up(case: Case, folder: Path) -> Bench:
+def set_up(case: Case, folder: Path, conflict: bytes = MARKER) -> Bench:
     repo = folder / "repo"
     repo.mkdir(parents=True)
     git = init(repo)
@@ -46,7 +53,7 @@ def set_up(case: Case, folder: Path) -> Bench:
     patch = export_commit(git, "patched")
     file = folder / "0001-change.patch"
     file.write_bytes(patch)
-    return Bench(git, patch, file)
+    return Bench(git, patch, file, conflict)
 
 
 def _write(repo: Path, files: Mapping[str, bytes]) -> None:
@@ -59,10 +66,10 @@ def _write(repo: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _after(bench: Bench) -> dict[str, bytes]:
-    """Return the files as a tool left them, without what is between conflict markers, and clean up."""
+    """Return the files as a tool left them, with `bench.conflict` for every conflict, and clean up."""
     repo = bench.git.folder
     files = {
-        path.relative_to(repo).as_posix(): _CONFLICT.sub(b"<conflict>\n", path.read_bytes())
+        path.relative_to(repo).as_posix(): _CONFLICT.sub(bench.conflict, path.read_bytes())
         for path in repo.rglob("*")
         if path.is_file() and ".git" not in path.relative_to(repo).parts and path.suffix not in {".rej", ".orig"}
     }

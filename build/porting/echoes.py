@@ -1,0 +1,203 @@
+"""Find the lines that a patch adds among those that only the new file has, though names, quotes or wrapping changed.
+
+Code is compared by the words its names are made of: `Curl_dyn_init(&buf)` and `curlx_dyn_init(&buf)` share three of
+four. Only lines that the old file did not have count: what was there before is not the change.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from operator import itemgetter
+
+from build.porting.alignment import Alignment
+from build.porting.groups import Group, Placed
+from build.porting.lines import norm, occurrences, words
+
+#: The name in the first line of a function at the margin, or of one or a class in Python.
+_DEFINITION = re.compile(rb"(?:\w[\w\s*&:<>]*?|\s*(?:async\s+)?(?:def|class)\s+)?\b(\w+)\s*\(")
+#: Lines around a place in the new file that belong to it.
+NEAR = 40
+#: The same for a few short lines, which may be in many places.
+BESIDE = 5
+#: Share of the words that must be there, in order, by how many words there are; fewer than the least say too little.
+SHARES = ((20, 0.75), (12, 0.8), (6, 0.85), (4, 1.0))
+#: The same far from the place, where only much code that is nearly the same says something.
+FAR_WORDS, FAR_SHARE = 12, 0.85
+#: Share from which the change counts as upstream's; with less, a person should look.
+SURE, DOUBTFUL = 0.9, 0.89
+#: Words of a change that are looked for, and characters of a line in which a definition is: the time is bounded.
+MOST_WORDS, LONGEST = 1000, 400
+#: Words of the new file that may stand between those of the patch, as a share of them.
+SPREAD = 1.4
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """Lines `start..end` of the new file that have the added code, `share` of its words; `near` its place or not."""
+
+    start: int
+    end: int
+    share: float
+    near: bool
+
+    @property
+    def where(self) -> str:
+        return f"line {self.start + 1}" if self.end - self.start < 2 else f"lines {self.start + 1} to {self.end}"
+
+
+def added_only(alignment: Alignment, groups: Sequence[Group]) -> list[bytes]:
+    """Return the lines that groups add and do not remove as well: what is only re-indented is not added."""
+    removed = Counter(norm(line) for group in groups for line in group.removed(alignment.base))
+    found = []
+    for line in (line for group in groups for line in group.added):
+        if removed[norm(line)]:
+            removed[norm(line)] -= 1
+        elif line.strip():
+            found.append(line)
+    return found
+
+
+def removed_only(alignment: Alignment, groups: Sequence[Group]) -> list[int]:
+    """Return the old lines that groups remove and do not add again."""
+    added = Counter(norm(line) for group in groups for line in group.added)
+    found = []
+    for n in (n for group in groups for n in range(group.start, group.end)):
+        if added[alignment.base_norm[n]]:
+            added[alignment.base_norm[n]] -= 1
+        elif alignment.base_norm[n]:
+            found.append(n)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is looked for.
+
+    Attributes:
+        words: the words to be found in order, and `share` how much of them.
+        fresh: those that the change brings in, of which as much must be there.
+        novel: those that the old file has nowhere: at least half of them must be there.
+        defined: those of a function's name that the change defines: without them it is a twin.
+        others: lines that only other hunks add: they are not this one's change.
+    """
+
+    words: list[bytes]
+    share: float
+    fresh: Counter[bytes]
+    novel: frozenset[bytes]
+    defined: frozenset[bytes]
+    others: frozenset[bytes]
+
+    def at_least(self, share: float) -> _Wanted:
+        return replace(self, share=max(share, self.share))
+
+
+def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | None:
+    """Return where the new file has what a hunk adds: the best place near by, else with `far` the best of the file."""
+    groups = placed.groups
+    added = words(added_only(alignment, groups))[:MOST_WORDS]
+    fresh = Counter(added) - Counter(words(alignment.base[n] for n in removed_only(alignment, groups)))
+    gap = _gap(alignment, groups)
+    if not fresh or len(added) < SHARES[-1][0]:
+        return _same_lines(alignment, groups, gap)
+    place = range(max(0, gap.start - NEAR), min(len(alignment.ours), gap.stop + NEAR))
+    share = next(share for least, share in SHARES if len(added) >= least)
+    novel = frozenset(fresh.keys() - alignment.vocabulary)
+    wanted = _Wanted(added, share, fresh, novel, _defined(added_only(alignment, groups)), placed.others)
+    found = _best(alignment, wanted, place)
+    if found is None and far and len(added) >= FAR_WORDS:
+        found = _best(alignment, wanted.at_least(FAR_SHARE), range(len(alignment.ours)))
+        return None if found is None else replace(found, near=False)
+    return found
+
+
+def _defined(lines: Sequence[bytes]) -> frozenset[bytes]:
+    """Return the words of the names of functions and classes that lines define."""
+    return frozenset(words(match[1] for line in lines if (match := _DEFINITION.match(line[:LONGEST]))))
+
+
+def _gap(alignment: Alignment, groups: Sequence[Group]) -> range:
+    """Return the new lines between those that both files have above and below the groups."""
+    first, last = alignment.before(groups[0].start)[1], alignment.after(groups[-1].end)[1]
+    return range(max(0, min(first, last)), max(first, last) + 1)
+
+
+def _same_lines(alignment: Alignment, groups: Sequence[Group], gap: range) -> Echo | None:
+    """Return where a few short lines stand, all of them unchanged.
+
+    With a word that the old file has nowhere they may be anywhere, else only at their place or next to it.
+    """
+    wanted = [norm(line) for line in added_only(alignment, groups)]
+    if not any(re.search(rb"\w\w", line) for line in wanted):
+        return None
+    beside = range(max(0, gap.start - BESIDE), min(len(alignment.ours), gap.stop + BESIDE))
+    novel = bool(set(words(wanted)) - alignment.vocabulary)
+    for at in occurrences(alignment.ours_norm, wanted):
+        if min(alignment.back[at : at + len(wanted)]) < 0 and (novel or at in beside):
+            return Echo(at, at + len(wanted), 1.0, near=at in beside)
+    return None
+
+
+def _best(alignment: Alignment, wanted: _Wanted, place: range) -> Echo | None:
+    """Return the window of new lines that has the largest share of the wanted words, in their order."""
+    every = alignment.fresh_words
+    first, last = (bisect_left(every, at, key=itemgetter(1)) for at in (place.start, place.stop))
+    flat = [item for item in every[first:last] if alignment.ours_norm[item[1]] not in wanted.others]
+    size = int(SPREAD * len(wanted.words)) + 2
+    best: Echo | None = None
+    for start in _likely(flat, wanted.words, size, wanted.share):
+        window = flat[start : start + size]
+        if not _has_news(wanted, Counter(word for word, _ in window)):
+            continue
+        found = _matched(wanted.words, window)
+        if found is None or found.share < wanted.share:
+            continue
+        if not wanted.defined <= {word for word, _ in window}:
+            found = replace(found, share=min(found.share, DOUBTFUL))
+        if best is None or found.share > best.share:
+            best = found
+    return best
+
+
+def _has_news(wanted: _Wanted, window: Counter[bytes]) -> bool:
+    """Whether a window has what the change brings in, and not only what was around it before."""
+    known = (window & wanted.fresh).total()
+    novel = sum(word in window for word in wanted.novel)
+    return known >= wanted.share * wanted.fresh.total() and novel >= len(wanted.novel) / 2
+
+
+def _matched(wanted: Sequence[bytes], window: Sequence[tuple[bytes, int]]) -> Echo | None:
+    """Return which lines of a window have the words, and the share of those that are in order."""
+    matcher = SequenceMatcher(None, wanted, [word for word, _ in window], autojunk=False)
+    blocks = [block for block in matcher.get_matching_blocks() if block.size]
+    if not blocks:
+        return None
+    first, last = window[blocks[0].b][1], window[blocks[-1].b + blocks[-1].size - 1][1]
+    return Echo(first, last + 1, sum(block.size for block in blocks) / len(wanted), near=True)
+
+
+def _likely(flat: Sequence[tuple[bytes, int]], wanted: Sequence[bytes], size: int, share: float) -> list[int]:
+    """Return where windows begin that have enough of the words, in any order: of neighbours the first and last best."""
+    need, have = Counter(wanted), Counter[bytes]()
+    hits, best, found = 0, 0, list[int]()
+    for at, (word, _) in enumerate(flat):
+        have[word] += 1
+        hits += have[word] <= need[word]
+        if at >= size:
+            old = flat[at - size][0]
+            hits -= have[old] <= need[old]
+            have[old] -= 1
+        start = max(0, at - size + 1)
+        if hits < share * len(wanted):
+            best = 0
+        elif hits > best:
+            found[-2 if best else len(found) :] = [start, start]
+            best = hits
+        elif hits == best:
+            found[-1] = start
+    return list(dict.fromkeys(found))

@@ -1,0 +1,353 @@
+"""What upstream has already in another form is not put in twice; what only seems to be gone or uncertain is placed.
+
+Each example is made after a real one: the port of a Debian patch that its maintainer decided otherwise.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from build.porting.textport import TextPort
+from build.series.verdicts import Verdict
+
+from .code import port
+
+#: Code around the examples, so that they have a place.
+HEAD = """\
+#include <stdio.h>
+#include "session.h"
+
+static int open_session(struct session *session)
+{
+  session->opened = time(NULL);
+  session->count = 0;
+  return session_register(session);
+}
+
+"""
+TAIL = """\
+
+int close_session(struct session *session)
+{
+  session_unregister(session);
+  log_closed(session->name, session->count);
+  return 0;
+}
+"""
+
+
+def ported(old: str, patched: str, new: str) -> TextPort:
+    return port(HEAD + old + TAIL, HEAD + patched + TAIL, HEAD + new + TAIL)
+
+
+def nothing_put_in(found: TextPort, new: str) -> None:
+    assert found.new.decode() == HEAD + new + TAIL, [h.evidence for h in found.hunks]
+
+
+#: Each: the old code, the same patched, and the new code, which has the change in another form.
+FORMS = {
+    "a name was given another prefix": (
+        """\
+int write_all(struct session *session)
+{
+  int result = 0;
+  write_head(session);
+  return result;
+}
+""",
+        """\
+int write_all(struct session *session)
+{
+  int result = 0;
+  struct dynbuf buffer;
+  Sess_dyn_init(&buffer, SESSION_MAX_LENGTH);
+  if(Sess_dyn_add(&buffer, session->name))
+    return 1;
+  write_head(session);
+  return result;
+}
+""",
+        """\
+int write_all(struct session *session)
+{
+  int result = 0;
+  write_head(session);
+  struct dynbuf buffer;
+  sessx_dyn_init(&buffer, SESSION_MAX_LENGTH);
+  if(sessx_dyn_add(&buffer, session->name))
+    return 1;
+  return result;
+}
+""",
+    ),
+    "a call has other line breaks, and the code around it was re-indented": (
+        """\
+void notify(struct session *session, int code)
+{
+  emit_signal(session->bus, session->path, code);
+}
+""",
+        """\
+void notify(struct session *session, int code)
+{
+  if (session->listeners != NULL && session->running) {
+    emit_signal(session->bus, session->path, code);
+  }
+}
+""",
+        """\
+void notify(struct session *session, int code)
+{
+  if (session->listeners != NULL &&
+      session->running &&
+      !session->quiet) {
+    emit_signal(session->bus, session->path, code);
+  }
+}
+""",
+    ),
+    "an argument was added on a line of its own": (
+        """\
+void subscribe(struct session *session)
+{
+  session->id = bus_subscribe(session->bus,
+                              session->path,
+                              on_changed);
+}
+""",
+        """\
+void subscribe(struct session *session)
+{
+  session->id = bus_subscribe(session->bus,
+                              session->path,
+                              session_owner_name(session),
+                              on_changed);
+}
+""",
+        """\
+void subscribe(struct session *session)
+{
+  session->id = bus_subscribe(session->bus, session_owner_name (session),
+                              session->path,
+                              on_changed);
+}
+""",
+    ),
+    "a block stands further down in the function": (
+        """\
+int receive(struct session *session)
+{
+  int type = read_type(session);
+  count_received(session, type);
+  session->last = type;
+  return dispatch(session, type);
+}
+""",
+        """\
+int receive(struct session *session)
+{
+  int type = read_type(session);
+  if (type < TYPE_FIRST || type > TYPE_LAST) {
+    log_error("session %s: type %d is not known", session->name, type);
+    return disconnect(session, ERROR_PROTOCOL);
+  }
+  count_received(session, type);
+  session->last = type;
+  return dispatch(session, type);
+}
+""",
+        """\
+int receive(struct session *session)
+{
+  int type = read_type(session);
+  count_received(session, type);
+  session->last = type;
+  if (type < TYPE_FIRST || type > TYPE_LAST) {
+    log_error("session %s: type %d is not known", session->name, (int)type);
+    return disconnect(session, ERROR_PROTOCOL);
+  }
+  return dispatch(session, type);
+}
+""",
+    ),
+    "prototypes are wrapped in another way": (
+        """\
+int session_nonce(struct session *session);
+void session_wipe(struct session *session);
+""",
+        """\
+int session_nonce(struct session *session);
+int _session_compute_secret(struct number *h, const struct number *q,
+\t\t\t    const struct number *x, int algorithm, const unsigned char *digest);
+void session_wipe(struct session *session);
+""",
+        """\
+int session_nonce(struct session *session);
+void session_wipe(struct session *session);
+int _session_compute_secret(struct number *h,
+\t\t\t    const struct number *q, const struct number *x,
+\t\t\t    int algorithm, const uint8_t *digest);
+""",
+    ),
+    "a second release of the same pointer": (
+        """\
+static int key_of(struct session *session)
+{
+  char *fingerprint = find_fingerprint(session);
+  if(compare(fingerprint, session->pinned))
+    return 1;
+  return 0;
+}
+""",
+        """\
+static int key_of(struct session *session)
+{
+  char *fingerprint = find_fingerprint(session);
+  if(compare(fingerprint, session->pinned))
+    return 1;
+  free(fingerprint);
+  return 0;
+}
+""",
+        """\
+static int key_of(struct session *session)
+{
+  char *fingerprint = find_fingerprint(session);
+  int differs = compare(fingerprint, session->pinned);
+
+  free(fingerprint);
+  if(differs)
+    return 1;
+  return 0;
+}
+""",
+    ),
+    "an include that replaced its neighbour": (
+        '#include "errors.h"\n#include <xsize.h>\n\nint session_default = 1;\n',
+        '#include "errors.h"\n#include <xsize.h>\n#include "xalloc-oversized.h"\n\nint session_default = 1;\n',
+        '#include "errors.h"\n#include "xalloc-oversized.h"\n\nint session_default = 1;\n',
+    ),
+    "quotes and wrapping of Python": (
+        """\
+class Lookup:
+    def process(self, value):
+        if self.rhs_is_direct:
+            return self.prepare(value)
+        return value
+""",
+        """\
+class Lookup:
+    def process(self, value):
+        if not value.isidentifier():
+            raise ValueError('The key %r of the lookup is not valid.' % (value,))
+        if self.rhs_is_direct:
+            return self.prepare(value)
+        return value
+""",
+        """\
+class Lookup:
+    def process(self, value):
+        if self.rhs_is_direct:
+            return self.prepare(value)
+        value = self.normalise(value)
+        if not value.isidentifier():
+            raise ValueError(
+                "The key %r of the lookup is not valid." % (value,),
+            )
+        return value
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_upstream_has_in_another_form_is_not_put_in(form: str) -> None:
+    old, patched, new = FORMS[form]
+    nothing_put_in(ported(old, patched, new), new)
+
+
+def test_a_list_that_goes_on_gets_no_entry_out_of_order() -> None:
+    def versions(numbers: list[int]) -> str:
+        return "static int patches[] = {\n" + "".join(f"/**/\n    {n},\n" for n in numbers) + "/**/\n    0\n};\n"
+
+    old, new = versions([2434, 2433, 2432]), versions([2440, 2439, 2438, 2437, 2436, 2435, 2434, 2433, 2432])
+    nothing_put_in(ported(old, versions([2436, 2434, 2433, 2432]), new), new)
+
+
+def test_a_twin_under_another_name_is_not_taken_for_the_change() -> None:
+    def check(name: str) -> str:
+        return f"""\
+static int {name}_has_forbidden(const char *start, const char *end)
+{{
+  do {{
+    if (*start < 0x20)
+      return 1;
+  }} while (++start < end);
+  return 0;
+}}
+
+"""
+
+    old = "int first(void);\n\nint second(void)\n{\n  return prepare_second();\n}\n"
+    new = old.replace("int first(void);\n", "int first(void);\n\n" + check("header"))
+    patched = old.replace("int second(void)\n", check("path") + "int second(void)\n")
+    found = ported(old, patched, new)
+    assert found.hunks[0].verdict is not Verdict.UPSTREAM
+
+
+STRUCT = """\
+struct connection {
+%s  struct queue pending;
+  char *entry_path; /* what the server answered */
+%s};
+"""
+
+
+def test_a_place_between_lines_that_occur_once_needs_no_more_support() -> None:
+    def members(kind: str, word: str) -> str:
+        return "".join(f"  {kind} {word}_{name}_{n}:1;\n" for n in range(4) for name in ("secure", "open", "binary"))
+
+    old = STRUCT % (members("unsigned", "has"), members("unsigned", "may"))
+    new = STRUCT % (members("bool", "is"), members("bool", "can"))
+    found = ported(old, old.replace("  char *entry_path", "  char *account;\n  char *entry_path"), new)
+    assert "  char *account;\n  char *entry_path" in found.new.decode(), found.hunks[0].evidence
+
+
+def test_lines_that_occur_once_may_be_in_a_function_that_upstream_split_off() -> None:
+    block = """\
+  if (has_precise_times(session))
+    session->times = read_precise_times(session);
+  session->modified = session->times[1];
+"""
+    old = "int stamp_file(struct session *session)\n{\n  flush_buffers(session);\n" + block + "  return 0;\n}\n"
+    head = "int stamp_file(struct session *session)\n{\n  flush_buffers(session);\n  return stamp_times(session);\n}\n"
+    new = head + "\nstatic int stamp_times(struct session *session)\n{\n" + block + "  return 0;\n}\n"
+    patched = old.replace("has_precise_times(session)", "has_precise_times(session) || is_alpha(session)")
+    found = ported(old, patched, new)
+    assert "|| is_alpha(session)" in found.new.decode(), found.hunks[0].evidence
+
+
+def test_cmake_has_no_functions_and_its_lines_find_their_place() -> None:
+    lines = """\
+  find_library(SESSION_LIBRARY NAMES session)
+  set(SESSION_SOURCES src/session.c src/queue.c)
+  list(APPEND ALL_SOURCES ${SESSION_SOURCES})
+"""
+    old = f"if(WITH_SESSIONS)\n  message(STATUS sessions)\n{lines}endif()\n"
+    new = f"if(WITH_SESSIONS)\n  message(STATUS sessions)\nendif()\nif(NOT BUILD_MINIMAL)\n{lines}endif()\n"
+    found = ported(old, old.replace("src/queue.c)", "src/queue.c src/wipe.c)"), new)
+    assert "src/queue.c src/wipe.c)" in found.new.decode(), found.hunks[0].evidence
+
+
+def test_a_line_that_stands_elsewhere_once_is_replaced_there() -> None:
+    def tests(*names: str) -> str:
+        return (
+            "int main(void)\n{\n" + "".join(f'  test_add("{name}", &data_{name}, {name});\n' for name in names) + "}\n"
+        )
+
+    old = tests("read_version", "read_info", "set_powered", "set_connectable", "add_uuid", "remove_uuid")
+    new = tests("read_version", "set_connectable", "add_uuid", "read_info", "set_powered", "remove_uuid")
+    line = '  test_add("set_powered", &data_set_powered, set_powered);\n'
+    done = '  test_add_with_timeout("set_powered", &data_set_powered, set_powered, 9);\n'
+    found = ported(old, old.replace(line, done), new)
+    assert found.new.decode() == HEAD + new.replace(line, done) + TAIL, found.hunks[0].evidence
