@@ -115,7 +115,7 @@ def test_a_stream_in_which_something_is_left_is_not_used_again(tmp_path: Path, b
             remote.inject("ncclCommGetAsyncError", Action.FAIL, REMOTE_ERROR)
             ranks[0].ask("start", "failed", "w", "all_reduce", "t", "SUM")
             assert ranks[0].ask("end", "failed")
-            assert remote.counters().launched == 1
+            await_true(lambda: remote.counters().launched == 1, SECONDS, "it was not launched")
             ranks[0].ask("close", "w", 0.5)
             await_true(lambda: _ended(ranks[0]), SECONDS, "the launcher lives on")
             remote.lift("ncclCommGetAsyncError", "ncclCommAbort")
