@@ -66,6 +66,7 @@ class DeviceDriver:
         self._doubtful: list[Work] = []
         self._failure: BaseException | None = None
         self._started = self._made = self._closing = self._ending = self._ended = False
+        self._remains = False  # what is launched may come into the stream still: NCCL launches in a thread of its own
         self._forget_device: Callable[[], None] = lambda: None
 
     # what is asked of a driver
@@ -321,7 +322,8 @@ class DeviceDriver:
 
         An abort may have failed, or the device be lost; what failed in its launch may be in the stream all the same.
         """
-        if empty and self._stream is not None and self._stream.drains(DRAIN_SECONDS):
+        free = empty and not self._remains
+        if free and self._stream is not None and self._stream.drains(DRAIN_SECONDS):
             self._communicator.release()
             self._doubtful.clear()
             cuda.give_back(self._stream)
@@ -339,6 +341,7 @@ class DeviceDriver:
         try:
             self._communicator.abort()
         except Exception as error:  # noqa: BLE001 - it fails as the device or the communicator did before
+            self._remains = True
             logger.warning("%s: the abort of a communicator failed: %s", self._where(), error)
 
     # in the completer's thread
