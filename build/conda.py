@@ -185,7 +185,9 @@ def _without_machine(text: str, folder: Path) -> str:
 
 
 def _conda_lock(arguments: Iterable[str | Path]) -> Completed:
-    return run([tools() / "bin" / "conda-lock", *arguments], env={"CONDA_LOCK_DISABLE_PROGRESS": "1"}, timeout=1800)
+    # Without our path: conda-lock imports a module `build`, which is not ours.
+    command = [tools() / "bin" / "conda-lock", *arguments]
+    return run(command, env={"CONDA_LOCK_DISABLE_PROGRESS": "1"}, without=("PYTHONPATH",), timeout=1800)
 
 
 def tools() -> Path:

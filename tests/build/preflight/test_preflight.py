@@ -101,7 +101,7 @@ def test_compiler_of_cxx_is_not_replaced_by_another(
 def no_312(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose only Python is the running one; a folder of its PATH."""
     (tmp_path / "bin").mkdir()
-    for name in ("git", "g++", "nm", "c++filt", "ld", "sh"):
+    for name in ("git", "g++", "nm", "c++filt", "ld", "ar", "readelf", "sh"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "none"))

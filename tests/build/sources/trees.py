@@ -88,10 +88,10 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
 
 
 def leftovers(cache: Path) -> list[str]:
-    """What is in the cache of sources beside locks and seals: complete trees, or what should not be there."""
+    """What is in the cache of sources beside locks, seals and leases: complete trees, or what should not be there."""
     folder = cache / "sources"
     return (
-        sorted(path.name for path in folder.iterdir() if path.suffix not in (".lock", ".seal"))
+        sorted(path.name for path in folder.iterdir() if path.suffix not in (".lock", ".seal", ".use"))
         if folder.is_dir()
         else []
     )
