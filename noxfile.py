@@ -205,12 +205,13 @@ def regenerate_patch(session: nox.Session) -> None:
 def _ci(session: nox.Session, module: str) -> None:
     """Run a program of `ci` in the environment of the tooling."""
     session.install(*_locked("tooling", "test"))
-    session.run("python", "-m", module, *session.posargs, env={"PYTHONPATH": str(HERE)}, interrupt_timeout=30.0)
+    with statuses.of_tooling():
+        session.run("python", "-m", module, *session.posargs, env={"PYTHONPATH": str(HERE)}, interrupt_timeout=30.0)
 
 
 @nox.session
 def install(session: nox.Session) -> None:
-    """Install a release on many hosts over ssh: `-- --help`. `ci/install` does the same and keeps the exit status."""
+    """Install a release on many hosts over ssh: `-- --help`. `ci/install` does the same without nox."""
     _ci(session, "ci.cluster")
 
 
