@@ -106,7 +106,7 @@ def lock(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Tests of the tooling and of multiworld on a torch from the index: `-- --torch 2.6.0`, then pytest's arguments."""
+    """Tests of the tooling and of multiworld on a torch from the index: `-- --torch 2.6.0`, then paths and options."""
     # One after the other: the tooling's tests compile, and the package's tests judge how soon a fault is noticed.
     _pytest(session, {"build": "tests/build", "core": "tests/multiworld/core", "faults": "tests/multiworld/faults"})
 
@@ -249,7 +249,8 @@ def _release_sessions(release: str) -> None:
         """
         _tool(session, "build", release, *session.posargs)
         # A full build runs the probes itself.
-        if not {"--no-test", "--full", "--plan", "--label"} & set(session.posargs):
+        options = {word.partition("=")[0] for word in session.posargs}
+        if not {"--no-test", "--full", "--plan", "--label", "--dist"} & options:
             session.notify(f"test-{release}", [])
 
     @nox.session(name=f"test-{release}")

@@ -14,7 +14,7 @@ from rich.table import Table
 from build import paths
 from build.anypatch.plan import MOST_UNITS
 from build.console import console, step
-from build.errors import NeedsFullBuildError
+from build.errors import NeedsFullBuildError, UsageError
 from build.full.caching import CompilerCache
 from build.full.run import Options, full_build
 from build.full.toolchains import Kind
@@ -65,6 +65,11 @@ def build(
     options = Options(toolchain, compiler_cache, arch, jobs, plan)
     given = Path(source) if source else None
     if full or plan:
+        if patches or from_branch or label or include or define:
+            raise UsageError(
+                "--full builds the project's series: no --patches, --from-branch, --label, --include, --define",
+                remedy="leave them out, or leave out --full for an overlay of your patches",
+            )
         full_build(release, python, dist.absolute(), given, options)
         return
     python = python or ".".join(platform.python_version_tuple()[:2])
@@ -84,7 +89,7 @@ def build(
     try:
         made = build_release(request)
     except NeedsFullBuildError as error:
-        if not _agreed(error):
+        if request.of_user or not _agreed(error):  # a full build takes the project's series only
             raise
         full_build(release, python, dist.absolute(), given, options)
         return

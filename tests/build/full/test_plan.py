@@ -71,6 +71,12 @@ def test_the_command_refuses_it_before_anything_else(own_cache: Path, monkeypatc
     assert not own_cache.exists() or list(own_cache.iterdir()) == []
 
 
+def test_patches_of_a_user_are_refused(own_cache: Path, tmp_path: Path) -> None:
+    """They were left out without a word."""
+    with pytest.raises(UsageError, match="the project's series: no --patches"):
+        build_command("2.6.0", full=True, patches=tmp_path, dist=own_cache)
+
+
 def test_jobs_follow_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MAX_JOBS", raising=False)
     assert resources.jobs(6 * GIB, Machine(64, 100 * GIB)) == 16

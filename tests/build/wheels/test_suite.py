@@ -10,7 +10,7 @@ from rich.console import Console
 
 from build import paths, record
 from build.errors import BusyError, UsageError
-from build.wheeltest import results
+from build.wheeltest import results, suite
 from build.wheeltest.results import SIMULATED, Case, Run, fault_table, probe_table, read_junit, run_table
 from build.wheeltest.suite import prove_release
 from tests.build.overlay.little import Little
@@ -103,3 +103,10 @@ def test_faults_that_a_wheel_fails_are_named_and_the_clean_ones_counted(tmp_path
     assert shown.count("FAILS") == 1, "a row that starts to pass on stock"
     assert "test_kill" not in shown
     assert "1 of 3 rows are clean on every wheel" in shown
+
+
+def test_a_torch_that_the_package_does_not_serve_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """The package's requirement would have replaced the torch under test."""
+    assert suite._serves_multiworld("2.2.1")
+    assert not suite._serves_multiworld("2.1.2")
+    assert "needs torch 2.2.1" in capsys.readouterr().out
