@@ -23,6 +23,8 @@ from multiworld.switchml.statistics import COUNTS
 logger = logging.getLogger(__name__)
 NAME = "switchml"
 _READY, _TAKEN, _MISSING = 0, 1, 2
+#: A few numbers per group, kept: up to torch 2.6, a group that ends while a thread of Gloo frees a tensor of Python hangs.
+_kept: list[torch.Tensor] = []
 
 
 def create(store: Any, rank: int, size: int, timeout: timedelta) -> SwitchMLGroup:
@@ -215,6 +217,7 @@ def _agreed(gloo: Any, size: int, state: int, settings: Settings) -> list[int]:
     policies = [list(Otherwise).index(policy) for policy in (settings.missing, settings.failure)]
     mine = torch.tensor([state, *policies])
     all_of = [torch.empty_like(mine) for _ in range(size)]
+    _kept.extend((mine, *all_of))
     gloo.allgather([all_of], [mine]).wait()
     found = [row.tolist() for row in all_of]
     if any(row[1:] != policies for row in found):

@@ -36,6 +36,7 @@ class Lane:
         self._queue: queue.SimpleQueue[tuple[torch.Tensor, Any, SwitchWork] | None] = queue.SimpleQueue()
         self._given_up: SwitchMLError | None = None
         self._closed = False
+        self._last: torch.Tensor | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="multiworld-switchml", daemon=True)
         self._thread.start()
@@ -110,6 +111,7 @@ class Lane:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN
         gloo.allreduce([good], options).wait()
+        self._last = good  # until the next one: Gloo's thread must not free a tensor of Python while the group ends
         if good.item():
             COUNTS.delegated(tensor, took)
             _copy_back(result, tensor)
