@@ -23,7 +23,7 @@ from multiworld.switchml.statistics import COUNTS
 logger = logging.getLogger(__name__)
 NAME = "switchml"
 _READY, _TAKEN, _MISSING = 0, 1, 2
-#: A few numbers per group, kept: up to torch 2.6, a group that ends while a thread of Gloo frees a tensor of Python hangs.
+#: A few numbers per group, kept: up to torch 2.6, a group hangs that ends while Gloo frees a tensor of Python.
 _kept: list[torch.Tensor] = []
 
 
