@@ -80,19 +80,23 @@ def test_a_starved_peer_on_this_machine_is_not_lost(scene: Scene) -> None:
     a, slow = members = scene.workers(2)
     scene.join(WORLD, members)
     a.run(acts.watch_events)
-    try:
-        with throttled(slow.pid, 0.02) as group:
-            at = time.monotonic()
-            busy = slow.start(_burn, 3.0)
-            time.sleep(4.0)  # the starvation is meant to last
-            stat = (group / "cpu.stat").read_text().split()
-            waited = int(stat[stat.index("throttled_time") + 1]) / 1e9
-            assert waited > 1.5, f"throttled for {waited} s only"
-            scene.injector.record("throttle", slow.name, at, f"waited for a CPU for {waited:.1f} s")
-    except OSError as error:
-        pytest.skip(f"no quota of CPU can be set here: {error}")
-    busy.result()
-    kinds = {type(event) for event in a.run(acts.events)}
+    kinds: set[type] = set()
+    for _ in range(3):  # which of its threads gets the little that it has is the kernel's choice: it may answer in time
+        try:
+            with throttled(slow.pid, 0.02) as group:
+                at = time.monotonic()
+                busy = slow.start(_burn, 3.0)
+                time.sleep(4.0)  # the starvation is meant to last
+                stat = (group / "cpu.stat").read_text().split()
+                waited = int(stat[stat.index("throttled_time") + 1]) / 1e9
+                assert waited > 1.5, f"throttled for {waited} s only"
+                scene.injector.record("throttle", slow.name, at, f"waited for a CPU for {waited:.1f} s")
+        except OSError as error:
+            pytest.skip(f"no quota of CPU can be set here: {error}")
+        busy.result()
+        kinds |= {type(event) for event in a.run(acts.events)}
+        if PeerSuspected in kinds:
+            break
     assert PeerSuspected in kinds, "it was not silent: nothing was shown"
     assert a.run(acts.standing, WORLD).state is WorldState.ACTIVE
     scene.works(WORLD, members)
