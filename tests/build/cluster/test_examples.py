@@ -54,7 +54,7 @@ def test_the_init_container_installs_and_the_worker_finds_it(site: Site, tmp_pat
         "/multiworld": str(tmp_path / "multiworld"),
         "/requirements/requirements.txt": str(requirements),
         "https://wheels.example/simple": f"{site.index.url}/simple",
-        "https://pypi.org/simple": f"{site.index.url}/simple",
+        "https://index.example/simple": f"{site.index.url}/simple",
     }
     environment = {item["name"]: values[item["value"]] for item in init["env"]}
     assert environment == {item["name"]: values[item["value"]] for item in worker["env"]}
