@@ -465,10 +465,6 @@ class MultiWorld:
     def _remains(self, sessions: list[Session]) -> Remains:
         return Remains(sessions, self._hub, self._callbacks, self._stores)
 
-    def _waiting_threads(self) -> set[int]:
-        """Idents of the threads that wait for an operation."""
-        return {ident for world in tuple(self._worlds.values()) for ident in world._current.bridge.waiting_threads()}
-
     def _drop_in_child(self) -> None:
         """Close our copies of everything in a forked child."""
         for world in self._worlds.values():

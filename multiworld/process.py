@@ -14,7 +14,7 @@ from typing import Protocol
 from multiworld.net.descriptors import reserve
 from multiworld.parking import immortal as immortal
 from multiworld.parking import park
-from multiworld.threads import waiting_in_join
+from multiworld.threads import blocked
 
 #: how long the exit waits in all: for worlds to be left, and for threads whose waits it has ended
 ENDING_SECONDS = 3.0
@@ -26,7 +26,6 @@ class Owner(Protocol):
     """What is looked after: a ``MultiWorld``."""
 
     def _drop_in_child(self) -> None: ...
-    def _waiting_threads(self) -> set[int]: ...
     def _close_sync(self, linger: float) -> None: ...
 
 
@@ -58,16 +57,15 @@ def _after_fork() -> None:
 def _at_exit() -> None:
     """Leave every world that is still joined, pending operations or not, without waiting for any peer.
 
-    Daemon threads that waited for an operation or for a join get their error now, and a moment to end: Python aborts
-    if one of them is about to print its traceback when the interpreter ends. Threads of ours get the same moment: one
-    that returns from C++ later would end the process. What does not end is stopped where it is.
+    Daemon threads that are in an operation or a join get their error now, and a moment to end: Python aborts if one of
+    them is about to print its traceback, or in code of torch, when the interpreter ends. Threads of ours get the same
+    moment: one that returns from C++ later would end the process. What does not end is stopped where it is.
     """
     global _exit_by
     _exit_by = until = time.monotonic() + ENDING_SECONDS
-    waiting = waiting_in_join()
+    waiting = blocked()
     for owner in list(_alive):
         with contextlib.suppress(Exception):
-            waiting |= owner._waiting_threads()
             owner._close_sync(linger=0.2)
     for thread in _of_ours(waiting):
         thread.join(max(0.0, until - time.monotonic()))

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
-from typing import ParamSpec, TypeVar
+from types import CodeType, FrameType, FunctionType
+from typing import ParamSpec, TypeVar, cast
 
-#: idents of the threads that wait in ``within``
-_waiting: set[int] = set()
+_blocking: set[CodeType] = set()
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def blocking(function: Callable[P, T]) -> Callable[P, T]:
+    """Mark a function in which a caller's thread waits, or is about to, for ``blocked``; a call costs nothing more."""
+    _blocking.add(cast("FunctionType", function).__code__)
+    return function
+
+
+def blocked() -> set[int]:
+    """Idents of the threads that are in a function marked as blocking."""
+    return {ident for ident, frame in sys._current_frames().items() if _is_blocking(frame)}
+
+
+def _is_blocking(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code not in _blocking:
+        frame = frame.f_back
+    return frame is not None
 
 
 def start_or_run(name: str, function: Callable[[], object]) -> None:
@@ -27,6 +45,7 @@ def start_or_run(name: str, function: Callable[[], object]) -> None:
         function()
 
 
+@blocking
 def within(seconds: float, function: Callable[[], T], name: str, give_back: Callable[[T], None]) -> T:
     """Run ``function()`` in a daemon thread and wait for its result, but no longer than ``seconds``.
 
@@ -38,15 +57,12 @@ def within(seconds: float, function: Callable[[], T], name: str, give_back: Call
     """
     future: Future[T] = Future()
     threading.Thread(target=_settle, args=(future, function, give_back), name=name, daemon=True).start()
-    _waiting.add(threading.get_ident())
     try:
         wait([future], min(seconds, threading.TIMEOUT_MAX))
     except BaseException:
         if not future.cancel() and future.exception() is None:
             give_back(future.result())
         raise
-    finally:
-        _waiting.discard(threading.get_ident())
     if future.cancel():  # not done yet
         raise TimeoutError
     return future.result()
@@ -63,11 +79,6 @@ def _settle(future: Future[T], function: Callable[[], T], give_back: Callable[[T
         future.set_result(value)
     except InvalidStateError:  # cancelled: that thread has stopped waiting
         give_back(value)
-
-
-def waiting_in_join() -> set[int]:
-    """Idents of the threads that wait in ``within``: for a join or a rejoin."""
-    return set(_waiting)
 
 
 async def run_in_thread(name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

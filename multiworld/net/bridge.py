@@ -186,10 +186,6 @@ class LoopBridge:
         if self._rest_watched and not self._served() and any(lane.backlog for lane in self.owner.lanes.values()):
             self._watch_rest(0.0)
 
-    def waiting_threads(self) -> set[int]:
-        """Idents of the threads that wait now."""
-        return set(self._taken)
-
     def want_write(self, lane: Lane) -> None:
         """Something is left to be written on ``lane``."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: threads that wait do it

@@ -13,6 +13,7 @@ from multiworld.errors import InvalidArgument
 from multiworld.modes import disturbed, transform, undisturbed
 from multiworld.ops import quarantine
 from multiworld.ops.waiting import OperationHost, wait_async, wait_sync
+from multiworld.threads import blocking
 
 if TYPE_CHECKING:
     from multiworld.matching.engine import Engine
@@ -142,6 +143,7 @@ class SyncBase:
     def __init__(self, group: GroupBase) -> None:
         self._group = group
 
+    @blocking
     def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
         group = self._group
         _check(group, timeout, starter)

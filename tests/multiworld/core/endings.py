@@ -21,6 +21,7 @@ from procs import Link
 
 from multiworld import MultiWorld
 from multiworld.drivers.gloo import GlooDriver
+from multiworld.ops import reduction
 
 #: children at a time, on two processors; more of them make connecting so slow that older releases of Gloo abort
 AT_ONCE = 6
@@ -87,6 +88,20 @@ def own_store(_: str) -> None:
 def opening(store: str) -> None:
     for w in pair(store):
         quietly(w.sync.all_reduce, torch.ones(LENGTH))
+
+
+def computing(store: str) -> None:
+    """An operation whose caller is in code of torch for a while."""
+    real = reduction._refusal
+
+    def slow(name: str, dtype: torch.dtype) -> str | None:
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            torch.zeros(1).add_(1)
+        return real(name, dtype)
+
+    reduction._refusal = slow  # type: ignore[assignment]
+    opening(store)
 
 
 def half_open(store: str) -> None:
@@ -165,8 +180,8 @@ def stuck_in_a_store(_: str) -> None:
 MOMENTS: dict[str, Callable[[str], None]] = {
     f.__name__: f
     for f in (
-        joining, join_timed_out, join_cancelled, own_store, opening, half_open, breaking, rejoining, working, closing,
-        dropped, stuck_in_a_store,
+        joining, join_timed_out, join_cancelled, own_store, opening, computing, half_open, breaking, rejoining, working,
+        closing, dropped, stuck_in_a_store,
     )
 }  # fmt: skip
 
