@@ -17,7 +17,7 @@ from pathlib import Path
 import uv
 from packaging.version import Version
 
-from build import lockfile, releases
+from build import leases, lockfile, releases
 from build.console import step
 from build.errors import EnvironmentUnfitError, ReleaseDataError, UsageError
 from build.lockfile import State
@@ -242,7 +242,7 @@ def environment(cuda: str) -> Path:
         if not mark.is_file():
             _install(lock, place)
             mark.touch()
-    return place
+        return leases.take(place)
 
 
 def _install(lock: Lock, place: Path) -> None:

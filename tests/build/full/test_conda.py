@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from build import conda
+from build import clearing, conda
 from build.commands import lock as command
 from build.errors import EnvironmentUnfitError, ReleaseDataError, UsageError
 from build.full import toolchains
@@ -122,6 +122,8 @@ def test_a_toolchain_from_the_lock(locked: Path, program: Path, monkeypatch: pyt
     assert found.variables["CUDACXX"] == str(found.cuda_home / "bin" / "nvcc")
     assert found.cxx == found.cuda_home / "bin" / "g++"
     assert toolchains.find(Kind.CONDA, "12.4", 9) == found
+    busy = clearing.free(clearing.entries(), really=False).busy
+    assert found.cuda_home in [item.path for item in busy], "this process still compiles with it"
 
 
 def test_an_active_environment_is_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
