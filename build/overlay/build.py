@@ -8,7 +8,7 @@ from build.console import step
 from build.errors import NeedsFullBuildError
 from build.overlay import checks, layout
 from build.overlay.closure import compile_closure
-from build.overlay.flags import code_flags
+from build.overlay.flags import recorded_flags
 from build.overlay.link import link, soname
 from build.overlay.model import Check, Inputs, Object, Overlay
 from build.overlay.symbols import build_id, defined, defined_among
@@ -71,6 +71,6 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
         made_for=inputs.release.wheel.libtorch_cuda_build_ids,
         objects=objects,
         replaced=tuple(sorted(checks.replaced_symbols(inputs, path))),
-        flags=code_flags(inputs.release),
+        flags=recorded_flags(inputs.release),
         checks=proven,
     )

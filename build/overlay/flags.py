@@ -28,16 +28,22 @@ _NEVER = frozenset(
 )
 
 
-def code_flags(release: Release) -> tuple[str, ...]:
-    """Return the flags that decide the code: standard, ABI, macros, optimisation."""
+def code_flags(release: Release, unit: str = "") -> tuple[str, ...]:
+    """Return the flags that decide the code of one unit, or of those without flags of their own."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(release.wheel.cxx11_abi)}"
-    defines = (f"-D{define.macro}" for define in release.defines)
+    defines = (f"-D{define.macro}" for define in release.defines if not define.units or unit in define.units)
     return (f"-std=c++{release.cxx_standard}", *COMMON, abi, *defines)
+
+
+def recorded_flags(release: Release) -> tuple[str, ...]:
+    """Return the flags that decide the code as a wheel's record names them: of every unit, then of single ones."""
+    own = (f"{unit}: -D{define.macro}" for define in release.defines for unit in define.units)
+    return (*code_flags(release), *own)
 
 
 def unit_flags(inputs: Inputs, unit: str) -> tuple[str, ...]:
     """Return the flags of one unit: those of its library, without the macros that only libtorch_cuda has."""
-    flags = code_flags(inputs.release)
+    flags = code_flags(inputs.release, unit)
     if inputs.owners is None:
         return flags
     if "cuda" not in inputs.owners.of(unit):
@@ -54,8 +60,9 @@ def undecided(inputs: Inputs, unit: str) -> tuple[str, ...]:
     if inputs.owners is None:
         return ()
     said = {item.partition("=")[0] for item in inputs.defines}
-    known = {flag.removeprefix("-D").partition("=")[0] for flag in code_flags(inputs.release)} | inputs.owners.cuda_only
-    return tuple(sorted((macros_of(inputs.tree / unit) & inputs.owners.conditional) - said - known - _NEVER))
+    known = {flag.removeprefix("-D").partition("=")[0] for flag in code_flags(inputs.release, unit)}
+    tested = macros_of(inputs.tree / unit) & inputs.owners.conditional
+    return tuple(sorted(tested - said - known - inputs.owners.cuda_only - _NEVER))
 
 
 def path_flags(inputs: Inputs, overrides: Path) -> tuple[str, ...]:

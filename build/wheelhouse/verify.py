@@ -10,7 +10,7 @@ import msgspec
 
 from build import record, releases, seals
 from build.errors import ClaimError, UnknownReleaseError, UsageError
-from build.overlay.flags import code_flags
+from build.overlay.flags import recorded_flags
 from build.record import Artifact, Provenance
 from build.releases import Release
 from build.series.manifest import patches_of
@@ -191,7 +191,7 @@ def _headers(item: Subject) -> str:
 
 
 def _flags(item: Subject) -> str:
-    return _require(item.proven.flags, code_flags(_pinned(item)))
+    return _require(item.proven.flags, recorded_flags(_pinned(item)))
 
 
 def _assembly(item: Subject) -> str:
