@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from build.overlay.model import Inputs
+from build.overlay.model import PYTHON, Inputs
 from build.overlay.owners import macros_of
 from build.releases import Release
 
@@ -41,15 +42,28 @@ def recorded_flags(release: Release) -> tuple[str, ...]:
     return (*code_flags(release), *own)
 
 
+def said_flags(defines: Iterable[str]) -> tuple[str, ...]:
+    """Return what the user says of the wheel's macros as flags, `-DNAME=VALUE` and `-UNAME`."""
+    return tuple(f"-U{item[:-2]}" if item.endswith("=0") else f"-D{item}" for item in defines)
+
+
+def said_defines(flags: Iterable[str]) -> tuple[str, ...]:
+    """Return the defines from which `said_flags` made these flags."""
+    return tuple(f"{flag[2:]}=0" if flag.startswith("-U") else flag[2:] for flag in flags)
+
+
 def unit_flags(inputs: Inputs, unit: str) -> tuple[str, ...]:
     """Return the flags of one unit: those of its library, without the macros that only libtorch_cuda has."""
     flags = code_flags(inputs.release, unit)
     if inputs.owners is None:
         return flags
-    if "cuda" not in inputs.owners.of(unit):
+    library = inputs.owners.of(unit)
+    if library == PYTHON:
+        # The wheels export what is not marked, too: initJITBindings, python_functions. The macro: torch/CMakeLists.txt.
+        flags = (*(flag for flag in flags if flag != "-fvisibility=hidden"), "-DTHP_BUILD_MAIN_LIB")
+    elif "cuda" not in library:
         flags = tuple(flag for flag in flags if flag.removeprefix("-D") not in inputs.owners.cuda_only)
-    more = (f"-D{item}" for item in inputs.defines if not item.endswith("=0"))
-    return (*flags, "-DFMT_HEADER_ONLY=1", *more)  # caffe2/CMakeLists.txt: fmt::fmt-header-only
+    return (*flags, "-DFMT_HEADER_ONLY=1", *said_flags(inputs.defines))  # caffe2/CMakeLists.txt: fmt::fmt-header-only
 
 
 def undecided(inputs: Inputs, unit: str) -> tuple[str, ...]:
