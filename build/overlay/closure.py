@@ -11,8 +11,6 @@ from build.overlay.model import Inputs, Object
 from build.overlay.objects import compile_units
 from build.overlay.symbols import defined, defined_among, demangle, undefined
 
-#: Libraries of the wheel whose code may be needed.
-LIBRARIES = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
 #: Where host units of libtorch_cuda live.
 _SEARCH = ("torch/csrc", "aten/src/ATen", "c10")
 #: Units that are compiled in search of one hidden symbol before giving up.
@@ -25,9 +23,9 @@ def hidden_needs(inputs: Inputs, objects: Iterable[Path]) -> frozenset[str]:
     The wheels keep their full symbol tables, in which such a symbol is a local one.
     """
     needs = set(undefined(objects))
-    for name in LIBRARIES:
+    for name in inputs.replaceable:
         needs -= defined(inputs.lib / name, dynamic=True).keys()
-    found = [item for name in LIBRARIES for item in defined_among(inputs.lib / name, needs).values()]
+    found = [item for name in inputs.replaceable for item in defined_among(inputs.lib / name, needs).values()]
     # Size 0: made by the linker, such as _GLOBAL_OFFSET_TABLE_. Standard: parts of a newer libstdc++ that the official
     # build linked statically; this machine's compiler has its own.
     return frozenset(item.name for item in found if item.size and not item.standard)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from build.errors import CompileError, OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
-from build.overlay.model import LIBRARIES, Inputs, Object
+from build.overlay.model import LIBRARIES, PYTHON, Inputs, Object
 from build.overlay.runtime import Export, Runtime, prepare, stub
 from build.overlay.symbols import defined, demangle, needed, run_path, table, undefined
 from build.overlay.toolchain import run_compiler
@@ -86,16 +86,30 @@ def _compile_shim(inputs: Inputs, symbol: str, folder: Path) -> Path:
     return target
 
 
+def _importers(inputs: Inputs) -> tuple[str, ...]:
+    return (*_IMPORTERS, PYTHON) if inputs.per_python else _IMPORTERS
+
+
 def _imports(inputs: Inputs, prefixes: tuple[str, ...]) -> list[Export]:
     """Return what the wheel's libraries import under `prefixes`, one of each name."""
-    every = (item for name in _IMPORTERS for item in table(inputs.lib / name, dynamic=True))
+    every = (item for name in _importers(inputs) for item in table(inputs.lib / name, dynamic=True))
     found = {item.name: item for item in every if item.kind == "U" and item.name.startswith(prefixes)}
     return [Export(name, "FUNC", found[name].version) for name in sorted(found)]
 
 
+def _interpreter(inputs: Inputs, objects: Iterable[Path], folder: Path) -> list[Path]:
+    """Make a stub of the interpreter, which no library needs by name: it is in the process before torch.
+
+    It has what the objects call of Python; that the interpreter has it, its headers say, with which they were compiled.
+    The stub bears the name of libtorch_python, so that the overlay needs nothing more than it does anyway.
+    """
+    found = sorted(name for name in undefined(objects) if name.startswith(("Py", "_Py")))
+    return [stub(inputs.toolchain, PYTHON, [Export(name, "FUNC", "") for name in found], folder)]
+
+
 def _import_stubs(inputs: Inputs, folder: Path) -> list[Path]:
     """Make the stubs in `folder`, under the sonames that the wheel's libraries need."""
-    sonames = {name for library in _IMPORTERS for name in needed(inputs.lib / library)}
+    sonames = {name for library in _importers(inputs) for name in needed(inputs.lib / library)}
     return [
         stub(inputs.toolchain, soname, _imports(inputs, prefixes), folder)
         for stem, prefixes in _PREFIXES.items()
@@ -118,7 +132,7 @@ def _command(
     line += system.arguments
     # Not for its symbols: as a dependency of the overlay, libtorch_python looks symbols up in the overlay's scope,
     # overlay first, and the process gets no global symbols.
-    return [*line, "-Wl,--no-as-needed", inputs.lib / "libtorch_python.so"]
+    return [*line, "-Wl,--no-as-needed", inputs.lib / PYTHON]
 
 
 def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
@@ -134,6 +148,7 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
         if wrap:
             files.append(_compile_shim(inputs, wrap, Path(scratch)))
         stubs = _import_stubs(inputs, Path(scratch))
+        stubs += _interpreter(inputs, files, Path(scratch)) if inputs.per_python else []
         system = prepare(inputs.toolchain, [inputs.lib / name for name in LIBRARIES], Path(scratch))
         done = run_compiler(_command(inputs, files, stubs, system, wrap, part), timeout=600)
         if done.returncode:

@@ -18,6 +18,7 @@ import msgspec
 from build import leases, seals
 from build.console import InFlight, note, progress
 from build.errors import CompileError, DigestMismatchError
+from build.overlay import owners
 from build.overlay.flags import path_flags, undecided, unit_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
@@ -136,6 +137,17 @@ def _require_decided(inputs: Inputs, unit: str) -> None:
         )
 
 
+def _require_own_flags(inputs: Inputs, unit: str) -> None:
+    """Require the flags that the release compiles this unit alone with; of patches of a user, the plan does."""
+    lacking = owners.read(inputs.tree).flags_of(unit, [flag.removeprefix("-D") for flag in unit_flags(inputs, unit)])
+    if inputs.owners is None and lacking:
+        raise CompileError(
+            f"{unit} would be compiled without flags that the release gives it alone: {lacking}",
+            cause="caffe2/CMakeLists.txt sets them for this file, and build/releases.toml does not",
+            remedy="enter each under `defines` of the release, with `units`",
+        )
+
+
 def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str) -> Object:
     """Compile one unit into `folder`, whose lock is held."""
     started = time.monotonic()
@@ -162,6 +174,7 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
 
 def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) -> Object:
     _require_decided(inputs, unit)
+    _require_own_flags(inputs, unit)
     folder = (inputs.objects or cache("objects")) / _primary_key(inputs, unit)
     if ready := _cached(folder, inputs, why):
         return ready
