@@ -153,6 +153,21 @@ def test_a_new_unit_that_the_lists_name(place: Place) -> None:
     assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "740"
 
 
+def test_stock_code_that_uses_a_hidden_function_comes_along(place: Place) -> None:
+    """`Secret::value` is hidden, and nccl.cpp was linked to the stock one: alone, the patch would have no effect."""
+    new = text.CUDA[lt.HIDDEN_CPP].replace("return 40", "return 900")
+    own = patch(place, {lt.HIDDEN_CPP: new})
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    assert [unit.unit for unit in found.provenance.units] == [lt.HIDDEN_CPP, lt.NCCL_CPP]
+    assert "uses torch::cuda::Secret::value()" in found.provenance.units[1].why
+    assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "901"
+    (place.tree / lt.NCCL_CPP).unlink()
+    status, output = build(place, "--patches", own, label="fix2")
+    assert (status, "Secret::value() is used by torch::cuda::nccl::answer()" in output) == (9, True), output
+
+
 def test_a_removed_unit_is_refused(place: Place) -> None:
     status, output = explain(place, "--patches", patch(place, {lt.NCCL_CPP: None}))
     assert (status, "compiled code stays in the library" in output.replace("\n", " ")) == (9, True), output
