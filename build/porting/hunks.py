@@ -56,10 +56,9 @@ def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
         return _unchanged(alignment, placed, at)
     results = [_group(alignment, placed, group) for group in placed.groups]
     result = _combine(placed, results)
-    if result.verdict is Verdict.UPSTREAM:
+    if result.verdict in {Verdict.UPSTREAM, Verdict.PARTLY}:
         return result
-    # Of a change that is there in part, what is missing may only seem to be: a bracket is aligned with any other.
-    far = bool(result.edits) and result.verdict is not Verdict.PARTLY
+    far = bool(result.edits)
     if found := echo(alignment, placed, far=far):
         return _echo_result(alignment, placed, result, found)
     return result
