@@ -232,12 +232,14 @@ def test_uv_installs_from_the_index_that_only_pip_knows(
 def test_uv_gets_all_of_pips_settings_once_pip_has_an_index_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (*_INDEX, "PIP_FIND_LINKS", "PIP_CERT", "PIP_NO_INDEX"):
+    for name in (*_INDEX, "PIP_FIND_LINKS", "PIP_CERT", "PIP_NO_INDEX", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
     file = tmp_path / "pip.conf"
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
     file.write_text("[global]\nextra-index-url =\n    http://b/simple\n    http://c/simple\n")
-    assert uv_settings() == {}, "uv's default index is pip's"
+    assert uv_settings().keys() <= {"SSL_CERT_FILE"}, "uv's default index is pip's"
+    file.write_text(f"{file.read_text()}cert = /company.pem\n")
+    assert uv_settings() == {"SSL_CERT_FILE": "/company.pem"}, "a proxy that has a certificate of its own"
     file.write_text(f"{file.read_text()}index-url = http://a/simple\nfind-links = /x /y\ntrusted-host = a b\n")
     monkeypatch.setenv("PIP_CERT", "/ca.pem")
     assert uv_settings() == {
@@ -248,5 +250,7 @@ def test_uv_gets_all_of_pips_settings_once_pip_has_an_index_of_its_own(
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "SSL_CERT_FILE": "/ca.pem",
     }
+    monkeypatch.setenv("SSL_CERT_FILE", "/mine.pem")
+    assert "SSL_CERT_FILE" not in uv_settings(), "the user's own"
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://mine/simple")
     assert uv_settings() == {}, "a setting of uv's own comes first"
