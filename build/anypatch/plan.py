@@ -31,6 +31,18 @@ _BUILD = re.compile(
 _GENERATED = re.compile(
     r"torchgen/|tools/|aten/src/ATen/(native/.*\.yaml|templates/)|.*\.(yaml|in|fbs|proto|template)$"
 )
+_NO_NVCC = (
+    "device code needs nvcc of the wheel's CUDA release: the package index has none for CUDA 12, whose libcu++ "
+    "clang 16 cannot read; with CUDA 13 it is not verified"
+)
+#: What no overlay serves, with the reason; the first that fits is said.
+_REFUSED = (
+    (re.compile(r".*\.cuh?$"), _NO_NVCC),
+    (re.compile("third_party/"), "a submodule is compiled into the wheel's libraries, and into what includes it"),
+    (re.compile("torch/lib/"), "a library or program of its own, such as libshm, which no overlay replaces"),
+    (_BUILD, "a build file decides what is compiled and how"),
+    (_GENERATED, "code is generated from it, for all libraries"),
+)
 _DEVICE = (".cu", ".cuh")
 #: Kernels that are compiled once per instruction set, with flags of their own (cmake/Codegen.cmake).
 _PER_FILE = ("aten/src/ATen/native/cpu/", "aten/src/ATen/native/quantized/cpu/kernels/")
@@ -164,12 +176,8 @@ def _row(tree: Path, path: str, owners: Owners, change: Change, defines: Collect
     """Return the row of a file that is no header, None for a header."""
     if path == LISTS and change.names_only_new_units:
         return Row(path, Serves.NOTHING, "it names new units only")
-    if path.endswith(_DEVICE):
-        return Row(path, Serves.FULL, "device code needs nvcc of the wheel's CUDA release")
-    if _BUILD.match(path):
-        return Row(path, Serves.FULL, "a build file decides what is compiled and how")
-    if _GENERATED.match(path):
-        return Row(path, Serves.FULL, "code is generated from it, for all libraries")
+    if reason := next((why for pattern, why in _REFUSED if pattern.match(path)), ""):
+        return Row(path, Serves.FULL, reason)
     if path.endswith((".py", ".pyi")) and path.startswith(("torch/", "functorch/")):
         return Row(path, Serves.PYTHON, "replaced in the patched wheel; an overlay wheel changes no file of torch")
     if layout.is_header(path):

@@ -29,6 +29,13 @@ _NEVER = frozenset(
 )
 
 
+#: Macros that decide no code of these wheels: which headers a header includes, and what is exported on Windows.
+_HARMLESS = frozenset(
+    {"AT_PER_OPERATOR_HEADERS", "TEMPLATE_SELECTIVE_BUILD", "TORCH_HIP_VERSION"}
+    | {"CAFFE2_BUILD_MAIN_LIB", "TORCH_HIP_BUILD_MAIN_LIB", "TORCH_XPU_BUILD_MAIN_LIB"}
+)
+
+
 def code_flags(release: Release, unit: str = "") -> tuple[str, ...]:
     """Return the flags that decide the code of one unit, or of those without flags of their own."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(release.wheel.cxx11_abi)}"
@@ -66,8 +73,8 @@ def unit_flags(inputs: Inputs, unit: str) -> tuple[str, ...]:
     return (*flags, "-DFMT_HEADER_ONLY=1", *said_flags(inputs.defines))  # caffe2/CMakeLists.txt: fmt::fmt-header-only
 
 
-def undecided(inputs: Inputs, unit: str) -> tuple[str, ...]:
-    """Return the macros that a unit tests, that build files set under conditions, and that no flag decides.
+def undecided(inputs: Inputs, unit: str, files: Iterable[Path]) -> tuple[str, ...]:
+    """Return the macros that files of a unit test, that build files set under conditions, and that no flag decides.
 
     Without them the overlay might lack what the wheel has: units with TORCH_USE_LIBUV have no libuv without it.
     """
@@ -75,8 +82,8 @@ def undecided(inputs: Inputs, unit: str) -> tuple[str, ...]:
         return ()
     said = {item.partition("=")[0] for item in inputs.defines}
     known = {flag.removeprefix("-D").partition("=")[0] for flag in code_flags(inputs.release, unit)}
-    tested = macros_of(inputs.tree / unit) & inputs.owners.conditional
-    return tuple(sorted(tested - said - known - inputs.owners.cuda_only - _NEVER))
+    tested = frozenset[str]().union(*map(macros_of, files)) & inputs.owners.conditional
+    return tuple(sorted(tested - said - known - inputs.owners.cuda_only - _NEVER - _HARMLESS))
 
 
 def path_flags(inputs: Inputs, overrides: Path) -> tuple[str, ...]:

@@ -153,6 +153,48 @@ def test_a_new_unit_that_the_lists_name(place: Place) -> None:
     assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "740"
 
 
+def test_stock_code_that_uses_a_hidden_function_comes_along(place: Place) -> None:
+    """`Secret::value` is hidden, and nccl.cpp was linked to the stock one: alone, the patch would have no effect."""
+    new = text.CUDA[lt.HIDDEN_CPP].replace("return 40", "return 900")
+    own = patch(place, {lt.HIDDEN_CPP: new})
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    assert [unit.unit for unit in found.provenance.units] == [lt.HIDDEN_CPP, lt.NCCL_CPP]
+    assert "uses torch::cuda::Secret::value()" in found.provenance.units[1].why
+    assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "901"
+    (place.tree / lt.NCCL_CPP).unlink()
+    status, output = build(place, "--patches", own, label="fix2")
+    assert (status, "Secret::value() is used by torch::cuda::nccl::answer()" in output) == (9, True), output
+
+
+def test_a_macro_of_a_header_that_nobody_has_decided(place: Place) -> None:
+    header = "torch/csrc/cuda/Extra.h"
+    lt.write(place.tree, {"CMakeLists.txt": "add_definitions(-DUSE_EXTRA)\n"})
+    lt.write(place.tree, {header: "#ifdef USE_EXTRA\n#define EXTRA 300\n#else\n#define EXTRA 200\n#endif\n"})
+    edits = lt.edited(lt.NCCL_CPP, "return 1 +", "return EXTRA +")
+    edits[lt.NCCL_CPP] = f"#include <{header}>\n{edits[lt.NCCL_CPP]}"
+    own = patch(place, edits)
+    status, output = build(place, "--patches", own)
+    assert (status, "includes headers that test macros" in output, "USE_EXTRA" in output) == (10, True, True), output
+    status, output = build(place, "--patches", own, "--define", "USE_EXTRA=1")
+    assert status == 0, output
+    found, folder = made(place)
+    assert found.provenance.flags[-1] == "-DUSE_EXTRA=1"
+    assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "340"
+
+
+def test_a_missing_submodule_is_named(place: Place) -> None:
+    edits = lt.edited(lt.NCCL_CPP, "return 1 +", "return 2 +")
+    own = patch(place, {lt.NCCL_CPP: f"#include <fmt/format.h>\n{edits[lt.NCCL_CPP]}"})
+    status, output = build(place, "--patches", own)
+    assert status == 10, output
+    assert f"git checkout v{lt.VERSION} && git submodule update --init third_party/fmt; then --include" in output
+    lt.write(place.folder / "fmt" / "include", {"fmt/format.h": "\n"})
+    status, output = build(place, "--patches", own, "--include", place.folder / "fmt" / "include")
+    assert status == 0, output
+
+
 def test_a_removed_unit_is_refused(place: Place) -> None:
     status, output = explain(place, "--patches", patch(place, {lt.NCCL_CPP: None}))
     assert (status, "compiled code stays in the library" in output.replace("\n", " ")) == (9, True), output
