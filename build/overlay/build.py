@@ -8,7 +8,7 @@ from build.console import step
 from build.errors import NeedsFullBuildError
 from build.overlay import checks, layout
 from build.overlay.closure import compile_closure
-from build.overlay.flags import code_flags, said_flags
+from build.overlay.flags import recorded_flags, said_flags
 from build.overlay.link import link, soname
 from build.overlay.model import Check, Inputs, Object, Overlay
 from build.overlay.symbols import build_id, defined, defined_among
@@ -74,7 +74,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
         made_for={python: item for python, item in ids.items() if python == inputs.python or not inputs.per_python},
         objects=objects,
         replaced=tuple(sorted(checks.replaced_symbols(inputs, path))),
-        flags=(*code_flags(inputs.release), *said_flags(inputs.defines)),
+        flags=(*recorded_flags(inputs.release), *said_flags(inputs.defines)),
         checks=proven,
         python=inputs.python if inputs.per_python else "",
     )

@@ -36,11 +36,17 @@ _HARMLESS = frozenset(
 )
 
 
-def code_flags(release: Release) -> tuple[str, ...]:
-    """Return the flags that decide the code: standard, ABI, macros, optimisation."""
+def code_flags(release: Release, unit: str = "") -> tuple[str, ...]:
+    """Return the flags that decide the code of one unit, or of those without flags of their own."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(release.wheel.cxx11_abi)}"
-    defines = (f"-D{define.macro}" for define in release.defines)
+    defines = (f"-D{define.macro}" for define in release.defines if not define.units or unit in define.units)
     return (f"-std=c++{release.cxx_standard}", *COMMON, abi, *defines)
+
+
+def recorded_flags(release: Release) -> tuple[str, ...]:
+    """Return the flags that decide the code as a wheel's record names them: of every unit, then of single ones."""
+    own = (f"{unit}: -D{define.macro}" for define in release.defines for unit in define.units)
+    return (*code_flags(release), *own)
 
 
 def said_flags(defines: Iterable[str]) -> tuple[str, ...]:
@@ -55,7 +61,7 @@ def said_defines(flags: Iterable[str]) -> tuple[str, ...]:
 
 def unit_flags(inputs: Inputs, unit: str) -> tuple[str, ...]:
     """Return the flags of one unit: those of its library, without the macros that only libtorch_cuda has."""
-    flags = code_flags(inputs.release)
+    flags = code_flags(inputs.release, unit)
     if inputs.owners is None:
         return flags
     library = inputs.owners.of(unit)
@@ -69,17 +75,17 @@ def unit_flags(inputs: Inputs, unit: str) -> tuple[str, ...]:
     return (*flags, "-DFMT_HEADER_ONLY=1", *said_flags(inputs.defines))  # caffe2/CMakeLists.txt: fmt::fmt-header-only
 
 
-def undecided(inputs: Inputs, files: Iterable[Path]) -> tuple[str, ...]:
-    """Return the macros that units or headers test, that build files set under conditions, and that no flag decides.
+def undecided(inputs: Inputs, unit: str, files: Iterable[Path]) -> tuple[str, ...]:
+    """Return the macros that files of a unit test, that build files set under conditions, and that no flag decides.
 
     Without them the overlay might lack what the wheel has: units with TORCH_USE_LIBUV have no libuv without it.
     """
     if inputs.owners is None:
         return ()
     said = {item.partition("=")[0] for item in inputs.defines}
-    known = {flag.removeprefix("-D").partition("=")[0] for flag in code_flags(inputs.release)} | inputs.owners.cuda_only
-    tested = frozenset[str]().union(*map(macros_of, files))
-    return tuple(sorted((tested & inputs.owners.conditional) - said - known - _NEVER - _HARMLESS))
+    known = {flag.removeprefix("-D").partition("=")[0] for flag in code_flags(inputs.release, unit)}
+    tested = frozenset[str]().union(*map(macros_of, files)) & inputs.owners.conditional
+    return tuple(sorted(tested - said - known - inputs.owners.cuda_only - _NEVER - _HARMLESS))
 
 
 def path_flags(inputs: Inputs, overrides: Path) -> tuple[str, ...]:

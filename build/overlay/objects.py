@@ -18,6 +18,7 @@ import msgspec
 from build import leases, seals
 from build.console import InFlight, note, progress
 from build.errors import CompileError, DigestMismatchError
+from build.overlay import owners
 from build.overlay.flags import path_flags, undecided, unit_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
@@ -147,12 +148,23 @@ def _require_decided(inputs: Inputs, unit: str, includes: Iterable[str] = ()) ->
     roots = {"tree": inputs.tree, "wheel": inputs.include}
     parts = (name.partition(":") for name in includes)
     headers = [roots[label] / path for label, _, path in parts if label in roots and is_header(path)]
-    if open_macros := undecided(inputs, headers or [inputs.tree / unit]):
+    if open_macros := undecided(inputs, unit, headers or [inputs.tree / unit]):
         names, what = ", ".join(open_macros), "includes headers that test" if headers else "tests"
         raise CompileError(
             f"{unit} {what} macros that the release sets under conditions: {names}",
             cause=f"the wheel was built with {names} or without, and another build differs from it",
             remedy="say it for each: --define NAME=1 or --define NAME=0; `torch.__config__.show()` helps to know",
+        )
+
+
+def _require_own_flags(inputs: Inputs, unit: str) -> None:
+    """Require the flags that the release compiles this unit alone with; of patches of a user, the plan does."""
+    lacking = owners.read(inputs.tree).flags_of(unit, [flag.removeprefix("-D") for flag in unit_flags(inputs, unit)])
+    if inputs.owners is None and lacking:
+        raise CompileError(
+            f"{unit} would be compiled without flags that the release gives it alone: {lacking}",
+            cause="caffe2/CMakeLists.txt sets them for this file, and build/releases.toml does not",
+            remedy="enter each under `defines` of the release, with `units`",
         )
 
 
@@ -197,6 +209,7 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
 
 def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) -> Object:
     _require_decided(inputs, unit)
+    _require_own_flags(inputs, unit)
     folder = (inputs.objects or cache("objects")) / _primary_key(inputs, unit)
     if ready := _cached(folder, inputs, why):
         return ready

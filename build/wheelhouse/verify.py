@@ -11,7 +11,7 @@ import msgspec
 from build import record, releases, seals
 from build.anypatch import patchset
 from build.errors import ClaimError, UnknownReleaseError, UsageError
-from build.overlay.flags import code_flags, said_defines, said_flags
+from build.overlay.flags import recorded_flags, said_defines, said_flags
 from build.record import Artifact, Provenance
 from build.releases import Release
 from build.series.manifest import patches_of
@@ -59,7 +59,7 @@ class Subject:
     def defines(self) -> tuple[str, ...]:
         """The macros that a user has decided, `NAME=VALUE`: they follow the flags of the release."""
         flags = self.proven.flags
-        return said_defines(flags[len(code_flags(releases.get(self.proven.release))) :])
+        return said_defines(flags[len(recorded_flags(releases.get(self.proven.release))) :])
 
     @property
     def official(self) -> Artifact:
@@ -216,7 +216,7 @@ def _headers(item: Subject) -> str:
 
 
 def _flags(item: Subject) -> str:
-    flags = code_flags(_pinned(item)) if item.proven.soname else ()
+    flags = recorded_flags(_pinned(item)) if item.proven.soname else ()
     said = said_flags(item.defines) if item.patches is not None else ()
     return _require(item.proven.flags, (*flags, *said))
 
