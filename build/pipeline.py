@@ -175,7 +175,7 @@ def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Pat
         safe_headers=_safe_headers(release),
         toolchain=toolchain.find(release.min_gcc),
         owners=owners.read(applied.checkout) if plan else None,
-        units=tuple(plan.units) if plan else (),
+        units=plan.units if plan else {},
         defines=request.own.defines,
         originals=_originals(applied) if plan else {},
     )

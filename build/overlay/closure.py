@@ -82,7 +82,7 @@ def _definer(inputs: Inputs, symbol: str, demangled: str, have: Collection[str],
     )
 
 
-def compile_closure(inputs: Inputs, patched: Iterable[str]) -> tuple[Object, ...]:
+def compile_closure(inputs: Inputs, patched: Mapping[str, str]) -> tuple[Object, ...]:
     """Compile the patched units, the release's extra ones, and the units with hidden symbols that these need.
 
     For patches of a user also the units whose stock code uses hidden symbols of these.
@@ -91,7 +91,7 @@ def compile_closure(inputs: Inputs, patched: Iterable[str]) -> tuple[Object, ...
         CompileError: a unit does not compile, or no unit defines a hidden symbol.
         NeedsFullBuildError: stock code that cannot be in the overlay uses hidden symbols of its units.
     """
-    units = dict.fromkeys(patched, "changed by the series")
+    units = dict(patched)
     units |= {unit.path: unit.reason for unit in inputs.release.extra_units if unit.path not in units}
     done = {item.unit: item for item in compile_units(inputs, units)}
     _add_needed(inputs, done)
