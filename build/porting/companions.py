@@ -46,7 +46,6 @@ def suspects(patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Iterable[
         return {}
     old = {name for data in known for name in _NAME.findall(data)}
     return {
-        **_idle(hunks, placed, upstream, old),
         **_alone(hunks, placed, _only_blanks, "changes blanks"),
         **(_alone(hunks, placed, _only_names, "makes names known") if perhaps else {}),
         **_of_the_same_names(hunks, placed, upstream, old),
@@ -94,24 +93,6 @@ def _of_the_same_names(
             name = shared[0].decode("ascii", "replace")
             found[place] = f"hunk {number} of {path} brings in {name}, and is upstream: so this may be"
     return found
-
-
-def _idle(
-    hunks: Mapping[Place, Hunk], placed: Sequence[Place], upstream: Sequence[Place], old: Collection[bytes]
-) -> dict[Place, str]:
-    """Return the placed hunks that define what only hunks use that need a human: without them it is of no use."""
-    human = [names for place, names in _uses(hunks).items() if place not in placed and place not in upstream]
-    used = Counter(name for place, names in _uses(hunks).items() if place in placed for name in names)
-    found = {}
-    for place in placed:
-        alone = {name for name in defined(hunks[place].added).difference(old) if used[name] == 1}
-        if idle := sorted(name for name in alone if any(name in names for names in human)):
-            found[place] = f"it defines {idle[0].decode()}, which only hunks use that need a human"
-    return found
-
-
-def _uses(hunks: Mapping[Place, Hunk]) -> dict[Place, set[bytes]]:
-    return {place: _names(hunk) for place, hunk in hunks.items()}
 
 
 def _own(hunk: Hunk) -> set[bytes]:
