@@ -50,11 +50,19 @@ class CudaDevice:
         here.wait_event(moment.event)
         return [tensor.clone() for tensor in tensors], _moment(here)
 
-    def adopt(self, tensor: torch.Tensor, moment: Moment) -> None:
-        """Let the calling thread's current stream use memory of another stream, after ``moment``."""
+    def adopt(self, tensor: torch.Tensor, moment: Moment) -> torch.Tensor:
+        """``tensor``, memory of the stream of ``moment``, for the calling thread's current stream from there on.
+
+        What belongs to another stream is copied. ``record_stream`` would save the copy, but to free memory with
+        recorded streams is a CUDA call in a destructor: on a lost device it ends the process.
+        """
         here = torch.cuda.current_stream(self._index)
         here.wait_event(moment.event)
-        tensor.record_stream(here)
+        if here == moment.stream:
+            return tensor
+        copy = tensor.clone()
+        moment.stream.wait_event(_moment(here).event)  # nobody gets the memory before it is copied
+        return copy
 
 
 def _moment(stream: torch.cuda.Stream) -> Moment:
