@@ -11,6 +11,8 @@ from build.releases import Release
 
 #: The wheel's libraries of host code.
 LIBRARIES = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so", "libtorch_python.so")
+#: The one of them that is compiled once per Python version.
+PYTHON = "libtorch_python.so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,16 @@ class Inputs:
     def include(self) -> Path:
         return self.wheel / "torch" / "include"
 
+    @property
+    def per_python(self) -> bool:
+        """Whether units of libtorch_python are wanted: then the overlay is for one Python version."""
+        return self.owners is not None and any(self.owners.of(unit) == PYTHON for unit in self.units)
+
+    @property
+    def replaceable(self) -> tuple[str, ...]:
+        """The wheel's libraries that units of the overlay may be from."""
+        return tuple(name for name in LIBRARIES if name != PYTHON or self.per_python)
+
 
 @dataclass(frozen=True, slots=True)
 class Object:
@@ -91,6 +103,7 @@ class Overlay:
         soname: its file name and DT_SONAME.
         made_for: GNU build ids of the libtorch_cuda.so it is for, by Python version: the official wheels of one release
             are compiled from one source with one toolchain, once per Python version.
+        python: the only Python version that it is for, e.g. `3.12`; empty when it is for all.
         objects: the units in it.
         replaced: exported stock symbols that it defines, mangled, sorted.
         flags: the compile line without machine-specific paths.
@@ -105,3 +118,4 @@ class Overlay:
     replaced: tuple[str, ...]
     flags: tuple[str, ...]
     checks: tuple[Check, ...]
+    python: str = ""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from build.git import Git
 from build.porting.lines import norm, words
+from build.porting.names import used
 
 _HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
@@ -44,6 +45,11 @@ class Alignment:
     def vocabulary(self) -> frozenset[bytes]:
         """The words of the old file."""
         return frozenset(words(self.base))
+
+    @cached_property
+    def names(self) -> tuple[frozenset[bytes], frozenset[bytes]]:
+        """The names that the code of the old and of the new file uses."""
+        return frozenset(used(self.base)), frozenset(used(self.ours))
 
     @cached_property
     def fresh_words(self) -> list[tuple[bytes, int]]:

@@ -13,6 +13,8 @@ from build.porting.placement import GroupResult, Outcome, stuck
 
 #: Least similarity of a new line to one that is missing: it may be that line in another form.
 ALIKE = 0.6
+#: Lines below a change, of those that both files share, up to which the code is compared.
+SHARED = 4
 
 
 def look(alignment: Alignment, group: Group) -> GroupResult:
@@ -23,21 +25,39 @@ def look(alignment: Alignment, group: Group) -> GroupResult:
     before, after = alignment.before(group.start), alignment.after(group.end)
     if after[1] <= before[1]:
         return stuck("the lines around it were reordered")
-    old = alignment.base[before[0] + 1 : after[0]]
+    if (whole := _whole(alignment, group, before)) is not None:
+        return whole
     new = alignment.ours[before[1] + 1 : after[1]]
     head = alignment.base[before[0] + 1 : group.start]
     tail = alignment.base[group.end : after[0]]
-    wanted = tokens([*head, *group.added, *tail])
     at = before[1] + 1
-    if tokens(new) == wanted != tokens(old) and not only_moved(alignment, group):
-        same = [norm(line) for line in new] == [norm(line) for line in (*head, *group.added, *tail)]
-        return GroupResult(Outcome.UPSTREAM, at, evidence=_where(at, len(new), same))
     found = _inside(new, group, alignment.base)
     if found is not None:
         return GroupResult(
             Outcome.UPSTREAM, at + found, evidence=f"{_where(at + found, len(group.added), True)}, among other changes"
         )
     return _partly(alignment, group, (at, after[1]), head, tail)
+
+
+def _whole(alignment: Alignment, group: Group, before: tuple[int, int]) -> GroupResult | None:
+    """Return the result of a change that the new file has with nothing else around it.
+
+    The nearest line below that both files share may be the wrong one of several brackets: some more are tried.
+    """
+    if only_moved(alignment, group):
+        return None
+    head, at, below = alignment.base[before[0] + 1 : group.start], before[1] + 1, group.end
+    for _ in range(SHARED):
+        after = alignment.after(below)
+        old, new = alignment.base[before[0] + 1 : after[0]], alignment.ours[at : after[1]]
+        wanted = [*head, *group.added, *alignment.base[group.end : after[0]]]
+        if tokens(new) == tokens(wanted) != tokens(old):
+            same = [norm(line) for line in new] == [norm(line) for line in wanted]
+            return GroupResult(Outcome.UPSTREAM, at, evidence=_where(at, len(new), same))
+        if after[0] >= len(alignment.base):
+            break
+        below = after[0] + 1
+    return None
 
 
 def _where(at: int, count: int, same: bool) -> str:

@@ -128,11 +128,12 @@ def _habits(
     from tree_sitter import Query, QueryCursor
 
     node = "call" if language is Language.PYTHON else "call_expression"
-    captures = QueryCursor(Query(grammar(language), f"({node} function: (identifier)) @call")).captures(root)
+    captures = QueryCursor(Query(grammar(language), f"({node} function: (identifier) @name)")).captures(root)
+    wanted = {name.encode() for name in names}
     seen: dict[str, list[int]] = {}
-    for item in captures.get("call", []):
-        call = _call(item)
-        if call is not None and call.name in names and not any(span_of(item).meets(span) for span in spans):
+    for item in (name.parent for name in captures.get("name", []) if name.text in wanted):
+        call = _call(item) if item else None
+        if item and call and not any(span_of(item).meets(span) for span in spans):
             seen.setdefault(call.name, []).append(call.arguments)
     return {
         name: [(numbers[0], numbers[0])]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from build.porting.lines import tokens
+from build.porting.names import imports_only
 from build.series.model import Hunk, PatchFile
-from build.series.verdicts import HunkVerdict, Verdict
+from build.series.verdicts import HunkVerdict, Method, Verdict
 
 #: From so many hunks that are upstream on, a hunk that fits is suspect: if the patch, or the file, has several times as
 #: many of them as of those that fit.
@@ -16,8 +18,6 @@ MANY, TIMES, IN_FILE = 3, 4, 2
 LONGEST = 400
 #: Characters of a name that two hunks do not have in common by chance.
 LONG_NAME = 16
-#: Lines that only make names known; a change that needs them is in another hunk.
-_HELPER = re.compile(rb"\s*(#\s*include\b|import\b|from\s+\S+\s+import\b|using\s|find_package\s*\()|\s*$")
 _NAME = re.compile(rb"[A-Za-z_]\w{3,}")
 #: The first line of a function at the margin, a function or class of Python, or a macro: with the name it defines.
 _DEFINITION = re.compile(
@@ -38,24 +38,37 @@ def suspects(patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Iterable[
         verdicts: what was found for its hunks.
         known: the old tree's files that it changes.
     """
-    hunks = {
-        (change.old_path or change.path, number): hunk
-        for change in patch.changes
-        for number, hunk in enumerate(change.hunks, 1)
-    }
+    hunks = hunks_of(patch)
     upstream = [(item.path, item.hunk) for item in verdicts if item.verdict is Verdict.UPSTREAM and item.hunk]
-    placed = [(item.path, item.hunk) for item in verdicts if _placed(item)]
+    perhaps = upstream or any(item.verdict.needs_human and item.method is Method.UPSTREAM for item in verdicts)
+    placed = placed_of(verdicts)
     if not placed or len(placed) == len(verdicts):
         return {}
+    old = {name for data in known for name in _NAME.findall(data)}
     return {
-        **(_helpers(hunks, placed) if upstream else {}),
-        **_of_the_same_names(hunks, placed, upstream, known),
+        **_idle(hunks, placed, upstream, old),
+        **_alone(hunks, placed, _only_blanks, "changes blanks"),
+        **(_alone(hunks, placed, _only_names, "makes names known") if perhaps else {}),
+        **_of_the_same_names(hunks, placed, upstream, old),
         **_of_many(placed, upstream, len(verdicts)),
     }
 
 
-def _placed(item: HunkVerdict) -> bool:
-    return item.hunk > 0 and not item.verdict.needs_human and item.verdict is not Verdict.UPSTREAM
+def hunks_of(patch: PatchFile) -> dict[Place, Hunk]:
+    return {
+        (change.old_path or change.path, number): hunk
+        for change in patch.changes
+        for number, hunk in enumerate(change.hunks, 1)
+    }
+
+
+def placed_of(verdicts: Iterable[HunkVerdict]) -> list[Place]:
+    """Return the hunks that are put in."""
+    return [
+        (item.path, item.hunk)
+        for item in verdicts
+        if item.hunk > 0 and not item.verdict.needs_human and item.verdict is not Verdict.UPSTREAM
+    ]
 
 
 def _of_many(placed: Sequence[Place], upstream: Sequence[Place], every: int) -> dict[Place, str]:
@@ -68,13 +81,12 @@ def _of_many(placed: Sequence[Place], upstream: Sequence[Place], every: int) -> 
 
 
 def _of_the_same_names(
-    hunks: Mapping[Place, Hunk], placed: Sequence[Place], upstream: Sequence[Place], known: Iterable[bytes]
+    hunks: Mapping[Place, Hunk], placed: Sequence[Place], upstream: Sequence[Place], old: Collection[bytes]
 ) -> dict[Place, str]:
     """Return the placed hunks with a name of a hunk that is upstream: they are parts of one change."""
-    if not upstream:
-        return {}
-    old = {name for data in known for name in _NAME.findall(data)}
-    theirs = {name: place for place in reversed(upstream) if place in hunks for name in _own(hunks[place]) - old}
+    theirs = {
+        name: place for place in reversed(upstream) if place in hunks for name in _own(hunks[place]).difference(old)
+    }
     found = {}
     for place in placed:
         if shared := sorted(_names(hunks[place]).intersection(theirs)):
@@ -84,14 +96,32 @@ def _of_the_same_names(
     return found
 
 
+def _idle(
+    hunks: Mapping[Place, Hunk], placed: Sequence[Place], upstream: Sequence[Place], old: Collection[bytes]
+) -> dict[Place, str]:
+    """Return the placed hunks that define what only hunks use that need a human: without them it is of no use."""
+    human = [names for place, names in _uses(hunks).items() if place not in placed and place not in upstream]
+    used = Counter(name for place, names in _uses(hunks).items() if place in placed for name in names)
+    found = {}
+    for place in placed:
+        alone = {name for name in defined(hunks[place].added).difference(old) if used[name] == 1}
+        if idle := sorted(name for name in alone if any(name in names for names in human)):
+            found[place] = f"it defines {idle[0].decode()}, which only hunks use that need a human"
+    return found
+
+
+def _uses(hunks: Mapping[Place, Hunk]) -> dict[Place, set[bytes]]:
+    return {place: _names(hunk) for place, hunk in hunks.items()}
+
+
 def _own(hunk: Hunk) -> set[bytes]:
     """Return the names that say which change a hunk is part of: those it defines, and long ones."""
-    return _defined(hunk) | {name for name in _names(hunk) if len(name) >= LONG_NAME}
+    return defined(hunk.added) | {name for name in _names(hunk) if len(name) >= LONG_NAME}
 
 
-def _defined(hunk: Hunk) -> set[bytes]:
-    """Return the names that added lines define."""
-    found = (match for line in hunk.added if len(line) <= LONGEST and (match := _DEFINITION.match(line)))
+def defined(lines: Iterable[bytes]) -> set[bytes]:
+    """Return the names of the functions, classes and macros that lines define."""
+    found = (match for line in lines if len(line) <= LONGEST and (match := _DEFINITION.match(line)))
     return {name for match in found for name in match.groups() if name}
 
 
@@ -99,12 +129,18 @@ def _names(hunk: Hunk) -> set[bytes]:
     return {name for line in hunk.added for name in _NAME.findall(line)}
 
 
-def _helpers(hunks: Mapping[Place, Hunk], placed: Sequence[Place]) -> dict[Place, str]:
-    """Return the placed hunks if they only make names known: what needs the names is upstream, or not put in."""
-    if not all(_only_names(hunks[place]) for place in placed):
+def _alone(
+    hunks: Mapping[Place, Hunk], placed: Sequence[Place], kind: Callable[[Hunk], bool], does: str
+) -> dict[Place, str]:
+    """Return the placed hunks if all are of a kind that serves others: those are upstream, or not put in."""
+    if not all(kind(hunks[place]) for place in placed):
         return {}
-    return dict.fromkeys(placed, "it only makes names known, and nothing else of the patch is put in")
+    return dict.fromkeys(placed, f"it only {does}, and nothing else of the patch is put in")
 
 
 def _only_names(hunk: Hunk) -> bool:
-    return bool(hunk.added) and not hunk.removed and all(_HELPER.match(line) for line in hunk.added)
+    return bool(hunk.added) and not hunk.removed and imports_only(hunk.added)
+
+
+def _only_blanks(hunk: Hunk) -> bool:
+    return tokens(hunk.added) == tokens(hunk.removed)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from itertools import zip_longest
 
-from build.porting.companions import suspects
+from build.porting import companions, vanished
+from build.porting.companions import Place
 from build.porting.fileport import ChangePort, Context, Files, port_change
 from build.porting.markers import Labels
 from build.porting.moved_files import Finder
@@ -82,8 +85,9 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
     identical = all(ctx.old.get(path) == ctx.new.get(path) for path in patch.paths)
     ports, old = _port_changes(ctx, patch)
     known = [state.data for path in patch.paths if (state := ctx.old.get(path)) is not None]
-    if suspect := suspects(patch, _verdicts(ports), known):
-        ports, old = _port_changes(replace(ctx, suspects=suspect), patch)
+    while more := _suspects(ctx, patch, _verdicts(ports), known):
+        ctx = replace(ctx, suspects={**ctx.suspects, **more})
+        ports, old = _port_changes(ctx, patch, ports)
     ctx.old.changed.update(old)
     verdicts = _verdicts(ports)
     files = {path: state for port in ports for path, state in port.new.items()}
@@ -102,15 +106,27 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
     )
 
 
-def _port_changes(ctx: Context, patch: PatchFile) -> tuple[list[ChangePort], Files]:
+def _suspects(
+    ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Sequence[bytes]
+) -> dict[Place, str]:
+    """Return the placed hunks that other hunks of the patch, or the rest of the trees, speak against."""
+    every = {**vanished.suspects(patch, verdicts, ctx.old, ctx.new), **companions.suspects(patch, verdicts, known)}
+    return {place: why for place, why in every.items() if place not in ctx.suspects}
+
+
+def _port_changes(ctx: Context, patch: PatchFile, known: Sequence[ChangePort] = ()) -> tuple[list[ChangePort], Files]:
     """Port a patch's changes, each on top of those before; return them, and the old tree's files after all of them.
 
-    The trees themselves stay as they were.
+    The trees themselves stay as they were. `known` has the same ports without suspects: files that have none, and
+    occur once, stay as they are there.
     """
+    suspected = {path for path, _ in ctx.suspects}
+    often = Counter(path for port in known for path in port.new)
     layers = (ctx.old, dict(ctx.old.changed)), (ctx.new, dict(ctx.new.changed))
     ports: list[ChangePort] = []
-    for change in patch.changes:
-        port = port_change(ctx, change)
+    for change, found in zip_longest(patch.changes, known):
+        kept = found and (change.old_path or change.path) not in suspected and all(often[p] == 1 for p in found.new)
+        port = found if found and kept else port_change(ctx, change)
         ports.append(port)
         for path, state in port.old.items():
             ctx.old.put(path, state)

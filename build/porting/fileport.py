@@ -11,7 +11,7 @@ from pathlib import Path
 from build.git import Git
 from build.porting.alignment import Alignment, align
 from build.porting.candidates import REACH
-from build.porting.groups import split
+from build.porting.groups import Placed, split
 from build.porting.lines import tokens
 from build.porting.markers import Labels, conflict
 from build.porting.moved_code import moved_away, port_moved
@@ -100,6 +100,10 @@ def _added(ctx: Context, change: FileChange) -> ChangePort:
     made = FileState(change.new_mode or "100644", content)
     current = ctx.new.get(path)
     old: Files = {path: made}
+    why = next((why for (suspect, _), why in ctx.suspects.items() if suspect == path), "")
+    if current is None and why:
+        marked = {path: FileState(made.mode, _two_sides(ctx.labels, b"", b"", content))}
+        return ChangePort(whole(ctx, change, Verdict.CONFLICT, why, hunks=_numbers(change)), old, {}, marked)
     if current is None:
         blocked = _blocked(ctx, path)
         if blocked:
@@ -312,11 +316,13 @@ def _shared_out(
 ) -> tuple[list[int], list[tuple[str, list[int], str]]]:
     """Return which hunks go to `target`, and which to other files that now have their code."""
     current = ctx.new.get(target) if target else None
-    alignment = align(Text(data).lines, Text(current.data if current else b"").lines)
+    old = Text(data)
+    alignment = align(old.lines, Text(current.data if current else b"").lines)
     here: list[int] = []
     moved: dict[str, tuple[list[int], str]] = {}
     for number, hunk in enumerate(hunks, 1):
-        found = _elsewhere(ctx, source, alignment, hunk)
+        at, _ = locate(old, hunk)
+        found = None if at is None else _elsewhere(ctx, source, alignment, split(hunk, number, at))
         if found is None or not _fits(ctx, data, found[0], hunk):
             here.append(number)
         else:
@@ -324,14 +330,11 @@ def _shared_out(
     return here, [(path, numbers, why) for path, (numbers, why) in moved.items()]
 
 
-def _elsewhere(ctx: Context, source: str, alignment: Alignment, hunk: Hunk) -> tuple[str, str] | None:
+def _elsewhere(ctx: Context, source: str, alignment: Alignment, placed: Placed) -> tuple[str, str] | None:
     """Return the other file that a hunk's code moved to, with the evidence."""
-    at, _ = locate(Text(b"".join(alignment.base)), hunk)
-    if at is None or not moved_away(alignment, split(hunk, 1, at)):
+    if not moved_away(alignment, placed) or port_moved(alignment, placed) is not None:
         return None
-    if port_moved(alignment, split(hunk, 1, at)) is not None:
-        return None
-    near = range(max(0, at - REACH), min(len(alignment.base), at + len(hunk.old) + REACH))
+    near = range(max(0, placed.start - REACH), min(len(alignment.base), placed.end + REACH))
     return ctx.finder.piece(source, [alignment.base[n] for n in near if alignment.to[n] < 0])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from build.porting import already_upstream
 from build.porting.alignment import Alignment
@@ -18,8 +18,9 @@ from build.porting.candidates import (
 )
 from build.porting.echoes import SURE, Echo, echo, removed_only
 from build.porting.groups import Edit, Group, Placed
-from build.porting.lines import norm, occurrences
-from build.porting.placement import GroupResult, Outcome, added_elsewhere, place_group, stuck, target
+from build.porting.lines import distinctive, norm, occurrences
+from build.porting.names import imports_only
+from build.porting.placement import GroupResult, Outcome, place_group, stands, stuck, target
 from build.series.verdicts import Method, Verdict
 
 #: Share of the distinctive lines near a hunk that must be kept for its place to count as the same place.
@@ -68,7 +69,9 @@ def _echo_result(alignment: Alignment, placed: Placed, result: HunkResult, found
     if result.edits:
         return _echoed(alignment, placed.groups, found)
     gone = all(alignment.to[n] < 0 for n in removed_only(alignment, placed.groups))
-    return _echoed(alignment, (), found) if found.near and found.share >= SURE and gone else result
+    if found.near and found.share >= SURE and gone:
+        return _echoed(alignment, (), found)
+    return _perhaps(found, result.evidence)
 
 
 def _rigid(alignment: Alignment, placed: Placed) -> int | None:
@@ -92,8 +95,8 @@ def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
     if trouble:
         return human(trouble)
     for group in placed.groups:
-        if elsewhere := added_elsewhere(alignment, group):
-            return human(f"the lines it adds are already at line {elsewhere[0] + 1} of the new file")
+        if why_not := stands(alignment, group):
+            return human(why_not)
     if found := echo(alignment, placed):
         return _echoed(alignment, placed.groups, found)
     offset = at - placed.hunk.first
@@ -108,7 +111,13 @@ def _echoed(alignment: Alignment, groups: Sequence[Group], found: Echo) -> HunkR
     if found.near and found.share >= SURE and not removed_only(alignment, groups):
         evidence = f"already at {found.where} of the new file, in {found.share:.0%} of its words"
         return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, evidence, found.start)
-    return human(f"what it adds seems to be at {found.where} of the new file already")
+    return _perhaps(found)
+
+
+def _perhaps(found: Echo, evidence: str = "") -> HunkResult:
+    """Return the result of a hunk that upstream may have in another form, which a person has to tell."""
+    said = f"what it adds seems to be at {found.where} of the new file already"
+    return replace(human("; ".join(part for part in (said, evidence) if part)), method=Method.UPSTREAM)
 
 
 def doubts(alignment: Alignment, placed: Placed, old: tuple[int, int], new: tuple[int, int]) -> tuple[str, str]:
@@ -140,13 +149,21 @@ def _group(alignment: Alignment, placed: Placed, group: Group) -> GroupResult:
         trouble, _ = doubts(alignment, placed, *span)
         if trouble:
             return stuck(trouble)
-        if trust < SUPPORT and not anchored(alignment, *span):
+        if trust < SUPPORT and not anchored(alignment, *span) and not _above_known(alignment, group, result.at):
             return stuck("too little is left of the code around it")
         return result
     if trust < SUPPORT:
         return result
     found = already_upstream.look(alignment, group)
     return result if found.outcome is Outcome.STUCK else found
+
+
+def _above_known(alignment: Alignment, group: Group, at: int) -> bool:
+    """Whether imports are put right above a line at the margin that each file has once: what needs them is below."""
+    if not imports_only(group.added) or group.end != group.start or alignment.to[group.end :][:1] != [at]:
+        return False
+    line = alignment.ours[at]
+    return norm(line) in alignment.once and distinctive(line) and not line[:1].isspace()
 
 
 def _combine(placed: Placed, results: list[GroupResult]) -> HunkResult:

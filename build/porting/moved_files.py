@@ -87,8 +87,13 @@ def alike(a: str, b: str) -> bool:
     """Whether two paths are of one kind of file, and both or neither vendored."""
     if a.startswith(_VENDORED) != b.startswith(_VENDORED):
         return False
-    left, right = posixpath.splitext(a)[1], posixpath.splitext(b)[1]
-    return left == right or any(left in kind and right in kind for kind in _KINDS)
+    return bool(kind_of(a) & kind_of(b))
+
+
+def kind_of(path: str) -> frozenset[str]:
+    """Return the endings of a file's kind: its own, and those that it may get when it is renamed."""
+    end = posixpath.splitext(path)[1]
+    return next((kind for kind in _KINDS if end in kind), frozenset({end}))
 
 
 def _share(lines: set[bytes], data: bytes) -> float:

@@ -44,6 +44,15 @@ _DECLARED = re.compile(
 )
 
 
+#: Lines that only make names known; what needs the names is further down.
+_IMPORT = re.compile(rb"\s*(#\s*include\b|import\b|from\s+\S+\s+import\b|using\s|find_package\s*\()")
+
+
+def imports_only(lines: Iterable[bytes]) -> bool:
+    """Whether lines do nothing but make names known."""
+    return all(_IMPORT.match(line) or not line.strip() for line in lines)
+
+
 def everyones(name: bytes) -> bool:
     """Whether a name is a word of a language, or that of a type which everyone uses."""
     return name in WORDS or _NUMBERS.fullmatch(name) is not None

@@ -13,6 +13,8 @@ from build.porting.lines import distinctive, indent, norm, occurrences, similari
 
 #: Least similarity of two versions of a line to count as one line that was edited.
 SAME_LINE = 0.5
+#: Least number of lines that say that an insertion repeats what is next to it; entries of lists are often alike.
+REPEATED = 3
 
 
 class Outcome(Enum):
@@ -50,8 +52,8 @@ def place_group(alignment: Alignment, group: Group) -> GroupResult:
     span, why = target(alignment, group)
     if span is None:
         return stuck(why)
-    if elsewhere := added_elsewhere(alignment, group):
-        return stuck(f"the lines it adds are already at line {elsewhere[0] + 1}")
+    if why_not := stands(alignment, group):
+        return stuck(why_not)
     try:
         lines, note = fit(group.added, _pairs(alignment, group, span))
     except UnevenError:
@@ -151,6 +153,25 @@ def added_elsewhere(alignment: Alignment, group: Group) -> list[int]:
         return []
     found = _loosely(alignment.ours_norm, lines)
     return found if len(found) > len(_loosely(alignment.base_norm, lines)) else []
+
+
+def stands(alignment: Alignment, group: Group) -> str:
+    """Return why a group would double lines, in words; empty if it would not."""
+    if elsewhere := added_elsewhere(alignment, group):
+        return f"the lines it adds are already at line {elsewhere[0] + 1} of the new file"
+    if doubles(alignment, group):
+        return "the lines it adds stand next to its place in the old file already, so that they would be there twice"
+    return ""
+
+
+def doubles(alignment: Alignment, group: Group) -> bool:
+    """Whether an insertion repeats the lines above or below its place: somebody has made the change there before."""
+    lines = [norm(line) for line in group.added if line.strip()]
+    if group.end > group.start or len(lines) < REPEATED or not recognisable(group.added):
+        return False
+    above = [line for line in alignment.base_norm[: group.start] if line][-len(lines) :]
+    below = [line for line in alignment.base_norm[group.end :] if line][: len(lines)]
+    return lines in (above, below)
 
 
 def _loosely(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from os.path import commonprefix
@@ -50,13 +50,13 @@ class Renames:
 
 def find(alignment: Alignment) -> Renames:
     """Find renames in the lines that differ between the two files in names alone."""
-    known, before = used(alignment.ours), used(alignment.base)
+    before, known = alignment.names
     votes: dict[bytes, Counter[bytes]] = {}
     for old, new in _changed_names(alignment):
         if old not in known and new not in before and not (everyones(old) or everyones(new)):
             votes.setdefault(old, Counter())[new] += 1
     found = {old: elected for old, counts in votes.items() if (elected := _elected(old, counts))}
-    return Renames(found, _prefixes(found, known), frozenset(known))
+    return Renames(found, _prefixes(found, known), known)
 
 
 def _elected(old: bytes, counts: Counter[bytes]) -> bytes | None:
@@ -97,7 +97,7 @@ def _ends(alignment: Alignment) -> tuple[int, int]:
     return len(alignment.base), len(alignment.ours)
 
 
-def _prefixes(found: dict[bytes, bytes], known: set[bytes]) -> dict[bytes, bytes]:
+def _prefixes(found: dict[bytes, bytes], known: frozenset[bytes]) -> dict[bytes, bytes]:
     """Return the beginnings that at least two names lost in the same way."""
     heads: dict[tuple[bytes, bytes], list[bytes]] = {}
     for old, new in found.items():
@@ -119,28 +119,36 @@ def follow(
     alignment: Alignment, located: Sequence[Placed | None], results: Sequence[HunkResult]
 ) -> tuple[list[Placed | None], list[HunkResult]]:
     """Leave hunks whose added lines use an old name to a human; the conflict proposes the lines with the new name."""
-    if alignment.base == alignment.ours:
-        return list(located), list(results)
-    renames = find(alignment)
     own = declared(line for placed in located if placed for group in placed.groups for line in group.added)
-    followed = [
-        _followed(renames, own, placed, result)
+    wanted = {
+        number: _used(placed) - own
+        for number, (placed, result) in enumerate(zip(located, results, strict=True))
         if placed and result.verdict is not Verdict.UPSTREAM
-        else (placed, result)
-        for placed, result in zip(located, results, strict=True)
-    ]
-    return [placed for placed, _ in followed], [result for _, result in followed]
+    }
+    hunks, final = list(located), list(results)
+    if not _unknown(alignment, wanted.values()):
+        return hunks, final
+    renames = find(alignment)
+    for number, every in wanted.items():
+        found = {name: new for name in sorted(every) if (new := renames.of(name))}
+        if found and (placed := located[number]):
+            hunks[number], final[number] = _followed(found, placed, results[number])
+    return hunks, final
 
 
-def _followed(
-    renames: Renames, own: set[bytes], placed: Placed, result: HunkResult
-) -> tuple[Placed | None, HunkResult]:
-    added = [line for group in placed.groups for line in group.added]
+def _used(placed: Placed) -> set[bytes]:
+    """Return the names that a hunk's added lines use; lines that it removes as well are not added."""
     removed = set(placed.hunk.removed)
-    wanted = used(line for line in added if line not in removed) - own
-    found = {name: new for name in sorted(wanted) if (new := renames.of(name))}
-    if not found:
-        return placed, result
+    return used(line for group in placed.groups for line in group.added if line not in removed)
+
+
+def _unknown(alignment: Alignment, wanted: Iterable[set[bytes]]) -> bool:
+    """Whether the new file lacks one of the names; most patches use none such, and large files take time to search."""
+    names = set[bytes]().union(*wanted)
+    return bool(names) and alignment.base != alignment.ours and not names <= alignment.names[1]
+
+
+def _followed(found: dict[bytes, bytes], placed: Placed, result: HunkResult) -> tuple[Placed, HunkResult]:
     said = ", ".join(f"`{old.decode()}` is `{new.decode()}` now" for old, new in found.items())
     why = f"upstream renamed what the added lines use: {said}; the new name is proposed"
     evidence = "; ".join(part for part in (why, result.evidence) if part)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -55,6 +56,28 @@ def port_text(
 
     The ending of `path`, the new file's name, tells the language it is read in.
     """
+    alignment, known, found = _each(base, ours, tuple(hunks))
+    located: Sequence[Placed | None] = known
+    results = [human(suspects[n]) if n in suspects else result for n, result in enumerate(found)]
+    results = crosscheck(alignment, located, _apart(results))
+    located, results = renames.follow(alignment, located, results)
+    results = halves.flag(alignment, hunks, results)
+    conflicts, results, unread = _sound(path, alignment, located, results)
+    edits = [edit for result in results for edit in result.edits]
+    done = b"".join(apply_edits(alignment.ours, edits))
+    marks = [markers.mark(alignment, items, area, labels) for area, items in conflicts]
+    marked = b"".join(apply_edits(alignment.ours, [*edits, *marks]))
+    return TextPort(done, marked, tuple(results), tuple(_line(result, edits) for result in results), unread)
+
+
+@lru_cache(maxsize=32)
+def _each(
+    base: bytes, ours: bytes, hunks: tuple[Hunk, ...]
+) -> tuple[Alignment, tuple[Placed | None, ...], tuple[HunkResult, ...]]:
+    """Return where each hunk is in the old file, and goes in the new one by itself.
+
+    What was found last is kept: a patch is ported again when some of its hunks turn out to be suspect.
+    """
     old, new = Text(base), Text(ours)
     alignment = align(old.lines, new.lines)
     located = _locate(old, hunks)
@@ -63,16 +86,7 @@ def port_text(
         for number, (placed, hunk) in enumerate(zip(located, hunks, strict=True), 1)
     ]
     results = [_unmoved(result, hunk, hunks) for result, hunk in zip(results, hunks, strict=True)]
-    results = [human(suspects[n]) if n in suspects else result for n, result in enumerate(results)]
-    results = crosscheck(alignment, located, _apart(results))
-    located, results = renames.follow(alignment, located, results)
-    results = halves.flag(alignment, hunks, results)
-    conflicts, results, unread = _sound(path, alignment, located, results)
-    edits = [edit for result in results for edit in result.edits]
-    done = b"".join(apply_edits(new.lines, edits))
-    marks = [markers.mark(alignment, items, area, labels) for area, items in conflicts]
-    marked = b"".join(apply_edits(new.lines, [*edits, *marks]))
-    return TextPort(done, marked, tuple(results), tuple(_line(result, edits) for result in results), unread)
+    return alignment, tuple(located), tuple(results)
 
 
 def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
@@ -188,21 +202,31 @@ def crosscheck(
     """
     if alignment.base == alignment.ours:
         return list(results)
-    ours = alignment.ours
     pairs = [
         (placed, result)
         for placed, result in zip(located, results, strict=True)
         if placed and result.edits and result.method in _BY_ALIGNMENT and result.verdict is not Verdict.PARTLY
     ]
-    together = _merge(alignment, [placed for placed, _ in pairs])
-    if together == b"".join(apply_edits(ours, [edit for _, result in pairs for edit in result.edits])):
-        return list(results)
     final = list(results)
-    for placed, result in pairs:
-        single = _merge(alignment, [placed])
-        if single is not None and single != b"".join(apply_edits(ours, result.edits)):
-            final[placed.number - 1] = human(f"git's three-way merge puts it elsewhere; {result.evidence}")
+    for placed, result in _disputed(alignment, pairs):
+        final[placed.number - 1] = human(f"git's three-way merge puts it elsewhere; {result.evidence}")
     return final
+
+
+def _disputed(alignment: Alignment, pairs: Sequence[tuple[Placed, HunkResult]]) -> Iterator[tuple[Placed, HunkResult]]:
+    """Yield the hunks that git alone merges cleanly to something else, by halves: most are as git has them."""
+    if not pairs:
+        return
+    merged = _merge(alignment, [placed for placed, _ in pairs])
+    edits = [edit for _, result in pairs for edit in result.edits]
+    if merged == b"".join(apply_edits(alignment.ours, edits)):
+        return
+    if len(pairs) > 1:
+        middle = len(pairs) // 2
+        yield from _disputed(alignment, pairs[:middle])
+        yield from _disputed(alignment, pairs[middle:])
+    elif merged is not None:
+        yield pairs[0]
 
 
 def _merge(alignment: Alignment, placed: Sequence[Placed]) -> bytes | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +57,26 @@ class Tree:
         contents = self.git.blobs([entry.blob for entry in wanted])
         return {entry.path: data for entry, data in zip(wanted, contents, strict=True) if data is not None}
 
+    @cached_property
+    def whole(self) -> bool:
+        """Whether the repository has every file; a partial clone would have to fetch them."""
+        return self.git.call("config", "--get-regexp", r"^remote\..*\.promisor$").returncode != 0
+
+    def lines_with(self, names: Collection[bytes], kinds: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield the lines, each with its file's path, that have one of `names` as a whole word.
+
+        Args:
+            names: what is searched for.
+            kinds: endings of the files that are searched, such as `.c`.
+        """
+        form = ("-z", "-I", "-w", "-F", "-f", "-")
+        wanted = b"".join(name + b"\n" for name in names)
+        globs = sorted(f"*{end}" for end in kinds)
+        done = self.git.call("grep", "--no-color", *form, self.commit, "--", *globs, stdin=wanted)
+        for record in done.stdout.splitlines():
+            path, _, line = record.partition(b"\0")
+            yield os.fsdecode(path.partition(b":")[2]), line
+
 
 @dataclass(slots=True)
 class Layer:
@@ -71,6 +93,16 @@ class Layer:
 
     def put(self, path: str, state: FileState | None) -> None:
         self.changed[path] = state
+
+    def lines_with(self, names: Collection[bytes], kinds: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield lines as `Tree.lines_with` does, of the files as they are in this layer."""
+        for path, line in self.tree.lines_with(names, kinds):
+            if path not in self.changed:
+                yield path, line
+        word = re.compile(rb"\b(?:" + b"|".join(map(re.escape, names)) + rb")\b")
+        for path, state in self.changed.items():
+            if state is not None and path.endswith(tuple(kinds)):
+                yield from ((path, line) for line in state.data.split(b"\n") if word.search(line))
 
 
 def open_tree(spec: str, workplace: Path) -> Tree:

@@ -44,7 +44,7 @@ class HunkVerdict:
         path: the file as the patch names it.
         hunk: number of the hunk in its file, from 1; 0 for a change without hunks (mode, rename, binary).
         verdict: see `Verdict`.
-        method: how it was placed.
+        method: how it was placed; `UPSTREAM` of a conflict says that upstream may have it in another form.
         line: first line of the hunk in the result, from 1; 0 where it has none.
         offset: lines between where the patch says and where it went.
         new_path: the file it went to, if that is another one.

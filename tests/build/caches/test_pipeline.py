@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from build import record
+from build import record, seals
 from build.errors import DigestMismatchError, WheelError
 from build.wheels import patched
 from tests.build.caches import damage
@@ -28,9 +29,22 @@ Damage = Callable[[Path], None]
 SOME = (damage.flip_and_keep_the_time, damage.cut, damage.folder)
 
 
+@pytest.fixture(scope="module")
+def whole(little: Little, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A release that was built: its caches are filled, and its wheels are right."""
+    place = lr.make(little, tmp_path_factory.mktemp("whole"))
+    build(place)
+    return place
+
+
 @pytest.fixture
-def place(little: Little, tmp_path: Path) -> Place:
-    return lr.make(little, tmp_path)
+def place(whole: Place, tmp_path: Path) -> Place:
+    """A copy of it, to be damaged: its seals are those of the copied files."""
+    shutil.copytree(whole.folder, tmp_path, symlinks=True, dirs_exist_ok=True)
+    for path in (tmp_path / "cache").rglob("*.seal"):
+        entry = path.with_suffix("")
+        assert seals.intact(entry) if entry.is_dir() else seals.is_file(entry, seals.sha256_of(entry))
+    return Place(tmp_path)
 
 
 def check_wheel(path: Path) -> None:
@@ -68,7 +82,6 @@ def forget_results(place: Place) -> list[bytes]:
 
 @pytest.mark.parametrize("harm", SOME)
 def test_a_damaged_official_wheel(harm: Damage, place: Place) -> None:
-    build(place)
     good = forget_results(place)
     harm(cached(place))
     output = build(place)
@@ -89,7 +102,6 @@ def test_an_official_wheel_that_rots_below_the_file_system(place: Place) -> None
 @pytest.mark.parametrize("harm", SOME)
 @pytest.mark.parametrize("pattern", ["unpacked/*/torch/include/**/nccl.h", "unpacked/*/torch/lib/libtorch_cuda.so"])
 def test_damaged_unpacked_files(harm: Damage, pattern: str, place: Place) -> None:
-    build(place)
     good = forget_results(place)
     harm(next((place.folder / "cache").glob(pattern)))
     build(place)
@@ -98,7 +110,6 @@ def test_damaged_unpacked_files(harm: Damage, pattern: str, place: Place) -> Non
 
 @pytest.mark.parametrize("harm", SOME)
 def test_a_damaged_result(harm: Damage, place: Place) -> None:
-    build(place)
     wheel = next(place.results.glob("torch-*.whl"))
     good = wheel.read_bytes()
     harm(wheel)
@@ -112,7 +123,6 @@ def test_a_damaged_result(harm: Damage, place: Place) -> None:
 
 @pytest.mark.parametrize("harm", SOME)
 def test_a_damaged_record(harm: Damage, place: Place) -> None:
-    build(place)
     kept = (place.results / "build.json").read_bytes()
     harm(place.results / "build.json")
     status, output = lr.build(place)
@@ -125,7 +135,6 @@ def test_a_damaged_record(harm: Damage, place: Place) -> None:
 
 @pytest.mark.parametrize("harm", [damage.flip, damage.folder])
 def test_a_damaged_checkout(harm: Damage, place: Place) -> None:
-    build(place)
     harm(place.folder / "cache" / "applied" / lt.VERSION / lt.NCCL_CPP)
     status, output = lr.build(place)
     assert status != 0
@@ -134,7 +143,6 @@ def test_a_damaged_checkout(harm: Damage, place: Place) -> None:
 
 
 def test_something_else_where_a_lock_should_be(place: Place) -> None:
-    build(place)
     lock = place.folder / "cache" / "applied" / f"{lt.VERSION}.lock"
     lock.unlink(missing_ok=True)
     lock.mkdir()
@@ -160,7 +168,6 @@ def test_no_byte_of_the_official_wheel_is_copied_unchecked(part: int, made: Made
 
 
 def test_the_record_of_what_was_built_names_the_wheels(place: Place) -> None:
-    build(place)
     found = record.read(place.results)
     assert found is not None
     assert [found.patched, found.overlay] == [

@@ -222,6 +222,109 @@ static int key_of(struct session *session)
 }
 """,
     ),
+    "a branch whose bracket is taken for the one below": (
+        """\
+int bind_all(struct session *session)
+{
+  if (session->domain) {
+    if (session->ld == NULL) {
+      log_failed(session->name, strerror(errno));
+    }
+    path = convert_domain_to_bind_path(session->domain);
+  }
+  if (session->url) {
+    return bind_url(session, path);
+  }
+  return 0;
+}
+""",
+        """\
+int bind_all(struct session *session)
+{
+  if (session->domain) {
+    if (session->ld == NULL) {
+      log_failed(session->name, strerror(errno));
+    }
+    if (session->lbind) {
+      path = xstrdup(session->lbind);
+    } else {
+      path = convert_domain_to_bind_path(session->domain);
+    }
+  }
+  if (session->url) {
+    return bind_url(session, path);
+  }
+  return 0;
+}
+""",
+        """\
+int bind_all(struct session *session)
+{
+  if (session->domain) {
+    if (session->ld == nullptr) {
+      log_failed(session->name, strerror(errno));
+    }
+    if (session->lbind) {
+      path = xstrdup(session->lbind);
+    } else {
+      path = convert_domain_to_bind_path(session->domain);
+    }
+  }
+  if (session->url) {
+    return bind_url(session, path);
+  }
+  return 0;
+}
+""",
+    ),
+    "a limit in a loop, with another text in its message": (
+        """\
+static void follow_check(struct session *session, void *data)
+{
+  if (session->trusted) {
+    if (session->next != session->end) {
+      session->source = session->indirect;
+      session_check(session->list, follow_check, data);
+      return;
+    }
+  }
+  resume_check(session);
+}
+""",
+        """\
+static void follow_check(struct session *session, void *data)
+{
+  if (session->trusted) {
+    if (session->next != session->end) {
+      session->source = session->indirect;
+      if (++session->hop_number < FORWARDED_FOR_HOP_MAX) {
+        session_check(session->list, follow_check, data);
+        return;
+      }
+      log_error(28, "ignoring trailing addresses", session->hop_number, session->indirect);
+    }
+  }
+  resume_check(session);
+}
+""",
+        """\
+static void follow_check(struct session *session, void *data)
+{
+  if (session->trusted) {
+    if (session->next != session->end) {
+      session->source = session->indirect;
+      if (++session->hop_number < FORWARDED_FOR_HOP_MAX) {
+        session_check(session->list, follow_check, data);
+        return;
+      }
+      const auto name = header_name(FORWARDED_FOR);
+      log_error(28, "ERROR: ignoring trailing addresses of", name, session->hop_number, session->indirect);
+    }
+  }
+  resume_check(session);
+}
+""",
+    ),
     "an include that replaced its neighbour": (
         '#include "errors.h"\n#include <xsize.h>\n\nint session_default = 1;\n',
         '#include "errors.h"\n#include <xsize.h>\n#include "xalloc-oversized.h"\n\nint session_default = 1;\n',

@@ -1,0 +1,95 @@
+"""Names that upstream took out of the whole tree, or has no use for any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from build.porting import trees
+from build.porting.engine import PatchPort, PatchState
+from build.porting.trees import Layer
+from build.series.verdicts import Verdict
+
+from .code import replaced, source
+from .test_companions import line
+from .trees import Files, old_and_new, port_one
+
+OLD = source()
+HEADER = b"int is_tainted_by(int value, const char *why);\nint other_value(int value);\n"
+GONE = HEADER.replace(b"int is_tainted_by(int value, const char *why);\n", b"")
+
+
+def moved(text: str) -> bytes:
+    """The same further down: a hunk of it fits, and is not clean."""
+    return b"int upstream_has_more;\n" + text.encode()
+
+
+def with_check(call: str) -> str:
+    return replaced(OLD, (line("beta", 5), line("beta", 5) + f"  if ({call}) return 1;\n"))
+
+
+def port_check(folder: Path, before: Files, after: Files, call: str = 'is_tainted_by(value, "beta")') -> PatchPort:
+    old, new = {"a.c": OLD.encode(), **before}, {"a.c": moved(OLD), **after}
+    return port_one(folder, old, {"a.c": with_check(call).encode()}, new)
+
+
+def test_a_function_that_the_new_tree_has_nowhere_is_not_called(tmp_path: Path) -> None:
+    found = port_check(tmp_path, {"api.h": HEADER}, {"api.h": GONE})
+    assert found.state is PatchState.NEEDS_HUMAN
+    assert "uses is_tainted_by, which the old tree declares" in found.verdicts[0].evidence
+    assert found.marked
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"api.h": HEADER}, {"api.h": HEADER}),
+        ({"api.h": HEADER}, {"api.h": None, "new_api.h": HEADER}),
+        ({"b.c": b'int b(void) { return is_tainted_by(1, "b"); }\n'}, {"b.c": None}),
+        ({"api.txt": HEADER}, {"api.txt": GONE}),
+        ({}, {}),
+    ],
+    ids=["declared", "declared elsewhere", "only used: it is from outside", "not code", "unknown to both"],
+)
+def test_other_names_are_used(tmp_path: Path, before: Files, after: Files) -> None:
+    assert port_check(tmp_path, before, after).state is PatchState.PORTED
+
+
+def test_what_the_patch_declares_itself_is_its_own(tmp_path: Path) -> None:
+    old: Files = {"a.c": OLD.encode(), "api.h": HEADER}
+    new: Files = {"a.c": moved(OLD), "api.h": GONE}
+    own = HEADER.replace(b"is_tainted_by(int value", b"is_tainted_by(long value")
+    change: Files = {"a.c": with_check('is_tainted_by(value, "beta")').encode(), "more.h": own}
+    assert port_one(tmp_path, old, change, new).verdicts[0].verdict is Verdict.OFFSET
+
+
+MACRO = "#ifndef LONGEST_HOST\n#define LONGEST_HOST 255\n#endif\n"
+
+
+def test_a_definition_that_nothing_needs_any_more_goes_to_a_human(tmp_path: Path) -> None:
+    used, unused = b"char name[LONGEST_HOST];\n", b"char name[256];\n"
+    patched = replaced(OLD, ("#include <second.h>\n", "#include <second.h>\n" + MACRO)).encode()
+    gone = port_one(tmp_path / "gone", {"a.c": OLD.encode(), "b.c": used}, {"a.c": patched}, {"b.c": unused})
+    assert "it defines LONGEST_HOST, which other files of the old tree use" in gone.verdicts[0].evidence
+    kept = port_one(tmp_path / "kept", {"a.c": OLD.encode(), "b.c": used}, {"a.c": patched}, {"c.c": unused})
+    assert kept.state is PatchState.PORTED
+
+
+def test_a_partial_clone_is_not_searched(tmp_path: Path) -> None:
+    """Its files would have to be fetched, and what is missing may have the name."""
+    git, before, after = old_and_new(tmp_path, {"api.h": HEADER}, {"api.h": GONE})
+    assert before.whole
+    git.out("config", "remote.origin.promisor", "true")
+    assert not after.whole
+
+
+def test_a_layer_is_searched_as_it_is(tmp_path: Path) -> None:
+    _, before, _ = old_and_new(tmp_path, {"api.h": HEADER, "b.h": HEADER, "c.txt": HEADER}, {"d.c": b""})
+    layer = Layer(before)
+    layer.put("api.h", None)
+    layer.put("new.h", trees.FileState("100644", b"void is_tainted_by_all(void);\nvoid is_tainted_by(void);\n"))
+    assert list(layer.lines_with({b"is_tainted_by"}, {".h", ".c"})) == [
+        ("b.h", HEADER.splitlines()[0]),
+        ("new.h", b"void is_tainted_by(void);"),
+    ]
