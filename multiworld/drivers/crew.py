@@ -133,7 +133,7 @@ class Crew:
                     self.launching = None
                     self._works.append(work)
                     self._see_that_one_looks()
-                    if not self._waits and not self._queued:
+                    if not (self._waits or self._queued or self._stopped):
                         self._launches, self._waits = False, True
                         break
                     self._jobs.notify()

@@ -24,6 +24,8 @@ class Device:
         self.launched: defaultdict[int, threading.Event] = defaultdict(threading.Event)
         self.launchers: dict[int, int] = {}
         self.waiters: dict[int, int] = {}
+        self.may_launch = threading.Event()
+        self.may_launch.set()
         self.looked, self.ended = threading.Event(), threading.Event()
         self.threads = [threading.Thread(target=self.crew.work, daemon=True) for _ in range(2)]
         self._works: list[Work] = []
@@ -38,6 +40,7 @@ class Device:
         number = self._works.index(work)
         self.launchers[number] = threading.get_ident()
         self.launched[number].set()
+        assert self.may_launch.wait(SECONDS)
         return True
 
     def outcome(self, work: Work) -> BaseException | None:
@@ -112,6 +115,17 @@ def test_it_is_stopped_while_one_waits(device: Device) -> None:
     device.done[number].set()
     assert device.crew.is_empty(SECONDS)
     assert not device.crew.add(Work(lambda _: None, None, None))
+
+
+def test_it_is_stopped_while_one_launches(device: Device) -> None:
+    device.may_launch.clear()
+    first, second = device.start(), device.start()
+    assert device.launched[first].wait(SECONDS)
+    assert [work.tensors for work in device.crew.stop()] == [second]
+    assert not device.ended.is_set()
+    device.may_launch.set()
+    assert device.ended.wait(SECONDS), "who has launched waits, and nobody ends it"
+    assert device.waits[first].wait(SECONDS)
 
 
 def test_it_is_closed_when_all_is_done(device: Device) -> None:
