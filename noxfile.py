@@ -57,8 +57,10 @@ def _tool(session: nox.Session, *arguments: str) -> None:
         session.run("python", "-m", "build", *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
 
 
-def _pytest(session: nox.Session, suites: dict[str, str], *, extras: str = "cli,metrics", cuda: bool = False) -> None:
-    """Run suites (name: folder), or what the command line names instead, on the torch that it names."""
+def _pytest(
+    session: nox.Session, suites: dict[str, list[str]], *, extras: str = "cli,metrics", cuda: bool = False
+) -> None:
+    """Run suites (name: folders), or what the command line names instead, on the torch that it names."""
     arguments = list(session.posargs)
     torch = TORCH
     if "--torch" in arguments:
@@ -73,7 +75,7 @@ def _pytest(session: nox.Session, suites: dict[str, str], *, extras: str = "cli,
         session.install("pip")
         session.run("python", "-m", "pip", "install", "-q", f"torch=={torch}", numpy)
     session.install("-e", f".[{extras}]")
-    chosen = {"named": arguments} if arguments else {name: [folder] for name, folder in suites.items()}
+    chosen = {"named": arguments} if arguments else suites
     for name, what in chosen.items():
         junit = f"--junitxml={HERE / 'dist' / f'tests-{name}-{torch}.xml'}"
         env = {"PYTHONPATH": str(HERE), "MULTIWORLD_NOX": sys.executable}  # tests of this file run it with this nox
@@ -107,8 +109,9 @@ def lock(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Tests of the tooling and of multiworld on a torch from the index: `-- --torch 2.6.0`, then paths and options."""
-    # One after the other: the tooling's tests compile, and the package's tests judge how soon a fault is noticed.
-    _pytest(session, {"build": "tests/build", "core": "tests/multiworld/core", "faults": "tests/multiworld/faults"})
+    # The core's tests wait while the tooling's compile. The faults run alone: they judge how soon each is noticed.
+    together = ["tests/build", "tests/multiworld/core"]
+    _pytest(session, {"build-and-core": together, "faults": ["tests/multiworld/faults"]})
 
 
 @nox.session
@@ -122,7 +125,7 @@ def faults(session: nox.Session) -> None:
         session.posargs.extend(["-k", "simulated", "tests/multiworld/faults"])
         _pytest(session, {}, extras="cli,metrics,nccl", cuda=True)
     else:
-        _pytest(session, {"faults": "tests/multiworld/faults"})
+        _pytest(session, {"faults": ["tests/multiworld/faults"]})
 
 
 # Without an environment of its own: the Python that has a CUDA torch runs the tests, and nothing is installed.
@@ -174,7 +177,7 @@ def wheelhouse(session: nox.Session) -> None:
 
 @nox.session
 def verify(session: nox.Session) -> None:
-    """Check every claim about a wheel, and build it again: `-- WHEEL [--provenance FILE] [--no-rebuild]`."""
+    """Check every claim about a wheel, and build it again: `-- WHEEL [--provenance F] [--patches F] [--no-rebuild]`."""
     _tool(session, "verify", *session.posargs)
 
 

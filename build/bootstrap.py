@@ -34,7 +34,7 @@ _READY = "ready"
 def uv_settings() -> dict[str, str]:
     """Return the variables that give uv the index of pip's configuration, since uv does not read pip's files.
 
-    Empty where pip uses its default index, or where a variable of uv's names one.
+    Where pip uses its default index, only its certificates; none where a variable of uv's names an index.
     """
     if any(name in os.environ for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_CONFIG_FILE")):
         return {}
@@ -47,8 +47,10 @@ def uv_settings() -> dict[str, str]:
                     found[key] = " ".join(str(ast.literal_eval(value)).split())
             if not done.returncode:
                 break
+    if "SSL_CERT_FILE" in os.environ:  # the user's own, for uv
+        found.pop("cert", None)
     if not found.keys() & {"index-url", "no-index"}:
-        return {}
+        return {"SSL_CERT_FILE": found["cert"]} if "cert" in found else {}
     # pip takes the best version of all indexes; uv would stop at the first index that has the project.
     settings = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     settings |= {name: found[key] for key, name in _OF_PIP.items() if key in found}

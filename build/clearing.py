@@ -22,20 +22,33 @@ class Kind(Enum):
     """A folder of the cache, and what is in it."""
 
     APPLIED = "applied", "checkouts with a series applied"
+    COMPILED = "compiled", "compiler caches of full builds"
     ENVIRONMENTS = "environments", "environments of tests"
+    FULL = "full", "workspaces of full builds"
     GPULESS = "gpuless", "imitations of CUDA and NCCL"
     HEADERS = "headers", "headers of CUDA and others"
     NOX = "nox", "environments of nox"
     OBJECTS = "objects", "compiled units"
     PORT = "port", "checkouts of ports, with your edits"
+    ARCHIVES = "porting-bench/archives", "sources for the porting bench"
+    RESULTS = "porting-bench/results", "results of the porting bench"
+    STACKS = "porting-bench/stacks", "patch stacks of the porting bench"
     SOURCES = "sources", "source trees of releases"
     STOCK = "stock", "outcomes of stock wheels"
+    TOOLCHAINS = "toolchains", "CUDA compilers, of the index or conda"
+    TOOLING = "tooling", "environments of ci/install"
+    TOOLS = "tools", "environments of conda-lock"
     UNPACKED = "unpacked", "unpacked official wheels"
     WHEELS = "wheels", "official wheels"
 
     def __init__(self, folder: str, holds: str) -> None:
         self.folder = folder
         self.holds = holds
+
+    @property
+    def unmarked(self) -> str:
+        """Pattern of its entries that bear no mark of the tooling."""
+        return {Kind.COMPILED: "*cache", Kind.RESULTS: "*.json", Kind.STOCK: "*.json"}.get(self, "")
 
     @property
     def kept(self) -> bool:
@@ -117,7 +130,7 @@ def _of(kind: Kind, folder: Path) -> Iterator[Entry]:
             yield from (_entry(kind, item, path / "wheel.lock") for item in sorted(path.glob("*.whl")))
         elif kind is Kind.ENVIRONMENTS and (path / ".lock").is_file():
             yield _entry(kind, path, path / ".lock")
-        elif kind is Kind.STOCK and path.suffix == ".json":
+        elif kind.unmarked and path.match(kind.unmarked):
             yield _entry(kind, path)
         elif path.suffix not in (".lock", ".use", ".seal") and _marked(path):
             yield _entry(kind, path, _lock(path))

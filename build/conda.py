@@ -6,23 +6,22 @@ and of its own content: whether it still fits is a comparison of digests, withou
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 import uv
 from packaging.version import Version
 
-from build import releases
+from build import leases, lockfile, releases
 from build.console import step
 from build.errors import EnvironmentUnfitError, ReleaseDataError, UsageError
-from build.paths import REPO, atomic_write, cache, clear, locked
+from build.lockfile import State
+from build.paths import REPO, cache, clear, locked
 from build.process import Completed, run
 from build.seals import built, sha256_of
 
@@ -38,17 +37,6 @@ PLATFORM = "linux-64"
 #: official wheels run on today; the driver's version is that of the toolkit.
 GLIBC, KERNEL = "2.28", "4.18"
 _PROGRAMS = ("conda", "mamba", "micromamba")
-_HEADER = "# Made by `nox -s lock`, not by hand: `nox -s lock -- --check` compares the digests.\n"
-_DIGESTS = re.compile(r"# inputs: ([0-9a-f]{64})\n# content: ([0-9a-f]{64})\n")
-
-
-class State(Enum):
-    """What the comparison of a lock with `environment.yml` found."""
-
-    FITS = "fits"
-    MISSING = "is not there"
-    STALE = "environment.yml, the CUDA version or the virtual packages have changed since"
-    EDITED = "was changed by hand or is damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +66,14 @@ class Lock:
         """Digest of all that the lock is made from; comments and blank lines of `environment.yml` do not count."""
         lines = (re.sub(r"(^|\s)#.*", "", line).rstrip() for line in _specification().splitlines())
         parts = ["\n".join(line for line in lines if line), self.addition, self.virtual_packages]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return lockfile.digest(parts)
 
     @property
     def state(self) -> State:
-        if not self.path.is_file():
-            return State.MISSING
-        _, separator, rest = self.path.read_text(encoding="utf-8").partition(_HEADER)
-        found = _DIGESTS.match(rest) if separator else None
-        if found is None or hashlib.sha256(rest[found.end() :].encode()).hexdigest() != found[2]:
-            return State.EDITED
-        return State.FITS if found[1] == self.inputs else State.STALE
+        return lockfile.state(self.path, self.inputs)
 
     def write(self, text: str) -> None:
-        content = hashlib.sha256(text.encode()).hexdigest()
-        with atomic_write(self.path) as part:
-            part.write_text(f"{_HEADER}# inputs: {self.inputs}\n# content: {content}\n{text}", encoding="utf-8")
+        lockfile.write(self.path, self.inputs, text)
 
 
 def _specification() -> str:
@@ -142,7 +122,8 @@ def check_locks() -> list[str]:
     if wrong:
         raise ReleaseDataError(
             "conda locks are out of date: " + ", ".join(f"locks/{lock.path.name}" for lock, _ in wrong),
-            cause="\n".join(f"locks/{lock.path.name}: {state.value}" for lock, state in wrong),
+            cause="\n".join(f"locks/{lock.path.name}: {state.value}" for lock, state in wrong)
+            + "\n(they are made from environment.yml, the CUDA version and the virtual packages)",
             remedy="run `nox -s lock` where conda is, and commit the result",
         )
     return [lock.path.name for lock, state in states.items() if state is State.MISSING]
@@ -261,7 +242,7 @@ def environment(cuda: str) -> Path:
         if not mark.is_file():
             _install(lock, place)
             mark.touch()
-    return place
+        return leases.take(place)
 
 
 def _install(lock: Lock, place: Path) -> None:

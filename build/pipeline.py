@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import platform
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from build import leases, official, paths, preflight, record, releases, seals, sources
-from build.anypatch import patchset
-from build.anypatch.plan import MOST_UNITS, Limits, Plan, Serves
+from build.anypatch import interpreter, patchset
+from build.anypatch.plan import MOST_UNITS, Limits, Plan, Serves, changes
 from build.anypatch.plan import make as make_plan
+from build.archives import reading
 from build.console import log_to_file, note, step
 from build.errors import DigestMismatchError, WheelError
+from build.git import Git
 from build.overlay import owners, toolchain
 from build.overlay.build import build_overlay
+from build.overlay.checks import require
 from build.overlay.model import Check, Inputs, Overlay
 from build.releases import Release
 from build.series import manifest as manifests
@@ -32,26 +36,17 @@ from build.wheels.platforms import platform_tag
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What to build.
+class Own:
+    """Patches of a user, and what he says about them.
 
     Attributes:
-        python: CPython version of the patched wheel, default this interpreter's.
-        patches: a patch file, or a folder of them, in place of the release's series; `branch` is PATH@REV.
-        label: what the version of the wheels of such patches ends with.
-        defines: macros that the wheel was built with, or `NAME=0` without.
+        patches: a patch file, or a folder of them; `branch` is PATH@REV.
+        label: what the version of their wheels ends with.
         include: folders of further headers, such as those of submodules.
         most_units: units that may be compiled for one changed header.
-        source: where the source tree is, default: found.
-        dist: folder that gets a folder per release.
-        tested: whether the wheels will be tested on this machine.
+        defines: macros that the wheel was built with, or `NAME=0` without.
     """
 
-    release: str
-    python: str = ".".join(platform.python_version_tuple()[:2])
-    source: Path | None = None
-    dist: Path = paths.DIST
-    tested: bool = True
     patches: Path | None = None
     branch: str = ""
     label: str = ""
@@ -64,19 +59,48 @@ class Request:
         return self.patches is not None or bool(self.branch)
 
     @property
+    def asked(self) -> bool:
+        """Whether anything of it is given, such as a label without patches, which is an error."""
+        return self.of_user or bool(self.label)
+
+
+#: No patches of a user: the project's series.
+SERIES = Own()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to build.
+
+    Attributes:
+        python: CPython version of the patched wheel, default this interpreter's.
+        own: the user's patches, in place of the release's series.
+        source: where the source tree is, default: found.
+        dist: folder that gets a folder per release.
+        tested: whether the wheels will be tested on this machine.
+    """
+
+    release: str
+    python: str = ".".join(platform.python_version_tuple()[:2])
+    source: Path | None = None
+    dist: Path = paths.DIST
+    tested: bool = True
+    own: Own = SERIES
+
+    @property
     def folder(self) -> Path:
-        return self.dist / (f"{self.release}-{self.label}" if self.label else self.release)
+        return self.dist / (f"{self.release}-{self.own.label}" if self.own.label else self.release)
 
     def entry(self) -> Release:
         """Return the entry of the release; for patches of the user, under their label."""
         known = releases.get(self.release)
-        return patchset.labelled(known, self.label) if self.of_user or self.label else known
+        return patchset.labelled(known, self.own.label) if self.own.asked else known
 
     def chosen(self) -> tuple[PatchFile, ...]:
         """Return the patches to apply."""
         known = releases.get(self.release)
-        if self.of_user or self.label:
-            return patchset.chosen(known, self.patches, self.branch)
+        if self.own.asked:
+            return patchset.chosen(known, self.own.patches, self.own.branch)
         return patches_of(known.version, known.series)
 
 
@@ -101,11 +125,12 @@ def _safe_headers(release: Release) -> dict[str, str]:
     return found
 
 
-def _apply(tree: SourceTree, patches: tuple[PatchFile, ...], target: Path) -> AppliedTree:
+def _apply(tree: SourceTree, patches: tuple[PatchFile, ...], target: Path, own: Own) -> AppliedTree:
     """Apply the series in the checkout `target`, whose lock is held and which later builds use again."""
     step(f"applying {len(patches)} patches")
     paths.sweep(target)
-    applied = apply_series(tree.repo, tree.base, patches, target)
+    with patchset.applying(tree.repo, own.patches, own.branch):
+        applied = apply_series(tree.repo, tree.base, patches, target)
     show_verdicts(applied.verdicts, f"{tree.release.version}: hunks")
     return applied
 
@@ -122,6 +147,22 @@ def _check_source(tree: SourceTree, include: Path, read: frozenset[str]) -> Chec
     return Check("the source tree is the release", True, detail)
 
 
+def _headers(request: Request, release: Release, plan: Plan | None) -> tuple[Path, ...]:
+    """Return the folders of headers that neither wheel nor tree has; none where nothing is compiled."""
+    if plan and not plan.units:
+        return ()
+    own = [path.absolute() for path in request.own.include]
+    python = [interpreter.headers(request.python, own)] if plan and plan.per_python else []
+    return (*official.fetch_headers(release), *python, *own)
+
+
+def _originals(applied: AppliedTree) -> dict[str, str]:
+    """Return the changed files as the release has them."""
+    names = [change.path for change in applied.changed]
+    blobs = Git(applied.checkout).blobs([f"{applied.base}:{name}" for name in names])
+    return {name: (data or b"").decode("utf-8", "surrogateescape") for name, data in zip(names, blobs, strict=True)}
+
+
 def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Path, plan: Plan | None) -> Inputs:
     return Inputs(
         release=release,
@@ -130,12 +171,13 @@ def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Pat
         wheel=official.unpack(wheel),
         python=request.python,
         wheel_sha256=release.wheel.sha256[request.python],
-        headers=(*official.fetch_headers(release), *(path.absolute() for path in request.include)),
+        headers=_headers(request, release, plan),
         safe_headers=_safe_headers(release),
         toolchain=toolchain.find(release.min_gcc),
         owners=owners.read(applied.checkout) if plan else None,
-        units=tuple(plan.units) if plan else (),
-        defines=request.defines,
+        units=plan.units if plan else {},
+        defines=request.own.defines,
+        originals=_originals(applied) if plan else {},
     )
 
 
@@ -150,16 +192,15 @@ def documents(distribution: str, proven: record.Provenance, wheel: record.Artifa
 
 def _plan(request: Request, applied: AppliedTree) -> Plan | None:
     """Plan what serves the user's patches; None for the project's own series, which is made for an overlay."""
-    if not request.of_user:
+    if not request.own.of_user:
         return None
-    names = {name for change in applied.changed for name in (change.path, change.old_path)}
-    present = {name for name in names if (applied.checkout / name).is_file()}
-    plan = make_plan(applied.checkout, names, Limits(request.most_units, request.defines), present)
+    change = changes(Git(applied.checkout), applied.base, applied.head)
+    plan = make_plan(applied.checkout, change, Limits(request.own.most_units, request.own.defines))
     plan.require()
     return plan
 
 
-def _members(ready: Prepared) -> dict[str, bytes | None]:
+def members(ready: Prepared) -> dict[str, bytes | None]:
     """Return the members of the wheel that patches change: Python files, and headers that the wheel has."""
     if ready.plan is None:
         return {}
@@ -175,10 +216,10 @@ def _members(ready: Prepared) -> dict[str, bytes | None]:
 
 
 def _assemble(
-    request: Request, ready: Prepared, wheel: Path, overlay: Overlay, proven: record.Provenance
+    request: Request, ready: Prepared, wheel: Path, overlay: Overlay | None, proven: record.Provenance
 ) -> tuple[record.Artifact, record.Artifact]:
     """Write the patched wheel and the overlay wheel, or keep those of an equal build."""
-    release, files = ready.inputs.release, _members(ready)
+    release, files = ready.inputs.release, members(ready)
     last = record.read(request.folder, request.python)
     if last is not None and last.provenance == proven and last.official.sha256 == release.wheel.sha256[request.python]:
         kept = (last.patched, last.overlay)
@@ -198,17 +239,38 @@ def _assemble(
         seals.distrust(wheel)
         wheel = official.fetch_wheel(release, request.python)
         patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder, files)
-    if ready.plan and ready.plan.python:
-        note(f"no overlay wheel: it changes no file of torch, and the patch changes {', '.join(ready.plan.python)}")
+    if overlay is None or (ready.plan and ready.plan.python):
+        changed = ", ".join(ready.plan.python if ready.plan else ())
+        note(f"no overlay wheel: it changes no file of torch, and the patch changes {changed}")
         return record.artifact(patched), record.NONE
     beside = documents(overlay_wheel.DISTRIBUTION, proven, stock)
     alone = overlay_wheel.assemble(release, wheel, overlay, tag, beside, request.folder)
     return record.artifact(patched), record.artifact(alone)
 
 
-def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay, record.Provenance]:
-    """Make the overlay in `scratch`, and prove it."""
+def _check_python(ready: Prepared) -> tuple[Check, ...]:
+    """Check that the Python files which patches change are in the wheel as the release's tree has them."""
+    if ready.plan is None or not ready.plan.python:
+        return ()
+    names = ready.plan.python
+    blobs = Git(ready.applied.checkout).blobs([f"{ready.applied.base}:{name}" for name in names])
+    with reading(ready.wheel.name), zipfile.ZipFile(ready.wheel) as archive:
+        have = {name: archive.read(name) for name in names if name in archive.NameToInfo}
+    wrong = [name for name, blob in zip(names, blobs, strict=True) if blob != have.get(name)]
+    detail = f"not as in the tree: {', '.join(wrong)}" if wrong else f"{len(names)} files, as in the tree or new"
+    return (Check("the wheel has the Python files that the patch is for", not wrong, detail),)
+
+
+def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay | None, record.Provenance]:
+    """Make the overlay in `scratch`, and prove it; None where patches change Python files only."""
     tree, inputs = ready.tree, ready.inputs
+    python = _check_python(ready)
+    require(python)
+    if ready.plan and not ready.plan.units:
+        checks = (_check_source(tree, inputs.include, frozenset()), *python)
+        tag = patched_wheel.platform_of(ready.wheel)
+        proven = record.provenance(inputs.release, tree, ready.patches, None, checks, inputs.toolchain, tag)
+        return None, proven
     # A tree known by some of its files is judged by what the compiler read of it, any other before the long work.
     early = None if tree.proof is Proof.BLOBS else _check_source(tree, inputs.include, frozenset())
     overlay = build_overlay(inputs, scratch)
@@ -218,7 +280,7 @@ def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay, record.Proven
     belongs = early or _check_source(tree, inputs.include, read)
     tag = platform_tag(overlay.path)
     tag_check = Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies")
-    checks = (belongs, *overlay.checks, tag_check)
+    checks = (belongs, *overlay.checks, tag_check, *python)
     return overlay, record.provenance(inputs.release, tree, ready.patches, overlay, checks, inputs.toolchain, tag)
 
 
@@ -234,7 +296,7 @@ def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRec
         patched=patched,
         overlay=alone,
         verdicts=ready.applied.verdicts,
-        replaced=overlay.replaced,
+        replaced=overlay.replaced if overlay else (),
         passed_over=tuple(f"{item.origin}: {item.reason}" for item in ready.tree.passed_over),
     )
 
@@ -261,7 +323,7 @@ def prepared(request: Request) -> Iterator[Prepared]:
     wheel = official.fetch_wheel(release, request.python)
     checkout = leases.take(paths.cache("applied") / request.folder.name)
     with paths.locked(checkout, f"the checkout of {release.version}"):
-        applied = _apply(tree, patches, checkout)
+        applied = _apply(tree, patches, checkout, request.own)
         plan = _plan(request, applied)
         yield Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel, plan), plan)
 

@@ -57,7 +57,8 @@ class Provenance(msgspec.Struct, frozen=True):
         compiler: first line of `--version`.
         linker: likewise, of the linker that the compiler starts.
         flags: the compile line without paths.
-        soname: file name of the overlay.
+        soname: file name of the overlay; empty where patches change Python files only: then there is none, and no
+            compiler, linker, flag or unit.
         assembly: digest of this project's code that goes into the wheels or writes them.
         platform: platform tag that the overlay needs.
     """
@@ -100,7 +101,8 @@ class BuildRecord(msgspec.Struct, frozen=True):
     """The whole of `build.json`.
 
     Attributes:
-        python: CPython version of the patched wheel; the overlay wheel is for all versions.
+        python: CPython version of the patched wheel; the overlay wheel is for all versions, unless it has units of
+            libtorch_python.
         overlay: the overlay wheel; `NONE` where patches change Python files, too.
         replaced: exported stock symbols that the overlay defines, mangled.
         passed_over: origins of sources that could not be used, with the reason.
@@ -145,7 +147,7 @@ def provenance(
     release: Release,
     tree: SourceTree,
     patches: tuple[PatchFile, ...],
-    overlay: Overlay,
+    overlay: Overlay | None,
     checks: tuple[Check, ...],
     toolchain: Toolchain,
     platform: str,
@@ -157,17 +159,17 @@ def provenance(
         commit=release.commit,
         source=source_of(tree),
         source_tree=tree.base,
-        libtorch_cuda_build_ids=overlay.made_for,
+        libtorch_cuda_build_ids=overlay.made_for if overlay else release.wheel.libtorch_cuda_build_ids,
         series=release.series,
         patches=patches_of(patches),
-        headers=headers_of(release),
-        compiler=toolchain.identity,
-        linker=linker(toolchain.cxx),
-        flags=overlay.flags,
-        units=tuple(UnitRecord(item.unit, item.why, item.sha256) for item in overlay.objects),
-        soname=overlay.soname,
-        overlay_sha256=overlay.sha256,
-        overlay_build_id=overlay.build_id,
+        headers=headers_of(release) if overlay else (),
+        compiler=toolchain.identity if overlay else "",
+        linker=linker(toolchain.cxx) if overlay else "",
+        flags=overlay.flags if overlay else (),
+        units=tuple(UnitRecord(item.unit, item.why, item.sha256) for item in overlay.objects) if overlay else (),
+        soname=overlay.soname if overlay else "",
+        overlay_sha256=overlay.sha256 if overlay else "",
+        overlay_build_id=overlay.build_id if overlay else "",
         assembly=assembly(),
         platform=platform,
         checks=checks,

@@ -36,10 +36,15 @@ class HeaderPackage(Frozen, frozen=True):
 
 
 class Define(Frozen, frozen=True):
-    """A macro of the compile line, `NAME` or `NAME=VALUE`, and the line of the release that sets it."""
+    """A macro of the compile line, `NAME` or `NAME=VALUE`, and the line of the release that sets it.
+
+    Attributes:
+        units: the only units that it is set for; empty: all of them.
+    """
 
     macro: str
     reason: str
+    units: tuple[str, ...] = ()
 
 
 class Unit(Frozen, frozen=True):

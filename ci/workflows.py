@@ -63,15 +63,27 @@ class Job:
 
 @dataclass(slots=True)
 class Place:
-    """Where jobs run: a folder for clones, artifacts, and what jobs have told each other."""
+    """Where jobs run: a folder for clones, artifacts, what jobs have told each other, variables for all steps."""
 
     folder: Path
     repo: Path
     outputs: dict[str, dict[str, str]] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def artifacts(self) -> Path:
         return self.folder / "artifacts"
+
+    @property
+    def path(self) -> str:
+        """Return `PATH` of the steps. The service has sudo: for root on a machine without it, it is made."""
+        if shutil.which("sudo", path=_PATH) or os.geteuid():
+            return _PATH
+        program = self.folder / "bin" / "sudo"
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text('#!/bin/sh\nexec "$@"\n')
+        program.chmod(0o755)
+        return f"{program.parent}:{_PATH}"
 
 
 def load(repo: Path = REPO) -> dict[str, Job]:
@@ -141,7 +153,11 @@ def run_job(job: Job, place: Place, chosen: Mapping[str, str]) -> None:
     step(f"{job.name} {' '.join(fitting[0].values())}".rstrip() + (f" (row 1 of {len(every)})" if every[1:] else ""))
     clone = place.folder / "clones" / job.name.replace("/", "-")
     Git(place.repo).out("clone", "--quiet", "--no-hardlinks", f"file://{place.repo}", str(clone))
-    environment = _environment(job.data.get("env", {}), context)
+    environment = {
+        **_environment(job.data.get("env", {}), context),
+        "PATH": place.path,
+        **place.variables,
+    }
     for number, item in enumerate(job.data["steps"], 1):
         _run_step(item, number, job, Run(clone, place, context, environment))
     declared = job.data.get("outputs", {})
@@ -208,7 +224,7 @@ def _evaluated(env: Mapping[str, Any], context: Mapping[str, Any]) -> dict[str, 
 
 def _environment(own: Mapping[str, Any], context: Mapping[str, Any]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if _KEPT.fullmatch(name)}
-    return {**kept, "PATH": _PATH, "CI": "true", **_evaluated(own, context)}
+    return {**kept, "CI": "true", **_evaluated(own, context)}
 
 
 def _github() -> dict[str, str]:
@@ -282,6 +298,9 @@ def workflows(
     jobs: Annotated[list[str] | None, typer.Argument(help="WORKFLOW/JOB, with what it needs; default all")] = None,
     row: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of a matrix row, e.g. python=3.11")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="WORKFLOW/JOB that is not run")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for all steps, e.g. PYTEST_ADDOPTS='-k lock'")
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="only print jobs and commands")] = False,
 ) -> None:
     """Run the commands of the workflows in clean clones of HEAD."""
@@ -295,7 +314,7 @@ def workflows(
     if changed := Git(REPO).changed_files():
         note(f"not committed, so not part of the clones: {', '.join(changed[:5])}")
     with tempfile.TemporaryDirectory(prefix="workflows-") as folder:
-        place = Place(Path(folder), REPO)
+        place = Place(Path(folder), REPO, variables=dict(item.partition("=")[::2] for item in env or ()))
         for job in chosen:
             if job.name not in (skip or ()):
                 run_job(job, place, dict(item.partition("=")[::2] for item in row or ()))

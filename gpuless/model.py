@@ -80,8 +80,6 @@ class Probe:
         evidence: regular expression that the output must match where stock ends the process, which shows
             that it ended for the right reason; other outcomes need no evidence.
         patched: outcome expected of a patched wheel; None: the same as stock.
-        uncured: releases (major, minor) whose series does not cure the defect yet: nothing is expected there of a
-            patched wheel.
         misuses: whether the program uses handles after their end on purpose; elsewhere that is no success.
         timeout: hard deadline of the process, in seconds.
     """
@@ -99,7 +97,6 @@ class Probe:
     stock: Mapping[str, Outcome] = field(default_factory=lambda: MappingProxyType({}))
     evidence: str = ""
     patched: Outcome | None = Outcome.OK
-    uncured: frozenset[tuple[int, int]] = frozenset()
     misuses: bool = False
     timeout: float = 60.0
 
@@ -111,7 +108,7 @@ class Probe:
     def expected(self, form: Form, release: str) -> Outcome | None:
         """Return the outcome expected of this form of a release, None where it was not measured."""
         if form is Form.PATCHED and self.patched is not None:
-            return None if _number(release) in self.uncured else self.patched
+            return self.patched
         return self.stock.get(release)
 
 

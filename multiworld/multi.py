@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +19,7 @@ from multiworld.config import (
     WorldConfig,
     is_duration,
 )
-from multiworld.errors import DescriptorsExhausted, InvalidArgument, WorldClosed, WrongContext
+from multiworld.errors import DescriptorsExhausted, InvalidArgument, WorldClosed
 from multiworld.events import Callbacks, Event, EventBus, WorldJoined
 from multiworld.hub import Hub
 from multiworld.loops import running_loop
@@ -34,21 +31,13 @@ from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Meeting, Rendezvous, store_silent
 from multiworld.rendezvous.stores import HostedStores, StoreLike, StoreSource
+from multiworld.roster import Attempt, Roster
 from multiworld.session import LINGER_SECONDS, Session
 from multiworld.threads import run_in_thread, within
 from multiworld.world import World
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-class Attempt:
-    """One call of ``join``: whether its caller has given up, and the world once it is in; both under the owner's
-    lock."""
-
-    def __init__(self) -> None:
-        self.cancelled = threading.Event()
-        self.world: World | None = None
 
 
 #: how long ``close`` waits for joins under way to give up, beyond what it waits for what was sent
@@ -141,14 +130,7 @@ class MultiWorld:
             raise InvalidArgument(what=f"address is {address!r}, not text", remedy="pass a local address, or None")
         self._callbacks = Callbacks()
         self._bus = EventBus(self._callbacks)
-        #: what worlds there are, and which generation of each is the live one
-        self._lock = threading.Lock()
-        #: attempts to join or rejoin that are under way; changes are told
-        self._attempts = 0
-        self._attempted = threading.Condition(self._lock)
-        self._worlds: dict[str, World] = {}
-        self._joining: set[str] = set()
-        self._pid = os.getpid()
+        self._roster = Roster()
         try:
             self._hub = Hub.acquire()
         except OSError as error:
@@ -156,8 +138,6 @@ class MultiWorld:
                 what=f"a MultiWorld cannot be made: {descriptor_shortage(error) or error}", limit=limit(), need=2
             ) from error
         self._stores = HostedStores(self._hub, network)
-        #: set once closed; what runs elsewhere looks at this and not at us, so that it does not keep us alive
-        self._end = threading.Event()
         register(self)
 
     @property
@@ -168,14 +148,14 @@ class MultiWorld:
     @property
     def worlds(self) -> Mapping[str, World]:
         """The worlds joined and not left yet, by name; broken ones included."""
-        return MappingProxyType(self._worlds)
+        return self._roster.worlds
 
     def __getitem__(self, name: str) -> World:
         """The world of that name; ``InvalidArgument`` if there is none."""
         try:
-            return self._worlds[name]
+            return self.worlds[name]
         except (KeyError, TypeError):
-            known = ", ".join(map(repr, self._worlds)) or "none"
+            known = ", ".join(map(repr, self.worlds)) or "none"
             raise InvalidArgument(
                 str(name), "no such world here", cause=f"joined are: {known}", remedy="join it first"
             ) from None
@@ -239,7 +219,7 @@ class MultiWorld:
             RendezvousError: the address or port is in use or not ours.
             InvalidArgument: an address that cannot be right, or no interface fits.
         """
-        self._check_usable(None)
+        self._roster.check_usable(None)
         return self._stores.serve(host, port)
 
     def events(self) -> AsyncIterator[Event]:
@@ -260,7 +240,7 @@ class MultiWorld:
         Args:
             callback: called with the event; what it raises is logged.
         """
-        self._check_usable(None)
+        self._roster.check_usable(None)
         if not callable(callback):
             raise InvalidArgument(what=f"callback is {callback!r}", remedy="pass a function of one event")
         return self._callbacks.subscribe(callback)
@@ -292,7 +272,7 @@ class MultiWorld:
         try:
             return await run_in_thread(f"mw-join-{config.name}", self._join_sync, config, store, resize, loop, attempt)
         except asyncio.CancelledError:
-            with self._lock:
+            with self._roster.lock:
                 attempt.cancelled.set()
             if attempt.world is not None:  # it was in already, and the caller never got it; nothing in it blocks yet
                 attempt.world._leave_sync(0.0)
@@ -307,22 +287,19 @@ class MultiWorld:
         attempt: Attempt,
     ) -> World:
         """Join in this thread."""
-        self._reserve(config)
-        try:
-            unwanted = attempt.cancelled
-            source = self._stores.source(store, config, lambda: unwanted.is_set() or self._end.is_set())
+        with self._roster.joining(config):
+            source = self._stores.source(store, config, self._giving_up(attempt.cancelled))
             session = self._meet(config, source, loop, resize, 0, attempt.cancelled)
             world = World(self, config, session, source, loop)
-            with self._lock:
-                if not self._end.is_set() and not attempt.cancelled.is_set():
-                    self._worlds[config.name] = attempt.world = world
-            if attempt.world is None:
+            if not self._roster.add(world, attempt):
                 world._leave_sync(0.0)
-                self._check_usable(config.name)
+                self._roster.check_usable(config.name)
             return world
-        finally:
-            with self._lock:
-                self._joining.discard(config.name)
+
+    def _giving_up(self, cancelled: threading.Event) -> Callable[[], bool]:
+        """Whether an attempt is to be given up. Peers' questions are answered with it: it must not keep us alive."""
+        end = self._roster.end
+        return lambda: cancelled.is_set() or end.is_set()
 
     def _rejoin_world(
         self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None, cancelled: threading.Event
@@ -331,8 +308,8 @@ class MultiWorld:
         if world._current.failure is None:
             world._current.leave()
         session = self._meet_again(world, config, loop, cancelled)
-        with self._lock:
-            wanted = world._departures == before and not cancelled.is_set() and self._owns(world)
+        with self._roster.lock:
+            wanted = world._departures == before and not cancelled.is_set() and self._roster.holds(world)
             if wanted:
                 world._go_on_as(config, session, loop)
         if not wanted:
@@ -345,52 +322,20 @@ class MultiWorld:
     def _meet_again(
         self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None, cancelled: threading.Event
     ) -> Session:
-        new = self._list(world)
+        new = self._roster.readmit(world)
         try:
             return self._meet(config, world._source, loop, True, world.generation, cancelled)
         except BaseException:
             if new:
-                self._forget(world)
+                self._roster.forget(world)
             raise
 
     def _leave_world(self, world: World, linger: float) -> None:
-        with self._lock:
+        with self._roster.lock:
             world._departures += 1
             current = world._current
         current.leave(linger)
-        self._forget(world)
-
-    def _owns(self, world: World) -> bool:
-        """Whether ``world`` is one of ours, and not left; under the lock."""
-        return not self._end.is_set() and self._worlds.get(world.name) is world
-
-    def _list(self, world: World) -> bool:
-        """Take a world that comes back into the list; whether it had been left."""
-        self._check_usable(world.name)
-        with self._lock:
-            if self._worlds.get(world.name, world) is not world or world.name in self._joining:
-                raise InvalidArgument(
-                    world.name,
-                    "another world of this name was joined here since this one was left",
-                    remedy="go on with that one, or leave it first",
-                    operation="rejoin",
-                )
-            new = world.name not in self._worlds
-            self._worlds[world.name] = world
-            return new
-
-    @contextlib.contextmanager
-    def _attempting(self, name: str) -> Iterator[None]:
-        """An attempt is under way, which ``close`` waits for; none begins once we are closed."""
-        with self._lock:
-            self._attempts += 1
-        try:
-            self._check_usable(name)
-            yield
-        finally:
-            with self._lock:
-                self._attempts -= 1
-                self._attempted.notify_all()
+        self._roster.forget(world)
 
     def _meet(
         self,
@@ -401,10 +346,7 @@ class MultiWorld:
         after: int,
         cancelled: threading.Event,
     ) -> Session:
-        hub, bus, end = self._hub, self._bus, self._end  # not us: peers' questions are answered with `given_up`
-
-        def given_up() -> bool:
-            return cancelled.is_set() or end.is_set()
+        hub, bus, given_up = self._hub, self._bus, self._giving_up(cancelled)
 
         def work() -> Session:
             process = hub.endpoint, hub.monitor.unconnected
@@ -414,7 +356,7 @@ class MultiWorld:
         try:
             # In a thread of its own: a store whose host is frozen blocks far beyond every timeout it was given.
             seconds, since = config.join_timeout + STORE_GRACE_SECONDS, time.monotonic()
-            with self._attempting(config.name):
+            with self._roster.attempting(config.name):
                 session = within(seconds, work, f"mw-meet-{config.name}", lambda session: session.leave(0.0))
         except TimeoutError:
             cancelled.set()
@@ -425,21 +367,12 @@ class MultiWorld:
         self._callbacks.flush(TELLING_SECONDS)
         return session
 
-    def _forget(self, world: World) -> None:
-        """Drop a world that was left."""
-        with self._lock:
-            if self._worlds.get(world.name) is world:
-                del self._worlds[world.name]
-
     def _close_sync(self, linger: float = LINGER_SECONDS) -> None:
         """Close in this thread, waiting ``linger`` seconds per world for what was sent."""
-        with self._lock:
-            if self._end.is_set() or os.getpid() != self._pid:
-                return
-            self._end.set()
-            # They give up now, and need the hub until they have.
-            self._attempted.wait_for(lambda: not self._attempts, min(FREEING_SECONDS, linger + GIVING_UP_SECONDS))
-            worlds = list(self._worlds.values())
+        # Attempts give up now, and need the hub until they have.
+        if not self._roster.close(min(FREEING_SECONDS, linger + GIVING_UP_SECONDS)):
+            return
+        worlds = list(self.worlds.values())
         for world in worlds:
             world._leave_sync(linger)
         self._remains([world._current for world in worlds]).free(min(linger, FREEING_SECONDS))
@@ -450,11 +383,9 @@ class MultiWorld:
         The collector calls this in any thread and in the middle of anything: nothing here blocks, and the hub starts a
         thread for the rest.
         """
-        end = getattr(self, "_end", None)
-        if end is None or end.is_set() or os.getpid() != self._pid:
+        if not hasattr(self, "_stores") or not self._roster.abandon():  # never made whole, or closed
             return
-        end.set()
-        sessions = [world._current for world in self._worlds.values()]
+        sessions = [world._current for world in self.worlds.values()]
         self._hub.call(self._remains(sessions).start)
         names = ", ".join(session.name for session in sessions) or "none"
         warnings.warn(
@@ -467,32 +398,10 @@ class MultiWorld:
 
     def _drop_in_child(self) -> None:
         """Close our copies of everything in a forked child."""
-        for world in self._worlds.values():
+        for world in self.worlds.values():
             world._current.drop_in_child()
         self._stores.drop_in_child()
         self._hub.drop_in_child()
-
-    def _reserve(self, config: WorldConfig) -> None:
-        self._check_usable(config.name)
-        with self._lock:
-            if config.name in self._worlds or config.name in self._joining:
-                raise InvalidArgument(
-                    config.name,
-                    "this world is joined here already",
-                    cause="join was called twice with one name",
-                    remedy="use rejoin() to bring it back, or leave() it first",
-                    rank=config.rank,
-                    operation="join",
-                )
-            self._joining.add(config.name)
-
-    def _check_usable(self, name: str | None) -> None:
-        if os.getpid() != self._pid:
-            raise WrongContext(name, "MultiWorld used in a forked child of the process that made it")
-        if self._end.is_set():
-            raise WrongContext(
-                name, "MultiWorld is closed", cause="close() was called, or its block was left", remedy="make a new one"
-            )
 
 
 def _open_session(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -71,6 +73,24 @@ def from_branch(named: str, release: Release) -> tuple[PatchFile, ...]:
     found = [patchfile.parse(text, f"{number:04}-{commit[:12]}.patch") for number, (commit, text) in
              enumerate(zip(commits, texts, strict=True), 1)]  # fmt: skip
     return _some(tuple(found), named)
+
+
+@contextmanager
+def applying(tree: Path, path: Path | None, branch: str) -> Iterator[None]:
+    """Say in errors of the block how patches that do not apply can be ported; `tree` is the release's."""
+    try:
+        yield
+    except PatchError as error:
+        if not path and not branch:
+            raise
+        folder = path if path and path.is_dir() else path.parent if path else None
+        port = f"regenerate-patch -- --patches {folder} --from-tree CHECKOUT@TAG --to-tree {tree} --out ported"
+        remedy = (
+            f"port it from the release that it is for, CHECKOUT@TAG:\npython3 noxfile.py -s {port}"
+            if folder
+            else "rebase the branch on the release's tag"
+        )
+        raise type(error)(error.what, cause=error.cause, remedy=remedy) from None
 
 
 def _some(patches: tuple[PatchFile, ...], origin: str) -> tuple[PatchFile, ...]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from build.errors import NeedsFullBuildError, PatchError
+from build.git import Git
 from build.overlay import layout
-from build.overlay.owners import Owners, read
+from build.overlay.model import PYTHON
+from build.overlay.owners import LISTS, Owners, listed, read
+from build.series.apply import changed_paths
+from build.series.model import ChangeKind
 
 #: Units that are compiled for changed headers, unless the user says otherwise.
 MOST_UNITS = 40
@@ -27,9 +31,24 @@ _BUILD = re.compile(
 _GENERATED = re.compile(
     r"torchgen/|tools/|aten/src/ATen/(native/.*\.yaml|templates/)|.*\.(yaml|in|fbs|proto|template)$"
 )
+_NO_NVCC = (
+    "device code needs nvcc of the wheel's CUDA release: the package index has none for CUDA 12, whose libcu++ "
+    "clang 16 cannot read; with CUDA 13 it is not verified"
+)
+#: What no overlay serves, with the reason; the first that fits is said.
+_REFUSED = (
+    (re.compile(r".*\.cuh?$"), _NO_NVCC),
+    (re.compile("third_party/"), "a submodule is compiled into the wheel's libraries, and into what includes it"),
+    (re.compile("torch/lib/"), "a library or program of its own, such as libshm, which no overlay replaces"),
+    (_BUILD, "a build file decides what is compiled and how"),
+    (_GENERATED, "code is generated from it, for all libraries"),
+)
 _DEVICE = (".cu", ".cuh")
 #: Kernels that are compiled once per instruction set, with flags of their own (cmake/Codegen.cmake).
 _PER_FILE = ("aten/src/ATen/native/cpu/", "aten/src/ATen/native/quantized/cpu/kernels/")
+
+
+_REMOVED = "the patch removes it, but its compiled code stays in the library, and runs when that is loaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +88,44 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What a set of patches does to the tree.
+
+    Attributes:
+        paths: the changed files.
+        added: those that the release does not have.
+        removed: those that are gone after the last patch.
+        lists: the text of `build_variables.bzl` before and after, if the patches change it.
+    """
+
+    paths: frozenset[str]
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+    lists: tuple[str, str] | None = None
+
+    @property
+    def names_only_new_units(self) -> bool:
+        """Whether the lists of sources change only in that they name new units."""
+        if self.lists is None:
+            return False
+        before, after = map(listed, self.lists)
+        return before.items() <= after.items() and after.keys() - before.keys() <= self.added
+
+
+def changes(git: Git, base: str, head: str) -> Change:
+    """Return what differs between a release's commit and its patched one."""
+    every = changed_paths(git, base, head)
+    gone = {item.old_path for item in every if item.kind in {ChangeKind.DELETED, ChangeKind.RENAMED}}
+    new = {item.path for item in every if item.kind in {ChangeKind.ADDED, ChangeKind.RENAMED, ChangeKind.COPIED}}
+    paths = frozenset(item.path for item in every) | gone
+    lists = None
+    if LISTS in paths - gone - new:
+        before, after = ((data or b"").decode() for data in git.blobs([f"{base}:{LISTS}", f"{head}:{LISTS}"]))
+        lists = (before, after)
+    return Change(paths, frozenset(new), frozenset(gone), lists)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What a set of patches needs.
 
@@ -84,6 +141,11 @@ class Plan:
     @property
     def python(self) -> tuple[str, ...]:
         return tuple(row.path for row in self.rows if row.serves is Serves.PYTHON)
+
+    @property
+    def per_python(self) -> bool:
+        """Whether the overlay is for one Python version."""
+        return PYTHON in self.owners.values()
 
     @property
     def refused(self) -> tuple[Row, ...]:
@@ -102,39 +164,39 @@ class Plan:
                 remedy="take these changes out of the patch, or make a full build of the patched tree: "
                 "all units of PyTorch, many core-hours and, for device code, the CUDA toolkit",
             )
-        if not self.units:
+        if not self.units and not self.python:
             raise PatchError(
-                "the patch changes no host code of the wheel",
+                "the patch changes nothing that is in the wheel",
                 cause="\n".join(f"{row.path}: {row.serves.value}, {row.why}" for row in self.rows),
-                remedy="Python files alone need no build: install the official wheel and replace them, or add a unit",
+                remedy="nothing to build: the official wheel is the same with and without the patch",
             )
 
 
-def _row(tree: Path, path: str, owners: Owners, defines: Collection[str]) -> Row | None:
+def _row(tree: Path, path: str, owners: Owners, change: Change, defines: Collection[str]) -> Row | None:
     """Return the row of a file that is no header, None for a header."""
-    if path.endswith(_DEVICE):
-        return Row(path, Serves.FULL, "device code needs nvcc of the wheel's CUDA release")
-    if _BUILD.match(path):
-        return Row(path, Serves.FULL, "a build file decides what is compiled and how")
-    if _GENERATED.match(path):
-        return Row(path, Serves.FULL, "code is generated from it, for all libraries")
+    if path == LISTS and change.names_only_new_units:
+        return Row(path, Serves.NOTHING, "it names new units only")
+    if reason := next((why for pattern, why in _REFUSED if pattern.match(path)), ""):
+        return Row(path, Serves.FULL, reason)
     if path.endswith((".py", ".pyi")) and path.startswith(("torch/", "functorch/")):
         return Row(path, Serves.PYTHON, "replaced in the patched wheel; an overlay wheel changes no file of torch")
     if layout.is_header(path):
         return None
     if layout.is_unit(path):
-        return _unit(tree, path, owners, defines)
+        return _unit(tree, path, owners, defines, change.added)
     if _IGNORED.match(path):
         return Row(path, Serves.NOTHING, "not in the wheel")
     return Row(path, Serves.FULL, "no rule of this tool knows what the wheel has of it")
 
 
-def _unit(tree: Path, path: str, owners: Owners, defines: Collection[str]) -> Row:
+def _unit(tree: Path, path: str, owners: Owners, defines: Collection[str], added: Collection[str] = frozenset()) -> Row:
     library = owners.of(path)
-    if not (tree / path).is_file():
-        return Row(path, Serves.FULL, "the unit is new or removed, which changes the build files")
+    if path in added and not library and not layout.outside_wheel(path):
+        return Row(path, Serves.FULL, f"a new unit, which {LISTS} does not name: which library would it be in?")
     if layout.outside_wheel(path) or not library:
         return Row(path, Serves.NOTHING, "in no library of the wheel")
+    if path not in added and not (tree / path).is_file():
+        return Row(path, Serves.FULL, _REMOVED)
     if path.startswith(_PER_FILE):
         return Row(path, Serves.FULL, "compiled once per instruction set, with flags of its own")
     if flags := owners.flags_of(path, defines):
@@ -143,9 +205,9 @@ def _unit(tree: Path, path: str, owners: Owners, defines: Collection[str]) -> Ro
             Serves.FULL,
             f"compiled with flags of its own ({flags[:60]}): say --define NAME=1 or =0 for each macro",
         )
-    if library == "libtorch_python.so":
-        return Row(path, Serves.FULL, "a unit of libtorch_python, which is compiled once per Python version")
-    return Row(path, Serves.OVERLAY, f"a unit of {library}", (path,))
+    if library == PYTHON:
+        return Row(path, Serves.OVERLAY, "a unit of libtorch_python: the wheels are for one Python version", (path,))
+    return Row(path, Serves.OVERLAY, f"a {'new ' if path in added else ''}unit of {library}", (path,))
 
 
 def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]], limits: Limits) -> Row:
@@ -167,21 +229,20 @@ def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]
     return Row(path, Serves.HEADER, f"{len(units)} units include it", tuple(units))
 
 
-def make(tree: Path, changed: Iterable[str], limits: Limits = DEFAULT, present: Collection[str] | None = None) -> Plan:
-    """Plan what serves the changes of `changed` paths.
+def make(tree: Path, change: Change, limits: Limits = DEFAULT) -> Plan:
+    """Plan what serves a set of patches.
 
     Args:
         tree: the source tree of the release, patched or not.
         limits: what the user allows and knows.
-        present: if given, the paths that `changed` still has after the patch: the others are removed.
     """
-    owners = read(tree)
+    owners = read(tree, change.lists[1] if change.lists else None)
     rows: list[Row] = []
     headers = []
-    for path in sorted(changed):
-        row = _row(tree, path, owners, limits.defines)
-        if present is not None and path not in present and (row is None or row.serves is Serves.OVERLAY):
-            row = Row(path, Serves.FULL, "the patch removes it, which changes the build files")
+    for path in sorted(change.paths):
+        row = _row(tree, path, owners, change, limits.defines)
+        if path in change.removed and (row is None or row.serves is Serves.OVERLAY):
+            row = Row(path, Serves.FULL, _REMOVED)
         rows += [row] if row else []
         headers += [path] if row is None else []
     by_header = layout.includers(tree) if headers else {}

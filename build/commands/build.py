@@ -18,7 +18,7 @@ from build.errors import NeedsFullBuildError, UsageError
 from build.full.caching import CompilerCache
 from build.full.run import Options, full_build
 from build.full.toolchains import Kind
-from build.pipeline import Request, build_release
+from build.pipeline import Own, Request, build_release
 from build.record import BuildRecord
 
 
@@ -79,17 +79,12 @@ def build(
         given,
         dist.absolute(),
         tested and not label,
-        patches=patches,
-        branch=from_branch,
-        label=label,
-        include=tuple(include or ()),
-        defines=tuple(define or ()),
-        most_units=most_units,
+        own=Own(patches, from_branch, label, tuple(include or ()), most_units, tuple(define or ())),
     )
     try:
         made = build_release(request)
     except NeedsFullBuildError as error:
-        if request.of_user or not _agreed(error):  # a full build takes the project's series only
+        if request.own.of_user or not _agreed(error):  # a full build takes the project's series only
             raise
         full_build(release, python, dist.absolute(), given, options)
         return

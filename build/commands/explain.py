@@ -12,11 +12,10 @@ from rich.table import Table
 
 from build import releases, sources
 from build.anypatch import patchset
-from build.anypatch.plan import MOST_UNITS, Limits, Plan, make
+from build.anypatch.plan import MOST_UNITS, Limits, Plan, changes, make
 from build.console import console, note, step
 from build.git import Git
 from build.series.apply import commit_patches
-from build.series.model import PatchFile
 
 
 def show(plan: Plan) -> None:
@@ -43,24 +42,17 @@ def explain(
     entry = releases.get(release)
     chosen = patchset.chosen(entry, patches, from_branch)
     tree = sources.acquire(entry, source)
-    commit_patches(Git(tree.repo), tree.base, chosen)
-    plan = make(tree.repo, _changed(chosen), Limits(most_units, tuple(define or ())), _left(chosen))
+    git = Git(tree.repo)
+    with patchset.applying(tree.repo, patches, from_branch):
+        head, _ = commit_patches(git, tree.base, chosen)
+    plan = make(tree.repo, changes(git, tree.base, head), Limits(most_units, tuple(define or ())))
     show(plan)
     plan.require()
     cores = len(os.sched_getaffinity(0))
-    step(f"{len(plan.units)} units, about {plan.seconds(cores)} s on {cores} cores, and the hidden symbols they need")
+    if plan.units:
+        need = f"about {plan.seconds(cores)} s on {cores} cores, and the hidden symbols they need"
+        step(f"{len(plan.units)} units, {need}")
+    if plan.per_python:
+        step("the wheels are for one Python version: units of libtorch_python are compiled against its headers")
     if plan.python:
-        step("the overlay wheel is left out: it would lack the changes of Python files")
-
-
-def _changed(patches: tuple[PatchFile, ...]) -> set[str]:
-    return {path for patch in patches for path in patch.paths}
-
-
-def _left(patches: tuple[PatchFile, ...]) -> set[str]:
-    """Return the changed paths that exist after the last patch."""
-    left: set[str] = set()
-    for change in (change for patch in patches for change in patch.changes):
-        left -= {change.old_path or ""} if change.new_path != change.old_path else set()
-        left |= {change.new_path} if change.new_path else set()
-    return left
+        step("no overlay wheel: it changes no file of torch, and would lack the changes of Python files")

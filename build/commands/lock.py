@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 import uv
 
 from build import conda as conda_environments
+from build import lockfile
 from build.console import note, step
 from build.errors import EnvironmentUnfitError, ReleaseDataError
 from build.full.index_toolkit import EXTRAS, TOOLKITS
-from build.paths import REPO, atomic_write
+from build.lockfile import State
+from build.paths import REPO
 from build.process import run, run_together
 
 LOCKS = REPO / "locks"
@@ -39,7 +44,7 @@ ALONE = {
 PYTHON = "3.10"
 _OPTIONS = ("--quiet", "--universal", "--python-version", PYTHON, "--no-python-downloads", "--generate-hashes",
             "--no-annotate", "--custom-compile-command", "nox -s lock")  # fmt: skip
-_OFFLINE = re.compile(r"error sending request|dns error|[Cc]ould not connect|timed out|Failed to fetch")
+_SCRIPT = re.compile(r"^# /// script$\n(.*?)^# ///$", re.MULTILINE | re.DOTALL)
 
 
 def lock(
@@ -50,20 +55,19 @@ def lock(
     conda: Annotated[str, typer.Option("--conda", help="conda, mamba or micromamba; default: the first found")] = "",
 ) -> None:
     """Resolve pyproject.toml's groups, the noxfile's own needs and environment.yml into `locks/`."""
+    if check:
+        _check()
+        _check_conda()
+        return
     with tempfile.TemporaryDirectory(prefix="locks-") as scratch:
         folder = Path(scratch, LOCKS.name)
         if upgrade or not LOCKS.is_dir():
             folder.mkdir()
         else:
             shutil.copytree(LOCKS, folder)
-        if check:
-            _check(folder)
-            _check_conda()
-            return
         _resolve(folder)
         for name in SOURCES | ALONE:
-            with atomic_write(LOCKS / f"{name}.txt") as part:
-                shutil.copyfile(folder / f"{name}.txt", part)
+            lockfile.write(_path(name), _inputs(name, folder), (folder / f"{name}.txt").read_text(encoding="utf-8"))
     step(f"{len(SOURCES | ALONE)} locks written to {LOCKS.relative_to(REPO)}/")
     _make_conda(conda)
 
@@ -87,7 +91,9 @@ def _resolve_one(folder: Path, name: str, constraints: list[str | Path]) -> Path
     source, target = (SOURCES | ALONE)[name], folder / f"{name}.txt"
     requirement = None if source[0].startswith("-") or source[0].endswith(".py") else source[0].encode()
     where = source if requirement is None else ["-"]
-    command = [uv.find_uv_bin(), "pip", "compile", *where, *_OPTIONS, *constraints, "-o", target]
+    # With this Python: else uv asks every Python of the machine for its version first.
+    command = [uv.find_uv_bin(), "pip", "compile", *where, *_OPTIONS, *constraints, "--python", sys.executable]
+    command += ["-o", target]
     done = run(command, cwd=REPO, stdin=requirement)
     if done.returncode:
         raise EnvironmentUnfitError(
@@ -122,25 +128,56 @@ def pins(text: str) -> list[str]:
     return [line.removesuffix(" \\") for line in text.splitlines() if line[:1].isalnum()]
 
 
-def _check(folder: Path) -> None:
-    """Resolve the copy of the locks in `folder` again, and raise ReleaseDataError if one has changed."""
+def _path(name: str) -> Path:
+    return LOCKS / f"{name}.txt"
+
+
+def _inputs(name: str, folder: Path) -> str:
+    """Return the digest of what a lock is made from: requirements, options, and the versions of the locks before it."""
+    order = [*SOURCES]
+    before = [pins(_text(folder / f"{other}.txt")) for other in (order[: order.index(name)] if name in SOURCES else [])]
     try:
-        _resolve(folder)
-    except EnvironmentUnfitError as error:
-        if not _OFFLINE.search(error.cause):
-            raise
-        note(f"locks not checked, since the package index cannot be reached: {error.cause.splitlines()[-1].strip()}")
-        return
-    stale = [name for name in SOURCES | ALONE if pins(_text(LOCKS, name)) != pins(_text(folder, name))]
-    if stale:
+        project = msgspec.toml.decode(_text(REPO / "pyproject.toml"))
+        wanted = _requirements((SOURCES | ALONE)[name], project)
+    except (KeyError, msgspec.DecodeError) as error:
         raise ReleaseDataError(
-            "locks are out of date: " + ", ".join(f"locks/{name}.txt" for name in stale),
-            cause="pyproject.toml or noxfile.py asks for other versions than the lock has",
+            f"what locks/{name}.txt is made from cannot be read: {error!r}",
+            cause="pyproject.toml or the head of noxfile.py is not valid TOML, or lacks a dependency group",
+            remedy="correct it, then run `nox -s lock`",
+        ) from None
+    settings = project.get("tool", {}).get("uv", {}).get("environments", [])
+    return lockfile.digest([*wanted, *_OPTIONS, *settings, *chain.from_iterable(before)])
+
+
+def _requirements(source: list[str], project: dict[str, Any]) -> list[str]:
+    """Return what a lock's source asks for: those of a group, of the noxfile, or the source itself."""
+    if source[0] == "--group":
+        return sorted(_group(source[1].partition(":")[2], project["dependency-groups"]))
+    if source[0].endswith(".py"):
+        found = _SCRIPT.search(_text(REPO / source[0]))
+        script = msgspec.toml.decode(re.sub(r"^# ?", "", found[1] if found else "", flags=re.MULTILINE))
+        return sorted(script.get("dependencies", []))
+    return source
+
+
+def _group(name: str, groups: dict[str, list[Any]]) -> Iterator[str]:
+    for item in groups[name]:
+        yield from [item] if isinstance(item, str) else _group(item["include-group"], groups)
+
+
+def _check() -> None:
+    """Compare all locks with what they are made from; raise ReleaseDataError if one does not fit."""
+    states = {name: lockfile.state(_path(name), _inputs(name, LOCKS)) for name in SOURCES | ALONE}
+    wrong = {name: state for name, state in states.items() if state is not State.FITS}
+    if wrong:
+        raise ReleaseDataError(
+            "locks are out of date: " + ", ".join(f"locks/{name}.txt" for name in wrong),
+            cause="\n".join(f"locks/{name}.txt: {state.value}" for name, state in wrong.items())
+            + "\n(they are made from pyproject.toml, noxfile.py, and the locks before them)",
             remedy="run `nox -s lock` and commit the result",
         )
-    step(f"{len(SOURCES | ALONE)} locks fit pyproject.toml and noxfile.py")
+    step(f"{len(states)} locks fit pyproject.toml and noxfile.py")
 
 
-def _text(folder: Path, name: str) -> str:
-    path = folder / f"{name}.txt"
+def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""

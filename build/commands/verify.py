@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from build import releases
+from build.anypatch import patchset
+from build.anypatch.plan import MOST_UNITS
 from build.console import note, step
+from build.pipeline import Own
 from build.wheelhouse import reproduce, signing
 from build.wheelhouse import verify as claims
 
@@ -17,17 +22,24 @@ def verify(
     provenance: Annotated[Path | None, typer.Option(help="its provenance, default what lies beside it")] = None,
     key: Annotated[Path | None, typer.Option(help="ed25519 public key (PEM) that must have signed it")] = None,
     source: Annotated[Path | None, typer.Option(help="checkout, tarball or folder with the release's sources")] = None,
+    patches: Annotated[Path | None, typer.Option(help="your patches that it was made of, as for the build")] = None,
+    from_branch: Annotated[str, typer.Option(help="PATH@REV: likewise your commits")] = "",
+    include: Annotated[list[Path] | None, typer.Option(help="folder of headers, as for the build")] = None,
+    most_units: Annotated[int, typer.Option(help="as for the build")] = MOST_UNITS,
     rebuild: Annotated[bool, typer.Option(help="build the wheel again and compare")] = True,
 ) -> None:
     """Check every claim about WHEEL; the first that fails is named, and the exit status is 17."""
+    own = Own(patches, from_branch, include=tuple(include or ()), most_units=most_units)
     item = claims.subject(wheel.absolute(), provenance, signing.public_key(key) if key else None)
+    if own.of_user:
+        item = replace(item, patches=patchset.chosen(releases.get(item.proven.release), patches, from_branch))
     step(f"checking the claims about {wheel.name}")
     number = 0
     for claim, found in claims.checked(item):
         note(f"ok: {claim}: {found}")
         number += 1
     if rebuild:
-        for claim, found in reproduce.reproduced(item, source):
+        for claim, found in reproduce.reproduced(item, source, own):
             note(f"ok: {claim}: {found}")
             number += 1
     left = "" if rebuild else "; it was NOT built again"

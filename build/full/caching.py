@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 
+from build import leases
 from build.paths import cache
 from build.process import run
 
@@ -47,7 +48,7 @@ def running(chosen: CompilerCache) -> Iterator[Mapping[str, str]]:
     if chosen is CompilerCache.NONE or program is None:
         yield {}
         return
-    folder = cache("compiled", chosen.value)
+    folder = leases.take(cache("compiled", chosen.value))
     launchers = {f"CMAKE_{language}_COMPILER_LAUNCHER": program for language in ("C", "CXX", "CUDA")}
     if chosen is CompilerCache.CCACHE:
         yield {**launchers, "CCACHE_DIR": str(folder), "CCACHE_MAXSIZE": _SIZE}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build import paths
+from build import leases, paths
 from build.console import log_to_file, note, step
 from build.full import caching, ninja, record, toolchains, workspace
 from build.full.compile import compile_wheel, prepare, site_packages
@@ -40,7 +40,7 @@ def build(plan: Plan, folder: Path) -> FullRecord:
     folder.mkdir(parents=True, exist_ok=True)
     with paths.locked(place.folder, f"the full build of {project.name} {project.version}"):
         log_to_file(folder / "full.log")
-        place.folder.mkdir(parents=True, exist_ok=True)
+        leases.take(place.folder).mkdir(parents=True, exist_ok=True)
         tools = toolchains.find(plan.kind, project.cuda, project.min_gcc, project.pins)
         sources = project.sources()
         patched = workspace.applied(project, sources)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from build import paths, seals
+from build import leases, paths, seals
 from build.console import note, step
 from build.errors import SourceError
 from build.full.project import Project, Sources
@@ -51,6 +51,7 @@ def applied(project: Project, sources: Sources) -> AppliedTree:
     """Apply the project's patches in a checkout of its own, which is only read."""
     checkout = paths.cache("applied") / f"{project.name}-{project.version}-full"
     with paths.locked(checkout, f"the checkout of {project.name} {project.version}"):
+        leases.take(checkout)  # the workspace names its repository
         step(f"applying {len(project.patches)} patches")
         paths.sweep(checkout)
         made = apply_series(sources.repo, sources.base, project.patches, checkout)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from packaging.utils import parse_wheel_filename
+
 from build.archives import reading
 from build.console import note, step
 from build.errors import DigestMismatchError, SourceError
@@ -81,7 +83,8 @@ def _find(package: HeaderPackage, python: str) -> IndexFile:
             cause="the configured index does not mirror it",
             remedy="add an index that does to pip's `extra-index-url`, or the wheel to a `find-links` folder",
         )
-    return found[0]
+    # Indexes differ in how they order the builds of one version; the pins are of the first build.
+    return min(found, key=lambda file: parse_wheel_filename(file.name)[2])
 
 
 def _fill(package: HeaderPackage, python: str, part: Path) -> None:

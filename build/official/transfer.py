@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO
-
-from pip._vendor.requests import Response
+from typing import TYPE_CHECKING, BinaryIO
 
 from build.console import log, note, progress
 from build.errors import DigestMismatchError, SourceError
-from build.official.index import BROKEN, local_path, session, shown, unreachable
+from build.official.urls import local_path, shown, unreachable
 from build.paths import clear
 from build.seals import sha256_of
+
+if TYPE_CHECKING:
+    from pip._vendor.requests import Response
 
 #: How often in a row a connection may break without a byte received.
 ATTEMPTS = 5
@@ -61,12 +62,14 @@ class RemoteFile(io.RawIOBase):
 
     def _request(self) -> None:
         """Request all bytes from the position on; from a server without ranges, drop the bytes before it."""
+        from build.official import pip_session  # late: it imports pip
+
         headers = {
             "Range": f"bytes={self._position}-{self._last}",
             "Accept-Encoding": "identity",
             "Cache-Control": "no-cache",
         }
-        self._open = response = session().get(self.url, headers=headers, stream=True)
+        self._open = response = pip_session.session().get(self.url, headers=headers, stream=True)
         status = response.status_code
         if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # the file ends here
@@ -101,12 +104,14 @@ class RemoteFile(io.RawIOBase):
 
     def _next_or_retry(self) -> bytes:
         """Return the next bytes; request them again, up to `ATTEMPTS` times, when the connection breaks."""
+        from build.official import pip_session  # late: it imports pip
+
         left = ATTEMPTS
         while True:
             connected = self._open is not None
             try:
                 return self._next()
-            except (*BROKEN, _BrokenOffError, StopIteration) as error:
+            except (*pip_session.BROKEN, _BrokenOffError, StopIteration) as error:
                 left -= 1
                 # The session itself retries connections that cannot be made.
                 connected = connected or self._open is not None

@@ -8,7 +8,7 @@ from build.console import step
 from build.errors import NeedsFullBuildError
 from build.overlay import checks, layout
 from build.overlay.closure import compile_closure
-from build.overlay.flags import code_flags
+from build.overlay.flags import recorded_flags, said_flags
 from build.overlay.link import link, soname
 from build.overlay.model import Check, Inputs, Object, Overlay
 from build.overlay.symbols import build_id, defined, defined_among
@@ -16,7 +16,9 @@ from build.seals import sha256_of
 
 
 def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
-    """Refuse units of libtorch_python: their code depends on the Python version, and one overlay is for all."""
+    """Refuse units of libtorch_python in an overlay that is for all Python versions."""
+    if inputs.per_python:
+        return
     # The functions and variables that only one unit defines.
     tables = {item.unit: defined(item.path, dynamic=False) for item in objects}
     own = {unit: {name for name, item in table.items() if item.kind in "TDBR"} for unit, table in tables.items()}
@@ -43,7 +45,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     if inputs.owners is None:  # a plan has judged the paths of other patches
         layout.check_paths(inputs.tree, inputs.changed)
     checks.require([checks.check_made_for(inputs)])
-    patched = inputs.units or tuple(path for path in inputs.changed if layout.is_unit(path))
+    patched = inputs.units or {path: "changed by the series" for path in inputs.changed if layout.is_unit(path)}
     step(f"compiling {len(patched)} patched units and what they need")
     objects = compile_closure(inputs, patched)
     _check_owner(inputs, objects)
@@ -63,14 +65,16 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+    ids = inputs.release.wheel.libtorch_cuda_build_ids
     return Overlay(
         path=path,
         soname=path.name,
         sha256=sha256_of(path),
         build_id=build_id(path),
-        made_for=inputs.release.wheel.libtorch_cuda_build_ids,
+        made_for={python: item for python, item in ids.items() if python == inputs.python or not inputs.per_python},
         objects=objects,
         replaced=tuple(sorted(checks.replaced_symbols(inputs, path))),
-        flags=code_flags(inputs.release),
+        flags=(*recorded_flags(inputs.release), *said_flags(inputs.defines)),
         checks=proven,
+        python=inputs.python if inputs.per_python else "",
     )

@@ -14,7 +14,6 @@ from build.overlay.symbols import Symbol, build_id, defined, demangle
 _TEXT = frozenset("T")
 #: Bytes; the largest function of the units is below 64 KiB, and units of other files between two of theirs are not.
 _WIDEST_GAP = 1 << 17
-_OWNERS = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
 
 
 def _exports(inputs: Inputs, libraries: Sequence[str]) -> set[str]:
@@ -23,7 +22,7 @@ def _exports(inputs: Inputs, libraries: Sequence[str]) -> set[str]:
 
 def replaced_symbols(inputs: Inputs, overlay: Path) -> frozenset[str]:
     """Return the exported stock symbols that the overlay defines, without those of the standard library."""
-    ours, stock = defined(overlay, dynamic=True), _exports(inputs, _OWNERS)
+    ours, stock = defined(overlay, dynamic=True), _exports(inputs, inputs.replaceable)
     return frozenset(name for name, symbol in ours.items() if name in stock and not symbol.standard)
 
 
@@ -55,7 +54,7 @@ def half_replaced(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> fro
     """
     ours = defined(overlay, dynamic=True)
     missing: set[str] = set()
-    for library in _OWNERS:
+    for library in inputs.replaceable:
         stock = defined(inputs.lib / library, dynamic=True)
         spans = _spans(units, stock)
         missing |= {
@@ -85,7 +84,7 @@ def check_made_for(inputs: Inputs) -> Check:
 
 def check_exports_nothing_new(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Check:
     """List strong exports that stock does not have; they can only come from the patches and are not refused."""
-    stock = _exports(inputs, _OWNERS)
+    stock = _exports(inputs, inputs.replaceable)
     new = {name for name, item in defined(overlay, dynamic=True).items() if item.strong and name not in stock}
     spelt = sorted(demangle(new).values()) if new else []
     return Check("exports beyond stock", True, ", ".join(spelt) or f"none from {len(units)} units")

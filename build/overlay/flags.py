@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from build.overlay.model import Inputs
+from build.overlay.model import PYTHON, Inputs
 from build.overlay.owners import macros_of
 from build.releases import Release
 
@@ -28,34 +29,63 @@ _NEVER = frozenset(
 )
 
 
-def code_flags(release: Release) -> tuple[str, ...]:
-    """Return the flags that decide the code: standard, ABI, macros, optimisation."""
+#: Macros that decide no code of these wheels: which headers a header includes, and what is exported on Windows.
+_HARMLESS = frozenset(
+    {"AT_PER_OPERATOR_HEADERS", "TEMPLATE_SELECTIVE_BUILD", "TORCH_HIP_VERSION"}
+    | {"CAFFE2_BUILD_MAIN_LIB", "TORCH_HIP_BUILD_MAIN_LIB", "TORCH_XPU_BUILD_MAIN_LIB"}
+)
+
+
+def code_flags(release: Release, unit: str = "") -> tuple[str, ...]:
+    """Return the flags that decide the code of one unit, or of those without flags of their own."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(release.wheel.cxx11_abi)}"
-    defines = (f"-D{define.macro}" for define in release.defines)
+    defines = (f"-D{define.macro}" for define in release.defines if not define.units or unit in define.units)
     return (f"-std=c++{release.cxx_standard}", *COMMON, abi, *defines)
+
+
+def recorded_flags(release: Release) -> tuple[str, ...]:
+    """Return the flags that decide the code as a wheel's record names them: of every unit, then of single ones."""
+    own = (f"{unit}: -D{define.macro}" for define in release.defines for unit in define.units)
+    return (*code_flags(release), *own)
+
+
+def said_flags(defines: Iterable[str]) -> tuple[str, ...]:
+    """Return what the user says of the wheel's macros as flags, `-DNAME=VALUE` and `-UNAME`."""
+    return tuple(f"-U{item[:-2]}" if item.endswith("=0") else f"-D{item}" for item in defines)
+
+
+def said_defines(flags: Iterable[str]) -> tuple[str, ...]:
+    """Return the defines from which `said_flags` made these flags."""
+    return tuple(f"{flag[2:]}=0" if flag.startswith("-U") else flag[2:] for flag in flags)
 
 
 def unit_flags(inputs: Inputs, unit: str) -> tuple[str, ...]:
     """Return the flags of one unit: those of its library, without the macros that only libtorch_cuda has."""
-    flags = code_flags(inputs.release)
+    flags = code_flags(inputs.release, unit)
     if inputs.owners is None:
         return flags
-    if "cuda" not in inputs.owners.of(unit):
+    library = inputs.owners.of(unit)
+    if library == PYTHON:
+        # The wheels export what is not marked, too: initJITBindings, python_functions. The macro: torch/CMakeLists.txt.
+        flags = (*(flag for flag in flags if flag != "-fvisibility=hidden"), "-DTHP_BUILD_MAIN_LIB")
+    elif "cuda" not in library:
         flags = tuple(flag for flag in flags if flag.removeprefix("-D") not in inputs.owners.cuda_only)
-    more = (f"-D{item}" for item in inputs.defines if not item.endswith("=0"))
-    return (*flags, "-DFMT_HEADER_ONLY=1", *more)  # caffe2/CMakeLists.txt: fmt::fmt-header-only
+    if library.startswith(("libtorch_cpu", "libtorch_cuda")) and (inputs.include / "ATen" / "ops").is_dir():
+        flags = (*flags, "-DAT_PER_OPERATOR_HEADERS")  # cmake/Codegen.cmake; the headers say what is exported
+    return (*flags, "-DFMT_HEADER_ONLY=1", *said_flags(inputs.defines))  # caffe2/CMakeLists.txt: fmt::fmt-header-only
 
 
-def undecided(inputs: Inputs, unit: str) -> tuple[str, ...]:
-    """Return the macros that a unit tests, that build files set under conditions, and that no flag decides.
+def undecided(inputs: Inputs, unit: str, files: Iterable[Path]) -> tuple[str, ...]:
+    """Return the macros that files of a unit test, that build files set under conditions, and that no flag decides.
 
     Without them the overlay might lack what the wheel has: units with TORCH_USE_LIBUV have no libuv without it.
     """
     if inputs.owners is None:
         return ()
     said = {item.partition("=")[0] for item in inputs.defines}
-    known = {flag.removeprefix("-D").partition("=")[0] for flag in code_flags(inputs.release)} | inputs.owners.cuda_only
-    return tuple(sorted((macros_of(inputs.tree / unit) & inputs.owners.conditional) - said - known - _NEVER))
+    known = {flag.removeprefix("-D").partition("=")[0] for flag in code_flags(inputs.release, unit)}
+    tested = frozenset[str]().union(*map(macros_of, files)) & inputs.owners.conditional
+    return tuple(sorted(tested - said - known - inputs.owners.cuda_only - _NEVER - _HARMLESS))
 
 
 def path_flags(inputs: Inputs, overrides: Path) -> tuple[str, ...]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import CompileError, OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
-from build.overlay.model import LIBRARIES, Inputs, Object
-from build.overlay.runtime import Export, Runtime, prepare, stub
+from build.overlay.model import LIBRARIES, PYTHON, Inputs, Object
+from build.overlay.runtime import Export, Runtime, exports, prepare, stub
 from build.overlay.symbols import defined, demangle, needed, run_path, table, undefined
 from build.overlay.toolchain import run_compiler
 from build.paths import atomic_write
@@ -86,16 +87,35 @@ def _compile_shim(inputs: Inputs, symbol: str, folder: Path) -> Path:
     return target
 
 
+def _importers(inputs: Inputs) -> tuple[str, ...]:
+    return (*_IMPORTERS, PYTHON) if inputs.per_python else _IMPORTERS
+
+
 def _imports(inputs: Inputs, prefixes: tuple[str, ...]) -> list[Export]:
     """Return what the wheel's libraries import under `prefixes`, one of each name."""
-    every = (item for name in _IMPORTERS for item in table(inputs.lib / name, dynamic=True))
+    every = (item for name in _importers(inputs) for item in table(inputs.lib / name, dynamic=True))
     found = {item.name: item for item in every if item.kind == "U" and item.name.startswith(prefixes)}
     return [Export(name, "FUNC", found[name].version) for name in sorted(found)]
 
 
+def _bindings(inputs: Inputs, objects: Iterable[Path], folder: Path) -> Path:
+    """Return libtorch_python to link against; for its own units a stub with its exports and those of the interpreter.
+
+    No library needs the interpreter by name: it is in the process before torch. The stub has what the objects call of
+    it; that it is there, its headers say, with which they were compiled.
+    """
+    real = inputs.lib / PYTHON
+    if not inputs.per_python:
+        return real
+    found = {item.name: Export(item.name, item.kind, "") for item in exports(real)}
+    called = (name for name in undefined(objects) if name.startswith(("Py", "_Py")))
+    found |= {name: Export(name, "FUNC", "") for name in called}
+    return stub(inputs.toolchain, PYTHON, [found[name] for name in sorted(found)], folder)
+
+
 def _import_stubs(inputs: Inputs, folder: Path) -> list[Path]:
     """Make the stubs in `folder`, under the sonames that the wheel's libraries need."""
-    sonames = {name for library in _IMPORTERS for name in needed(inputs.lib / library)}
+    sonames = {name for library in _importers(inputs) for name in needed(inputs.lib / library)}
     return [
         stub(inputs.toolchain, soname, _imports(inputs, prefixes), folder)
         for stem, prefixes in _PREFIXES.items()
@@ -104,9 +124,22 @@ def _import_stubs(inputs: Inputs, folder: Path) -> list[Path]:
     ]
 
 
-def _command(
-    inputs: Inputs, objects: Sequence[Path], stubs: Sequence[Path], system: Runtime, wrap: str, target: Path
-) -> list[str | Path]:
+@dataclass(frozen=True, slots=True)
+class _Against:
+    """What the overlay is linked against beside the wheel's own libraries; `bindings` takes libtorch_python's place."""
+
+    stubs: tuple[Path, ...]
+    system: Runtime
+    bindings: Path
+
+
+def _against(inputs: Inputs, objects: Sequence[Path], folder: Path) -> _Against:
+    stubs = _import_stubs(inputs, folder)
+    system = prepare(inputs.toolchain, [inputs.lib / name for name in LIBRARIES], folder)
+    return _Against(tuple(stubs), system, _bindings(inputs, objects, folder))
+
+
+def _command(inputs: Inputs, objects: Sequence[Path], against: _Against, wrap: str, target: Path) -> list[str | Path]:
     # In either wheel the overlay is two folders below site-packages, as torch/lib is.
     rpath = "$ORIGIN/../../torch/lib:" + run_path(inputs.lib / "libtorch_cuda.so")
     libraries = [inputs.lib / name for name in _NEEDED]
@@ -114,11 +147,11 @@ def _command(
     line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{soname(inputs.release)}"]
     line += ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{rpath}"]
     line += [f"-Wl,--wrap={wrap}"] if wrap else []
-    line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *stubs]
-    line += system.arguments
+    line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *against.stubs]
+    line += against.system.arguments
     # Not for its symbols: as a dependency of the overlay, libtorch_python looks symbols up in the overlay's scope,
     # overlay first, and the process gets no global symbols.
-    return [*line, "-Wl,--no-as-needed", inputs.lib / "libtorch_python.so"]
+    return [*line, "-Wl,--no-as-needed", against.bindings]
 
 
 def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
@@ -133,9 +166,8 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
         files = [item.path for item in objects]
         if wrap:
             files.append(_compile_shim(inputs, wrap, Path(scratch)))
-        stubs = _import_stubs(inputs, Path(scratch))
-        system = prepare(inputs.toolchain, [inputs.lib / name for name in LIBRARIES], Path(scratch))
-        done = run_compiler(_command(inputs, files, stubs, system, wrap, part), timeout=600)
+        against = _against(inputs, files, Path(scratch))
+        done = run_compiler(_command(inputs, files, against, wrap, part), timeout=600)
         if done.returncode:
             raise CompileError(
                 "the overlay does not link against the official wheel",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from build.overlay.owners import Owners
@@ -11,6 +12,8 @@ from build.releases import Release
 
 #: The wheel's libraries of host code.
 LIBRARIES = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so", "libtorch_python.so")
+#: The one of them that is compiled once per Python version.
+PYTHON = "libtorch_python.so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,10 @@ class Inputs:
         python: CPython version of that wheel.
         headers: include folders beyond wheel and tree, in order.
         objects: folder that keeps compiled objects, default the cache's; an empty one makes every unit compile.
-        units: the units to compile; empty for those among `changed`.
+        units: the units to compile, with the reason for each; empty for those among `changed`.
         defines: further macros, `NAME` or `NAME=VALUE`; `NAME=0` says that the wheel was built without it.
         owners: the library of each unit, where the patches are not a series of this project.
+        originals: the changed files as the release has them, with such patches.
         safe_headers: changed headers that the series' manifest declares safe for an overlay, with the reason.
     """
 
@@ -41,8 +45,9 @@ class Inputs:
     toolchain: Toolchain
     objects: Path | None = None
     owners: Owners | None = None
-    units: tuple[str, ...] = ()
+    units: Mapping[str, str] = field(default_factory=dict)
     defines: tuple[str, ...] = ()
+    originals: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lib(self) -> Path:
@@ -51,6 +56,16 @@ class Inputs:
     @property
     def include(self) -> Path:
         return self.wheel / "torch" / "include"
+
+    @property
+    def per_python(self) -> bool:
+        """Whether units of libtorch_python are wanted: then the overlay is for one Python version."""
+        return self.owners is not None and any(self.owners.of(unit) == PYTHON for unit in self.units)
+
+    @property
+    def replaceable(self) -> tuple[str, ...]:
+        """The wheel's libraries that units of the overlay may be from."""
+        return tuple(name for name in LIBRARIES if name != PYTHON or self.per_python)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +106,7 @@ class Overlay:
         soname: its file name and DT_SONAME.
         made_for: GNU build ids of the libtorch_cuda.so it is for, by Python version: the official wheels of one release
             are compiled from one source with one toolchain, once per Python version.
+        python: the only Python version that it is for, e.g. `3.12`; empty when it is for all.
         objects: the units in it.
         replaced: exported stock symbols that it defines, mangled, sorted.
         flags: the compile line without machine-specific paths.
@@ -105,3 +121,4 @@ class Overlay:
     replaced: tuple[str, ...]
     flags: tuple[str, ...]
     checks: tuple[Check, ...]
+    python: str = ""

@@ -18,6 +18,7 @@ import msgspec
 from build import leases, seals
 from build.console import InFlight, note, progress
 from build.errors import CompileError, DigestMismatchError
+from build.overlay import owners
 from build.overlay.flags import path_flags, undecided, unit_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
@@ -31,6 +32,22 @@ _BYTES_PER_JOB = 2_000_000_000
 #: Increase when the stored form changes, or when objects with a right key may be wrong: those of 1 may have been
 #: compiled with headers from CPATH, those of 2 with damaged headers.
 _CACHE_FORMAT = "3"
+
+
+_MISSING = re.compile(rb"fatal error: ([\w./+-]+): No such file")
+#: Folders of headers of submodules that units include and that the wheel lacks, by how the included path begins.
+_SUBMODULES = {
+    "fmt": "third_party/fmt/include",
+    "gloo": "third_party/gloo",
+    "uv.h": "third_party/libuv/include",
+    "tensorpipe": "third_party/tensorpipe",
+    "libkineto.h": "third_party/kineto/libkineto/include",
+    "nlohmann": "third_party/nlohmann/include",
+    "cpuinfo.h": "third_party/cpuinfo/include",
+    "fbgemm": "third_party/fbgemm/include",
+    "httplib.h": "third_party/cpp-httplib",
+    "onnx": "third_party/onnx",
+}
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -66,7 +83,7 @@ def _primary_key(inputs: Inputs, unit: str) -> str:
     parts += unit_flags(inputs, unit)
     parts += [f"{p.name}=={p.version} {p.headers_sha256}" for p in inputs.release.header_packages]
     if inputs.owners is not None:  # folders that the user names have no pinned digest
-        parts += [_digest_of(folder) for folder in inputs.headers]
+        parts += ["macros of headers are decided", *(_digest_of(folder) for folder in inputs.headers)]
     # Names of the changed headers: they come before those of the wheel, even if the unit included those so far.
     parts += sorted(name for name in inputs.changed if is_header(name))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -126,14 +143,42 @@ def _check_read(inputs: Inputs, unit: str, read: Iterable[str] | None) -> None:
         )
 
 
-def _require_decided(inputs: Inputs, unit: str) -> None:
-    if open_macros := undecided(inputs, unit):
-        names = ", ".join(open_macros)
+def _require_decided(inputs: Inputs, unit: str, includes: Iterable[str] = ()) -> None:
+    """Refuse a unit, or what it includes, that tests macros which decide code and that nobody has decided."""
+    roots = {"tree": inputs.tree, "wheel": inputs.include}
+    parts = (name.partition(":") for name in includes)
+    headers = [roots[label] / path for label, _, path in parts if label in roots and is_header(path)]
+    if open_macros := undecided(inputs, unit, headers or [inputs.tree / unit]):
+        names, what = ", ".join(open_macros), "includes headers that test" if headers else "tests"
         raise CompileError(
-            f"{unit} tests macros that the release sets under conditions: {names}",
-            cause=f"{unit} tests {names}; the wheel was built with them or without, and another build differs from it",
+            f"{unit} {what} macros that the release sets under conditions: {names}",
+            cause=f"the wheel was built with {names} or without, and another build differs from it",
             remedy="say it for each: --define NAME=1 or --define NAME=0; `torch.__config__.show()` helps to know",
         )
+
+
+def _require_own_flags(inputs: Inputs, unit: str) -> None:
+    """Require the flags that the release compiles this unit alone with; of patches of a user, the plan does."""
+    lacking = owners.read(inputs.tree).flags_of(unit, [flag.removeprefix("-D") for flag in unit_flags(inputs, unit)])
+    if inputs.owners is None and lacking:
+        raise CompileError(
+            f"{unit} would be compiled without flags that the release gives it alone: {lacking}",
+            cause="caffe2/CMakeLists.txt sets them for this file, and build/releases.toml does not",
+            remedy="enter each under `defines` of the release, with `units`",
+        )
+
+
+def _submodule(inputs: Inputs, complaints: bytes) -> str:
+    """Return what to do about a missing header of a submodule, empty where it is of none."""
+    missing = _MISSING.search(complaints)
+    folder = _SUBMODULES.get(missing[1].decode().partition("/")[0], "") if missing else ""
+    if not missing or not folder:
+        return ""
+    module, tag = "/".join(folder.split("/")[:2]), inputs.release.tag
+    return (
+        f"{missing[1].decode()} is of the submodule {module}, which the wheel lacks. In a checkout of PyTorch: "
+        f"git checkout {tag} && git submodule update --init {module}; then --include CHECKOUT/{folder}"
+    )
 
 
 def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str) -> Object:
@@ -149,11 +194,13 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
             raise CompileError(
                 f"{unit} does not compile",
                 cause=done.tail or f"{inputs.toolchain.cxx} ended with status {done.returncode} and no output",
-                remedy="if a header is missing, add its package to the release in build/releases.toml; for patches of "
-                "your own, name a folder that has it, at the commit of the release: --include PATH; if the compiler "
-                "was killed, memory ran out: 2 GB per job; the whole command is in the log",
+                remedy=_submodule(inputs, done.stderr)
+                or "if a header is missing, add its package to the release in build/releases.toml; for patches of your "
+                "own, name a folder that has it, at the commit of the release: --include PATH; if the compiler was "
+                "killed, memory ran out: 2 GB per job; the whole command is in the log",
             )
         tree_files = {name[5:]: sha256_of(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
+        _require_decided(inputs, unit, includes)
         entry = _Entry(unit, sha256_of(obj), includes, tree_files)
         seals.write_record(part / "entry.json", entry)
         dep.unlink()
@@ -162,6 +209,7 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
 
 def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) -> Object:
     _require_decided(inputs, unit)
+    _require_own_flags(inputs, unit)
     folder = (inputs.objects or cache("objects")) / _primary_key(inputs, unit)
     if ready := _cached(folder, inputs, why):
         return ready

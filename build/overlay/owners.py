@@ -12,7 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-_LISTS = "build_variables.bzl"
+#: The file with the sources of each library.
+LISTS = "build_variables.bzl"
 _CMAKE = "caffe2/CMakeLists.txt"
 _DEFINITION = re.compile(r"target_compile_definitions\(\s*(\w+)\s+(?:PRIVATE|PUBLIC|INTERFACE)\s+(\w+)")
 #: Macros that the release sets for everything, mostly under a condition.
@@ -75,19 +76,30 @@ def _library(name: str) -> str:
     return "libtorch_cuda.so" if "cuda" in name else "libtorch_cpu.so"
 
 
-def read(tree: Path) -> Owners:
-    """Read the lists of a source tree; a list that the others are made of counts once, the most special one wins."""
-    path = tree / _LISTS
-    body = ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else []
+def listed(text: str) -> dict[str, str]:
+    """Return the library of each unit that the text of `LISTS` names.
+
+    A list that the others are made of counts once, the most special one wins.
+    """
+    body = ast.parse(text).body
     found: dict[str, str] = {}
     rank = ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so")
     for item in body:
         if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
             library = _library(item.targets[0].id)
             texts = [node.value for node in ast.walk(item) if isinstance(node, ast.Constant)]
-            for text in texts if library else ():
-                if isinstance(text, str) and rank.index(library) >= rank.index(found.get(text, rank[0])):
-                    found[text] = library
+            for unit in texts if library else ():
+                if isinstance(unit, str) and rank.index(library) >= rank.index(found.get(unit, rank[0])):
+                    found[unit] = library
+    return found
+
+
+def read(tree: Path, lists: str | None = None) -> Owners:
+    """Read the build files of a source tree; `lists` is the text of `LISTS` to use in place of the tree's."""
+    path = tree / LISTS
+    if lists is None:
+        lists = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found = listed(lists)
     places = [tree / "CMakeLists.txt", tree / _CMAKE, *sorted((tree / "cmake").glob("*.cmake"))]
     text = "".join(place.read_text(encoding="utf-8") for place in places if place.is_file())
     conditional = {macro for _, macro in _DEFINITION.findall(text)} | set(_GLOBAL.findall(text))

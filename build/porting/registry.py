@@ -52,7 +52,9 @@ def entry_text(facts: WheelFacts, like: Release) -> str:
         "cxx_standard": facts.cxx_standard,
         "min_gcc": like.min_gcc,
         "notes": f"Entered by regenerate-patch. Macros and header packages are those of {like.version}: not verified.",
-        "defines": [{"macro": item.macro, "reason": f"as in {like.version}"} for item in like.defines],
+        "defines": [
+            msgspec.to_builtins(msgspec.structs.replace(item, reason=f"as in {like.version}")) for item in like.defines
+        ],
         "header_packages": packages,
         "wheel": msgspec.to_builtins(facts.wheel),
     }

@@ -95,11 +95,21 @@ def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
     return None, "its old lines are not in the file"
 
 
+def _place(patch: PatchFile, item: HunkVerdict) -> str:
+    """Return which lines a hunk replaces, and where it is in the patch file."""
+    for change in patch.changes:
+        if change.path == item.path and 0 < item.hunk <= len(change.hunks):
+            hunk = change.hunks[item.hunk - 1]
+            last = hunk.old_start + max(len(hunk.old) - 1, 0)
+            return f" (lines {hunk.old_start}-{last}; line {hunk.line} of {patch.name})"
+    return ""
+
+
 def require_all_placed(patch: PatchFile, verdicts: list[HunkVerdict]) -> None:
     """Raise PatchError for a patch with hunks that have no place."""
     if bad := [item for item in verdicts if item.verdict.needs_human]:
         raise PatchError(
             f"{patch.name} does not fit the tree",
-            cause="\n".join(f"{item.path} hunk {item.hunk}: {item.evidence}" for item in bad),
+            cause="\n".join(f"{item.path} hunk {item.hunk}: {item.evidence}{_place(patch, item)}" for item in bad),
             remedy="check that the tree is the release's; a series is moved with regenerate-patch",
         )

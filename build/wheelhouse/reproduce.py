@@ -35,6 +35,8 @@ def check_tools(item: Subject) -> None:
     Raises:
         EnvironmentUnfitError: compiler or linker are not those of the build.
     """
+    if not item.proven.compiler:  # patches of Python files only
+        return
     found = toolchain.find(0)
     for name, claimed, ours in (
         ("compiler", item.proven.compiler, found.identity),
@@ -48,18 +50,22 @@ def check_tools(item: Subject) -> None:
             )
 
 
-def reproduced(item: Subject, source: Path | None) -> Iterator[tuple[str, str]]:
+def reproduced(item: Subject, source: Path | None, own: pipeline.Own = pipeline.SERIES) -> Iterator[tuple[str, str]]:
     """Build the wheel again and yield each claim that holds, with what was found.
 
     Args:
         source: where the sources are, default found as a build does.
+        own: the user's patches that it is said to be made of, with their folders of headers; default the series.
 
     Raises:
         ClaimError: a claim fails; the message names it.
         EnvironmentUnfitError: this machine cannot build it.
     """
     check_tools(item)
-    request = pipeline.Request(item.proven.release, item.python, source, Path(tempfile.gettempdir()), tested=False)
+    folder = Path(tempfile.gettempdir())
+    if own.of_user:
+        own = replace(own, label=item.label, defines=item.defines)
+    request = pipeline.Request(item.proven.release, item.python, source, folder, tested=False, own=own)
     pipeline.check(request)
     with tempfile.TemporaryDirectory(prefix="verify-") as name:
         scratch = Path(name)
@@ -102,12 +108,17 @@ def _difference(value: object, other: object) -> str:
     return str(value)
 
 
-def _assembled(item: Subject, overlay: Overlay, ready: pipeline.Prepared, scratch: Path) -> Path:
+def _assembled(item: Subject, overlay: Overlay | None, ready: pipeline.Prepared, scratch: Path) -> Path:
     release, proven = ready.inputs.release, item.proven
     inside = pipeline.documents(item.distribution, proven, item.official)
-    assemble = patched_wheel.assemble if item.distribution == "torch" else overlay_wheel.assemble
     patched_wheel.check_disk(ready.wheel, scratch)
-    return assemble(release, ready.wheel, overlay, proven.platform, inside, scratch / "wheel")
+    place = scratch / "wheel"
+    if item.distribution == "torch":
+        files = pipeline.members(ready)
+        return patched_wheel.assemble(release, ready.wheel, overlay, proven.platform, inside, place, files)
+    if overlay is None:
+        raise failing(item, "overlay library", ClaimError("the patches compile nothing, so there is no overlay wheel"))
+    return overlay_wheel.assemble(release, ready.wheel, overlay, proven.platform, inside, place)
 
 
 def _same_wheel(item: Subject, again: Path) -> str:

@@ -79,18 +79,24 @@ def official_of(statement: Statement) -> Artifact:
     raise ClaimError("the provenance names no official wheel", cause="it was not made by `nox -s wheelhouse`")
 
 
+def _overlay(proven: Provenance) -> Resource:
+    notes = {"buildId": proven.overlay_build_id}
+    return Resource(proven.soname, digest={"sha256": proven.overlay_sha256}, annotations=notes)
+
+
 def make(item: Artifact, made: BuildRecord, builder: str = BUILDER) -> Statement:
     """Return the statement about the wheel `item` of a build."""
     proven = made.provenance
-    overlay = Resource(
-        proven.soname, digest={"sha256": proven.overlay_sha256}, annotations={"buildId": proven.overlay_build_id}
-    )
+    made_of = (_overlay(proven),) if proven.soname else ()
     subject = Resource(item.name, digest={"sha256": item.sha256})
     return Statement(
         TYPE,
         (subject,),
         PREDICATE,
-        Predicate(definition(proven, made.python, made.official), Details(Builder(builder), (overlay,))),
+        Predicate(
+            definition(proven, made.python, made.official),
+            Details(Builder(builder), made_of),
+        ),
     )
 
 

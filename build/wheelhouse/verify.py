@@ -9,11 +9,13 @@ from pathlib import Path
 import msgspec
 
 from build import record, releases, seals
+from build.anypatch import patchset
 from build.errors import ClaimError, UnknownReleaseError, UsageError
-from build.overlay.flags import code_flags
+from build.overlay.flags import recorded_flags, said_defines, said_flags
 from build.record import Artifact, Provenance
 from build.releases import Release
 from build.series.manifest import patches_of
+from build.series.model import PatchFile
 from build.wheelhouse import attestation, contents, gather, signing, statement
 from build.wheelhouse.attestation import Attestation, Publisher
 from build.wheelhouse.signing import PublicKey
@@ -30,20 +32,34 @@ class Subject:
     Attributes:
         signed: the statement as it was signed.
         key: the public key that must have signed it; None: any, or none.
+        patches: those of a user that it was made of; None: it is of the project's series.
     """
 
     path: Path
     signed: Attestation
     said: Statement
     key: PublicKey | None
+    patches: tuple[PatchFile, ...] | None = None
 
     @property
     def proven(self) -> Provenance:
         return self.said.predicate.build_definition.internal_parameters
 
     @property
+    def label(self) -> str:
+        """What the version ends with: `mw1`, or what the user has chosen."""
+        local = releases.get(self.proven.release).wheel.local
+        return self.proven.version.partition(f"+{local}.")[2]
+
+    @property
     def python(self) -> str:
         return self.said.predicate.build_definition.external_parameters.python
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        """The macros that a user has decided, `NAME=VALUE`: they follow the flags of the release."""
+        flags = self.proven.flags
+        return said_defines(flags[len(recorded_flags(releases.get(self.proven.release))) :])
 
     @property
     def official(self) -> Artifact:
@@ -162,16 +178,24 @@ def _dependencies(item: Subject) -> str:
 
 def _pinned(item: Subject) -> Release:
     try:
-        return releases.get(item.proven.release)
+        known = releases.get(item.proven.release)
     except UnknownReleaseError as error:
         raise ClaimError(error.what) from None
+    if item.patches is not None:
+        return patchset.labelled(known, item.label)
+    if item.label != known.patched_version.rpartition(".")[2] and not item.proven.series:
+        remedy = "name them: --patches FILE, and for the build --include for each folder that it had"
+        raise UsageError(f"{item.path.name} is made of somebody's own patches", remedy=remedy)
+    return known
 
 
 def _release(item: Subject) -> str:
     release, proven = _pinned(item), item.proven
     _require(proven.commit, release.commit)
     _require(proven.version, release.patched_version)
-    _require(proven.libtorch_cuda_build_ids, release.wheel.libtorch_cuda_build_ids)
+    known, claimed = release.wheel.libtorch_cuda_build_ids, proven.libtorch_cuda_build_ids
+    only = {item.python: known.get(item.python, "(none)")}  # units of libtorch_python are for one Python version
+    _require(claimed, only if claimed.keys() == only.keys() and item.patches is not None else known)
     return f"{release.version}, commit {release.commit}"
 
 
@@ -182,16 +206,19 @@ def _official(item: Subject) -> str:
 def _patches(item: Subject) -> str:
     release = _pinned(item)
     _require(item.proven.series, release.series)
-    _require(item.proven.patches, record.patches_of(patches_of(release.version, release.series)))
-    return f"{len(item.proven.patches)} of {', '.join(release.series)}"
+    own = patches_of(release.version, release.series) if item.patches is None else item.patches
+    _require(item.proven.patches, record.patches_of(own))
+    return f"{len(item.proven.patches)} of {', '.join(release.series) or 'the user'}"
 
 
 def _headers(item: Subject) -> str:
-    return _require(item.proven.headers, record.headers_of(_pinned(item)))
+    return _require(item.proven.headers, record.headers_of(_pinned(item)) if item.proven.soname else ())
 
 
 def _flags(item: Subject) -> str:
-    return _require(item.proven.flags, code_flags(_pinned(item)))
+    flags = recorded_flags(_pinned(item)) if item.proven.soname else ()
+    said = said_flags(item.defines) if item.patches is not None else ()
+    return _require(item.proven.flags, (*flags, *said))
 
 
 def _assembly(item: Subject) -> str:

@@ -1,4 +1,4 @@
-"""The overlay wheel: 1 MB, installed next to the official torch, the same for every Python version."""
+"""The overlay wheel: 1 MB, installed next to the official torch; for every Python version unless units depend on it."""
 
 from __future__ import annotations
 
@@ -69,9 +69,11 @@ def assemble(
     Raises:
         WheelError: the official wheel has no licence, or the result fails its own check.
     """
-    name = f"{_PACKAGE}-{release.patched_version}-py3-none-{tag}.whl"
+    only = overlay.python.replace(".", "")
+    tags = f"cp{only}-cp{only}-{tag}" if only else f"py3-none-{tag}"
+    name = f"{_PACKAGE}-{release.patched_version}-{tags}.whl"
     info = f"{_PACKAGE}-{release.patched_version}.dist-info"
-    wheel = f"Wheel-Version: 1.0\nGenerator: multiworld\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n"
+    wheel = f"Wheel-Version: 1.0\nGenerator: multiworld\nRoot-Is-Purelib: false\nTag: {tags}\n"
     sweep(folder / name)
     with atomic_write(folder / name) as part:
         with WheelWriter(part, info) as writer:

@@ -68,6 +68,11 @@ def _needed_first(soname: str) -> Callable[[bytes], bytes]:
     return rewrite
 
 
+def platform_of(official: Path) -> str:
+    """Return the platform tag of the official wheel."""
+    return min(str(tag.platform) for tag in parse_wheel_filename(official.name)[3])
+
+
 def wheel_name(release: Release, official: Path, tag: str) -> str:
     _, _, _, tags = parse_wheel_filename(official.name)
     first = sorted(tags, key=str)[0]
@@ -76,7 +81,7 @@ def wheel_name(release: Release, official: Path, tag: str) -> str:
 
 
 def _plan(
-    release: Release, names: list[str], tag_line: str, overlay: Overlay, files: Mapping[str, bytes | None]
+    release: Release, names: list[str], tag_line: str, overlay: Overlay | None, files: Mapping[str, bytes | None]
 ) -> _Plan:
     old = f"torch-{release.wheel.version}.dist-info"
     version = release.patched_version.encode()
@@ -84,12 +89,13 @@ def _plan(
     if len(extension) != 1 or f"{old}/METADATA" not in names:
         raise WheelError("this is not a wheel of torch", cause=f"{len(extension)} extension modules torch/_C")
     rewrite = {
-        extension[0]: _needed_first(overlay.soname),
         "torch/version.py": _substitute(rb"^__version__ = .*$", b"__version__ = '" + version + b"'", "version.py"),
         f"{old}/METADATA": _substitute(rb"\AMetadata-Version: (.*)\nName: torch\nVersion: .*$",
                                        rb"Metadata-Version: \1\nName: torch\nVersion: " + version, "METADATA"),
         f"{old}/WHEEL": _substitute(rb"^Tag: .*$", f"Tag: {tag_line}".encode(), "WHEEL"),
     }  # fmt: skip
+    if overlay:
+        rewrite[extension[0]] = _needed_first(overlay.soname)
     for name, data in files.items():
         if name in rewrite:
             raise WheelError(f"the patch changes {name}, of which every wheel has its own", cause="it has the version")
@@ -135,7 +141,7 @@ def _check_official(release: Release, official: Path, found: str) -> None:
 def assemble(
     release: Release,
     official: Path,
-    overlay: Overlay,
+    overlay: Overlay | None,
     tag: str,
     documents: Mapping[str, bytes],
     folder: Path,
@@ -144,8 +150,9 @@ def assemble(
     """Write the patched wheel.
 
     Args:
+        overlay: the library to put in, None where patches change Python files only.
         files: members to replace or to add, None for one to leave out: Python files and headers that patches change.
-        tag: platform tag that the overlay needs.
+        tag: platform tag that the overlay needs, or that of the official wheel.
         documents: files for the wheel's dist-info, by their names there: the provenance, the SBOM.
 
     Raises:
@@ -161,9 +168,10 @@ def assemble(
             plan = _plan(release, archive.namelist(), tag_line, overlay, files or {})
             with WheelWriter(part, plan.new_info) as writer:
                 _copy(archive, source, writer, plan)
-                writer.add(f"torch/lib/{overlay.soname}", overlay.path.read_bytes(), 0o755)
-                for name in sorted((files or {}).keys() - plan.rewrite.keys() - plan.dropped):
-                    writer.add(name, (files or {})[name] or b"")
+                if overlay:
+                    writer.add(f"torch/lib/{overlay.soname}", overlay.path.read_bytes(), 0o755)
+                for added in sorted((files or {}).keys() - plan.rewrite.keys() - plan.dropped):
+                    writer.add(added, (files or {})[added] or b"")
                 for document, data in documents.items():
                     writer.add(f"{plan.new_info}/{document}", data)
             _check_official(release, official, source.sha256())

@@ -80,7 +80,7 @@ def _overlay(proven: Provenance) -> Component:
 def _tools(proven: Provenance) -> ToolRepository:
     names = [("compiler", proven.compiler), ("linker", proven.linker), ("multiworld", proven.assembly)]
     return ToolRepository(
-        components=[Component(name=name, version=text, type=ComponentType.APPLICATION) for name, text in names]
+        components=[Component(name=name, version=text, type=ComponentType.APPLICATION) for name, text in names if text]
     )
 
 
@@ -96,8 +96,7 @@ def document(distribution: str, proven: Provenance, official: Artifact) -> bytes
     root = _package(distribution, proven.version)
     root.licenses = [LicenseFactory().make_from_string(_LICENCES)]
     bom = Bom(serial_number=uuid.uuid5(_SPACE, f"{distribution} {msgspec.json.encode(proven).decode()}"))
-    overlay = _overlay(proven)
-    parts = [overlay]
+    parts = [_overlay(proven)] if proven.soname else []
     if distribution == "torch":
         root.pedigree = _pedigree(proven, [stock])
     else:

@@ -51,6 +51,15 @@ def install(python: Path, *requirements: str | Path) -> None:
     _uv("pip", "install", "--quiet", "--python", python, *requirements)
 
 
+def _install_built(python: Path, wheels: list[Path]) -> None:
+    """Install wheels alone, by way of a cache of their own that is removed: uv's would keep each of them for ever.
+
+    That cache is on the environment's file system, so that the files are linked and not copied.
+    """
+    with tempfile.TemporaryDirectory(prefix="uv-", dir=python.parents[2]) as own:
+        _uv("pip", "install", "--quiet", "--python", python, "--no-deps", "--cache-dir", own, *wheels)
+
+
 def installed(python: Path) -> tuple[str, ...]:
     """Return what an environment has, `name==version`, sorted."""
     done = run([uv.find_uv_bin(), "pip", "freeze", "--quiet", "--python", python], timeout=60)
@@ -92,6 +101,8 @@ def _folder(form: Form) -> Iterator[Path]:
 def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
     """Make an environment with `wheels`, yield its interpreter, and remove it; dependencies come from the index.
 
+    Of the wheels that were built here, nothing stays in uv's cache.
+
     Raises:
         EnvironmentUnfitError: this machine has no CPython `python` (e.g. `3.11`), or an installation failed.
     """
@@ -99,5 +110,8 @@ def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
         step(f"environment {form.value}: {', '.join(path.name for path in wheels)}")
         create(folder / "venv", interpreter(python))
         made = folder / "venv" / "bin" / "python"
+        # The official wheel may stay in uv's cache: it is the same file each time.
+        if built := [path for path in wheels if not path.is_relative_to(cache("wheels"))]:
+            _install_built(made, built)
         install(made, *wheels, *_numpy(wheels))
         yield made

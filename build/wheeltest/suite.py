@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +33,9 @@ from build.wheeltest.results import (
     write_stock,
 )  # fmt: skip
 
-#: Folders of multiworld's own tests, in this order: the faults are judged by time, so they run alone.
-_MULTIWORLD = ("core", "faults")
+_CORE = "tests/multiworld/core"
+#: judged by time, so it runs alone
+_FAULTS = "tests/multiworld/faults"
 #: What of the fault-tolerance suite runs on simulated NCCL on all wheels: failures of NCCL and CUDA on torch's group,
 #: which is what the patches change. `nox -s faults -- --simulated` runs all rows, those of the driver `nccl` too.
 _FAILURES = ("tests/multiworld/faults/test_nccl_failures.py", "tests/multiworld/faults/test_torch_groups.py")
@@ -120,14 +122,41 @@ def _pytest(python: Path, junit: Path, *arguments: str) -> list[str | Path]:
 
 
 def _test_forms(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
-    """Run probes and wheel tests of all forms at once: they spend most of their time waiting."""
-    step(f"probes and tests/wheel on {', '.join(form.value for form in pythons)}")
+    """Run at once what no clock judges, since it waits most of the time: probes and wheel tests of all forms, and
+    multiworld's core and drivers."""
+    step(f"probes, tests/wheel{', core and drivers' if plan.multiworld else ''} on {_names(pythons)}")
+    own = list(_own_tests(plan, pythons)) if plan.multiworld else []
+    others: list[Callable[[], Run]] = [partial(_wheel_tests, plan, form, python) for form, python in pythons.items()]
     with progress() as bar:
         tasks = {form: bar.add_task(f"probes on {form.value}", total=None, unit="done") for form in pythons}
-        work = [partial(_probes, plan, form, python, bar, tasks[form]) for form, python in pythons.items()]
-        runs = run_together([*work, *(partial(_wheel_tests, plan, form, python) for form, python in pythons.items())])
+        others += [partial(_probes, plan, form, python, bar, tasks[form]) for form, python in pythons.items()]
+        if _available_memory() >= _MEMORY * (1 + len(own)):
+            runs = run_together([*own, *others])
+        else:
+            runs = [*run_together(others), *(one() for one in own)]
     order = list(Form)
     return sorted(runs, key=lambda run: order.index(Form(run.form)))
+
+
+def _own_tests(plan: Plan, pythons: dict[Form, Path]) -> Iterator[Callable[[], Run]]:
+    """The tests of multiworld's core, on the patched wheel, and those of its drivers for devices."""
+    patched = pythons[Form.PATCHED]
+    yield partial(_suite, plan, Form.PATCHED, "multiworld core", patched, "-n", "auto", "-k", "not simulated", _CORE)
+    for form in _DEVICE_FORMS:
+        yield partial(_suite, plan, form, "multiworld device", pythons[form], "-n", "2", _DEVICE)
+
+
+def _names(forms: Iterable[Form]) -> str:
+    return ", ".join(form.value for form in forms)
+
+
+def _suite(plan: Plan, form: Form, name: str, python: Path, *arguments: str) -> Run:
+    """Run a suite of multiworld's in the environment under test."""
+    file = re.sub("[^a-z]+", "-", name).strip("-")
+    junit, said = plan.folder / f"{file}-{form.value}.xml", list[str]()
+    command = _pytest(python, junit, *arguments)
+    status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600, seen=said.append)
+    return _found(form, name, status, junit, said)
 
 
 def _prepare_multiworld(python: Path) -> None:
@@ -136,54 +165,24 @@ def _prepare_multiworld(python: Path) -> None:
     install(python, *groups, "--editable", f"{REPO}[cli,metrics,nccl]")
 
 
-def _test_multiworld(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
-    """Run multiworld's tests on the patched wheel, and the faults on simulated NCCL on all that are given."""
-    for python in pythons.values():
-        _prepare_multiworld(python)
-    runs = []
-    for name in _MULTIWORLD:
-        step(f"tests/multiworld/{name} on patched")
-        junit = plan.folder / f"multiworld-{name}-patched.xml"
-        what = ("-n", "auto", "-k", "not simulated", f"tests/multiworld/{name}")
-        command = _pytest(pythons[Form.PATCHED], junit, *what)
-        status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600)
-        runs.append(Run(Form.PATCHED.value, f"multiworld {name}", status, read_junit(junit)))
-    return [*runs, *_test_device(plan, pythons), *_test_faults(plan, pythons)]
-
-
-def _test_device(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
-    """Run the tests of the drivers for devices on the forms that have what they need of torch."""
-    chosen = {form: pythons[form] for form in _DEVICE_FORMS if form in pythons}
-    step(f"{_DEVICE} on {', '.join(form.value for form in chosen)}")
-    return run_together([partial(_device, plan, form, python) for form, python in chosen.items()])
-
-
-def _device(plan: Plan, form: Form, python: Path) -> Run:
-    junit, said = plan.folder / f"multiworld-device-{form.value}.xml", list[str]()
-    command = _pytest(python, junit, "-n", "2", _DEVICE)
-    status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=1800, seen=said.append)
-    return _found(form, "multiworld device", status, junit, said)
-
-
 def _test_faults(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
-    """Run the fault-tolerance suite on simulated NCCL, on all forms at once where the memory is enough."""
-    step(f"{SIMULATED} on {', '.join(form.value for form in pythons)}")
+    """Run the fault-tolerance suite on the patched wheel, then on simulated NCCL on all forms, at once where the memory
+    is enough."""
+    step(f"{_FAULTS} on patched")
+    junit = plan.folder / "multiworld-faults-patched.xml"
+    command = _pytest(pythons[Form.PATCHED], junit, "-n", "auto", "-k", "not simulated", _FAULTS)
+    status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600)
+    alone = Run(Form.PATCHED.value, "multiworld faults", status, read_junit(junit))
+    step(f"{SIMULATED} on {_names(pythons)}")
     together = _available_memory() >= _MEMORY * len(pythons)
-    processes = "2" if together else "auto"
-    work = [partial(_faults, plan, form, python, processes) for form, python in pythons.items()]
-    return run_together(work) if together else [one() for one in work]
+    what = ("-n", "2" if together else "auto", "-k", _ROWS, *_FAILURES)
+    work = [partial(_suite, plan, form, SIMULATED, python, *what) for form, python in pythons.items()]
+    return [alone, *(run_together(work) if together else (one() for one in work))]
 
 
 def _available_memory() -> int:
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
-
-
-def _faults(plan: Plan, form: Form, python: Path, processes: str) -> Run:
-    junit, said = plan.folder / f"faults-simulated-{form.value}.xml", list[str]()
-    command = _pytest(python, junit, "-n", processes, "-k", _ROWS, *_FAILURES)
-    status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600, seen=said.append)
-    return _found(form, SIMULATED, status, junit, said)
 
 
 def _runs(plan: Plan) -> list[Run]:
@@ -200,9 +199,12 @@ def _runs(plan: Plan) -> list[Run]:
             for form in Form
             if form is not Form.STOCK or not known
         }
+        if plan.multiworld:
+            for python in pythons.values():
+                _prepare_multiworld(python)
         runs = _test_forms(plan, pythons)
         if plan.multiworld:
-            runs += _test_multiworld(plan, pythons)
+            runs += _test_faults(plan, pythons)
         write_stock(plan.made, runs)
     return [*known, *runs]
 

@@ -12,8 +12,6 @@ from dataclasses import replace
 from gpuless.catalogue.recorder import RECORDING
 from gpuless.model import Patch, Probe
 
-#: Releases whose series lacks what later probes show: their sources were not at hand when it was cured elsewhere.
-NOT_PORTED = frozenset({(2, 0), (2, 1), (2, 4)})
 FAIL, HANG = 1, 2  # the actions of native/control.h
 ASYNC_ERROR = ["ncclCommGetAsyncError", FAIL, 6]
 # c10 marks LOG(FATAL) with F: the monitor ends the process with it, in words that differ between releases.
@@ -65,7 +63,6 @@ def _user_abort(name: str, title: str, judge: str, *inject: list[object]) -> Pro
         fires=("ncclCommAbort",) if inject else ("ncclAllReduce",),
         evidence=TERMINATING,
         since=(2, 1),
-        uncured=NOT_PORTED,
     )
 
 
@@ -110,7 +107,6 @@ PROBES: tuple[Probe, ...] = (
         title="a peer of one world is silent; a barrier of another world does not wait for it",
         program="barrier",
         fires=("ncclAllReduce",),
-        uncured=NOT_PORTED - {(2, 4)},  # from 2.4 on a barrier synchronizes its stream
     ),
     pending(
         "pending-new-peer",
@@ -178,7 +174,6 @@ PROBES: tuple[Probe, ...] = (
             fires=("ncclCommGetAsyncError",),
             evidence=TERMINATING,
             since=(2, 4),  # 2.2 dumps after a timeout alone
-            uncured=NOT_PORTED,
         )
         for judge, title in (
             ("again", "dumps on; two worlds break one after the other: both failures are dumped"),
@@ -278,7 +273,6 @@ PROBES: tuple[Probe, ...] = (
             patience=15,
         ),
         since=_MONITORED,
-        uncured=NOT_PORTED,
     ),
     *_USER_ABORTS,
     Probe(
@@ -289,7 +283,6 @@ PROBES: tuple[Probe, ...] = (
         fires=("ncclCommInitRank", "ncclCommInitRankConfig"),
         evidence=TERMINATING,
         since=(2, 1),
-        uncured=NOT_PORTED,
     ),
     *(
         ending

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuless.catalogue.cleanup import NOT_PORTED, TERMINATING
+from gpuless.catalogue.cleanup import TERMINATING
 from gpuless.model import Patch, Probe
 
 PROBES: tuple[Probe, ...] = tuple(
@@ -15,7 +15,6 @@ PROBES: tuple[Probe, ...] = tuple(
         fires=("ncclCommGetAsyncError",),
         evidence=TERMINATING,
         since=(2, 1),  # 2.0 hands the region's end the works of the region
-        uncured=NOT_PORTED,
     )
     for leave, title in (
         ("end", "the end of the region raises, and closes the group before the communicator is freed"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpuless.catalogue.cleanup import NOT_PORTED
 from gpuless.model import Patch, Probe
 
 _POOLED = 32  # streams of torch's pool, per device and priority
@@ -15,7 +14,6 @@ PROBES: tuple[Probe, ...] = (
         program="streams",
         args={"worlds": _POOLED + 2},
         fires=("ncclAllReduce",),
-        uncured=NOT_PORTED,
         timeout=120,
     ),
     Probe(
@@ -25,6 +23,5 @@ PROBES: tuple[Probe, ...] = (
         program="streams",
         args={"worlds": 20, "again": True},
         since=(2, 2),  # before, only a destructor aborts for good
-        uncured=NOT_PORTED,
     ),
 )

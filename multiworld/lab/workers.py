@@ -39,7 +39,7 @@ from typing import Any
 
 from multiworld.lab.messages import LENGTH, SAID, Call, Cancel, Mark, Outcome, Tell, packed
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 _START_SECONDS = 120.0
 # One thread each: workers are many, cores are few, and a forkserver must have no other thread when it forks.
 _ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -69,11 +69,11 @@ class Running:
         self._worker = worker
         self.number = number
 
-    def outcome(self, timeout: float = 20.0) -> Outcome:
+    def outcome(self, timeout: float = DEADLINE) -> Outcome:
         """How it ended; ``OverdueError`` after ``timeout`` seconds."""
         return self._worker.outcome_of(self.number, timeout)
 
-    def result(self, timeout: float = 20.0) -> Any:
+    def result(self, timeout: float = DEADLINE) -> Any:
         outcome = self.outcome(timeout)
         if outcome.error is not None:
             raise outcome.error from RemoteTraceback(outcome.trace)
@@ -105,7 +105,7 @@ class Worker:
         self.post(Call(number, function, args, main))
         return Running(self, number)
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 20.0) -> Any:
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = DEADLINE) -> Any:
         return self.start(function, *args).result(timeout)
 
     def post(self, message: Call | Cancel | Tell) -> None:
@@ -124,7 +124,7 @@ class Worker:
         """Return the result of the latest call; raises what it raised."""
         return Running(self, self._latest).result(timeout)
 
-    def wait_for(self, mark: str, timeout: float = 20.0) -> Mark:
+    def wait_for(self, mark: str, timeout: float = DEADLINE) -> Mark:
         """The first mark of that name not asked for yet; raises what the latest call raised instead of coming there."""
         found: Mark = self._wait(lambda: self._marked(mark), f"mark {mark!r}", timeout)
         self._marks.remove(found)

@@ -244,10 +244,3 @@ def test_every_patch_has_probes_that_fail_on_stock() -> None:
     for patch in set(Patch) - {Patch.UNCHANGED, Patch.BASELINE}:
         failing = [p for p in PROBES if p.patch is patch and set(p.stock.values()) - {Outcome.OK}]
         assert failing, patch
-
-
-def test_nothing_is_expected_of_a_release_whose_series_does_not_cure_a_defect_yet() -> None:
-    probe = replace(_BY_ID["works"], stock={"2.4.0": Outcome.STALLED}, uncured=frozenset({(2, 4)}))
-    assert probe.expected(Form.PATCHED, "2.4.0") is None
-    assert probe.expected(Form.PATCHED, "2.6.0") is Outcome.OK
-    assert probe.expected(Form.STOCK, "2.4.0") is Outcome.STALLED

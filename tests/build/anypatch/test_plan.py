@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from build.anypatch import patchset
-from build.anypatch.plan import Limits, Plan, Serves, make
+from build.anypatch.plan import Change, Limits, Plan, Serves, make
 from build.errors import NeedsFullBuildError, PatchError, UsageError
 from build.overlay.owners import macros_of, read
 from build.releases import Release, get
@@ -16,7 +16,7 @@ from tests.build.overlay.little import write
 _C10D = "torch/csrc/distributed/c10d"
 _TREE = {
     "build_variables.bzl": f"""
-libtorch_distributed_sources = ["{_C10D}/Store.cpp", "{_C10D}/Uv.cpp"]
+libtorch_distributed_sources = ["{_C10D}/Store.cpp", "{_C10D}/Uv.cpp", "{_C10D}/Gone.cpp"]
 libtorch_cuda_sources = ["{_C10D}/Nccl.cpp"] + ["{_C10D}/Special.cpp"]
 libtorch_python_sources = libtorch_distributed_sources + ["{_C10D}/init.cpp"]
 some_headers = ["{_C10D}/Store.hpp"]
@@ -88,49 +88,77 @@ def test_what_build_files_say_of_flags_is_read(tree: Path) -> None:
         (f"{_C10D}/Store.cpp", Serves.OVERLAY, "libtorch_cpu"),
         ("c10/core/A.cpp", Serves.OVERLAY, "libc10"),
         (f"{_C10D}/Kernel.cu", Serves.FULL, "device code"),
-        (f"{_C10D}/init.cpp", Serves.FULL, "libtorch_python"),
+        (f"{_C10D}/init.cpp", Serves.OVERLAY, "one Python version"),
         (f"{_C10D}/Special.cpp", Serves.FULL, "SPECIAL"),
-        (f"{_C10D}/New.cpp", Serves.FULL, "new or removed"),
+        (f"{_C10D}/Gone.cpp", Serves.FULL, "removes it"),
         ("aten/src/ATen/native/cpu/K.cpp", Serves.FULL, "instruction set"),
         ("aten/src/ATen/native/native_functions.yaml", Serves.FULL, "generated"),
         ("caffe2/CMakeLists.txt", Serves.FULL, "build file"),
-        ("third_party/gloo", Serves.FULL, "build file"),
+        ("third_party/gloo", Serves.FULL, "submodule"),
+        ("torch/lib/libshm/core.cpp", Serves.FULL, "of its own"),
         ("torch/distributed/rendezvous.py", Serves.PYTHON, "replaced"),
         ("test/distributed/test_store.py", Serves.NOTHING, "not in the wheel"),
         ("test/cpp/c10d/StoreTest.cpp", Serves.NOTHING, "not in the wheel"),
         ("docs/source/distributed.rst", Serves.NOTHING, "not in the wheel"),
         (f"{_C10D}/Shared.hpp", Serves.HEADER, "2 units"),
         (f"{_C10D}/Device.hpp", Serves.FULL, "device units"),
-        (f"{_C10D}/Bound.hpp", Serves.FULL, "init.cpp includes it"),
+        (f"{_C10D}/Bound.hpp", Serves.HEADER, "1 units"),
         (f"{_C10D}/Lonely.hpp", Serves.NOTHING, "no unit"),
     ],
 )
 def test_each_kind_of_change(tree: Path, path: str, serves: Serves, why: str) -> None:
-    (row,) = make(tree, [path]).rows
+    (row,) = make(tree, Change(frozenset([path]))).rows
     assert (row.serves, why in row.why) == (serves, True), row
 
 
 def test_a_header_brings_its_units(tree: Path) -> None:
-    plan = make(tree, [f"{_C10D}/Shared.hpp"])
+    plan = make(tree, Change(frozenset([f"{_C10D}/Shared.hpp"])))
     plan.require()
     assert sorted(plan.units) == [f"{_C10D}/Nccl.cpp", f"{_C10D}/Store.cpp"]
     with pytest.raises(NeedsFullBuildError, match="--most-units 2 allows it"):
-        make(tree, [f"{_C10D}/Shared.hpp"], Limits(most_units=1)).require()
+        make(tree, Change(frozenset([f"{_C10D}/Shared.hpp"])), Limits(most_units=1)).require()
 
 
 def test_a_removed_unit_is_refused(tree: Path) -> None:
-    plan = make(tree, [f"{_C10D}/Store.cpp"], present=[])
+    plan = make(tree, Change(one := frozenset([f"{_C10D}/Store.cpp"]), removed=one))
     with pytest.raises(NeedsFullBuildError, match="the patch removes it"):
         plan.require()
 
 
+def test_a_new_unit_is_served_where_the_lists_name_it(tree: Path) -> None:
+    new, lists = f"{_C10D}/New.cpp", "build_variables.bzl"
+    before = (tree / lists).read_text()
+    after = before.replace(f'"{_C10D}/Uv.cpp"', f'"{_C10D}/Uv.cpp", "{new}"')
+    named = make(tree, Change(frozenset([new, lists]), frozenset([new]), lists=(before, after)))
+    assert served(named) == {"New.cpp": Serves.OVERLAY, lists: Serves.NOTHING}
+    assert named.owners == {new: "libtorch_cpu.so"}
+    unnamed = make(tree, Change(frozenset([new]), frozenset([new])))
+    assert served(unnamed) == {"New.cpp": Serves.FULL}
+    other = after.replace("libtorch_cuda_sources = [", 'libtorch_cuda_sources = ["x.cpp", ')
+    assert (
+        served(make(tree, Change(frozenset([new, lists]), frozenset([new]), lists=(before, other))))[lists]
+        is Serves.FULL
+    )
+    gone = before.replace(f'"{_C10D}/Uv.cpp", ', "")
+    assert served(make(tree, Change(frozenset([lists]), lists=(before, gone))))[lists] is Serves.FULL
+    assert served(make(tree, Change(frozenset(["c10/core/New.cpp"]), frozenset(["c10/core/New.cpp"])))) == {
+        "New.cpp": Serves.OVERLAY
+    }
+
+
+def test_python_files_need_no_unit(tree: Path) -> None:
+    plan = make(tree, Change(frozenset(["torch/distributed/rendezvous.py"])))
+    plan.require()
+    assert (plan.units, plan.python) == ({}, ("torch/distributed/rendezvous.py",))
+
+
 def test_tests_only_are_nothing_to_build(tree: Path) -> None:
-    with pytest.raises(PatchError, match="no host code"):
-        make(tree, ["test/distributed/test_store.py"]).require()
+    with pytest.raises(PatchError, match="nothing that is in the wheel"):
+        make(tree, Change(frozenset(["test/distributed/test_store.py"]))).require()
 
 
 def test_one_file_is_enough_to_refuse(tree: Path) -> None:
-    plan = make(tree, [f"{_C10D}/Store.cpp", f"{_C10D}/Kernel.cu"])
+    plan = make(tree, Change(frozenset([f"{_C10D}/Store.cpp", f"{_C10D}/Kernel.cu"])))
     assert served(plan) == {"Store.cpp": Serves.OVERLAY, "Kernel.cu": Serves.FULL}
     with pytest.raises(NeedsFullBuildError, match=r"Kernel\.cu: device code"):
         plan.require()

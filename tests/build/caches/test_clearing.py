@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -138,6 +139,40 @@ def test_nothing_else_is_touched(tmp_path: Path) -> None:
     assert strange.is_dir()
     assert (cache() / "other").is_dir()
     assert (cache("port") / "nccl-2.9.1").is_dir()
+
+
+def _folders() -> set[str]:
+    """Return the folders that the code makes in the cache: the literal arguments of its calls of `cache`."""
+    found = set()
+    for path in (*REPO.glob("build/**/*.py"), *REPO.glob("ci/**/*.py"), *REPO.glob("gpuless/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("cache", "paths.cache") and node.args:
+                literal = [item.value for item in node.args if isinstance(item, ast.Constant)]
+                found.add("/".join(map(str, literal)))
+    return found
+
+
+def test_every_folder_of_the_cache_is_known() -> None:
+    kinds = {kind.folder for kind in clearing.Kind}
+    assert len(_folders()) > 10
+    assert _folders() <= kinds, "what no kind names is never freed"
+    assert {"nox", "tooling"} <= kinds, "made by build.bootstrap"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in clearing.Kind if not kind.kept], ids=lambda kind: kind.name)
+def test_every_kind_is_freed(kind: clearing.Kind) -> None:
+    names_of = {clearing.Kind.COMPILED: "ccache", clearing.Kind.WHEELS: "0123/torch.whl"}
+    path = cache(kind.folder) / names_of.get(kind, "old.json" if kind.unmarked else "old")
+    path.parent.mkdir(exist_ok=True)
+    if kind.unmarked or kind is clearing.Kind.WHEELS:
+        path.write_text("x")
+    else:
+        path.mkdir()
+        (path / ".lock").touch()  # of a test's environment
+        path.with_name("old.lock").touch()
+    assert names(clearing.entries()) == [path.name]
+    assert main(["clean", "--keep", "0"]) == 0
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("wrong", [["--older-than", "3x"], ["--keep", "much"], ["--older-than", "-1d"]])

@@ -16,7 +16,6 @@ from build.errors import DigestMismatchError, WheelError
 from build.wheels import patched
 from tests.build.caches import damage
 from tests.build.overlay import little as lt
-from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
 from tests.build.pipeline.little_release import Place
 from tests.build.wheels import little_wheel as lw
@@ -29,8 +28,8 @@ SOME = (damage.flip_and_keep_the_time, damage.cut, damage.folder)
 
 
 @pytest.fixture
-def place(little: Little, tmp_path: Path) -> Place:
-    return lr.make(little, tmp_path)
+def place(built_release: Place) -> Place:
+    return built_release
 
 
 def check_wheel(path: Path) -> None:
@@ -68,7 +67,6 @@ def forget_results(place: Place) -> list[bytes]:
 
 @pytest.mark.parametrize("harm", SOME)
 def test_a_damaged_official_wheel(harm: Damage, place: Place) -> None:
-    build(place)
     good = forget_results(place)
     harm(cached(place))
     output = build(place)
@@ -89,7 +87,6 @@ def test_an_official_wheel_that_rots_below_the_file_system(place: Place) -> None
 @pytest.mark.parametrize("harm", SOME)
 @pytest.mark.parametrize("pattern", ["unpacked/*/torch/include/**/nccl.h", "unpacked/*/torch/lib/libtorch_cuda.so"])
 def test_damaged_unpacked_files(harm: Damage, pattern: str, place: Place) -> None:
-    build(place)
     good = forget_results(place)
     harm(next((place.folder / "cache").glob(pattern)))
     build(place)
@@ -98,7 +95,6 @@ def test_damaged_unpacked_files(harm: Damage, pattern: str, place: Place) -> Non
 
 @pytest.mark.parametrize("harm", SOME)
 def test_a_damaged_result(harm: Damage, place: Place) -> None:
-    build(place)
     wheel = next(place.results.glob("torch-*.whl"))
     good = wheel.read_bytes()
     harm(wheel)
@@ -112,7 +108,6 @@ def test_a_damaged_result(harm: Damage, place: Place) -> None:
 
 @pytest.mark.parametrize("harm", SOME)
 def test_a_damaged_record(harm: Damage, place: Place) -> None:
-    build(place)
     kept = (place.results / "build.json").read_bytes()
     harm(place.results / "build.json")
     status, output = lr.build(place)
@@ -125,7 +120,6 @@ def test_a_damaged_record(harm: Damage, place: Place) -> None:
 
 @pytest.mark.parametrize("harm", [damage.flip, damage.folder])
 def test_a_damaged_checkout(harm: Damage, place: Place) -> None:
-    build(place)
     harm(place.folder / "cache" / "applied" / lt.VERSION / lt.NCCL_CPP)
     status, output = lr.build(place)
     assert status != 0
@@ -134,7 +128,6 @@ def test_a_damaged_checkout(harm: Damage, place: Place) -> None:
 
 
 def test_something_else_where_a_lock_should_be(place: Place) -> None:
-    build(place)
     lock = place.folder / "cache" / "applied" / f"{lt.VERSION}.lock"
     lock.unlink(missing_ok=True)
     lock.mkdir()
@@ -160,7 +153,6 @@ def test_no_byte_of_the_official_wheel_is_copied_unchecked(part: int, made: Made
 
 
 def test_the_record_of_what_was_built_names_the_wheels(place: Place) -> None:
-    build(place)
     found = record.read(place.results)
     assert found is not None
     assert [found.patched, found.overlay] == [

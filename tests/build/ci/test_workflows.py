@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +78,18 @@ def test_jobs_hand_on_what_they_make(repo: Path, tmp_path: Path, monkeypatch: py
         run_job(jobs["little/second"], place, {"word": "up"})
     with pytest.raises(ProbeError, match="little/third: step 3 failed with status 1"):
         run_job(jobs["little/third"], place, {})
+
+
+def test_variables_for_all_steps_and_sudo_where_root_has_none(repo: Path, tmp_path: Path) -> None:
+    if os.geteuid() and not shutil.which("sudo"):
+        pytest.skip("needs root or sudo")
+    text = 'jobs:\n  only:\n    runs-on: here\n    steps:\n      - run: test "$(sudo echo $WORD)" = given\n'
+    (repo / workflows.WORKFLOWS / "little.yml").write_text(text)
+    place = Place(tmp_path / "work", repo, variables={"WORD": "given"})
+    place.folder.mkdir()
+    run_job(load(repo)["little/only"], place, {})
+    with pytest.raises(ProbeError, match="step 1 failed"):
+        run_job(load(repo)["little/only"], replace(place, folder=tmp_path, variables={"WORD": "another"}), {})
 
 
 def test_what_is_not_understood_is_said(repo: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import uv
 
+from build import clearing
 from build.errors import CompileError, ProbeError, SourceError, WheelError
 from build.full import engine, record, workspace
 from build.full import plan as plans
@@ -222,6 +223,10 @@ def test_every_compiler_runs_behind_the_cache(tiny: StandIn, cached: Path, monke
         assert any(
             line.startswith(f"{cached / 'compiled' / 'ccache'} /") and " -c " in line and unit in line for line in lines
         )
+    found = clearing.free(clearing.entries(), really=False)
+    assert {clearing.Kind.APPLIED, clearing.Kind.COMPILED, clearing.Kind.FULL} <= {item.kind for item in found.busy}, (
+        "this process still runs"
+    )
 
 
 def test_the_answer_in_the_tree_is_the_stock_one(tiny: StandIn) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from build import conda
+from build import clearing, conda
 from build.commands import lock as command
 from build.errors import EnvironmentUnfitError, ReleaseDataError, UsageError
 from build.full import toolchains
@@ -91,14 +91,14 @@ def test_an_edit_is_named(edit: str, locked: Path, monkeypatch: pytest.MonkeyPat
         path.write_text(path.read_text().replace("  # a comment", "\n# another"))
         assert conda.check_locks() == []
         path.write_text(path.read_text().replace("picky", "picky>=1"))
-        said, names = "environment.yml, the CUDA version or the virtual packages have changed", VERSIONS
+        said, names = "what it is made from has changed", VERSIONS
     elif edit == "lock":
         path = conda.Lock("12.4").path
         path.write_text(path.read_text().replace("version: 12.4.1", "version: 12.4.2"))
         said, names = "was changed by hand or is damaged", VERSIONS[1:]
     else:
         monkeypatch.setattr(conda, "GLIBC", "2.34")
-        said, names = "virtual packages have changed", VERSIONS
+        said, names = "what it is made from has changed", VERSIONS
     with pytest.raises(ReleaseDataError, match="conda locks are out of date") as caught:
         conda.check_locks()
     assert [name for name in ("12.1", "12.4") if f"cuda-{name}.conda-lock.yml: " in caught.value.cause] == [*names]
@@ -122,6 +122,8 @@ def test_a_toolchain_from_the_lock(locked: Path, program: Path, monkeypatch: pyt
     assert found.variables["CUDACXX"] == str(found.cuda_home / "bin" / "nvcc")
     assert found.cxx == found.cuda_home / "bin" / "g++"
     assert toolchains.find(Kind.CONDA, "12.4", 9) == found
+    busy = clearing.free(clearing.entries(), really=False).busy
+    assert found.cuda_home in [item.path for item in busy], "this process still compiles with it"
 
 
 def test_an_active_environment_is_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

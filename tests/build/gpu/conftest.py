@@ -33,29 +33,36 @@ def _little(version: str) -> dict[str, bytes]:
     }
 
 
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """An index with pip and `left`, which pip asks and nothing else."""
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip-cache"))
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with serving(Index()) as made:
-        monkeypatch.setenv("PIP_INDEX_URL", made.url + "/simple")
+@pytest.fixture(scope="module")
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as made:
         yield made
 
 
-@pytest.fixture
-def lock(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory, patch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """An index with pip and `left`, which pip asks and nothing else."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        patch.delenv(name)
+    patch.setenv("PIP_CONFIG_FILE", os.devnull)
+    patch.setenv("PIP_CACHE_DIR", str(tmp_path_factory.mktemp("pip-cache")))
+    patch.setenv("PIP_RETRIES", "0")
+    patch.setenv("NO_PROXY", "127.0.0.1")
+    with serving(Index()) as made:
+        patch.setenv("PIP_INDEX_URL", made.url + "/simple")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lock(index: Index, tmp_path_factory: pytest.TempPathFactory, patch: pytest.MonkeyPatch) -> Path:
     """The lock that bundles are made from."""
     version, members = _own_pip()
+    folder = tmp_path_factory.mktemp("lock")
     digests = {
-        f"pip=={version}": index.add(f"pip-{version}-py3-none-any.whl", make_wheel(tmp_path / "made.whl", members)),
-        "left==1.0": index.add("left-1.0-py3-none-any.whl", make_wheel(tmp_path / "made.whl", _little("1.0"))),
+        f"pip=={version}": index.add(f"pip-{version}-py3-none-any.whl", make_wheel(folder / "made.whl", members)),
+        "left==1.0": index.add("left-1.0-py3-none-any.whl", make_wheel(folder / "made.whl", _little("1.0"))),
     }
-    path = tmp_path / "gpu.txt"
+    path = folder / "gpu.txt"
     path.write_text("".join(f"{name} \\\n    --hash=sha256:{digest}\n" for name, digest in digests.items()))
-    monkeypatch.setattr(bundle, "LOCK", path)
+    patch.setattr(bundle, "LOCK", path)
     return path

@@ -24,9 +24,10 @@ SECONDS = 240
 _PASSES = "import left, pytest\n@pytest.mark.gpu\ndef test_left():\n    assert left.VERSION == '1.0'\n"
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    final = tmp_path / "gpu.zip"
+@pytest.fixture(scope="module")
+def made(lock: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert lock.is_file()
+    final = tmp_path_factory.mktemp("made") / "gpu.zip"
     bundle.make(final, THIS, None)
     return final
 

@@ -36,15 +36,19 @@ def test_no_name_twice() -> None:
     assert len({line.split("==")[0] for line in lines}) == len(lines)
 
 
-def test_a_wheel_with_another_hash_is_refused(lock: Path, index: Index, tmp_path: Path) -> None:
-    index.files["left-1.0-py3-none-any.whl"] += b"\0"
+def test_a_wheel_with_another_hash_is_refused(
+    lock: Path, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "left-1.0-py3-none-any.whl"
+    monkeypatch.setitem(index.files, name, index.files[name] + b"\0")
     with pytest.raises(EnvironmentUnfitError, match=f"the wheels for Python {THIS} cannot be downloaded") as caught:
         wheels.download(wheels.requirements(lock.read_text(), THIS), THIS, tmp_path)
     assert "hash" in caught.value.cause.lower()
     assert not list(tmp_path.glob("left*"))
 
 
-def test_no_wheel_for_that_python(index: Index, tmp_path: Path) -> None:
+def test_no_wheel_for_that_python(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "files", dict(index.files))
     index.add("left-1.0-cp311-cp311-manylinux_2_17_x86_64.whl", b"")
     with pytest.raises(EnvironmentUnfitError, match=r"the wheels for Python 3\.12 cannot be downloaded"):
         wheels.download([f"left==1.0 --hash=sha256:{'0' * 64}"], "3.12", tmp_path)

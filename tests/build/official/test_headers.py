@@ -44,6 +44,14 @@ def test_only_headers_come_and_only_once(server: Index, nccl: HeaderPackage) -> 
     assert len(server.requests) == asked
 
 
+def test_of_several_builds_the_first_one_is_taken(server: Index, nccl: HeaderPackage, tmp_path: Path) -> None:
+    """Although the index names the second one before it."""
+    second = make_wheel(tmp_path / "second.whl", {**MEMBERS, "nvidia/nccl/include/nccl.h": b"#define NCCL_MAJOR 3\n"})
+    server.files = {NAME.replace("-py3", "-2-py3"): second, **server.files}
+    (header,) = fetch_package(nccl).rglob("nccl.h")
+    assert header.read_bytes() == MEMBERS["nvidia/nccl/include/nccl.h"]
+
+
 def test_include_folders_in_the_order_of_the_entry(nccl: HeaderPackage) -> None:
     release = msgspec.structs.replace(releases.get("2.6.0"), header_packages=(nccl,))
     assert [path.parts[-3:] for path in fetch_headers(release)] == [("nvidia", "nccl", "include")]

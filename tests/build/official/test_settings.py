@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from build.errors import EnvironmentUnfitError, SourceError
-from build.official import index
-from build.official.index import files, local_path
+from build.official import index, pip_session
+from build.official.index import files
 from build.official.transfer import download
+from build.official.urls import local_path
 
 from .server import Index, serving
 
@@ -192,7 +193,7 @@ def test_a_configuration_with_an_error(text: str, tmp_path: Path, monkeypatch: p
 
 def test_the_default_is_pips_own_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configured(tmp_path / "pip.conf", "", monkeypatch)
-    (url,) = index._collector().search_scope.index_urls
+    (url,) = pip_session.collector().search_scope.index_urls
     shown = subprocess.run(
         [sys.executable, "-m", "pip", "download", "--help"], capture_output=True, text=True, check=True
     )

@@ -125,7 +125,12 @@ PYTHON = {
 #include <torch/csrc/Export.h>
 extern "C" int use_answer();
 extern "C" TORCH_API int python_answer() { return use_answer(); }
-"""
+""",
+    "torch/csrc/Binding.cpp": """
+#include <torch/csrc/Export.h>
+extern "C" int python_answer();
+extern "C" TORCH_API int ask_python() { return python_answer(); }
+""",
 }
 
 #: Not part of the release's sources: what the official build links against.
@@ -152,6 +157,7 @@ from torch import _C
 from torch.version import __version__
 _lib = os.path.join(os.path.dirname(__file__), "lib")
 _cuda, _cpu = (ctypes.CDLL(os.path.join(_lib, name)) for name in ("libtorch_cuda.so", "libtorch_cpu.so"))
+ask_python = ctypes.CDLL(os.path.join(_lib, "libtorch_python.so")).ask_python
 answer, version, handlers = _cuda.use_answer, _cuda.use_version, _cpu.handler_count
 def call(name, x):
     return _cpu.handler_call(name.encode(), x)

@@ -152,6 +152,20 @@ def test_a_unit_that_does_not_compile_says_why_and_leaves_nothing(
 
 
 @pytest.mark.usefixtures("own_cache")
+def test_flags_of_a_single_unit(little: Little, tmp_path: Path, compiler: Counting) -> None:
+    """The build files of the release set a macro for one file: the release has to say so, and no other unit gets it."""
+    given = lt.inputs(little, tmp_path / "tree", {NCCL_CPP: "int f() { return OWN; }\n", HIDDEN_CPP: "int OWN;\n"})
+    flags = f'set_source_files_properties(${{SOURCES}}/{NCCL_CPP} PROPERTIES COMPILE_FLAGS "-Wno-all -DOWN=1")\n'
+    lt.write(given.tree, {"caffe2/CMakeLists.txt": flags})
+    with pytest.raises(CompileError, match="-DOWN=1"):
+        compile_one(given, compiler)
+    given = lt.with_release(given, defines=(Define(macro="OWN=1", reason="test", units=(NCCL_CPP,)),))
+    compile_one(given, compiler)
+    compile_one(given, compiler, HIDDEN_CPP)
+    assert ["-DOWN=1" in line for line in compiler.log.read_text().splitlines()] == [True, False]
+
+
+@pytest.mark.usefixtures("own_cache")
 def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other compiler, and what it started, would run for a minute."""
     monkeypatch.setattr(objects, "jobs", lambda: 2)  # a machine with one core, or little memory, has one

@@ -7,10 +7,12 @@ import csv
 import hashlib
 import io
 import os
+import shutil
 import subprocess
-import sys
+import venv as venv_module
 import zipfile
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -92,8 +94,11 @@ def make_overlay(little: Little, folder: Path) -> Overlay:
 
 
 def venv(folder: Path) -> Path:
-    """Make an environment with pip and return its interpreter."""
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120, capture_output=True)
+    """Make an environment with a copy of this Python's pip, faster than ensurepip; return its Python."""
+    venv_module.create(folder, with_pip=False, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for top in {item.parts[0] for item in metadata.distribution("pip").files or () if item.parts[0] != ".."}:
+        shutil.copytree(str(metadata.distribution("pip").locate_file(top)), site / top)
     return folder / "bin" / "python"
 
 

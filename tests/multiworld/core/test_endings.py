@@ -23,7 +23,7 @@ from tests.multiworld.core import endings
 
 SECONDS = 10.0
 #: how often each; more with MULTIWORLD_ENDINGS, to look for what is rare
-COUNT = int(os.environ.get("MULTIWORLD_ENDINGS", "10"))
+COUNT = int(os.environ.get("MULTIWORLD_ENDINGS", "5"))
 
 
 @pytest.mark.parametrize("moment", endings.MOMENTS)

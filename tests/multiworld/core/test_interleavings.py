@@ -388,11 +388,11 @@ def test_a_world_made_anew_is_not_undone_by_the_break_of_the_old(tmp_path: Path)
         try:
             broken = SimpleNamespace(name="w", state=WorldState.ACTIVE, sync=SimpleNamespace(leave=pytest.fail))
             manager._announced["w"] = "gloo"
-            manager._worlds._worlds["w"] = broken  # type: ignore[assignment]
+            manager._worlds._roster._worlds["w"] = broken  # type: ignore[assignment]
             manager._world_broke("w")  # what the watchdog tells of the old world comes late
             assert manager._announced == {"w": "gloo"}
         finally:
-            manager._worlds._worlds.clear()
+            manager._worlds._roster._worlds.clear()
             manager.cleanup()
 
     asyncio.run(main())

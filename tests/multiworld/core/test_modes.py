@@ -85,7 +85,7 @@ def _operations(g: Any, n: int, mode: Callable[[], AbstractContextManager[Any]])
 
 def _in_modes(link: Link, store: str, rank: int, name: str) -> bool:
     with MultiWorld() as mw:
-        w = mw.sync.join("w", rank, 2, store=store, op_timeout=20)
+        w = mw.sync.join("w", rank, 2, store=store, op_timeout=60)
         for n in (4, 300_000):
             for got, expected in _operations(w.sync, n, MODES[name]):
                 assert type(got) is torch.Tensor, (type(got), n)
@@ -107,7 +107,7 @@ def _beside_a_mode(link: Link, store: str, rank: int, name: str) -> Any:
 
     async def main() -> Any:
         async with MultiWorld() as mw:
-            w = await mw.join("w", rank, 2, store=store, op_timeout=20)
+            w = await mw.join("w", rank, 2, store=store, op_timeout=60)
             if rank == 0:
                 await w.recv(torch.zeros(1), 1)  # the mode is on there
                 await w.send_tensor(_values(300_000), 1)
@@ -120,7 +120,7 @@ def _beside_a_mode(link: Link, store: str, rank: int, name: str) -> Any:
             with MODES[name]():
                 await w.send(one, 0)
                 summing = asyncio.ensure_future(w.all_reduce(total))
-                await asyncio.wait([receiving, summing], timeout=20)
+                await asyncio.wait([receiving, summing], timeout=60)
             return torch.equal(receiving.result(), _values(300_000)) and torch.equal(total, torch.full((4,), 2.0))
 
     return asyncio.run(main())
@@ -136,7 +136,7 @@ def test_a_mode_of_another_coroutine_changes_nothing(store: str, name: str) -> N
 
 def _in_transforms(link: Link, store: str, rank: int) -> float:
     with MultiWorld() as mw:
-        w = mw.sync.join("w", rank, 2, store=store, op_timeout=20)
+        w = mw.sync.join("w", rank, 2, store=store, op_timeout=60)
         captured = torch.ones(3)
 
         def function(x: torch.Tensor) -> torch.Tensor:

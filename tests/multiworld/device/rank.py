@@ -234,15 +234,6 @@ def knows_remote_errors() -> bool:
     return not can_only_abort() or is_patched()
 
 
-def keeps_streams() -> bool:
-    """Whether torch's group keeps the stream of a communicator that was shut down.
-
-    Open: the patch private-stream, level 2, waits for the end of torch's object; torch 2.6 keeps that in a table of its
-    allocator until an abort.
-    """
-    return is_patched()
-
-
 def can_only_abort() -> bool:
     """Whether torch's group has no end in good order: releases before 2.4."""
     return not any(hasattr(dist.ProcessGroupNCCL, name) for name in ("abort", "_abort"))

@@ -71,7 +71,7 @@ def test_manual_several_worlds(setting: Setting) -> None:
         os.kill(int(second.until(r"world2: joined as rank 1, process (\d+)")[1]), signal.SIGKILL)
         leader.until(r"world2: broken: ranks \(1,\) are lost")
         leader.until("no world is left")
-        assert leader.end() == 0, leader
+        assert leader.end() == 0, str(leader)
 
 
 def test_manual_says_what_is_wrong_with_worldinfo() -> None:
@@ -101,7 +101,7 @@ def test_manual_single_world_with_one_command_per_rank() -> None:
         for sender in senders:
             sender.kill()
         receiver.until("rank 0: nobody is left to receive from")
-        assert receiver.end() == 0, receiver
+        assert receiver.end() == 0, str(receiver)
 
 
 @pytest.mark.parametrize("setting", ["torch-nccl (simulated)"], indirect=True)
@@ -111,7 +111,7 @@ def test_manual_single_world_ends_with_its_dead_rank(setting: Setting) -> None:
     with started([command], _own_port(setting), setting.python) as (program,):
         _kill_rank_1(program)
         program.until("rank 0: ended, killed by SIGABRT")
-        assert program.end() == 1, program
+        assert program.end() == 1, str(program)
 
 
 @pytest.mark.parametrize("setting", ["torch-nccl (simulated)"], indirect=True)
@@ -122,13 +122,13 @@ def test_manual_single_world_cleans_up(setting: Setting) -> None:
         _kill_rank_1(program)
         program.until("rank 0: nobody is left to receive from; this process goes on")
         program.until("rank 0: ended, exit status 0")
-        assert program.end() == 0, program
+        assert program.end() == 0, str(program)
     wrong = re.findall("rank 0: WRONG: the receive from rank .* ended without data and without error", str(program))
     if setting.is_patched:
-        assert not wrong, program
-        assert len(re.findall(r"rank 0: no more from rank [12]: DistBackendError", str(program))) == 2, program
+        assert not wrong, str(program)
+        assert len(re.findall(r"rank 0: no more from rank [12]: DistBackendError", str(program))) == 2, str(program)
     else:  # if this fails, the installed torch has become better than its record: correct the docstring
-        assert wrong, program
+        assert wrong, str(program)
 
 
 def _on_nccl(*, cleans_up: bool) -> list[list[str]]:

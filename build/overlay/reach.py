@@ -1,0 +1,91 @@
+"""Find stock code outside the overlay that uses hidden symbols of the overlay's units.
+
+Such code was linked to them directly, without symbol lookup: it stays with the stock copy, so that a patch has no
+effect on it, and of a variable there are two. The instructions of the library show it.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from elftools.elf.constants import SH_FLAGS
+from elftools.elf.elffile import ELFFile
+
+from build.errors import CompileError
+from build.overlay.model import Inputs, Object
+from build.overlay.symbols import Symbol, defined, demangle, table
+from build.overlay.toolchain import run_compiler
+from build.process import run
+
+_SCANNER = Path(__file__).with_name("native") / "uses.c"
+#: What compilers append to the names of the parts of a function.
+_PART = re.compile(r"(\.(cold|isra|constprop|part|lto_priv|localalias)(\.\d+)*)+$")
+
+
+def _code(library: Path) -> list[str]:
+    """Return OFFSET, SIZE and ADDRESS of each section with code."""
+    with library.open("rb") as stream:
+        sections = [item for item in ELFFile(stream).iter_sections() if item["sh_flags"] & SH_FLAGS.SHF_EXECINSTR]
+    return [str(item[key]) for item in sections for key in ("sh_offset", "sh_size", "sh_addr")]
+
+
+def _scanner(inputs: Inputs, folder: Path) -> Path:
+    target = folder / "uses"
+    done = run_compiler([inputs.toolchain.cxx, "-x", "c", "-std=gnu11", "-O2", _SCANNER, "-o", target], timeout=120)
+    if done.returncode:
+        raise CompileError(f"{_SCANNER.name} does not compile", cause=done.tail, remedy="set CXX to another compiler")
+    return target
+
+
+def _owner(names: Mapping[str, Symbol], own: Iterable[str]) -> dict[int, str]:
+    """Return the hidden symbols of the units in one library, by address."""
+    return {names[name].address: name for name in own if name in names and names[name].kind in "tdbr"}
+
+
+def _users(library: Path, scanner: Path, wanted: Mapping[int, str], own: frozenset[str]) -> dict[str, set[str]]:
+    """Return for each hidden symbol the functions of other units that use it."""
+    every = sorted((item.address, item.name) for item in table(library, dynamic=False) if item.kind in "tTWiu")
+    places = [address for address, _ in every]
+    lines = "\n".join(f"{address:x}" for address in sorted(wanted))
+    done = run([scanner, library, *_code(library)], stdin=lines.encode(), timeout=300)
+    found: dict[str, set[str]] = defaultdict(set)
+    for line in done.stdout.decode().splitlines():
+        site, target = (int(part, 16) for part in line.split())
+        at = bisect_right(places, site) - 1
+        user = _PART.sub("", every[at][1]) if at >= 0 else ""
+        if user not in own:
+            found[wanted[target]].add(user)
+    return found
+
+
+def users(inputs: Inputs, objects: Iterable[Object]) -> dict[str, frozenset[str]]:
+    """Return the hidden symbols of units that stock code outside them uses, with the functions that do, mangled."""
+    objects = tuple(objects)
+    tables = [table(item.path, dynamic=False) for item in objects]
+    own = frozenset(_PART.sub("", symbol.name) for every in tables for symbol in every if symbol.kind not in "Uvw")
+    strong = {symbol.name for every in tables for symbol in every if symbol.kind in "TDBR"}
+    found: dict[str, set[str]] = defaultdict(set)
+    with tempfile.TemporaryDirectory(prefix="uses-") as scratch:
+        scanner = _scanner(inputs, Path(scratch))
+        for name in inputs.replaceable:
+            library = inputs.lib / name
+            hidden = strong - defined(library, dynamic=True).keys()
+            if wanted := _owner(defined(library, dynamic=False), hidden) if hidden else {}:
+                for symbol, callers in _users(library, scanner, wanted, own).items():
+                    found[symbol] |= callers
+    return {symbol: frozenset(callers) for symbol, callers in found.items()}
+
+
+def spelt(found: Mapping[str, frozenset[str]]) -> list[str]:
+    """Return one line for each hidden symbol: who uses it."""
+    names = demangle({*found, *(user for callers in found.values() for user in callers)}) if found else {}
+    return [
+        f"{names[symbol]} is used by {', '.join(sorted(names[user] for user in callers)[:3])}"
+        + (f" and {len(callers) - 3} more" if len(callers) > 3 else "")
+        for symbol, callers in sorted(found.items())
+    ]

@@ -1,0 +1,244 @@
+"""`build --patches`, `explain` and `verify` with patches of a user, over a release in miniature."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from build import record
+from build.wheels.archive import check_archive, check_digests
+from tests.build.overlay import little as lt
+from tests.build.overlay import little_sources as text
+from tests.build.overlay.little import Little
+from tests.build.pipeline import little_release as lr
+from tests.build.pipeline.little_release import Place
+from tests.build.series.repos import make_patch, make_repo
+
+_LISTS = f"""
+libtorch_cuda_sources = {list(text.CUDA)}
+libtorch_sources = {list(text.CPU)}
+libtorch_python_sources = {list(text.PYTHON)}
+"""
+_MODULE = "torch/csrc/Module.cpp"
+_INIT = "torch/__init__.py"
+_NEW = "torch/csrc/cuda/New.cpp"
+
+
+@pytest.fixture
+def place(little: Little, tmp_path: Path) -> Place:
+    place = lr.make(little, tmp_path)
+    lt.write(place.tree, {"build_variables.bzl": _LISTS, _INIT: text.INIT})
+    return place
+
+
+def patch(place: Place, edits: Mapping[str, str | None]) -> Path:
+    """Write a patch of a user that gives files new text, or removes them."""
+    every = {path: (place.tree / path).read_bytes() for path in edits if (place.tree / path).is_file()}
+    git = make_repo(Path(tempfile.mkdtemp(dir=place.folder)), {**every, "other": b""})
+    made = make_patch(git, {path: None if new is None else new.encode() for path, new in edits.items()}, "a fix")
+    target = place.folder / "own.patch"
+    target.write_bytes(made)
+    return target
+
+
+def command(place: Place, name: str, *arguments: str | Path) -> tuple[int, str]:
+    with lr.started(place, name, *arguments) as process:
+        return process.wait(timeout=lr.TIMEOUT), process.communicate()[0]
+
+
+def build(place: Place, *arguments: str | Path, label: str = "fix1") -> tuple[int, str]:
+    own = ("--label", label, "--no-test", *arguments)
+    return command(place, "build", lt.VERSION, "--source", place.tree, "--dist", place.dist, *own)
+
+
+def explain(place: Place, *arguments: str | Path) -> tuple[int, str]:
+    return command(place, "explain", "--release", lt.VERSION, "--source", place.tree, *arguments)
+
+
+def made(place: Place, label: str = "fix1") -> tuple[record.BuildRecord, Path]:
+    folder = place.dist / f"{lt.VERSION}-{label}"
+    found = record.read(folder)
+    assert found is not None
+    return found, folder
+
+
+def run(wheel: Path, site: Path, program: str) -> str:
+    """Run a program on what a wheel holds."""
+    check_archive(wheel)
+    check_digests(wheel)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(site)}, capture_output=True,
+                          text=True, timeout=60, check=False, cwd="/")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_units_and_python_files(place: Place) -> None:
+    edits = lt.edited(lt.NCCL_CPP, "return 1 +", "return 500 +") | {_INIT: f"{text.INIT}more = 7\n"}
+    own = patch(place, edits)
+    status, output = explain(place, "--patches", own)
+    assert status == 0, output
+    assert "1 units" in output
+    assert "no overlay wheel" in output
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    assert found.overlay == record.NONE
+    assert [path.name for path in folder.glob("*.whl")] == [found.patched.name]
+    assert ".fix1-" in found.patched.name
+    assert run(
+        folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer(), torch.more)"
+    ) == ("540 7")
+    status, output = command(place, "verify", folder / found.patched.name, "--source", place.tree, "--patches", own)
+    assert status == 0, output
+    assert "the whole wheel: the same bytes" in output
+    status, output = command(place, "verify", folder / found.patched.name, "--source", place.tree)
+    assert (status, "--patches FILE" in output) == (2, True), output
+    other = patch(place, lt.edited(lt.NCCL_CPP, "return 1 +", "return 501 +"))
+    status, output = command(place, "verify", folder / found.patched.name, "--patches", other, "--no-rebuild")
+    assert (status, "first claim that fails is: patches" in output) == (17, True), output
+
+
+def test_python_files_alone_compile_nothing(place: Place) -> None:
+    own = patch(place, {_INIT: f"{text.INIT}more = 7\n", "torch/new.py": "x = 1\n"})
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    assert (found.overlay, found.provenance.units, found.provenance.soname) == (record.NONE, (), "")
+    assert not (place.folder / "cache" / "objects").exists()
+    program = "import torch, torch.new; print(torch.more, torch.new.x, torch.answer(), torch.__version__)"
+    assert run(folder / found.patched.name, place.folder / "site", program) == "7 1 41 9.9.0+cu124.fix1"
+    status, output = command(place, "verify", folder / found.patched.name, "--source", place.tree, "--patches", own)
+    assert status == 0, output
+
+
+def test_a_python_file_that_the_wheel_has_otherwise(place: Place) -> None:
+    lt.write(place.tree, {_INIT: f"{text.INIT}other = 1\n"})
+    own = patch(place, {_INIT: f"{text.INIT}other = 1\nmore = 7\n"})
+    status, output = build(place, "--patches", own)
+    assert (status, f"not as in the tree: {_INIT}" in output) == (11, True), output
+
+
+def test_a_unit_of_libtorch_python_is_for_one_python(place: Place) -> None:
+    new = text.PYTHON[_MODULE].replace("return use_answer()", "return use_answer() + 1000 * Py_IsInitialized()")
+    own = patch(place, {_MODULE: f"#include <Python.h>\n{new}"})
+    status, output = explain(place, "--patches", own)
+    assert (status, "for one Python version" in output) == (0, True), output
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    tag = f"cp{lt.PYTHON.replace('.', '')}"
+    assert f"-{tag}-{tag}-" in found.overlay.name
+    assert list(found.provenance.libtorch_cuda_build_ids) == [lt.PYTHON]
+    program = "import torch; print(torch.ask_python())"
+    assert run(folder / found.patched.name, place.folder / "site", program) == "1041"
+
+
+def test_a_new_unit_that_the_lists_name(place: Place) -> None:
+    lists = _LISTS.replace(f"'{lt.NCCL_CPP}'", f"'{lt.NCCL_CPP}', '{_NEW}'")
+    edits = lt.edited(lt.NCCL_CPP, "return 1 +", "return from_new() +")
+    edits[lt.NCCL_CPP] = "int from_new();\n" + edits[lt.NCCL_CPP]
+    own = patch(place, {**edits, _NEW: "int from_new() { return 700; }\n", "build_variables.bzl": lists})
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    assert [unit.unit for unit in found.provenance.units][:2] == [_NEW, lt.NCCL_CPP]
+    assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "740"
+
+
+def test_stock_code_that_uses_a_hidden_function_comes_along(place: Place) -> None:
+    """`Secret::value` is hidden, and nccl.cpp was linked to the stock one: alone, the patch would have no effect."""
+    new = text.CUDA[lt.HIDDEN_CPP].replace("return 40", "return 900")
+    own = patch(place, {lt.HIDDEN_CPP: new})
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    assert [unit.unit for unit in found.provenance.units] == [lt.HIDDEN_CPP, lt.NCCL_CPP]
+    assert found.provenance.units[0].why == "changed by the patch"
+    assert "uses torch::cuda::Secret::value()" in found.provenance.units[1].why
+    assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "901"
+    (place.tree / lt.NCCL_CPP).unlink()
+    status, output = build(place, "--patches", own, label="fix2")
+    assert (status, "Secret::value() is used by torch::cuda::nccl::answer()" in output) == (9, True), output
+
+
+def test_a_macro_of_a_header_that_nobody_has_decided(place: Place) -> None:
+    header = "torch/csrc/cuda/Extra.h"
+    lt.write(place.tree, {"CMakeLists.txt": "add_definitions(-DUSE_EXTRA)\n"})
+    lt.write(place.tree, {header: "#ifdef USE_EXTRA\n#define EXTRA 300\n#else\n#define EXTRA 200\n#endif\n"})
+    edits = lt.edited(lt.NCCL_CPP, "return 1 +", "return EXTRA +")
+    edits[lt.NCCL_CPP] = f"#include <{header}>\n{edits[lt.NCCL_CPP]}"
+    own = patch(place, edits)
+    status, output = build(place, "--patches", own)
+    assert (status, "includes headers that test macros" in output, "USE_EXTRA" in output) == (10, True, True), output
+    status, output = build(place, "--patches", own, "--define", "USE_EXTRA=1")
+    assert status == 0, output
+    found, folder = made(place)
+    assert found.provenance.flags[-1] == "-DUSE_EXTRA=1"
+    assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "340"
+
+
+def test_a_missing_submodule_is_named(place: Place) -> None:
+    edits = lt.edited(lt.NCCL_CPP, "return 1 +", "return 2 +")
+    own = patch(place, {lt.NCCL_CPP: f"#include <fmt/format.h>\n{edits[lt.NCCL_CPP]}"})
+    status, output = build(place, "--patches", own)
+    assert status == 10, output
+    assert f"git checkout v{lt.VERSION} && git submodule update --init third_party/fmt; then --include" in output
+    lt.write(place.folder / "fmt" / "include", {"fmt/format.h": "\n"})
+    status, output = build(place, "--patches", own, "--include", place.folder / "fmt" / "include")
+    assert status == 0, output
+
+
+def test_a_removed_unit_is_refused(place: Place) -> None:
+    status, output = explain(place, "--patches", patch(place, {lt.NCCL_CPP: None}))
+    assert (status, "compiled code stays in the library" in output.replace("\n", " ")) == (9, True), output
+
+
+def test_a_patch_that_does_not_apply_says_where_and_how_to_port_it(place: Place) -> None:
+    own = patch(place, lt.edited(lt.NCCL_CPP, "return 1 +", "return 500 +"))
+    own.write_bytes(own.read_bytes().replace(b"-  return 1 +", b"-  return 2 +"))
+    for status, output in (explain(place, "--patches", own), build(place, "--patches", own)):
+        assert status == 8, output
+        plain = output.replace("\n", " ")
+        assert f"{lt.NCCL_CPP} hunk 1: its old lines are not in the file (lines " in plain
+        assert f"of {own.name})" in plain
+        assert f"regenerate-patch -- --patches {own.parent} --from-tree" in plain
+
+
+def test_commits_of_a_branch_since_the_release(place: Place) -> None:
+    path = lt.NCCL_CPP
+    git = make_repo(place.folder / "checkout", {path: (place.tree / path).read_bytes(), "other": b"1\n"})
+    base = git.resolve("HEAD")
+    git.out("tag", f"v{lt.VERSION}", base)
+    ours = lt.edited(path, "return 1 +", "return 500 +")[path]
+    for content in (ours, ours.replace("return 500", "return 600")):
+        (git.folder / path).write_text(content)
+        git.out("commit", "--quiet", "-am", "a step", env=_AUTHOR)
+    git.out("branch", "fix")
+    named = f"{git.folder}@fix"
+    status, output = build(place, "--from-branch", named)
+    assert status == 0, output
+    found, folder = made(place)
+    assert len(found.provenance.patches) == 2
+    assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "640"
+    for wrong, why in (
+        (f"{git.folder}@no", "no"),
+        (f"{git.folder}@{base}", "changes no file"),
+        ("/nowhere@x", "PATH@REV"),
+    ):
+        status, output = explain(place, "--from-branch", wrong)
+        assert status in (2, 6, 8), output
+        assert why in output
+        assert "Traceback" not in output
+
+
+_AUTHOR = {
+    f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in (("NAME", "a"), ("EMAIL", "a@b.c"))
+}
