@@ -41,8 +41,9 @@ def suspects(patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Iterable[
     hunks = hunks_of(patch)
     upstream = [(item.path, item.hunk) for item in verdicts if item.verdict is Verdict.UPSTREAM and item.hunk]
     perhaps = upstream or any(item.verdict.needs_human and item.method is Method.UPSTREAM for item in verdicts)
-    placed = placed_of(verdicts)
-    if not placed or len(placed) == len(verdicts):
+    # A hunk of a file that upstream renamed as well is known by the new name only.
+    placed = [place for place in placed_of(verdicts) if place in hunks]
+    if not placed or len(placed_of(verdicts)) == len(verdicts):
         return {}
     old = {name for data in known for name in _NAME.findall(data)}
     return {
