@@ -177,7 +177,7 @@ def wheelhouse(session: nox.Session) -> None:
 
 @nox.session
 def verify(session: nox.Session) -> None:
-    """Check every claim about a wheel, and build it again: `-- WHEEL [--provenance FILE] [--no-rebuild]`."""
+    """Check every claim about a wheel, and build it again: `-- WHEEL [--provenance F] [--patches F] [--no-rebuild]`."""
     _tool(session, "verify", *session.posargs)
 
 

@@ -156,6 +156,13 @@ def _headers(request: Request, release: Release, plan: Plan | None) -> tuple[Pat
     return (*official.fetch_headers(release), *python, *own)
 
 
+def _originals(applied: AppliedTree) -> dict[str, str]:
+    """Return the changed files as the release has them."""
+    names = [change.path for change in applied.changed]
+    blobs = Git(applied.checkout).blobs([f"{applied.base}:{name}" for name in names])
+    return {name: (data or b"").decode("utf-8", "surrogateescape") for name, data in zip(names, blobs, strict=True)}
+
+
 def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Path, plan: Plan | None) -> Inputs:
     return Inputs(
         release=release,
@@ -168,8 +175,9 @@ def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Pat
         safe_headers=_safe_headers(release),
         toolchain=toolchain.find(release.min_gcc),
         owners=owners.read(applied.checkout) if plan else None,
-        units=tuple(plan.units) if plan else (),
+        units=plan.units if plan else {},
         defines=request.own.defines,
+        originals=_originals(applied) if plan else {},
     )
 
 

@@ -22,6 +22,7 @@ class CudaDevice:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._index = device.index  # torch is slow to find the number of a device again
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` lies on a CUDA device; which one is checked with the other arguments."""
@@ -29,12 +30,12 @@ class CudaDevice:
 
     def capturing(self) -> bool:
         """Whether the calling thread's current stream is being captured into a graph."""
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._index):
             return bool(torch.cuda.is_current_stream_capturing())
 
     def now(self) -> Moment:
         """This moment in the calling thread's current stream."""
-        return _moment(torch.cuda.current_stream(self._device))
+        return _moment(torch.cuda.current_stream(self._index))
 
     def room(self, nbytes: int, moment: Moment) -> tuple[torch.Tensor, Moment]:
         """New memory that belongs to the stream of ``moment``, and when it may be used."""
@@ -45,15 +46,23 @@ class CudaDevice:
 
     def copies_of(self, tensors: Sequence[torch.Tensor], moment: Moment) -> tuple[list[torch.Tensor], Moment]:
         """Copies of what is in ``tensors`` from ``moment`` on, made in the calling thread's current stream."""
-        here = torch.cuda.current_stream(self._device)
+        here = torch.cuda.current_stream(self._index)
         here.wait_event(moment.event)
         return [tensor.clone() for tensor in tensors], _moment(here)
 
-    def adopt(self, tensor: torch.Tensor, moment: Moment) -> None:
-        """Let the calling thread's current stream use memory of another stream, after ``moment``."""
-        here = torch.cuda.current_stream(self._device)
+    def adopt(self, tensor: torch.Tensor, moment: Moment) -> torch.Tensor:
+        """``tensor``, memory of the stream of ``moment``, for the calling thread's current stream from there on.
+
+        What belongs to another stream is copied. ``record_stream`` would save the copy, but to free memory with
+        recorded streams is a CUDA call in a destructor: on a lost device it ends the process.
+        """
+        here = torch.cuda.current_stream(self._index)
         here.wait_event(moment.event)
-        tensor.record_stream(here)
+        if here == moment.stream:
+            return tensor
+        copy = tensor.clone()
+        moment.stream.wait_event(_moment(here).event)  # nobody gets the memory before it is copied
+        return copy
 
 
 def _moment(stream: torch.cuda.Stream) -> Moment:

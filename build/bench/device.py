@@ -1,8 +1,12 @@
-"""`bench nccl`: what worlds on NCCL add to the bare communicator, on simulated NCCL."""
+"""`bench nccl`: what worlds on NCCL add to the bare communicator, and what they notice of each other's breaks, on
+simulated NCCL."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from build import official, record, releases
@@ -11,11 +15,18 @@ from build.errors import UsageError
 from build.paths import REPO
 from build.wheeltest.environments import Form, environment, install
 from gpuless import imitation
+from gpuless.control import Action, Remote
 from multiworld.lab.bench import device
+from multiworld.lab.bench.device_worlds import Scene, Seen, follower, leader
+from multiworld.lab.bench.stats import percentile
 from multiworld.lab.workers import WorkerPool
 
 #: What the project promises: microseconds added to a receive posted ahead, ratio of pipelined transfers.
 ADDED, PIPELINED = 60.0, 1.05
+#: and of a peer's death: seconds until all who wait are released, and what it may cost the other worlds.
+RELEASED, UNDISTURBED = 1.0, 1.05
+#: Worlds on one device, of which half break.
+WORLDS = 100
 _SECONDS = 300.0
 
 
@@ -36,18 +47,16 @@ def measure(release: str, dist: Path, rounds: int) -> list[Figure]:
     wheel = official.fetch_wheel(releases.get(release), made.python)
     with environment(Form.STOCK, made.python, [wheel]) as python:
         install(python, "--editable", f"{REPO}[nccl]")
-        return [figure for backend in ("nccl", "torch-nccl") for figure in of_driver(python, backend, rounds)]
+        return [figure for backend in ("nccl", "torch-nccl") for figure in of_driver(python, backend, rounds)] + [
+            figure for backend in ("nccl", "torch-nccl") for figure in of_breaks(python, backend, rounds)
+        ]
 
 
 def of_driver(python: Path, backend: str, rounds: int) -> list[Figure]:
     """Measure one driver in an interpreter with a CUDA build of torch and nccl4py."""
-    with tempfile.TemporaryDirectory() as folder:
-        control = Path(folder) / "control"
-        control.mkdir()
-        variables = imitation.environment(python, control)
-        with WorkerPool(python_path=(str(REPO),), python=str(python), environment=variables) as pool:
-            members = [pool.run(device.rounds, folder, rank, backend, rounds) for rank in range(2)]
-            found, _ = (member.result(_SECONDS) for member in members)
+    with _members(python) as (pool, folder):
+        members = [pool.run(device.rounds, str(folder), rank, backend, rounds) for rank in range(2)]
+        found, _ = (member.result(_SECONDS) for member in members)
     added = [(one.trip - one.bare_trip) / 2 * 1e6 for one in found]
     name = f"{backend} (simulated)"
     return [
@@ -57,3 +66,61 @@ def of_driver(python: Path, backend: str, rounds: int) -> list[Figure]:
             [one.bare_transfer for one in found], PIPELINED,
         ),
     ]  # fmt: skip
+
+
+def of_breaks(python: Path, backend: str, rounds: int) -> list[Figure]:
+    """Measure what a peer that dies in mid-transfer costs on one device: in worlds with it, and in those without."""
+    name, half = f"{backend} (simulated)", WORLDS // 2
+    with _members(python) as (pool, folder):
+        found = [_broken(pool, folder / f"{turn}", backend, 1, 300) for turn in range(rounds)]
+        seen, released = _broken(pool, folder / "many", backend, half, 10)
+    before = [percentile(one.before, 0.99) for one, _ in found]
+    after = [percentile(one.after, 0.99) for one, _ in found]
+    turns = range(0, len(seen.before), half)
+    return [
+        of_samples(f"{name}: all released after a peer's death", [seconds for _, seconds in found], RELEASED, "s"),
+        of_ratios(f"{name}: p99 of another world while one breaks, over before", after, before, UNDISTURBED),
+        of_samples(f"{name}: all released, {half} of {WORLDS} worlds break", [released], RELEASED, "s"),
+        of_ratios(
+            f"{name}: time of the other {half} worlds while they break, over before",
+            [sum(seen.after[at : at + half]) for at in turns], [sum(seen.before[at : at + half]) for at in turns],
+            UNDISTURBED,
+        ),
+    ]  # fmt: skip
+
+
+def _broken(pool: WorkerPool, folder: Path, backend: str, each: int, turns: int) -> tuple[Seen, float]:
+    """Let a peer die with a transfer on the device in each world: what was seen, and how long who waited did so."""
+    folder.mkdir()
+    scene = Scene(str(folder), backend, each, each, turns)
+    members = first, _, other = [
+        pool.run(leader, scene), pool.run(follower, scene, "kept"), pool.run(follower, scene, "lost"),
+    ]  # fmt: skip
+    first.recv(_SECONDS)  # it is ready
+    with Remote(folder.parent / "control", other.recv(_SECONDS)) as block:
+        block.inject("ncclRecv", Action.HOLD)
+        first.send("go")
+        first.recv(_SECONDS)  # it waits
+        until = time.monotonic() + _SECONDS
+        while block.counters().fired(("ncclRecv",)) < each:
+            if time.monotonic() > until:
+                raise TimeoutError("the transfers to the peer that is to die do not come to the device")
+            time.sleep(0.01)
+        killed = time.monotonic()
+        other.kill()
+        first.send("go")
+    seen = first.result(_SECONDS)
+    pool.dismiss(*members)
+    return seen, seen.released - killed
+
+
+@contextlib.contextmanager
+def _members(python: Path) -> Iterator[tuple[WorkerPool, Path]]:
+    """Processes on the imitation, and a folder for what they share."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        control = folder / "control"
+        control.mkdir()
+        variables = imitation.environment(python, control)
+        with WorkerPool(python_path=(str(REPO),), python=str(python), environment=variables) as pool:
+            yield pool, folder

@@ -45,7 +45,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     if inputs.owners is None:  # a plan has judged the paths of other patches
         layout.check_paths(inputs.tree, inputs.changed)
     checks.require([checks.check_made_for(inputs)])
-    patched = inputs.units or tuple(path for path in inputs.changed if layout.is_unit(path))
+    patched = inputs.units or {path: "changed by the series" for path in inputs.changed if layout.is_unit(path)}
     step(f"compiling {len(patched)} patched units and what they need")
     objects = compile_closure(inputs, patched)
     _check_owner(inputs, objects)

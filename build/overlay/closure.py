@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from build.errors import CompileError, NeedsFullBuildError
-from build.overlay import reach
+from build.overlay import reach, touched
+from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.overlay.objects import compile_units
 from build.overlay.symbols import defined, defined_among, demangle, undefined
@@ -81,7 +82,7 @@ def _definer(inputs: Inputs, symbol: str, demangled: str, have: Collection[str],
     )
 
 
-def compile_closure(inputs: Inputs, patched: Iterable[str]) -> tuple[Object, ...]:
+def compile_closure(inputs: Inputs, patched: Mapping[str, str]) -> tuple[Object, ...]:
     """Compile the patched units, the release's extra ones, and the units with hidden symbols that these need.
 
     For patches of a user also the units whose stock code uses hidden symbols of these.
@@ -90,18 +91,40 @@ def compile_closure(inputs: Inputs, patched: Iterable[str]) -> tuple[Object, ...
         CompileError: a unit does not compile, or no unit defines a hidden symbol.
         NeedsFullBuildError: stock code that cannot be in the overlay uses hidden symbols of its units.
     """
-    units = dict.fromkeys(patched, "changed by the series")
+    units = dict(patched)
     units |= {unit.path: unit.reason for unit in inputs.release.extra_units if unit.path not in units}
     done = {item.unit: item for item in compile_units(inputs, units)}
     _add_needed(inputs, done)
     if inputs.owners is not None:  # what the project's series change, is exported
         for _ in range(_MOST_USERS):
-            if not (found := reach.users(inputs, done.values())):
+            if not (found := _concerned(inputs, done)):
                 return tuple(done.values())
             _add_user(inputs, done, found)
             _add_needed(inputs, done)
-        _refuse_users(reach.users(inputs, done.values()))
+        _refuse_users(_concerned(inputs, done))
     return tuple(done.values())
+
+
+def _concerned(inputs: Inputs, done: Mapping[str, Object]) -> dict[str, frozenset[str]]:
+    """Return the hidden symbols that stock code uses and that the overlay has otherwise, with their users."""
+    found = reach.users(inputs, done.values())
+    names = demangle(found) if found else {}
+    concerned = {}
+    for unit, item in done.items():
+        mine = {name: symbol for name, symbol in defined(item.path, dynamic=False).items() if name in found}
+        spared = _spared(inputs, unit) if mine else frozenset[str]()
+        for name, symbol in mine.items():
+            if symbol.kind != "T" or _scoped_name(names[name])[1] not in spared:
+                concerned[name] = found[name]
+    return concerned
+
+
+def _spared(inputs: Inputs, unit: str) -> frozenset[str]:
+    """Return the functions of a unit that the patch does not concern: none, if it changes a header."""
+    if any(is_header(path) for path in inputs.changed):
+        return frozenset()
+    new = (inputs.tree / unit).read_text(encoding="utf-8", errors="surrogateescape")
+    return touched.spared(inputs.originals.get(unit, new), new)
 
 
 def _add_needed(inputs: Inputs, done: dict[str, Object]) -> None:

@@ -70,6 +70,8 @@ def unit_flags(inputs: Inputs, unit: str) -> tuple[str, ...]:
         flags = (*(flag for flag in flags if flag != "-fvisibility=hidden"), "-DTHP_BUILD_MAIN_LIB")
     elif "cuda" not in library:
         flags = tuple(flag for flag in flags if flag.removeprefix("-D") not in inputs.owners.cuda_only)
+    if library.startswith(("libtorch_cpu", "libtorch_cuda")) and (inputs.include / "ATen" / "ops").is_dir():
+        flags = (*flags, "-DAT_PER_OPERATOR_HEADERS")  # cmake/Codegen.cmake; the headers say what is exported
     return (*flags, "-DFMT_HEADER_ONLY=1", *said_flags(inputs.defines))  # caffe2/CMakeLists.txt: fmt::fmt-header-only
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from build.overlay.owners import Owners
@@ -26,9 +27,10 @@ class Inputs:
         python: CPython version of that wheel.
         headers: include folders beyond wheel and tree, in order.
         objects: folder that keeps compiled objects, default the cache's; an empty one makes every unit compile.
-        units: the units to compile; empty for those among `changed`.
+        units: the units to compile, with the reason for each; empty for those among `changed`.
         defines: further macros, `NAME` or `NAME=VALUE`; `NAME=0` says that the wheel was built without it.
         owners: the library of each unit, where the patches are not a series of this project.
+        originals: the changed files as the release has them, with such patches.
         safe_headers: changed headers that the series' manifest declares safe for an overlay, with the reason.
     """
 
@@ -43,8 +45,9 @@ class Inputs:
     toolchain: Toolchain
     objects: Path | None = None
     owners: Owners | None = None
-    units: tuple[str, ...] = ()
+    units: Mapping[str, str] = field(default_factory=dict)
     defines: tuple[str, ...] = ()
+    originals: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lib(self) -> Path:

@@ -41,12 +41,12 @@ def suspects(patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Iterable[
     hunks = hunks_of(patch)
     upstream = [(item.path, item.hunk) for item in verdicts if item.verdict is Verdict.UPSTREAM and item.hunk]
     perhaps = upstream or any(item.verdict.needs_human and item.method is Method.UPSTREAM for item in verdicts)
-    placed = placed_of(verdicts)
-    if not placed or len(placed) == len(verdicts):
+    # A hunk of a file that upstream renamed as well is known by the new name only.
+    placed = [place for place in placed_of(verdicts) if place in hunks]
+    if not placed or len(placed_of(verdicts)) == len(verdicts):
         return {}
     old = {name for data in known for name in _NAME.findall(data)}
     return {
-        **_idle(hunks, placed, upstream, old),
         **_alone(hunks, placed, _only_blanks, "changes blanks"),
         **(_alone(hunks, placed, _only_names, "makes names known") if perhaps else {}),
         **_of_the_same_names(hunks, placed, upstream, old),
@@ -94,24 +94,6 @@ def _of_the_same_names(
             name = shared[0].decode("ascii", "replace")
             found[place] = f"hunk {number} of {path} brings in {name}, and is upstream: so this may be"
     return found
-
-
-def _idle(
-    hunks: Mapping[Place, Hunk], placed: Sequence[Place], upstream: Sequence[Place], old: Collection[bytes]
-) -> dict[Place, str]:
-    """Return the placed hunks that define what only hunks use that need a human: without them it is of no use."""
-    human = [names for place, names in _uses(hunks).items() if place not in placed and place not in upstream]
-    used = Counter(name for place, names in _uses(hunks).items() if place in placed for name in names)
-    found = {}
-    for place in placed:
-        alone = {name for name in defined(hunks[place].added).difference(old) if used[name] == 1}
-        if idle := sorted(name for name in alone if any(name in names for names in human)):
-            found[place] = f"it defines {idle[0].decode()}, which only hunks use that need a human"
-    return found
-
-
-def _uses(hunks: Mapping[Place, Hunk]) -> dict[Place, set[bytes]]:
-    return {place: _names(hunk) for place, hunk in hunks.items()}
 
 
 def _own(hunk: Hunk) -> set[bytes]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from build.porting.lines import distinctive, norm
-from build.porting.trees import Layer, Tree
+from build.porting.trees import BATCH, Layer, Tree
 
 #: Files of one kind may be renamed into each other.
 _KINDS = (
@@ -24,8 +24,8 @@ SPLIT = 0.7
 MARGIN = 0.2
 #: Number of long lines that are searched first: most files have none of them.
 PROBES = 8
-#: Number of files read at once, and the greatest size in bytes of a source that may be split or renamed.
-BATCH, LARGEST = 256, 1 << 19
+#: Greatest size in bytes of a source that may be split or renamed.
+LARGEST = 1 << 19
 
 
 @dataclass(slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +9,9 @@ from pathlib import Path
 
 from build.errors import SourceError
 from build.git import SUBMODULE, Entry, Git, init, repository, split_revision
+
+#: Number of files read at once.
+BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +63,11 @@ class Tree:
         """Whether the repository has every file; a partial clone would have to fetch them."""
         return self.git.call("config", "--get-regexp", r"^remote\..*\.promisor$").returncode != 0
 
-    def lines_with(self, names: Collection[bytes], kinds: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield the lines, each with its file's path, that have one of `names` as a whole word.
-
-        Args:
-            names: what is searched for.
-            kinds: endings of the files that are searched, such as `.c`.
-        """
-        form = ("-z", "-I", "-w", "-F", "-f", "-")
-        wanted = b"".join(name + b"\n" for name in names)
-        globs = sorted(f"*{end}" for end in kinds)
-        done = self.git.call("grep", "--no-color", *form, self.commit, "--", *globs, stdin=wanted)
-        for record in done.stdout.splitlines():
-            path, _, line = record.partition(b"\0")
-            yield os.fsdecode(path.partition(b":")[2]), line
+    def read_all(self, kinds: Collection[str], without: Collection[str] = ()) -> Iterator[tuple[str, bytes]]:
+        """Yield every file whose name ends with one of `kinds`, in batches: a whole tree takes too much memory."""
+        names = [path for path in self.entries if path.endswith(tuple(kinds)) and path not in without]
+        for start in range(0, len(names), BATCH):
+            yield from self.read_many(names[start : start + BATCH]).items()
 
 
 @dataclass(slots=True)
@@ -94,15 +86,11 @@ class Layer:
     def put(self, path: str, state: FileState | None) -> None:
         self.changed[path] = state
 
-    def lines_with(self, names: Collection[bytes], kinds: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield lines as `Tree.lines_with` does, of the files as they are in this layer."""
-        for path, line in self.tree.lines_with(names, kinds):
-            if path not in self.changed:
-                yield path, line
-        word = re.compile(rb"\b(?:" + b"|".join(map(re.escape, names)) + rb")\b")
-        for path, state in self.changed.items():
-            if state is not None and path.endswith(tuple(kinds)):
-                yield from ((path, line) for line in state.data.split(b"\n") if word.search(line))
+    def read_all(self, kinds: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield files as `Tree.read_all` does, as they are in this layer."""
+        changed = {path: state for path, state in self.changed.items() if path.endswith(tuple(kinds))}
+        yield from ((path, state.data) for path, state in changed.items() if state is not None)
+        yield from self.tree.read_all(kinds, changed)
 
 
 def open_tree(spec: str, workplace: Path) -> Tree:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Collection, Iterable, Mapping
 
 from build.porting.companions import Place, defined, hunks_of, placed_of
@@ -14,11 +16,13 @@ from build.series.verdicts import HunkVerdict
 
 #: Least length of a name that is searched in whole trees.
 SHORT = 5
+#: Number of files with a name from which on it is there, and used.
+ENOUGH = 2
 #: Most names that are searched for one patch: the time is bounded.
 MOST = 200
 
-#: The lines that have a name, by name and path.
-Found = Mapping[bytes, Mapping[str, list[bytes]]]
+#: The files that have a name: their content by name and path.
+Found = Mapping[bytes, Mapping[str, bytes]]
 
 
 def suspects(patch: PatchFile, verdicts: Iterable[HunkVerdict], old: Layer, new: Layer) -> dict[Place, str]:
@@ -34,9 +38,8 @@ def suspects(patch: PatchFile, verdicts: Iterable[HunkVerdict], old: Layer, new:
     if not 0 < len(wanted) <= MOST or not (old.tree.whole and new.tree.whole):
         return {}
     kinds = frozenset().union(*map(kind_of, patch.paths))
-    now = _search(new, wanted, kinds)
-    lost = {name for name in wanted if len(now.get(name, ())) < 2}
-    before = _search(old, lost, kinds) if lost else {}
+    now = _search(new, wanted, kinds, ENOUGH)
+    before = _search(old, {name for name in wanted if len(now.get(name, ())) < ENOUGH}, kinds)
     found = {}
     for place, names in uses.items():
         if gone := sorted(name for name in names & before.keys() - now.keys() if _declares(before, name)):
@@ -57,23 +60,33 @@ def _names(
     hunks = {place: hunk for place, hunk in hunks_of(patch).items() if languages_of(place[0])}
     own = declared(line for hunk in hunks.values() for line in hunk.added)
     uses, defines = {}, {}
+    files: dict[str, set[bytes]] = {}
     for place in placed_of(verdicts):
-        if place in hunks and (state := new.get(place[0])):
+        state = new.get(place[0])
+        if place in hunks and state:
             hunk, removed = hunks[place], set(hunks[place].removed)
-            here = set(NAME.findall(state.data))
-            uses[place] = used(line for line in hunk.added if line not in removed) - own - here
+            if place[0] not in files:
+                files[place[0]] = set(NAME.findall(state.data))
+            uses[place] = used(line for line in hunk.added if line not in removed) - own - files[place[0]]
             defines[place] = defined(hunk.added).difference(*map(NAME.findall, removed))
     return uses, defines
 
 
-def _search(layer: Layer, names: set[bytes], kinds: Collection[str]) -> Found:
-    found: dict[bytes, dict[str, list[bytes]]] = {}
-    for path, line in layer.lines_with(names, kinds):
-        for name in names & set(NAME.findall(line)):
-            found.setdefault(name, {}).setdefault(path, []).append(line)
+def _search(layer: Layer, names: Collection[bytes], kinds: Collection[str], enough: int = sys.maxsize) -> Found:
+    """Return which files have a name; a name that `enough` have is not searched any more."""
+    found: dict[bytes, dict[str, bytes]] = {}
+    rare = set(names)
+    for path, data in layer.read_all(kinds) if rare else ():
+        for name in [name for name in rare if name in data and re.search(rb"\b%s\b" % re.escape(name), data)]:
+            found.setdefault(name, {})[path] = data
+            if len(found[name]) == enough:
+                rare.discard(name)
+        if not rare:
+            break
     return found
 
 
 def _declares(found: Found, name: bytes) -> bool:
     """Whether the project declares a name itself: what it took from elsewhere may still be there."""
-    return any(name in declared([line]) | defined([line]) for lines in found[name].values() for line in lines)
+    lines = (line for data in found[name].values() for line in data.split(b"\n") if name in line)
+    return any(name in declared([line]) | defined([line]) for line in lines)

@@ -40,6 +40,7 @@ struct gpuless_comm {
   int users;              /* calls on other communicators that are being made of its ranks */
   struct segment *segment; /* NULL: the peers are imaginary */
   struct marker *job;     /* end of its last asynchronous call */
+  uint64_t sends_to, receives_from; /* peers that it is connected to, a bit each; of those from 64 on it knows none */
   struct marker *last;    /* end of its last launch: launches of a communicator never overlap */
   int premul_count;
   struct premul *premul;  /* user-defined reductions */

@@ -149,9 +149,23 @@ static result launch_later(const struct gpuless_op *ops, int count, comm_t first
   return comm_run(first, run_later, l);
 }
 
+/* Whether a connection has to be made first; each direction to each peer has its own. */
+static int connects(const struct gpuless_op *op) {
+  if (op->site != SITE_ncclSend && op->site != SITE_ncclRecv) return 0;
+  uint64_t *known = op->site == SITE_ncclSend ? &op->comm->sends_to : &op->comm->receives_from;
+  uint64_t peer = op->peer < 64 ? 1ull << op->peer : 0;
+  int is_new = !(*known & peer);
+  *known |= peer;
+  return is_new;
+}
+
+/* ncclGroupEndInternal in group.cc: since 2.23.4 every launch of a non-blocking communicator has a thread, before
+ * only one that connects. */
 static result launch_now_or_later(const struct gpuless_op *ops, int count) {
+  comm_t waits = NULL;
   for (int i = 0; i < count; i++)
-    if (!ops[i].comm->blocking) return launch_later(ops, count, ops[i].comm);
+    if (!ops[i].comm->blocking && (connects(&ops[i]) || FAKE_NCCL_VERSION >= 22304)) waits = ops[i].comm;
+  if (waits) return launch_later(ops, count, waits);
   launch_all(ops, count);
   return SUCCESS;
 }

@@ -1,9 +1,9 @@
 """A driver for tensors on a CUDA device: one communicator, its private stream, and the threads that serve it.
 
-A launcher thread makes the communicator, launches on it and ends it; nothing else calls NCCL. A completer thread
-waits for the ends of the operations. An abort is asked for by a flag. Where the launcher does not come to it, since it
-is inside a call that does not return, another thread aborts. What hangs even then is left to its thread, with the
-memory that it uses.
+Two threads take turns: one of them at a time makes the communicator, launches on it and ends it; nothing else calls
+NCCL. The other one waits for the ends of the operations. An abort is asked for by a flag. Where the one that launches
+does not come to it, since it is inside a call that does not return, another thread aborts. What hangs even then is left
+to its thread, with the memory that it uses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 
 from multiworld.drivers import cuda, device_failures, peers
 from multiworld.drivers.communicator import Communicator, Member
-from multiworld.drivers.completer import Completer
+from multiworld.drivers.crew import Crew
 from multiworld.drivers.values import LaneStore
 from multiworld.drivers.work import Work
 from multiworld.errors import BackendFailed
@@ -29,9 +28,7 @@ from multiworld.parking import immortal
 
 logger = logging.getLogger(__name__)
 
-#: how often failures in the background are looked for while something is under way
-LOOK_SECONDS = 0.1
-#: how long the launcher has to come to an abort, before another thread aborts
+#: how long the one that launches has to come to an abort, before another thread aborts
 RESCUE_SECONDS = 0.3
 #: how long after an abort the operations are over for those who wait; their memory is kept until the device is done
 LET_GO_SECONDS = 0.5
@@ -60,12 +57,10 @@ class DeviceDriver:
         self._device = torch.device(us.device)
         self._stream: cuda.PrivateStream | None = None
         self._changed = threading.Condition()
-        self._queued: deque[Work] = deque()
-        self._completer = Completer(self._finish, self._idle)
-        self._launching: Work | None = None
+        self._crew = Crew(self)
         self._doubtful: list[Work] = []
         self._failure: BaseException | None = None
-        self._started = self._made = self._closing = self._ending = self._ended = False
+        self._started = self._made = self._ending = self._ended = False
         self._remains = False  # what is launched may come into the stream still: NCCL launches in a thread of its own
         self._forget_device: Callable[[], None] = lambda: None
 
@@ -140,14 +135,14 @@ class DeviceDriver:
         work.watch(finished, launched)
 
     def join(self, work: Work) -> None:
-        """Let the calling thread's current stream wait for the end of ``work``.
+        """Let the calling thread's current stream wait for the end of ``work``, if that was not waited for already.
 
         Raises:
             DeviceFailed: the device is lost for this process.
         """
-        if work.end is not None:
+        if work.end is not None and not work.has_succeeded:
             try:
-                torch.cuda.current_stream(self._device).wait_event(work.end)
+                torch.cuda.current_stream(self._device.index).wait_event(work.end)
             except RuntimeError as error:
                 raise self._explained(error) from error
 
@@ -159,9 +154,8 @@ class DeviceDriver:
     def close(self, deadline: float) -> None:
         """Free everything: in good order if nothing failed, and by an abort if that takes too long."""
         until = time.monotonic() + deadline
+        self._crew.close()
         with self._changed:
-            self._closing = True
-            self._changed.notify_all()
             if not self._started:
                 return
             if self._failure is None:
@@ -176,24 +170,19 @@ class DeviceDriver:
 
     def _start(self, launch: Callable[[Any], Any], tensors: Any, after: Any) -> Work:
         work = Work(launch, tensors, after)
-        with self._changed:
-            failure = self._failure
-            if failure is None:
-                self._queued.append(work)
-                self._changed.notify_all()
-        if failure is not None:
-            work.is_over(failure)
+        if not self._crew.add(work):
+            work.is_over(self._failure or ConnectionAbortedError("the communicator was closed"))
         return work
 
     def _fail(self, failure: BaseException) -> None:
-        """Nothing is launched any more, and the launcher aborts. The first failure counts. Blocks on nothing."""
+        """Launch nothing any more; whoever launches aborts. The first failure counts. Blocks on nothing."""
         with self._changed:
             if self._failure is not None or self._ended:
                 return
             self._failure = failure
             started = self._started
-            queued, self._queued = list(self._queued), deque()
             self._changed.notify_all()
+        queued = self._crew.stop()
         if started:
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts none: the process frees it
                 threading.Thread(target=self._see_it_end, name=self._thread("abort"), daemon=True).start()
@@ -206,15 +195,17 @@ class DeviceDriver:
         work.release()
 
     def _see_it_end(self) -> None:
-        """After a failure: let go of what waits, and abort from here if the launcher does not come to it."""
+        """After a failure: let go of what waits, and abort from here if the one that launches does not come to it."""
         if not self._within(RESCUE_SECONDS, lambda: self._ending):
             rescue = threading.Thread(target=self._abort, name=self._thread("rescue"), daemon=True)
             with contextlib.suppress(RuntimeError):
                 rescue.start()
-        if self._within(LET_GO_SECONDS - RESCUE_SECONDS, lambda: self._ended and not self._completer.busy):
+        until = time.monotonic() + LET_GO_SECONDS - RESCUE_SECONDS
+        ended = self._within(until - time.monotonic(), lambda: self._ended)
+        if ended and self._crew.is_empty(max(0.0, until - time.monotonic())):
             return
-        launching = self._launching
-        for work in (*self._completer.left, *([] if launching is None else [launching])):  # our threads keep the memory
+        launching = self._crew.launching
+        for work in (*self._crew.left, *([] if launching is None else [launching])):  # our threads keep the memory
             work.is_over(self._failure)
         if not self._within(ABORT_SECONDS, lambda: self._ended):
             immortal(self)  # destructors would wait for the same call
@@ -224,15 +215,21 @@ class DeviceDriver:
         with self._changed:
             return self._changed.wait_for(reached, seconds)
 
-    # the launcher's thread
+    # in the two threads
 
     def _live(self) -> None:
         try:
             self._make()
-            self._serve()
+            threading.Thread(target=self._assist, name=self._thread("assist"), daemon=True).start()
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this communicator
             self._fail(self._explained(error))
-        self._end()
+        self._crew.work()
+
+    def _assist(self) -> None:
+        if self._stream is not None:
+            torch.cuda.set_device(self._device)
+            torch.cuda.set_stream(self._stream.torch)
+        self._crew.work()
 
     def _make(self) -> None:
         us = self._us
@@ -247,42 +244,28 @@ class DeviceDriver:
         with self._changed:
             self._made = self._failure is None
             self._changed.notify_all()
-        self._completer.start(self._stream, self._thread("complete"))
-
-    def _serve(self) -> None:
-        """Launch what is queued, until a failure or an orderly close with nothing left to do."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(self._has_news, LOOK_SECONDS if self._completer.busy else None)
-                if self._failure is not None or (self._closing and not self._queued and not self._completer.busy):
-                    return
-                work = self._launching = self._queued.popleft() if self._queued else None
-            if work is None:
-                self._look()
-            else:
-                self._launch(work)
-
-    def _has_news(self) -> bool:
-        idle = not self._queued and not self._completer.busy
-        return self._failure is not None or bool(self._queued) or (self._closing and idle)
 
     def _has_failed(self) -> bool:
         return self._failure is not None
 
-    def _look(self) -> None:
-        oldest = next((work.handle for work in self._completer.left), None)
-        failure = self._communicator.failure()
-        if failure is None and oldest is not None:
-            # Its end may never come: torch's watchdog can fail, or hang, in the abort that would end it.
-            failure = self._communicator.outcome(oldest)
+    def look(self) -> None:
+        """See ``Owner.look``."""
+        try:
+            failure = self._communicator.failure()
+            oldest = next((work.handle for work in self._crew.left), None)
+            if failure is None and oldest is not None:
+                # Its end may never come: torch's watchdog can fail, or hang, in the abort that would end it.
+                failure = self._communicator.outcome(oldest)
+        except Exception as error:  # noqa: BLE001 - of torch's and NCCL's many types
+            failure = error
         if failure is not None:
             self._fail(self._explained(failure))
 
-    def _launch(self, work: Work) -> None:
-        """Put ``work`` into the stream; NCCL may connect to peers first, and wait for them in that."""
+    def launch(self, work: Work) -> bool:
+        """See ``Owner.launch``; NCCL may connect to peers first, and wait for them in that."""
         stream, launch = self._stream, work.launch
         if stream is None or launch is None:
-            return
+            return False
         try:
             if work.after is not None:
                 stream.torch.wait_event(work.after)
@@ -291,19 +274,19 @@ class DeviceDriver:
             end.record(stream.torch)
         except DriverRefused as refused:
             self._over(work, refused)
-            return
+            return False
         except Exception as error:  # noqa: BLE001 - of torch's and NCCL's many types: the launch failed
             failure = self._explained(error)
             self._doubtful.append(work)  # part of it may have been launched: its memory is kept until the abort
             self._fail(failure)
             work.is_over(self._failure)
-            return
+            return False
         work.end = end
         work.was_launched()
-        self._completer.add(work)
-        self._launching = None
+        return True
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """See ``Owner.end``."""
         if self._failure is None:
             self._finalize()
         if self._failure is not None:
@@ -315,7 +298,7 @@ class DeviceDriver:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        self._give_back(self._completer.end(ABORT_SECONDS))
+        self._give_back(self._crew.is_empty(ABORT_SECONDS))
 
     def _give_back(self, empty: bool) -> None:
         """Let others have the stream; or keep it with all that it uses, if anything is left in it.
@@ -344,20 +327,8 @@ class DeviceDriver:
             self._remains = True
             logger.warning("%s: the abort of a communicator failed: %s", self._where(), error)
 
-    # in the completer's thread
-
-    def _finish(self, work: Work) -> None:
-        """Report the end of ``work``."""
-        work.is_over(self._outcome(work))
-        work.release()
-
-    def _idle(self) -> None:
-        if self._closing or self._failure is not None:
-            with self._changed:
-                self._changed.notify_all()
-
-    def _outcome(self, work: Work) -> BaseException | None:
-        """Wait for the end of ``work`` on the device; how it went. An abort ends it there, too."""
+    def outcome(self, work: Work) -> BaseException | None:
+        """See ``Owner.outcome``; an abort ends it on the device, too."""
         try:
             work.end.synchronize()
             failure = self._failure or self._communicator.outcome(work.handle)

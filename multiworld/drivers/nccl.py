@@ -35,7 +35,9 @@ _OLDEST = 21400
 REVOKES_FROM = 22800
 #: how long a revoke may take before the abort
 REVOKE_SECONDS = 0.2
-#: between two looks at what is in progress: short at first, since most of it takes microseconds
+#: what is in progress is looked at without a pause at first, since most of it takes less time than the shortest sleep
+_SPIN_SECONDS = 100e-6
+#: and then after pauses that grow
 _FIRST_NAP, _LONGEST_NAP = 20e-6, 2e-3
 
 _DTYPES = {
@@ -269,12 +271,13 @@ class NcclCommunicator:
             RuntimeError: it failed.
             ConnectionAbortedError: the communicator has to be aborted first.
         """
-        nap = _FIRST_NAP
+        began, nap = time.perf_counter(), 0.0
         while (code := self._state()) == _IN_PROGRESS:
             if self._cancelled():
                 raise ConnectionAbortedError("aborted while NCCL was at work")
             time.sleep(nap)
-            nap = min(2 * nap, _LONGEST_NAP)
+            if nap or time.perf_counter() - began > _SPIN_SECONDS:
+                nap = min(2 * nap or _FIRST_NAP, _LONGEST_NAP)
         if code != _SUCCESS:
             raise RuntimeError(self._text(code))
 

@@ -24,6 +24,7 @@ from multiworld.matching.launch import Launch
 from multiworld.matching.memory import room_for
 from multiworld.matching.operation import Operation, Sink
 from multiworld.membership import Membership
+from multiworld.net.bridge import woken_after
 from multiworld.net.frames import Done, Kind
 from multiworld.net.reactor import Reactor
 from multiworld.process import immortal
@@ -215,13 +216,13 @@ class DriverSlot:
         driver.watch(work, lambda error: self._finished(launch, operation, error), launched)
 
     def _launched(self, launch: Launch) -> None:
-        with self._session.lock:
+        with woken_after(), self._session.lock:
             if self._session.failure is None:
                 launch.enqueued()
 
     def _finished(self, launch: Launch, operation: Operation, error: BaseException | None) -> None:
         session = self._session
-        with session.lock:
+        with woken_after(), session.lock:
             operation.running = False
             if session.failure is not None:  # its end was waited for: until now the backend used its memory
                 operation.fail(session.failure)

@@ -56,6 +56,11 @@ class Work:
         self._finished: Finished | None = None
         self._launched: Launched | None = None
 
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether its end was seen on the device, and well."""
+        return self._is_over and self._error is None
+
     def watch(self, finished: Finished, launched: Launched | None) -> None:
         """See ``Driver.watch``."""
         with self._guard:

@@ -40,8 +40,8 @@ class Device(Protocol):
     def copies_of(self, tensors: Sequence[torch.Tensor], moment: Moment) -> tuple[list[torch.Tensor], Moment]:
         """Copies of what is in ``tensors`` from ``moment`` on, made in the calling thread's current stream."""
 
-    def adopt(self, tensor: torch.Tensor, moment: Moment) -> None:
-        """Let the calling thread's current stream use memory of another stream, after ``moment``."""
+    def adopt(self, tensor: torch.Tensor, moment: Moment) -> torch.Tensor:
+        """``tensor``, memory of the stream of ``moment``, for the calling thread's current stream from there on."""
 
 
 @dataclass(slots=True)

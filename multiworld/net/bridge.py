@@ -9,7 +9,7 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
@@ -46,6 +46,23 @@ def _thread_wake() -> _Wake:
         wake = _local.wake = _Wake()
         _local.pid = os.getpid()
     return cast("_Wake", wake)
+
+
+@contextlib.contextmanager
+def woken_after() -> Iterator[None]:
+    """Wake whoever awaits what this thread completes in the block only when it is left.
+
+    For a thread that completes it under a lock: a loop that is woken needs the lock, and would sleep again.
+    """
+    held: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+    before, _local.held = getattr(_local, "held", None), held
+    try:
+        yield
+    finally:
+        _local.held = before
+        for loop, future in held:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
+                loop.call_soon_threadsafe(_settle, future)
 
 
 class BridgeOwner(Protocol):
@@ -168,7 +185,11 @@ class LoopBridge:
             if self._loop is not None and asyncio._get_running_loop() is self._loop:
                 _settle(future)
             elif self._loop is not None:
-                self._loop.call_soon_threadsafe(_settle, future)
+                held = getattr(_local, "held", None)
+                if held is None:
+                    self._loop.call_soon_threadsafe(_settle, future)
+                else:
+                    held.append((self._loop, future))
 
     def begin_wait(self) -> SyncPoller:
         """The calling thread's poller, made at its first wait, and taken until it ends its wait."""

@@ -69,8 +69,8 @@ def received(group: GroupBase, tensor: torch.Tensor, receive: ReceiveOperation |
     def finish(peer: int) -> int:
         kept = receive.taken
         if kept is not None and kept.data is not None:
-            kept.device.adopt(kept.data, kept.moment)
-            writable(tensor).reshape(-1).view(torch.uint8).copy_(kept.data)
+            data = kept.device.adopt(kept.data, kept.moment)
+            writable(tensor).reshape(-1).view(torch.uint8).copy_(data)
         return group.ranks.index(peer)
 
     return finish
@@ -81,9 +81,6 @@ def received_tensor(engine: Engine, peer: int, receive: ReceiveOperation) -> tor
     end, shape = receive.end, receive.shape
     if end is None or shape is None:
         raise LookupError("no tensor came by the device")
-    data = end.data
-    if data is None:  # an empty one: there was nothing to transfer
-        data = end.device.room(0, end.moment)[0]
-    else:
-        end.device.adopt(data, end.moment)
+    # Without memory it is an empty one: there was nothing to transfer.
+    data = end.device.room(0, end.moment)[0] if end.data is None else end.device.adopt(end.data, end.moment)
     return described(engine.membership, peer, receive.dtype, data, shape)

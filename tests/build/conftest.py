@@ -13,6 +13,7 @@ from build.process import FOREIGN
 
 if TYPE_CHECKING:
     from tests.build.overlay.little import Little
+    from tests.build.pipeline.little_release import Place
 
 
 #: Settings that git takes from the environment, and this project's own; a test that is about one sets it itself.
@@ -36,6 +37,25 @@ def little(tmp_path_factory: pytest.TempPathFactory) -> Little:
     from tests.build.overlay.little import make
 
     return make(tmp_path_factory.mktemp("little"))
+
+
+@pytest.fixture(scope="session")
+def whole_release(little: Little, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """The release in miniature, built once: not to be changed, but copied (`built_release`)."""
+    from tests.build.pipeline import little_release
+
+    place = little_release.make(little, tmp_path_factory.mktemp("whole"))
+    status, output = little_release.build(place)
+    assert status == 0, output
+    return place
+
+
+@pytest.fixture
+def built_release(whole_release: Place, tmp_path: Path) -> Place:
+    """A release that was built, of the test's own: its caches are filled, and its wheels are right."""
+    from tests.build.pipeline import little_release
+
+    return little_release.copied(whole_release, tmp_path)
 
 
 @pytest.fixture(scope="module")

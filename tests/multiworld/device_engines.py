@@ -72,9 +72,10 @@ class MemoryDevice:
     def copies_of(self, tensors: Sequence[torch.Tensor], moment: Moment) -> tuple[list[torch.Tensor], Moment]:
         return [tensor.clone() for tensor in tensors], self._after(moment)
 
-    def adopt(self, tensor: torch.Tensor, moment: Moment) -> None:
+    def adopt(self, tensor: torch.Tensor, moment: Moment) -> torch.Tensor:
         self._after(moment)
         self.adopted += tensor.numel() > 0
+        return tensor
 
     def _after(self, moment: Moment) -> Moment:
         assert moment.stream == "stream"

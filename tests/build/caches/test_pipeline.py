@@ -5,19 +5,17 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from build import record, seals
+from build import record
 from build.errors import DigestMismatchError, WheelError
 from build.wheels import patched
 from tests.build.caches import damage
 from tests.build.overlay import little as lt
-from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
 from tests.build.pipeline.little_release import Place
 from tests.build.wheels import little_wheel as lw
@@ -29,22 +27,9 @@ Damage = Callable[[Path], None]
 SOME = (damage.flip_and_keep_the_time, damage.cut, damage.folder)
 
 
-@pytest.fixture(scope="module")
-def whole(little: Little, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A release that was built: its caches are filled, and its wheels are right."""
-    place = lr.make(little, tmp_path_factory.mktemp("whole"))
-    build(place)
-    return place
-
-
 @pytest.fixture
-def place(whole: Place, tmp_path: Path) -> Place:
-    """A copy of it, to be damaged: its seals are those of the copied files."""
-    shutil.copytree(whole.folder, tmp_path, symlinks=True, dirs_exist_ok=True)
-    for path in (tmp_path / "cache").rglob("*.seal"):
-        entry = path.with_suffix("")
-        assert seals.intact(entry) if entry.is_dir() else seals.is_file(entry, seals.sha256_of(entry))
-    return Place(tmp_path)
+def place(built_release: Place) -> Place:
+    return built_release
 
 
 def check_wheel(path: Path) -> None:

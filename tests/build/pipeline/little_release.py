@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from build import seals
 from build.paths import REPO
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import Little
@@ -122,6 +123,15 @@ def make(little: Little, folder: Path) -> Place:
     compiler.write_text(_COMPILER.format(go=place.go, started=place.started))
     compiler.chmod(0o755)
     return place
+
+
+def copied(whole: Place, folder: Path) -> Place:
+    """Copy a release that was built into `folder`; the seals of its cache are those of the copied files."""
+    shutil.copytree(whole.folder, folder, symlinks=True, dirs_exist_ok=True)
+    for path in (folder / "cache").rglob("*.seal"):
+        entry = path.with_suffix("")
+        assert seals.intact(entry) if entry.is_dir() else seals.is_file(entry, seals.sha256_of(entry)), entry
+    return Place(folder)
 
 
 def write_patch(place: Place, new: str) -> None:

@@ -20,6 +20,7 @@ from multiworld.lab.bench.load import Load, LoadMeter
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
+from tests.build.pipeline.little_release import Place
 
 
 def test_a_child_is_measured() -> None:
@@ -117,11 +118,10 @@ def test_figures_as_json(tmp_path: Path) -> None:
     assert missed["verdict"] == "not judged"
 
 
-def test_the_making_of_wheels_is_measured(little: Little, tmp_path: Path) -> None:
+def test_the_making_of_wheels_is_measured(built_release: Place, tmp_path: Path) -> None:
     """All of `bench overlay`, over the release in miniature; the wheel that is written again has the same bytes."""
-    place = lr.make(little, tmp_path)
+    place = built_release
     place.go.touch()
-    assert lr.build(place)[0] == 0
     arguments: list[str | Path] = ["--repeats", "1", "--source", place.tree, "--dist", place.dist]
     arguments += ["--json", tmp_path / "figures.json"]
     with lr.started(place, "bench", "overlay", *arguments) as process:

@@ -161,6 +161,7 @@ def test_stock_code_that_uses_a_hidden_function_comes_along(place: Place) -> Non
     assert status == 0, output
     found, folder = made(place)
     assert [unit.unit for unit in found.provenance.units] == [lt.HIDDEN_CPP, lt.NCCL_CPP]
+    assert found.provenance.units[0].why == "changed by the patch"
     assert "uses torch::cuda::Secret::value()" in found.provenance.units[1].why
     assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "901"
     (place.tree / lt.NCCL_CPP).unlink()

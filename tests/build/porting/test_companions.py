@@ -106,20 +106,6 @@ def test_blanks_alone_are_not_changed(tmp_path: Path) -> None:
     assert "only changes blanks" in found.verdicts[0].evidence
 
 
-def test_a_definition_goes_with_its_only_use(tmp_path: Path) -> None:
-    old = source()
-    definition = "void reopen_the_logs(const char *text)\n{\n  open_one(text);\n}\n\n"
-    defined = replaced(old, ("int compute_beta(int value) {\n", definition + "int compute_beta(int value) {\n"))
-    patched = replaced(defined, (line("zeta", 5), '  reopen_the_logs("zeta");\n'))
-    new = replaced(old, (line("zeta", 5), "  another_way(value);\n"))
-    found = port_one(tmp_path / "one", {"a.c": old.encode()}, {"a.c": patched.encode()}, {"a.c": new.encode()})
-    assert [item.verdict for item in found.verdicts] == [Verdict.CONFLICT, Verdict.CONFLICT]
-    assert "it defines reopen_the_logs, which only hunks use that need a human" in found.verdicts[0].evidence
-    twice = replaced(patched, (line("delta", 5), line("delta", 5) + '  reopen_the_logs("delta");\n'))
-    found = port_one(tmp_path / "two", {"a.c": old.encode()}, {"a.c": twice.encode()}, {"a.c": new.encode()})
-    assert [item.verdict.needs_human for item in found.verdicts] == [False, False, True]
-
-
 def test_a_new_file_of_a_patch_that_is_mostly_upstream_goes_to_a_human(tmp_path: Path) -> None:
     old = source()
     patched = with_checks(old, NAMES[:4])

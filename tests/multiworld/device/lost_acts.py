@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
+
+import torch
 
 from multiworld import DeviceFailed, DeviceLost, MultiWorld, World, WorldBroken
 from multiworld.lab.context import Context
-from tests.multiworld.device.members import Place, numbers, room, run, world
+from tests.multiworld.device.members import DEVICE, Place, numbers, room, run, world
 
 SECONDS = 30.0
 
@@ -57,3 +60,30 @@ async def _error(call: Any) -> tuple[str, str | None, Any]:
         found = error.device if isinstance(error, DeviceFailed) else str(error)
         return type(error).__name__, getattr(error, "world", None), found
     return "none", None, None
+
+
+def takes_in_another_stream(link: Context, place: Place, rank: int) -> list[float] | None:
+    """Rank 1 takes a tensor in another stream than the one in which it asked for it, and frees it on a lost device."""
+
+    async def main() -> list[float] | None:
+        async with world(place, rank, 2) as w:
+            if rank == 0:
+                await w.send_tensor(numbers(4), 1)
+                await w.recv_object(1)
+                return None
+            receive = asyncio.ensure_future(w.recv_tensor(0))
+            await asyncio.sleep(0)  # asked for in the default stream
+            stream = torch.cuda.Stream(DEVICE)
+            before = torch.cuda.current_stream(DEVICE)
+            torch.cuda.set_stream(stream)
+            taken = await receive
+            values = [float(value) for value in taken.cpu()]
+            torch.cuda.set_stream(before)
+            await w.send_object("taken", 0)
+        link.send("taken")
+        await asyncio.to_thread(link.recv)
+        del taken, receive
+        gc.collect()
+        return values
+
+    return run(main)

@@ -29,3 +29,15 @@ def test_all_worlds_on_it_end_and_one_on_gloo_goes_on(members: Cluster) -> None:
     assert (second, world) == ("PeerLost", "second"), told["errors"]
     assert "CUDA error 700" in what
     assert told["heard"] == [("WorldBroken", "second")]
+
+
+@pytest.mark.parametrize("backend", backends()[:1])
+def test_memory_that_was_taken_in_another_stream_is_freed_on_a_lost_device(members: Cluster) -> None:
+    """To free it asks nothing of CUDA: the allocator's destructor would end the process with what that returns."""
+    _, taker = (members.start(lost_acts.takes_in_another_stream, rank) for rank in range(2))
+    assert taker.recv() == "taken"
+    with Remote(members.control, taker.pid) as block:
+        for call in ("cudaEventRecord", "cudaEventCreateWithFlags", "cudaEventQuery"):
+            block.inject(call, Action.FAIL, ILLEGAL_ADDRESS)
+        taker.send("go")
+        assert taker.result(90) == [0.0, 1.0, 2.0, 3.0]
