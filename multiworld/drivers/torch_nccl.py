@@ -65,10 +65,10 @@ class TorchNcclCommunicator:
         self._group = self._calls._group = self._made(store)
         classic = isinstance(self._group, dist.ProcessGroupNCCL)
         self._tells_result = classic and hasattr(dist.Work, "get_future_result")
-        connect = getattr(self._group, "eager_connect_single_device", None)
-        if connect is not None:
-            connect(self._device)
-        if connect is None or not classic:  # it is made in the first collective, whatever that call says
+        eager = self._tells_result or not classic  # before 2.6 the call keeps the GIL: no other world would go on
+        if eager:
+            self._group.eager_connect_single_device(self._device)
+        if not eager or not classic:  # it is made in the first collective, whatever that call says
             self._meet()
 
     def failure(self) -> BaseException | None:

@@ -230,12 +230,17 @@ def watchdog_ends_the_process() -> bool:
 
 
 def knows_remote_errors() -> bool:
-    """Whether torch's group takes the loss of a peer for an error of NCCL: stock releases before 2.4 do not."""
+    """Whether torch's group tells the loss of a peer from an end: older stock releases do not."""
     return not can_only_abort() or is_patched()
 
 
+def survives_failed_launches() -> bool:
+    """Whether the process lives on after NCCL refused a launch: on stock releases before 2.4 it does not."""
+    return hasattr(dist.ProcessGroupNCCL, "eager_connect_single_device") or is_patched()
+
+
 def can_only_abort() -> bool:
-    """Whether torch's group has no end in good order: releases before 2.4."""
+    """Whether torch's group has no end in good order: releases before 2.6."""
     return not any(hasattr(dist.ProcessGroupNCCL, name) for name in ("abort", "_abort"))
 
 

@@ -153,7 +153,7 @@ def test_a_swallowed_error_of_a_launch(tmp_path: Path, backend: str) -> None:
         with ranks[0].remote() as remote:
             remote.inject("ncclAllReduce", Action.FAIL, REMOTE_ERROR, times=1)
         ranks[0].ask("start", "failed", "w", "all_reduce", "t", "SUM")
-        if backend == "torch-nccl" and not ranks[1].ask("knows_remote_errors"):
+        if backend == "torch-nccl" and not ranks[1].ask("survives_failed_launches"):
             with pytest.raises(EOFError):  # stock: the process ends; a release that does not is news
                 ranks[0].ask("end", "failed")
             return

@@ -138,8 +138,10 @@ def test_a_peer_that_dies_in_mid_transfer_on_another_host(tmp_path: Path, backen
         ranks[0].ask("tensor", "t", [1.0])
         ranks[0].ask("start", "sum", "w", "all_reduce", "t", "SUM")
         assert ranks[0].ask("launched", "sum")
+        tells = backend != "torch-nccl" or ranks[1].ask("knows_remote_errors")
         ranks[1].kill()
-        assert ranks[0].ask("end", "sum")
+        # Older stock releases take an aborted operation for done; the world's own connections tell its members.
+        assert (ranks[0].ask("end", "sum") is not None) is tells
         assert ranks[0].ask("ticks", 0.1)
 
 
