@@ -117,7 +117,7 @@ def test_a_stream_in_which_something_is_left_is_not_used_again(tmp_path: Path, b
             assert ranks[0].ask("end", "failed")
             await_true(lambda: remote.counters().launched == 1, SECONDS, "it was not launched")
             ranks[0].ask("close", "w", 0.5)
-            await_true(lambda: _ended(ranks[0]), SECONDS, "the launcher lives on")
+            await_true(lambda: _ended(ranks[0]), SECONDS, "a thread of the driver lives on")
             remote.lift("ncclCommGetAsyncError", "ncclCommAbort")
             opened(ranks, "v", tmp_path, backend)
             for place, rank in enumerate(ranks):
@@ -221,7 +221,7 @@ def test_a_lost_abort(tmp_path: Path, backend: str) -> None:
         assert ranks[0].ask("end_open", "w")
         remote.lift("ncclCommInitRank", "ncclCommInitRankConfig")
         await_true(lambda: _hanging(ranks[0]) == 0, SECONDS, "the injection was not lifted")
-        await_true(lambda: _ended(ranks[0]), SECONDS, "the launcher lives on")
+        await_true(lambda: _ended(ranks[0]), SECONDS, "a thread of the driver lives on")
         assert remote.counters().communicators == 0
 
 
