@@ -299,7 +299,7 @@ def workflows(
     row: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of a matrix row, e.g. python=3.11")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="WORKFLOW/JOB that is not run")] = None,
     env: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for all steps, e.g. PYTEST_ADDOPTS='-k lock'")
+        list[str] | None, typer.Option(help="NAME=VALUE for all steps, e.g. PYTEST_ADDOPTS='-k heartbeat'")
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="only print jobs and commands")] = False,
 ) -> None:
