@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -142,9 +141,7 @@ def _test_forms(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
 def _own_tests(plan: Plan, pythons: dict[Form, Path]) -> Iterator[Callable[[], Run]]:
     """The tests of multiworld's core, on the patched wheel, and those of its drivers for devices."""
     patched = pythons[Form.PATCHED]
-    # The core waits more than the others, and would be the last one, alone.
-    how = ("-n", str(3 * len(os.sched_getaffinity(0))), "--dist", "worksteal", "-k", "not simulated")
-    yield partial(_suite, plan, Form.PATCHED, "multiworld core", patched, *how, _CORE)
+    yield partial(_suite, plan, Form.PATCHED, "multiworld core", patched, "-n", "auto", "-k", "not simulated", _CORE)
     for form in _DEVICE_FORMS:
         yield partial(_suite, plan, form, "multiworld device", pythons[form], "-n", "2", _DEVICE)
 
