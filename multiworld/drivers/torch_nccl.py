@@ -99,15 +99,15 @@ class TorchNcclCommunicator:
     def finalize(self, cancelled: Cancelled) -> None:
         """See ``Communicator.finalize``.
 
-        The members meet first: then nothing is on its way, and all of them shut their groups down. Torch waits for the
-        others in that, with locks held that an abort needs.
+        The members meet: then all that came before is done, in all of them. The rest is an abort, which waits for
+        nobody: torch's ``shutdown`` waits for the others, cannot be cancelled, and one of them may give up meanwhile.
         """
         met = torch.cuda.Event(blocking=True)
         self._meet()
         met.record()
         met.synchronize()
         if not cancelled():
-            self._end("shutdown", "_shutdown")
+            self.abort()
 
     def release(self) -> None:
         self._group = self._calls._group = None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from multiworld.lab.injector import proven
 from tests.multiworld.faults.free_port import free_port
 from tests.multiworld.faults.programs import ENVIRONMENT, ROOT, SECONDS, Program, documented_commands, started
 from tests.multiworld.faults.settings import SETTINGS, Setting
@@ -109,7 +110,7 @@ def test_manual_single_world_ends_with_its_dead_rank(setting: Setting) -> None:
     """Without the flag, torch ends rank 0, stock and patched alike."""
     (command,) = _on_nccl(cleans_up=False)
     with started([command], _own_port(setting), setting.python) as (program,):
-        _kill_rank_1(program)
+        _kill_rank_1(program, setting)
         program.until("rank 0: ended, killed by SIGABRT")
         assert program.end() == 1, str(program)
 
@@ -117,18 +118,27 @@ def test_manual_single_world_ends_with_its_dead_rank(setting: Setting) -> None:
 @pytest.mark.parametrize("setting", ["torch-nccl (simulated)"], indirect=True)
 def test_manual_single_world_cleans_up(setting: Setting) -> None:
     """With it, rank 0 lives: on stock torch a receive ends without data and error, on patched torch none does."""
+    if setting.is_patched:
+        said = _survived(setting)
+        assert not _wrong(said), said
+        assert len(re.findall(r"rank 0: no more from rank [12]: DistBackendError", said)) == 2, said
+    else:  # a race in torch; if it is never lost, torch has become better than its record: correct the docstring
+        assert any(_wrong(_survived(setting)) for _ in range(4))
+
+
+def _survived(setting: Setting) -> str:
+    """What the program says that loses rank 1 and goes on."""
     (command,) = _on_nccl(cleans_up=True)
     with started([command], _own_port(setting), setting.python) as (program,):
-        _kill_rank_1(program)
+        _kill_rank_1(program, setting)
         program.until("rank 0: nobody is left to receive from; this process goes on")
         program.until("rank 0: ended, exit status 0")
         assert program.end() == 0, str(program)
-    wrong = re.findall("rank 0: WRONG: the receive from rank .* ended without data and without error", str(program))
-    if setting.is_patched:
-        assert not wrong, str(program)
-        assert len(re.findall(r"rank 0: no more from rank [12]: DistBackendError", str(program))) == 2, str(program)
-    else:  # if this fails, the installed torch has become better than its record: correct the docstring
-        assert wrong, str(program)
+    return str(program)
+
+
+def _wrong(said: str) -> list[str]:
+    return re.findall("rank 0: WRONG: the receive from rank .* ended without data and without error", said)
 
 
 def _on_nccl(*, cleans_up: bool) -> list[list[str]]:
@@ -141,10 +151,24 @@ def _own_port(setting: Setting) -> dict[str, str]:
     return {**setting.environment, "MASTER_PORT": str(free_port())}
 
 
-def _kill_rank_1(program: Program) -> None:
-    killed = int(program.until(r"rank 1: process (\d+)", anywhere=True)[1])
+def _kill_rank_1(program: Program, setting: Setting) -> None:
+    """While rank 0 waits for it on the device: a receive that is asked for later is refused, and nothing breaks."""
+    from gpuless.control import Action, Remote  # needs the tooling's libraries, as the setting does
+
+    receiver, sender = (int(program.until(rf"rank {rank}: process (\d+)", anywhere=True)[1]) for rank in (0, 1))
     program.until("rank 0: received 2 from rank 2")
-    os.kill(killed, signal.SIGKILL)
+    control = Path(setting.environment["GPULESS_CONTROL"])
+    with Remote(control, receiver) as ours, Remote(control, sender) as theirs:
+        theirs.inject("ncclSend", Action.HOLD)
+
+        def waits() -> str | None:
+            sent = theirs.counters()
+            awaited = 2 * sent.launched - 1  # one of each rank in turn; the last of rank 1 is held
+            held = sent.sites["ncclSend"].fired and ours.counters().launched == awaited
+            return "rank 0 has launched its receive" if held else None
+
+        proven(waits, "that rank 0 waits for rank 1")
+        os.kill(sender, signal.SIGKILL)
 
 
 def _pair(tmp_path: Path, **changes: str) -> Path:
