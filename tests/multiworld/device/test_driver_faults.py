@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuless.control import Action
-from tests.multiworld.device.ranks import Process, ask_all, await_true, backends, has_bindings, opened, started
+from tests.multiworld.device.ranks import Process, ask_all, await_true, backends, has_bindings, make, opened, started
 
 assert has_bindings  # named in the marks of ``backends``
 
@@ -272,7 +272,11 @@ def test_a_device_that_is_lost_when_the_second_thread_chooses_it(tmp_path: Path,
     with started(2) as ranks, ranks[1].remote() as remote:
         _tensors(ranks)
         ranks[1].ask("lose_device_in", "mw-nccl-assist")
-        opened(ranks, "w", tmp_path, backend)
+        make(ranks, "w", tmp_path, backend)
+        for rank in ranks:
+            rank.ask("begin_open", "w")
+        for rank in ranks:
+            rank.ask("end_open", "w")  # before the loss or with its error
         await_true(lambda: remote.counters().sites["cudaSetDevice"].fired == 1, SECONDS, "the device is not lost")
         ranks[1].ask("start", "sum", "w", "all_reduce", "t", "SUM")
         error = ranks[1].ask("end", "sum")
