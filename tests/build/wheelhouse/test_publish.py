@@ -315,7 +315,7 @@ def test_a_full_disk_leaves_the_last_wheelhouse(dist: Path, tmp_path: Path, caps
 @contextmanager
 def little_disk(place: Path, size: str) -> Iterator[None]:
     """Mount a file system of that size; skip where that is not allowed."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "little", place]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "little", str(place)]
     done = subprocess.run(command, capture_output=True, timeout=30, check=False)
     if done.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
