@@ -46,28 +46,42 @@ class Cost:
     output: str
 
 
+#: Runs its other arguments and writes their greatest resident set, in kB, to the file named first. A process
+#: begins with the greatest one of the program that starts it: this one is small, the one that measures is not.
+_MEASURED = """
+import os, signal, sys
+child = os.spawnvp(os.P_NOWAIT, sys.argv[2], sys.argv[2:])
+signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+_, status, usage = os.wait4(child, 0)
+open(sys.argv[1], "w").write(str(usage.ru_maxrss))
+sys.exit(os.waitstatus_to_exitcode(status) & 255)
+"""
+
+
 def cost(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Cost:
     """Run a command and return what it took; `env` replaces all variables of this process.
 
     Raises:
         ProbeError: it failed.
     """
-    with tempfile.TemporaryFile() as out:
+    with tempfile.TemporaryFile() as out, tempfile.NamedTemporaryFile("r") as peak:
+        command = [sys.executable, "-I", "-S", "-c", _MEASURED, peak.name, *command]
         began = time.perf_counter()
         process = subprocess.Popen(command, env=env, cwd=cwd, stdout=out, stderr=subprocess.STDOUT)
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
-            process.kill()
+            process.terminate()
             raise
         seconds = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         output = out.read().decode("utf-8", "replace")
+        greatest = int(peak.read() or 0) * 1024
     if process.returncode:
         tail = "\n".join(output.splitlines()[-20:])
-        raise ProbeError(f"{Path(command[0]).name} failed while being measured", cause=tail)
-    return Cost(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, output)
+        raise ProbeError(f"{Path(command[6]).name} failed while being measured", cause=tail)
+    return Cost(seconds, usage.ru_utime + usage.ru_stime, greatest, output)
 
 
 def built(release: str, dist: Path) -> BuildRecord:

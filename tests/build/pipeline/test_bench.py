@@ -38,6 +38,12 @@ print(used.ru_maxrss * 1024, used.ru_utime + used.ru_stime)
     assert 0 < cpu <= taken.cpu
 
 
+def test_the_memory_of_who_measures_does_not_count() -> None:
+    held = bytearray(300_000_000)
+    held[::4096] = b"x" * len(held[::4096])
+    assert 1_000_000 < cost([sys.executable, "-c", "pass"]).peak < 100_000_000
+
+
 def test_a_child_that_fails_is_no_sample() -> None:
     with pytest.raises(ProbeError) as caught:
         cost([sys.executable, "-c", "raise SystemExit('no torch here')"])
