@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build import leases, official, paths, preflight, record, releases, seals, sources
-from build.anypatch import interpreter, patchset
+from build.anypatch import beside, interpreter, patchset
 from build.anypatch.plan import MOST_UNITS, Limits, Plan, Serves, changes
 from build.anypatch.plan import make as make_plan
 from build.archives import reading
 from build.console import log_to_file, note, step
 from build.errors import DigestMismatchError, WheelError
 from build.git import Git
-from build.overlay import owners, toolchain
+from build.overlay import layout, owners, toolchain
 from build.overlay.build import build_overlay
 from build.overlay.checks import require
 from build.overlay.model import Check, Inputs, Overlay
@@ -45,6 +45,7 @@ class Own:
         include: folders of further headers, such as those of submodules.
         most_units: units that may be compiled for one changed header.
         defines: macros that the wheel was built with, or `NAME=0` without.
+        beside: a wheel or an environment, which may have an overlay already; None for stock.
     """
 
     patches: Path | None = None
@@ -53,6 +54,7 @@ class Own:
     include: tuple[Path, ...] = ()
     most_units: int = MOST_UNITS
     defines: tuple[str, ...] = ()
+    beside: Path | None = None
 
     @property
     def of_user(self) -> bool:
@@ -200,6 +202,12 @@ def _plan(request: Request, applied: AppliedTree) -> Plan | None:
     return plan
 
 
+def _refuse_second(request: Request, applied: AppliedTree, plan: Plan | None) -> None:
+    """Refuse an overlay where the user's wheel or environment has one already."""
+    units = tuple(plan.units) if plan else tuple(item.path for item in applied.changed if layout.is_unit(item.path))
+    beside.refuse(request.own.beside, applied.checkout, units, f"torch {request.entry().patched_version}")
+
+
 def members(ready: Prepared) -> dict[str, bytes | None]:
     """Return the members of the wheel that patches change: Python files, and headers that the wheel has."""
     if ready.plan is None:
@@ -325,6 +333,7 @@ def prepared(request: Request) -> Iterator[Prepared]:
     with paths.locked(checkout, f"the checkout of {release.version}"):
         applied = _apply(tree, patches, checkout, request.own)
         plan = _plan(request, applied)
+        _refuse_second(request, applied, plan)
         yield Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel, plan), plan)
 
 

@@ -196,6 +196,36 @@ def test_a_missing_submodule_is_named(place: Place) -> None:
     assert status == 0, output
 
 
+def test_an_overlay_that_is_there_already_is_named_with_the_symbols(place: Place) -> None:
+    first = patch(place, lt.edited(lt.NCCL_CPP, "return 1 +", "return 500 +"))
+    status, output = build(place, "--patches", first, label="fix1")
+    assert status == 0, output
+    found, folder = made(place)
+    site = place.folder / "env" / "lib" / f"python{lt.PYTHON}" / "site-packages"
+    with zipfile.ZipFile(folder / found.overlay.name) as archive:
+        archive.extractall(site)
+    objects = sorted((place.folder / "cache" / "objects").iterdir())
+    second = patch(place, lt.edited(lt.NCCL_CPP, "int v = 0, d = 0", "int v = 1, d = 0"))
+    there = "libtorch_mw_fix1.so of torch 9.9.0+cu124.fix1 in "
+    wheels = (folder / found.patched.name, folder / found.overlay.name)
+    runs = [(where, explain(place, "--patches", second, "--beside", where)) for where in (*wheels, site.parents[2])]
+    runs.append((wheels[0], build(place, "--patches", second, "--beside", wheels[0], label="fix2")))
+    for where, (status, output) in runs:
+        assert status == 11, output
+        plain = output.replace("\n", " ")
+        assert f"{there}{where} is there already" in plain
+        for symbol in ("answer", "version"):
+            assert f"would replace the same symbol: torch::cuda::nccl::{symbol}()" in plain
+    assert sorted((place.folder / "cache" / "objects").iterdir()) == objects, "a refused overlay was compiled first"
+    other = patch(place, lt.edited(lt.RECORDER_CPP, "return x + 1", "return x + 1000"))
+    status, output = explain(place, "--patches", other, "--beside", place.folder / "env")
+    assert (status, "they share no symbol" in output) == (11, True), output
+    status, output = explain(place, "--patches", second, "--beside", place.tree)
+    assert (status, "is there already" in output) == (0, False), output
+    status, output = explain(place, "--patches", second, "--beside", place.folder / "no.whl")
+    assert (status, "no such file" in output) == (2, True), output
+
+
 def test_a_removed_unit_is_refused(place: Place) -> None:
     status, output = explain(place, "--patches", patch(place, {lt.NCCL_CPP: None}))
     assert (status, "compiled code stays in the library" in output.replace("\n", " ")) == (9, True), output
