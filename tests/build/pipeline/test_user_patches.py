@@ -18,7 +18,7 @@ from tests.build.overlay import little_sources as text
 from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
 from tests.build.pipeline.little_release import Place
-from tests.build.series.repos import make_patch, make_repo
+from tests.build.series.repos import commit, make_patch, make_repo
 
 _LISTS = f"""
 libtorch_cuda_sources = {list(text.CUDA)}
@@ -190,6 +190,8 @@ def test_a_missing_submodule_is_named(place: Place) -> None:
     own = patch(place, {lt.NCCL_CPP: f"#include <fmt/format.h>\n{edits[lt.NCCL_CPP]}"})
     status, output = build(place, "--patches", own)
     assert status == 10, output
+    assert "third_party/fmt/include cannot be fetched" in output
+    assert "no-upstream" in output
     assert f"git checkout v{lt.VERSION} && git submodule update --init third_party/fmt; then --include" in output
     lt.write(place.folder / "fmt" / "include", {"fmt/format.h": "\n"})
     status, output = build(place, "--patches", own, "--include", place.folder / "fmt" / "include")
@@ -224,6 +226,42 @@ def test_an_overlay_that_is_there_already_is_named_with_the_symbols(place: Place
     assert (status, "is there already" in output) == (0, False), output
     status, output = explain(place, "--patches", second, "--beside", place.folder / "no.whl")
     assert (status, "no such file" in output) == (2, True), output
+
+
+def _upstream(place: Place, header: str) -> Path:
+    """Make a remote of PyTorch whose tag has a submodule, which has moved on since, and pin the release to it."""
+    place.folder.joinpath("remotes").mkdir()
+    module = make_repo(place.folder / "remotes" / "fmt", {"include/fmt/format.h": header.encode(), "README": b"fmt\n"})
+    named = module.resolve("HEAD")
+    commit(module, {"include/fmt/format.h": b"#error the submodule's newest commit\n"}, "later")
+    git = make_repo(place.folder / "remotes" / "pytorch", {"torch/csrc/x.cpp": b"\n"})
+    modules = f'[submodule "fmt of others"]\n\tpath = third_party/fmt\n\turl = {module.folder.as_uri()}\n'
+    (git.folder / ".gitmodules").write_text(modules)
+    git.out("add", ".gitmodules")
+    git.out("update-index", "--add", "--cacheinfo", f"160000,{named},third_party/fmt")
+    git.out("commit", "--quiet", "-m", "release", env=_AUTHOR)
+    git.out("tag", f"v{lt.VERSION}")
+    git.out("config", "uploadpack.allowFilter", "true")
+    releases = place.folder / "releases.toml"
+    releases.write_text(releases.read_text().replace("a" * 40, git.resolve("HEAD")))
+    return git.folder
+
+
+def test_headers_of_a_submodule_are_fetched_at_the_commit_that_the_release_names(place: Place) -> None:
+    remote = _upstream(place, "#pragma once\n#define FROM_FMT 800\n").as_uri()
+    edits = lt.edited(lt.NCCL_CPP, "return 1 +", "return FROM_FMT +")
+    own = patch(place, {lt.NCCL_CPP: f"#include <fmt/format.h>\n{edits[lt.NCCL_CPP]}"})
+    build_it = ("build", lt.VERSION, "--source", place.tree, "--dist", place.dist, "--label", "fix1", "--no-test")
+    with lr.started(place, *build_it, "--patches", own, MULTIWORLD_UPSTREAM=remote) as process:
+        status, output = process.wait(timeout=lr.TIMEOUT), process.communicate()[0]
+    assert status == 0, output
+    assert "fetching third_party/fmt at" in output
+    found, folder = made(place)
+    assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "840"
+    (kept,) = (place.folder / "cache" / "headers").glob("third_party-fmt-include-????????????????")
+    assert [path.relative_to(kept).as_posix() for path in kept.rglob("*.*")] == ["fmt/format.h"]
+    status, output = command(place, "verify", folder / found.patched.name, "--source", place.tree, "--patches", own)
+    assert status == 0, output
 
 
 def test_a_removed_unit_is_refused(place: Place) -> None:
