@@ -192,11 +192,11 @@ def documents(distribution: str, proven: record.Provenance, wheel: record.Artifa
     return {record.EMBEDDED: record.encode(proven), str(sbom.PLACE): sbom.document(distribution, proven, wheel)}
 
 
-def _plan(request: Request, applied: AppliedTree) -> Plan | None:
+def _plan(request: Request, applied: AppliedTree, patches: tuple[PatchFile, ...]) -> Plan | None:
     """Plan what serves the user's patches; None for the project's own series, which is made for an overlay."""
     if not request.own.of_user:
         return None
-    change = changes(Git(applied.checkout), applied.base, applied.head)
+    change = changes(Git(applied.checkout), applied.base, applied.head, patchset.outside(patches))
     plan = make_plan(applied.checkout, change, Limits(request.own.most_units, request.own.defines))
     plan.require()
     return plan
@@ -332,7 +332,7 @@ def prepared(request: Request) -> Iterator[Prepared]:
     checkout = leases.take(paths.cache("applied") / request.folder.name)
     with paths.locked(checkout, f"the checkout of {release.version}"):
         applied = _apply(tree, patches, checkout, request.own)
-        plan = _plan(request, applied)
+        plan = _plan(request, applied, patches)
         _refuse_second(request, applied, plan)
         yield Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel, plan), plan)
 

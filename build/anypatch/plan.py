@@ -96,12 +96,14 @@ class Change:
         added: those that the release does not have.
         removed: those that are gone after the last patch.
         lists: the text of `build_variables.bzl` before and after, if the patches change it.
+        outside: files that the patches change and that imported trees do not have.
     """
 
     paths: frozenset[str]
     added: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()
     lists: tuple[str, str] | None = None
+    outside: frozenset[str] = frozenset()
 
     @property
     def names_only_new_units(self) -> bool:
@@ -112,8 +114,8 @@ class Change:
         return before.items() <= after.items() and after.keys() - before.keys() <= self.added
 
 
-def changes(git: Git, base: str, head: str) -> Change:
-    """Return what differs between a release's commit and its patched one."""
+def changes(git: Git, base: str, head: str, outside: frozenset[str] = frozenset()) -> Change:
+    """Return what differs between a release's commit and its patched one, and `outside`, see `Change`."""
     every = changed_paths(git, base, head)
     gone = {item.old_path for item in every if item.kind in {ChangeKind.DELETED, ChangeKind.RENAMED}}
     new = {item.path for item in every if item.kind in {ChangeKind.ADDED, ChangeKind.RENAMED, ChangeKind.COPIED}}
@@ -122,7 +124,7 @@ def changes(git: Git, base: str, head: str) -> Change:
     if LISTS in paths - gone - new:
         before, after = ((data or b"").decode() for data in git.blobs([f"{base}:{LISTS}", f"{head}:{LISTS}"]))
         lists = (before, after)
-    return Change(paths, frozenset(new), frozenset(gone), lists)
+    return Change(paths, frozenset(new), frozenset(gone), lists, outside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +186,7 @@ def _row(tree: Path, path: str, owners: Owners, change: Change, defines: Collect
         return None
     if layout.is_unit(path):
         return _unit(tree, path, owners, defines, change.added)
-    if _IGNORED.match(path):
-        return Row(path, Serves.NOTHING, "not in the wheel")
-    return Row(path, Serves.FULL, "no rule of this tool knows what the wheel has of it")
+    return _outside(path)
 
 
 def _unit(tree: Path, path: str, owners: Owners, defines: Collection[str], added: Collection[str] = frozenset()) -> Row:
@@ -208,6 +208,15 @@ def _unit(tree: Path, path: str, owners: Owners, defines: Collection[str], added
     if library == PYTHON:
         return Row(path, Serves.OVERLAY, "a unit of libtorch_python: the wheels are for one Python version", (path,))
     return Row(path, Serves.OVERLAY, f"a {'new ' if path in added else ''}unit of {library}", (path,))
+
+
+def _outside(path: str) -> Row:
+    """Judge a changed file that imported trees do not have: it is not in the wheel, or decides what is in it."""
+    if reason := next((why for pattern, why in _REFUSED if pattern.match(path)), ""):
+        return Row(path, Serves.FULL, reason)
+    if _IGNORED.match(path):
+        return Row(path, Serves.NOTHING, "not in the wheel")
+    return Row(path, Serves.FULL, "no rule of this tool knows what the wheel has of it")
 
 
 def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]], limits: Limits) -> Row:
@@ -245,6 +254,7 @@ def make(tree: Path, change: Change, limits: Limits = DEFAULT) -> Plan:
             row = Row(path, Serves.FULL, _REMOVED)
         rows += [row] if row else []
         headers += [path] if row is None else []
+    rows += map(_outside, change.outside)
     by_header = layout.includers(tree) if headers else {}
     rows += [_header(tree, path, owners, by_header, limits) for path in headers]
     reasons = {row.path: "changed by the patch" for row in rows if row.serves is Serves.OVERLAY}

@@ -47,7 +47,9 @@ def explain(
     git = Git(tree.repo)
     with patchset.applying(tree.repo, patches, from_branch):
         head, _ = commit_patches(git, tree.base, chosen)
-    plan = make(tree.repo, changes(git, tree.base, head), Limits(most_units, tuple(define or ())))
+    plan = make(
+        tree.repo, changes(git, tree.base, head, patchset.outside(chosen)), Limits(most_units, tuple(define or ()))
+    )
     show(plan)
     plan.require()
     others.refuse(beside, tree.repo, plan.units, "the overlay of this patch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import tempfile
@@ -262,6 +263,34 @@ def test_headers_of_a_submodule_are_fetched_at_the_commit_that_the_release_names
     assert [path.relative_to(kept).as_posix() for path in kept.rglob("*.*")] == ["fmt/format.h"]
     status, output = command(place, "verify", folder / found.patched.name, "--source", place.tree, "--patches", own)
     assert status == 0, output
+
+
+_TESTS = {
+    "test/distributed/test_store.py": "a = 1\n",
+    "test/odd [name]*.py": "b = 1\n",
+    ".github/x.yml": "c: 1\n",
+    "functorch/op.py": "d = 1\n",
+    "tools/gen.py": "e = 1\n",
+}
+
+
+def test_what_a_patch_changes_of_files_that_are_not_imported(place: Place) -> None:
+    """An upstream fix brings its tests: these files are in no imported tree, and must not keep it from applying."""
+    lt.write(place.tree, _TESTS)
+    changed = {path: text.replace("1", "2") for path, text in _TESTS.items()}
+    ignored = {path: text for path, text in changed.items() if path.startswith(("test/", ".github/"))}
+    unit = lt.edited(lt.NCCL_CPP, "return 1 +", "return 500 +")
+    own = patch(place, {**unit, **ignored, "test/new.py": "f = 1\n"})
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "540"
+    assert found.provenance.patches[0].sha256 == hashlib.sha256(own.read_bytes()).hexdigest()
+    status, output = explain(place, "--patches", patch(place, ignored))
+    assert (status, "changes nothing that is in the wheel" in output) == (8, True), output
+    for path, why in (("tools/gen.py", "code is generated from it"), ("functorch/op.py", "no rule of this tool")):
+        status, output = explain(place, "--patches", patch(place, {**unit, path: changed[path]}))
+        assert (status, f"{path}: {why}" in output.replace("\n", " ")) == (9, True), output
 
 
 def test_a_removed_unit_is_refused(place: Place) -> None:
