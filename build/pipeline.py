@@ -217,7 +217,7 @@ def members(ready: Prepared) -> dict[str, bytes | None]:
         path = ready.applied.checkout / row.path
         if row.serves is Serves.PYTHON:
             files[row.path] = path.read_bytes() if path.is_file() else None
-        elif row.serves is Serves.HEADER:
+        elif row.serves in {Serves.HEADER, Serves.ALONE}:
             name = f"torch/include/{row.path.removeprefix('aten/src/')}"
             files |= {name: path.read_bytes()} if (ready.inputs.wheel / name).is_file() else {}
     return files
@@ -248,7 +248,7 @@ def _assemble(
         wheel = official.fetch_wheel(release, request.python)
         patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder, files)
     if overlay is None or (ready.plan and ready.plan.python):
-        changed = ", ".join(ready.plan.python if ready.plan else ())
+        changed = ", ".join((*ready.plan.python, *ready.plan.alone) if ready.plan else ())
         note(f"no overlay wheel: it changes no file of torch, and the patch changes {changed}")
         return record.artifact(patched), record.NONE
     beside = documents(overlay_wheel.DISTRIBUTION, proven, stock)
@@ -270,7 +270,7 @@ def _check_python(ready: Prepared) -> tuple[Check, ...]:
 
 
 def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay | None, record.Provenance]:
-    """Make the overlay in `scratch`, and prove it; None where patches change Python files only."""
+    """Make the overlay in `scratch`, and prove it; None where patches change no unit, only files of the wheel."""
     tree, inputs = ready.tree, ready.inputs
     python = _check_python(ready)
     require(python)
@@ -334,7 +334,10 @@ def prepared(request: Request) -> Iterator[Prepared]:
         applied = _apply(tree, patches, checkout, request.own)
         plan = _plan(request, applied, patches)
         _refuse_second(request, applied, plan)
-        yield Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel, plan), plan)
+        ready = Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel, plan), plan)
+        if plan and not plan.units and not members(ready):
+            raise plan.nothing()
+        yield ready
 
 
 def build_release(request: Request) -> record.BuildRecord:

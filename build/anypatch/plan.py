@@ -44,6 +44,8 @@ _REFUSED = (
     (_GENERATED, "code is generated from it, for all libraries"),
 )
 _DEVICE = (".cu", ".cuh")
+#: Files of the Python package; the headers among them are for code that torch compiles when it runs.
+_PACKAGE = re.compile(r"(torch|functorch)/.*\.pyi?$|torch/(?!csrc/).*\.(h|hpp)$")
 #: Kernels that are compiled once per instruction set, with flags of their own (cmake/Codegen.cmake).
 _PER_FILE = ("aten/src/ATen/native/cpu/", "aten/src/ATen/native/quantized/cpu/kernels/")
 
@@ -73,6 +75,7 @@ class Serves(Enum):
     OVERLAY = "overlay"
     HEADER = "overlay, and the header in the patched wheel"
     PYTHON = "patched wheel only"
+    ALONE = "patched wheel only, if it has this header"
     NOTHING = "nothing to do"
     FULL = "full build only"
 
@@ -145,6 +148,11 @@ class Plan:
         return tuple(row.path for row in self.rows if row.serves is Serves.PYTHON)
 
     @property
+    def alone(self) -> tuple[str, ...]:
+        """The headers that no unit includes: code that is compiled against the wheel does."""
+        return tuple(row.path for row in self.rows if row.serves is Serves.ALONE)
+
+    @property
     def per_python(self) -> bool:
         """Whether the overlay is for one Python version."""
         return PYTHON in self.owners.values()
@@ -166,12 +174,16 @@ class Plan:
                 remedy="take these changes out of the patch, or make a full build of the patched tree: "
                 "all units of PyTorch, many core-hours and, for device code, the CUDA toolkit",
             )
-        if not self.units and not self.python:
-            raise PatchError(
-                "the patch changes nothing that is in the wheel",
-                cause="\n".join(f"{row.path}: {row.serves.value}, {row.why}" for row in self.rows),
-                remedy="nothing to build: the official wheel is the same with and without the patch",
-            )
+        if not self.units and not self.python and not self.alone:
+            raise self.nothing()
+
+    def nothing(self) -> PatchError:
+        """Return the error of a patch that changes nothing in the wheel."""
+        return PatchError(
+            "the patch changes nothing that is in the wheel",
+            cause="\n".join(f"{row.path}: {row.serves.value}, {row.why}" for row in self.rows),
+            remedy="nothing to build: the official wheel is the same with and without the patch",
+        )
 
 
 def _row(tree: Path, path: str, owners: Owners, change: Change, defines: Collection[str]) -> Row | None:
@@ -180,7 +192,7 @@ def _row(tree: Path, path: str, owners: Owners, change: Change, defines: Collect
         return Row(path, Serves.NOTHING, "it names new units only")
     if reason := next((why for pattern, why in _REFUSED if pattern.match(path)), ""):
         return Row(path, Serves.FULL, reason)
-    if path.endswith((".py", ".pyi")) and path.startswith(("torch/", "functorch/")):
+    if _PACKAGE.match(path):
         return Row(path, Serves.PYTHON, "replaced in the patched wheel; an overlay wheel changes no file of torch")
     if layout.is_header(path):
         return None
@@ -234,7 +246,9 @@ def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]
     if unfit:
         return Row(path, Serves.FULL, f"{unfit[0].path} includes it: {unfit[0].why}")
     if not units:
-        return Row(path, Serves.NOTHING, "no unit of the wheel includes it")
+        return Row(
+            path, Serves.ALONE, "no unit of the wheel includes it; code of others, which has to be compiled anew"
+        )
     return Row(path, Serves.HEADER, f"{len(units)} units include it", tuple(units))
 
 

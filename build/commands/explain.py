@@ -61,3 +61,5 @@ def explain(
         step("the wheels are for one Python version: units of libtorch_python are compiled against its headers")
     if plan.python:
         step("no overlay wheel: it changes no file of torch, and would lack the changes of Python files")
+    elif not plan.units:
+        step("no overlay wheel: nothing is compiled, and it changes no file of torch")

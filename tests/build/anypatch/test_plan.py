@@ -103,7 +103,8 @@ def test_what_build_files_say_of_flags_is_read(tree: Path) -> None:
         (f"{_C10D}/Shared.hpp", Serves.HEADER, "2 units"),
         (f"{_C10D}/Device.hpp", Serves.FULL, "device units"),
         (f"{_C10D}/Bound.hpp", Serves.HEADER, "1 units"),
-        (f"{_C10D}/Lonely.hpp", Serves.NOTHING, "no unit"),
+        (f"{_C10D}/Lonely.hpp", Serves.ALONE, "no unit"),
+        ("torch/_inductor/codegen/cpp_prefix.h", Serves.PYTHON, "replaced"),
     ],
 )
 def test_each_kind_of_change(tree: Path, path: str, serves: Serves, why: str) -> None:

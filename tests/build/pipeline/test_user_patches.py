@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from build import record
+from build.seals import sha256_of
 from build.wheels.archive import check_archive, check_digests
 from tests.build.overlay import little as lt
 from tests.build.overlay import little_sources as text
@@ -20,6 +21,7 @@ from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
 from tests.build.pipeline.little_release import Place
 from tests.build.series.repos import commit, make_patch, make_repo
+from tests.build.wheels import little_wheel as lw
 
 _LISTS = f"""
 libtorch_cuda_sources = {list(text.CUDA)}
@@ -291,6 +293,39 @@ def test_what_a_patch_changes_of_files_that_are_not_imported(place: Place) -> No
     for path, why in (("tools/gen.py", "code is generated from it"), ("functorch/op.py", "no rule of this tool")):
         status, output = explain(place, "--patches", patch(place, {**unit, path: changed[path]}))
         assert (status, f"{path}: {why}" in output.replace("\n", " ")) == (9, True), output
+
+
+def test_headers_that_no_unit_includes(place: Place) -> None:
+    """Extensions include them from the wheel, and inductor its own: the official wheel is not the same without them."""
+    public, prefix, private = "torch/csrc/Public.h", "torch/_inductor/prefix.h", "torch/csrc/Private.h"
+    lt.write(place.tree, dict.fromkeys((public, prefix, private), "#define A 1\n"))
+    _add_to_the_wheel(place, {f"torch/include/{public}": b"#define A 1\n", prefix: b"#define A 1\n"})
+    own = patch(place, dict.fromkeys((public, prefix, private), "#define A 2\n"))
+    status, output = explain(place, "--patches", own)
+    assert (status, "no overlay wheel" in output) == (0, True), output
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    assert found.overlay == record.NONE
+    with zipfile.ZipFile(folder / found.patched.name) as archive:
+        assert {name for name in archive.namelist() if archive.read(name) == b"#define A 2\n"} == {
+            f"torch/include/{public}",
+            prefix,
+        }
+    status, output = build(place, "--patches", patch(place, {private: "#define A 2\n"}), label="fix2")
+    assert (status, "changes nothing that is in the wheel" in output) == (8, True), output
+
+
+def _add_to_the_wheel(place: Place, files: Mapping[str, bytes]) -> None:
+    """Make the release's official wheel anew with more files, and pin it."""
+    (wheel,) = (place.folder / "index").glob("*.whl")
+    old = sha256_of(wheel)
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith(("/", "RECORD"))]
+        content = {name: archive.read(name) for name in names}
+    lw.write_wheel(wheel, {**content, **files})
+    releases = place.folder / "releases.toml"
+    releases.write_text(releases.read_text().replace(old, sha256_of(wheel)))
 
 
 def test_a_removed_unit_is_refused(place: Place) -> None:
