@@ -197,7 +197,9 @@ def _plan(request: Request, applied: AppliedTree, patches: tuple[PatchFile, ...]
     if not request.own.of_user:
         return None
     change = changes(Git(applied.checkout), applied.base, applied.head, patchset.outside(patches))
-    plan = make_plan(applied.checkout, change, Limits(request.own.most_units, request.own.defines))
+    plan = make_plan(
+        applied.checkout, change, Limits(request.own.most_units, request.own.defines, request.entry().defines)
+    )
     plan.require()
     return plan
 

@@ -115,9 +115,8 @@ def refuse(path: Path | None, tree: Path, units: Collection[str], name: str) -> 
     for present in overlays(path) if path else ():
         common = sorted(present.units & set(units))
         shared = present.shared(tree, common or ([] if present.units else units))
-        lines = [f"{name} and {present.name} would replace the same symbol: {symbol}" for symbol in shared]
-        if len(lines) > _MOST_SHOWN:
-            lines = [*lines[:_MOST_SHOWN], f"and {len(lines) - _MOST_SHOWN} more"]
+        lines = [f"both would replace {symbol}" for symbol in shared[:_MOST_SHOWN]]
+        lines += [f"and {len(shared) - _MOST_SHOWN} more symbols"] if len(shared) > _MOST_SHOWN else []
         lines += [f"both recompile {unit}" for unit in common]
         none = f"they share no symbol, but torch's libraries are bound to one overlay only, {present.name} or {name}"
         raise OverlayCheckError(

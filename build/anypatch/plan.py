@@ -13,6 +13,7 @@ from build.git import Git
 from build.overlay import layout
 from build.overlay.model import PYTHON
 from build.overlay.owners import LISTS, Owners, listed, read
+from build.releases import Define
 from build.series.apply import changed_paths
 from build.series.model import ChangeKind
 
@@ -60,10 +61,17 @@ class Limits:
     Attributes:
         most_units: units that may be compiled for one changed header.
         defines: macros, `NAME=VALUE`, with which the wheel was built; `NAME=0`: without.
+        known: those that the release's entry has, for all units or for some.
     """
 
     most_units: int = MOST_UNITS
     defines: tuple[str, ...] = ()
+    known: tuple[Define, ...] = ()
+
+    def decided(self, unit: str) -> list[str]:
+        """Return the macros of a unit that are decided, by the user or by the release's entry."""
+        known = (item.macro for item in self.known if not item.units or unit in item.units)
+        return [*self.defines, *known]
 
 
 DEFAULT = Limits()
@@ -186,7 +194,7 @@ class Plan:
         )
 
 
-def _row(tree: Path, path: str, owners: Owners, change: Change, defines: Collection[str]) -> Row | None:
+def _row(tree: Path, path: str, owners: Owners, change: Change, limits: Limits) -> Row | None:
     """Return the row of a file that is no header, None for a header."""
     if path == LISTS and change.names_only_new_units:
         return Row(path, Serves.NOTHING, "it names new units only")
@@ -197,11 +205,11 @@ def _row(tree: Path, path: str, owners: Owners, change: Change, defines: Collect
     if layout.is_header(path):
         return None
     if layout.is_unit(path):
-        return _unit(tree, path, owners, defines, change.added)
+        return _unit(tree, path, owners, limits, change.added)
     return _outside(path)
 
 
-def _unit(tree: Path, path: str, owners: Owners, defines: Collection[str], added: Collection[str] = frozenset()) -> Row:
+def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collection[str] = frozenset()) -> Row:
     library = owners.of(path)
     if path in added and not library and not layout.outside_wheel(path):
         return Row(path, Serves.FULL, f"a new unit, which {LISTS} does not name: which library would it be in?")
@@ -211,7 +219,7 @@ def _unit(tree: Path, path: str, owners: Owners, defines: Collection[str], added
         return Row(path, Serves.FULL, _REMOVED)
     if path.startswith(_PER_FILE):
         return Row(path, Serves.FULL, "compiled once per instruction set, with flags of its own")
-    if flags := owners.flags_of(path, defines):
+    if flags := owners.flags_of(path, limits.decided(path)):
         return Row(
             path,
             Serves.FULL,
@@ -233,7 +241,7 @@ def _outside(path: str) -> Row:
 
 def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]], limits: Limits) -> Row:
     """Judge a changed header by the units of the wheel that include it: all of them have to be recompiled."""
-    most, defines = limits.most_units, limits.defines
+    most = limits.most_units
     found = sorted(layout.units_including(by_header, path))
     device = [unit for unit in found if unit.endswith(_DEVICE)]
     units = [unit for unit in found if unit not in device and owners.of(unit)]
@@ -242,7 +250,7 @@ def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]
     if len(units) > most:
         cost = f"{', '.join(units[:3])}, …; about {len(units) * _SECONDS} core-seconds"
         return Row(path, Serves.FULL, f"{len(units)} units include it ({cost}); --most-units {len(units)} allows it")
-    unfit = [row for unit in units if (row := _unit(tree, unit, owners, defines)).serves is Serves.FULL]
+    unfit = [row for unit in units if (row := _unit(tree, unit, owners, limits)).serves is Serves.FULL]
     if unfit:
         return Row(path, Serves.FULL, f"{unfit[0].path} includes it: {unfit[0].why}")
     if not units:
@@ -263,7 +271,7 @@ def make(tree: Path, change: Change, limits: Limits = DEFAULT) -> Plan:
     rows: list[Row] = []
     headers = []
     for path in sorted(change.paths):
-        row = _row(tree, path, owners, change, limits.defines)
+        row = _row(tree, path, owners, change, limits)
         if path in change.removed and (row is None or row.serves is Serves.OVERLAY):
             row = Row(path, Serves.FULL, _REMOVED)
         rows += [row] if row else []

@@ -48,7 +48,9 @@ def explain(
     with patchset.applying(tree.repo, patches, from_branch):
         head, _ = commit_patches(git, tree.base, chosen)
     plan = make(
-        tree.repo, changes(git, tree.base, head, patchset.outside(chosen)), Limits(most_units, tuple(define or ()))
+        tree.repo,
+        changes(git, tree.base, head, patchset.outside(chosen)),
+        Limits(most_units, tuple(define or ()), entry.defines),
     )
     show(plan)
     plan.require()

@@ -10,7 +10,7 @@ from build.anypatch import patchset
 from build.anypatch.plan import Change, Limits, Plan, Serves, make
 from build.errors import NeedsFullBuildError, PatchError, UsageError
 from build.overlay.owners import macros_of, read
-from build.releases import Release, get
+from build.releases import Define, Release, get
 from tests.build.overlay.little import write
 
 _C10D = "torch/csrc/distributed/c10d"
@@ -156,6 +156,15 @@ def test_python_files_need_no_unit(tree: Path) -> None:
 def test_tests_only_are_nothing_to_build(tree: Path) -> None:
     with pytest.raises(PatchError, match="nothing that is in the wheel"):
         make(tree, Change(frozenset(["test/distributed/test_store.py"]))).require()
+
+
+def test_what_the_releases_entry_says_of_a_unit_is_decided(tree: Path) -> None:
+    """The series' own units would be refused to a user otherwise."""
+    special, other = f"{_C10D}/Special.cpp", f"{_C10D}/Store.cpp"
+    change = Change(frozenset([special]))
+    for units, serves in (((special,), Serves.OVERLAY), ((), Serves.OVERLAY), ((other,), Serves.FULL)):
+        known = (Define(macro="SPECIAL=1", reason="the test says so", units=units),)
+        assert served(make(tree, change, Limits(known=known))) == {"Special.cpp": serves}
 
 
 def test_one_file_is_enough_to_refuse(tree: Path) -> None:

@@ -220,7 +220,7 @@ def test_an_overlay_that_is_there_already_is_named_with_the_symbols(place: Place
         plain = output.replace("\n", " ")
         assert f"{there}{where} is there already" in plain
         for symbol in ("answer", "version"):
-            assert f"would replace the same symbol: torch::cuda::nccl::{symbol}()" in plain
+            assert f"both would replace torch::cuda::nccl::{symbol}()" in plain
     assert sorted((place.folder / "cache" / "objects").iterdir()) == objects, "a refused overlay was compiled first"
     other = patch(place, lt.edited(lt.RECORDER_CPP, "return x + 1", "return x + 1000"))
     status, output = explain(place, "--patches", other, "--beside", place.folder / "env")
