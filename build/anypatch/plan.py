@@ -220,11 +220,9 @@ def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collecti
     if path.startswith(_PER_FILE):
         return Row(path, Serves.FULL, "compiled once per instruction set, with flags of its own")
     if flags := owners.flags_of(path, limits.decided(path)):
-        return Row(
-            path,
-            Serves.FULL,
-            f"compiled with flags of its own ({flags[:60]}): say --define NAME=1 or =0 for each macro",
-        )
+        only_macros = all(flag.startswith("-D") for flag in flags.split())
+        advice = ": say --define NAME=1 or =0 for each macro" if only_macros else ""
+        return Row(path, Serves.FULL, f"compiled with flags of its own ({flags[:60]}){advice}")
     if library == PYTHON:
         return Row(path, Serves.OVERLAY, "a unit of libtorch_python: the wheels are for one Python version", (path,))
     return Row(path, Serves.OVERLAY, f"a {'new ' if path in added else ''}unit of {library}", (path,))

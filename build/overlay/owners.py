@@ -20,8 +20,8 @@ _DEFINITION = re.compile(r"target_compile_definitions\(\s*(\w+)\s+(?:PRIVATE|PUB
 _GLOBAL = re.compile(r"add_(?:definitions|compile_options|compile_definitions)\(\s*(?:-D)?([A-Z]\w+)")
 _TESTED = re.compile(rb"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", re.M)
 _PROPERTIES = re.compile(r"set_source_files_properties\(([^()]*)\)")
-#: Flags of a file that change no code.
-_HARMLESS = re.compile(r"-W\S*")
+#: Flags of a file that change no code of the wheels, which are for x86-64.
+_HARMLESS = re.compile(r"-W\S*|-march=armv\S*|SKIP_PRECOMPILE_HEADERS ON")
 #: Folders whose units are found by patterns of CMake files (c10/CMakeLists.txt, aten/src/ATen/CMakeLists.txt).
 _PATTERNS = (
     ("c10/cuda", "libc10_cuda.so"),

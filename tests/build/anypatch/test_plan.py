@@ -16,7 +16,7 @@ from tests.build.overlay.little import write
 _C10D = "torch/csrc/distributed/c10d"
 _TREE = {
     "build_variables.bzl": f"""
-libtorch_distributed_sources = ["{_C10D}/Store.cpp", "{_C10D}/Uv.cpp", "{_C10D}/Gone.cpp"]
+libtorch_distributed_sources = ["{_C10D}/Store.cpp", "{_C10D}/Uv.cpp", "{_C10D}/Hooks.cpp", "{_C10D}/Gone.cpp"]
 libtorch_cuda_sources = ["{_C10D}/Nccl.cpp"] + ["{_C10D}/Special.cpp"]
 libtorch_python_sources = libtorch_distributed_sources + ["{_C10D}/init.cpp"]
 some_headers = ["{_C10D}/Store.hpp"]
@@ -27,6 +27,9 @@ target_compile_definitions(torch_cuda PUBLIC USE_RPC)
 target_compile_definitions(torch_cpu PUBLIC USE_RPC)
 set_source_files_properties({_C10D}/Special.cpp PROPERTIES COMPILE_FLAGS "-DSPECIAL=1")
 set_source_files_properties({_C10D}/Nccl.cpp PROPERTIES COMPILE_FLAGS -Wno-deprecated)
+set_source_files_properties({_C10D}/Store.cpp PROPERTIES COMPILE_FLAGS "-march=armv8.2-a+fp16")
+set_source_files_properties({_C10D}/Store.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties({_C10D}/Hooks.cpp PROPERTIES INCLUDE_DIRECTORIES "${{MAGMA_INCLUDE_DIR}}")
 """,
     "cmake/Dependencies.cmake": "add_compile_options(-DUSE_UV)\n",
     f"{_C10D}/Store.hpp": "#pragma once\n",
@@ -38,6 +41,7 @@ set_source_files_properties({_C10D}/Nccl.cpp PROPERTIES COMPILE_FLAGS -Wno-depre
     f"{_C10D}/Uv.cpp": '#include "Store.hpp"\n#ifdef USE_UV\n#endif\n#if defined(OTHER)\n#endif\n',
     f"{_C10D}/Nccl.cpp": '#include "Shared.hpp"\n',
     f"{_C10D}/Special.cpp": "",
+    f"{_C10D}/Hooks.cpp": "",
     f"{_C10D}/Kernel.cu": '#include "Device.hpp"\n',
     f"{_C10D}/init.cpp": '#include "Bound.hpp"\n',
     "c10/core/A.cpp": "",
@@ -90,6 +94,7 @@ def test_what_build_files_say_of_flags_is_read(tree: Path) -> None:
         (f"{_C10D}/Kernel.cu", Serves.FULL, "device code"),
         (f"{_C10D}/init.cpp", Serves.OVERLAY, "one Python version"),
         (f"{_C10D}/Special.cpp", Serves.FULL, "SPECIAL"),
+        (f"{_C10D}/Hooks.cpp", Serves.FULL, 'INCLUDE_DIRECTORIES "${MAGMA_INCLUDE_DIR})'),
         (f"{_C10D}/Gone.cpp", Serves.FULL, "removes it"),
         ("aten/src/ATen/native/cpu/K.cpp", Serves.FULL, "instruction set"),
         ("aten/src/ATen/native/native_functions.yaml", Serves.FULL, "generated"),
