@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from build import record
+from build.overlay.symbols import needed
 from build.seals import sha256_of
 from build.wheels.archive import check_archive, check_digests
 from tests.build.overlay import little as lt
@@ -326,6 +327,20 @@ def _add_to_the_wheel(place: Place, files: Mapping[str, bytes]) -> None:
     lw.write_wheel(wheel, {**content, **files})
     releases = place.folder / "releases.toml"
     releases.write_text(releases.read_text().replace(old, sha256_of(wheel)))
+
+
+def test_units_of_libtorch_cpu_keep_their_threads(place: Place) -> None:
+    """Without -fopenmp they would compile as well, and at::parallel_for would run on one thread."""
+    path = "torch/csrc/Parallel.cpp"
+    own = patch(place, lt.edited(path, "count += 1", "count += 100"))
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    program = "import os; os.environ['OMP_NUM_THREADS'] = '3'; import torch; print(torch.count_threads())"
+    assert run(folder / found.patched.name, place.folder / "site", program) == "300"
+    with zipfile.ZipFile(folder / found.patched.name) as archive:
+        overlay = Path(archive.extract("torch/lib/libtorch_mw_fix1.so", place.folder))
+    assert "libgomp.so.1" in needed(overlay)
 
 
 def test_a_removed_unit_is_refused(place: Place) -> None:
