@@ -16,6 +16,8 @@ from typing import BinaryIO
 _DYNSYM = 11
 _GLOBAL = 1
 _MOST_SHOWN = 3
+#: What some linkers export of every library and program.
+_OF_LINKERS = frozenset({b"_init", b"_fini", b"_edata", b"_end", b"__bss_start"})
 
 
 class _Where(ctypes.Structure):
@@ -50,7 +52,7 @@ def exports(library: Path) -> frozenset[str]:
     """Return the symbols of which a library has the one definition; copies of inline functions do not count."""
     with library.open("rb") as stream:
         found = {name for name, binding, section in _dynamic_symbols(stream) if binding == _GLOBAL and section}
-    return frozenset(name.decode("utf-8", "replace") for name in found)
+    return frozenset(name.decode("utf-8", "replace") for name in found - _OF_LINKERS)
 
 
 def spelt(symbol: str) -> str:

@@ -185,6 +185,15 @@ def test_exports_are_the_strong_ones_that_nm_lists(little: Little) -> None:
         assert _others.exports(library) == {name for name, item in every.items() if item.strong}
 
 
+def test_what_linkers_export_of_every_library_is_not_shared(tmp_path: Path) -> None:
+    """libc10.so of the wheels has `_init`, others have `_end`: overlays do not share a symbol by that."""
+    source, library = tmp_path / "a.c", tmp_path / "liba.so"
+    source.write_text("int _edata = 1, _end = 2, other = 3;\n")
+    shell("gcc", "-shared", "-fPIC", source, "-o", library)
+    assert {"_edata", "_end", "other"} <= symbols.defined(library, dynamic=True).keys()
+    assert _others.exports(library) == {"other"}
+
+
 def test_the_warning_is_short_and_the_state_names_both_builds(site: Path, little: Little) -> None:
     _facts(site, build_ids=["f" * 40, "e" * 40], made_for="8.8.8+cu0")
     found = run(site)
