@@ -75,6 +75,14 @@ class Place:
         return self.folder / "artifacts"
 
     @property
+    def origin(self) -> Path:
+        """Return the remote `origin` of the clones, made from the repository: what jobs push stays in it."""
+        bare = self.folder / "origin.git"
+        if not bare.exists():
+            Git(self.repo).out("clone", "--quiet", "--bare", "--no-hardlinks", f"file://{self.repo}", str(bare))
+        return bare
+
+    @property
     def path(self) -> str:
         """Return `PATH` of the steps. The service has sudo: for root on a machine without it, it is made."""
         if shutil.which("sudo", path=_PATH) or os.geteuid():
@@ -152,7 +160,7 @@ def run_job(job: Job, place: Place, chosen: Mapping[str, str]) -> None:
     context["matrix"] = fitting[0]
     step(f"{job.name} {' '.join(fitting[0].values())}".rstrip() + (f" (row 1 of {len(every)})" if every[1:] else ""))
     clone = place.folder / "clones" / job.name.replace("/", "-")
-    Git(place.repo).out("clone", "--quiet", "--no-hardlinks", f"file://{place.repo}", str(clone))
+    Git(place.repo).out("clone", "--quiet", "--no-hardlinks", f"file://{place.origin}", str(clone))
     environment = {
         **_environment(job.data.get("env", {}), context),
         "PATH": place.path,

@@ -17,6 +17,8 @@ from build.wheelhouse.model import Form, Wheel
 from build.wheelhouse.proofs import State
 
 _CLASS = {State.PROVEN: "proven", State.BUILT: "built", State.FAILED: "failed", State.FOREIGN: "none"}
+#: What the table shows of a yanked wheel instead of its state: colour, symbol, word, meaning.
+_YANKED = ("failed", "⊘", "yanked", "installed only where its version is pinned; the reason is with the wheel")
 _LEAD = (
     "PyTorch with the patches that let a job survive dead peers. Each command installs one wheel and checks its "
     "SHA-256; everything else comes from your package index. Install the patched wheel or the overlay wheel, not both."
@@ -60,34 +62,52 @@ def _python_key(python: str) -> tuple[int, ...]:
 
 
 def _facts(wheels: Sequence[Wheel], releases: Sequence[str], signed_by: str) -> str:
-    size = sum(item.size for item in wheels) / 1e9
     who = " ".join(word if len(word) < 20 else f"{word[:16]}…" for word in signed_by.split())
     signed = f'<li class="proven" title="{escape(signed_by)}">signed by {escape(who)}</li>'
     unsigned = '<li class="built">not signed</li>'
     return (
-        f'<ul class="facts"><li>{len(wheels)} wheels</li><li>{len(releases)} releases of PyTorch</li>'
-        f"<li>{size:.2f} GB</li>{signed if signed_by else unsigned}</ul>"
+        f'<ul class="facts"><li>{_count(len(wheels), "wheel")}</li>'
+        f"<li>{_count(len(releases), 'release')} of PyTorch</li>"
+        f"<li>{_size(sum(item.size for item in wheels))}</li>{signed if signed_by else unsigned}</ul>"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _matrix(wheels: Sequence[Wheel], releases: Sequence[str]) -> str:
     """Return the table of releases and wheels; each cell leads to the wheel."""
     if not releases:
         return ""
-    columns = sorted(
-        {_column(item) for item in wheels if item.made}, key=lambda c: (c[0] == "overlay", _python_key(c[1]))
-    )
-    head = "".join(f'<th scope="col">{form}<small>{_for(python)}</small></th>' for form, python in columns)
+    # The overlay, then the newest Python first: what a narrow window cuts off is old.
+    found = {_column(item) for item in wheels if item.made}
+    columns = sorted(found, key=lambda c: (c[0] == "overlay", _python_key(c[1])), reverse=True)
     rows = "".join(_row(name, _of(wheels, name), columns) for name in releases)
-    legend = "".join(
-        f'<li><span class="mark {_CLASS[item]}">{item.symbol}</span>{item.word}: {item.meaning}</li>'
-        for item in State
-        if item is not State.FOREIGN
-    )
     return (
-        f'<h2>Releases</h2><div class="scroll"><table><thead><tr><th scope="col">PyTorch</th>{head}</tr></thead>'
-        f'<tbody>{rows}</tbody></table></div><ul class="legend">{legend}</ul>'
+        '<h2>Releases</h2><div class="scroll" role="region" aria-label="Releases" tabindex="0">'
+        f"<table><thead>{_head(columns)}</thead><tbody>{rows}</tbody></table></div>{_legend(wheels)}"
     )
+
+
+def _head(columns: Sequence[tuple[str, str]]) -> str:
+    """Return the two rows of the head: the forms, and below the patched ones their Pythons."""
+    pythons = [python for form, python in columns if form == "patched"]
+    patched = f'<th scope="colgroup" colspan="{len(pythons)}">patched, for Python</th>' if pythons else ""
+    overlay = '<th scope="col" rowspan="2">overlay</th>' if len(pythons) < len(columns) else ""
+    below = "".join(f'<th scope="col">{python}</th>' for python in pythons)
+    return f'<tr><th scope="col" rowspan="2">PyTorch</th>{overlay}{patched}</tr><tr>{below}</tr>'
+
+
+def _legend(wheels: Sequence[Wheel]) -> str:
+    marks = [(_CLASS[item], *item.value) for item in State if item is not State.FOREIGN]
+    if any(item.yanked is not None for item in wheels):
+        marks.append(_YANKED)
+    rows = (
+        f'<li><span class="mark {colour}" aria-hidden="true">{symbol}</span>{word}: {meaning}</li>'
+        for colour, symbol, word, meaning in marks
+    )
+    return f'<ul class="legend">{"".join(rows)}</ul>'
 
 
 def _column(item: Wheel) -> tuple[str, str]:
@@ -112,8 +132,8 @@ def _cell(wheels: Sequence[Wheel]) -> str:
         found = proofs.state(item)
         colour, symbol, word = _CLASS[found], found.symbol, found.word
         if item.yanked is not None:
-            colour, symbol, word = "failed", "⊘", "yanked"
-        mark = f'<span class="mark" aria-hidden="true">{symbol}</span>{word}'
+            colour, symbol, word, _ = _YANKED
+        mark = f'<span class="mark" aria-hidden="true">{symbol}</span><span class="word">{word}</span>'
         marks.append(f'<a class="{colour}" href="#{_anchor(item)}">{mark}</a>')
     return f"<td>{'<br>'.join(marks)}</td>"
 
@@ -144,7 +164,11 @@ def _card(item: Wheel, url: str) -> str:
 
 
 def _size(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+    """Return bytes in words, with a space that does not break."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if size >= unit / 10:
+            return f"{size / unit:.{2 if name == 'GB' else 1}f}\xa0{name}"
+    return f"{size / 1e3:.1f}\xa0kB"
 
 
 def _command(item: Wheel, url: str) -> str:
@@ -158,7 +182,7 @@ def _proofs(item: Wheel) -> str:
     if item.made is not None:
         proven = item.made.provenance
         sources = f"commit <code>{proven.commit[:12]}</code>, from {escape(proven.source)}"
-        patches = f"{len(proven.patches)} of {', '.join(map(escape, proven.series))}"
+        patches = f"{len(proven.patches)}, series {', '.join(map(escape, proven.series))}"
         rows += [("Sources", sources), ("Patches", patches), ("Compiler", escape(proven.compiler))]
         rows += [("Checks", proofs.checks(item))]
         rows += [("Tests", "<br>".join(map(escape, proofs.tests(item))) or "not tested")]

@@ -13,7 +13,7 @@ class State(Enum):
 
     PROVEN = ("●", "proven", "its tests passed on exactly these bytes")
     BUILT = ("◐", "built", "it passed the checks of its build; no test result is known")
-    FAILED = ("✕", "tests failed", "a test failed on exactly these bytes")
+    FAILED = ("✕", "failed", "its tests failed, or those of the wheel built with it")
     FOREIGN = ("○", "no record", "not built here: only its own RECORD was checked")
 
     @property

@@ -130,3 +130,13 @@ def test_jobs_are_bounded_and_know_their_rights() -> None:
                 # What an expression inserts into a script could be code of a stranger's: it goes through env.
                 assert "${{" not in step.get("run", ""), name
                 assert "@" in step.get("uses", "@"), name
+
+
+def test_what_a_job_pushes_does_not_reach_this_repository(repo: Path, tmp_path: Path) -> None:
+    text = "jobs:\n  only:\n    runs-on: here\n    steps:\n      - run: git push -q origin HEAD:refs/heads/port/new\n"
+    (repo / workflows.WORKFLOWS / "little.yml").write_text(text)
+    place = Place(tmp_path / "work", repo)
+    place.folder.mkdir()
+    run_job(load(repo)["little/only"], place, {})
+    assert git(place.origin, "branch", "--list", "--format=%(refname:short)", "port/*") == "port/new"
+    assert git(repo, "branch", "--list", "port/*") == ""

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -20,7 +22,7 @@ import pytest
 
 from build import cli
 from build.bench.wheelhouse import write_release
-from build.errors import ClaimError, UsageError
+from build.errors import ClaimError, EnvironmentUnfitError, UsageError
 from build.paths import REPO
 from build.record import BuildRecord
 from build.wheelhouse import swap
@@ -135,7 +137,10 @@ def test_yanked(dist: Path) -> None:
         out / "simple" / "torch" / "index.html")}  # fmt: skip
     assert reasons[unquoted(wheel.name)] == "leaks <a group>"
     assert [reason for reason in reasons.values() if reason] == ["leaks <a group>"]
-    assert "Yanked: leaks &lt;a group&gt;" in (out / "index.html").read_text()
+    page = (out / "index.html").read_text()
+    assert "Yanked: leaks &lt;a group&gt;" in page
+    assert "yanked: installed only where its version is pinned" in page  # a narrow window has the symbol only
+    assert "<li>1 release of PyTorch</li>" in page
 
 
 def test_all_that_disagrees_is_named_and_nothing_is_published(dist: Path, tmp_path: Path) -> None:
@@ -289,3 +294,32 @@ def test_a_killed_run_leaves_the_last_wheelhouse(dist: Path) -> None:
     publish(Request((dist / RELEASE,), out))
     assert list(dist.glob(".out.*.part")) == []
     assert bytes_of(out) == before
+
+
+def test_a_full_disk_leaves_the_last_wheelhouse(dist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (small := tmp_path / "small").mkdir()
+    with little_disk(small, "256k"):
+        out = small / "out"
+        assert cli.main(["wheelhouse", "--dist", str(dist), "--out", str(out)]) == 0
+        before = bytes_of(out)
+        for release in ("9.2.0", "9.3.0", "9.4.0"):
+            write_release(dist / release, release, PYTHONS)
+        assert cli.main(["wheelhouse", "--dist", str(dist), "--out", str(out)]) == EnvironmentUnfitError.exit_code
+        said = capsys.readouterr().err
+        assert "No space left on device" in said
+        assert "free disk space there, or name another folder" in said
+        assert bytes_of(out) == before
+        assert list(small.glob(".out.*.part")) == []
+
+
+@contextmanager
+def little_disk(place: Path, size: str) -> Iterator[None]:
+    """Mount a file system of that size; skip where that is not allowed."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "little", str(place)]
+    done = subprocess.run(command, capture_output=True, timeout=30, check=False)
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", place], check=True, timeout=30)

@@ -1,0 +1,75 @@
+"""The weekly job as its workflow runs it: from noxfile, in a clean clone, while the index gains a release."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from build.paths import REPO
+from ci.workflows import Place, load, run_job
+from tests.build.ci import little_project as lp
+from tests.build.ci.little_project import NEXT, Project
+from tests.build.official.server import Index, serving
+from tests.build.overlay.little import Little
+from tests.build.sources.trees import git
+
+
+@pytest.fixture
+def project(little: Little, tmp_path: Path) -> Iterator[Project]:
+    """The project in miniature with this one's sessions, locks and workflows; its series has the job's name for it."""
+    with serving(Index()) as index:
+        made = lp.make(little, tmp_path, index)
+        for name in ("locks", ".github"):
+            shutil.copytree(REPO / name, made.clone / name)
+        for name in ("noxfile.py", "pyproject.toml", "README.md"):
+            shutil.copy(REPO / name, made.clone)
+        (made.clone / "patches" / "little").rename(made.clone / "patches" / "nccl")
+        for name in ("patches/nccl/manifest.toml", "build/releases.toml"):
+            path = made.clone / name
+            path.write_text(path.read_text().replace('"little"', '"nccl"'))
+        git(made.clone, "add", "-A")
+        git(made.clone, "commit", "-q", "-m", "sessions")
+        (tmp_path / "bin" / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        (tmp_path / "bin" / "python3").chmod(0o755)
+        yield made
+
+
+def _index() -> str:
+    """The index that has the tools of the sessions: that of this machine's settings."""
+    found = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
+        capture_output=True, text=True, timeout=60, check=False,
+    ).stdout  # fmt: skip
+    return os.environ.get("PIP_INDEX_URL") or found.strip() or "https://pypi.org/simple"
+
+
+def test_the_job_as_the_workflow_runs_it(project: Project, tmp_path: Path) -> None:
+    variables = {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PIP_INDEX_URL": f"{project.index.url}/simple",
+        "PIP_EXTRA_INDEX_URL": _index(),
+        "NO_PROXY": "127.0.0.1",
+        "MULTIWORLD_CACHE": str(tmp_path / "cache"),
+        "MULTIWORLD_UPSTREAM": project.upstream.as_uri(),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "TMPDIR": str(project.top / "tmp"),
+    }
+    place = Place(tmp_path / "work", project.clone, variables=variables)
+    place.folder.mkdir()
+    job = load(project.clone)["new-release/port"]
+    run_job(job, place, {})
+    assert project.asked() == []
+    project.publish(lambda text: "// a line of the new release\n" + text)
+    shutil.rmtree(place.folder / "clones")
+    run_job(job, place, {})
+    asked = project.asked()
+    assert asked[asked.index("--title") + 1] == f"nccl: PyTorch {NEXT}"
+    assert "--draft" not in asked
+    assert git(place.origin, "branch", "--list", "--format=%(refname:short)") == f"main\nport/nccl-{NEXT}"
+    assert git(project.clone, "branch", "--list", "--format=%(refname:short)") == "main"
