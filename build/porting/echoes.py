@@ -184,6 +184,8 @@ def _matched(wanted: Sequence[bytes], window: Sequence[tuple[bytes, int]]) -> Ec
 def _likely(flat: Sequence[tuple[bytes, int]], wanted: Sequence[bytes], size: int, share: float) -> list[int]:
     """Return where windows begin that have enough of the words, in any order: of neighbours the first and last best."""
     need, have = Counter(wanted), Counter[bytes]()
+    if (need & Counter(word for word, _ in flat)).total() < share * len(wanted):
+        return []
     hits, best, found = 0, 0, list[int]()
     for at, (word, _) in enumerate(flat):
         have[word] += 1
