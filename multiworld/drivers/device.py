@@ -226,9 +226,12 @@ class DeviceDriver:
         self._crew.work()
 
     def _assist(self) -> None:
-        if self._stream is not None:
-            torch.cuda.set_device(self._device)
-            torch.cuda.set_stream(self._stream.torch)
+        try:
+            if self._stream is not None:
+                torch.cuda.set_device(self._device)
+                torch.cuda.set_stream(self._stream.torch)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the device is lost
+            self._fail(self._explained(error))
         self._crew.work()
 
     def _make(self) -> None:

@@ -161,6 +161,6 @@ def main(channel: int, name: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)  # the others bury the one that crashed
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the pool asks for the stacks when a call is overdue
     Context(name, socket.socket(fileno=channel)).live()

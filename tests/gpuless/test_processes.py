@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,3 +75,22 @@ def test_the_process_group_of_torch(subject: Subject, imitated: dict[str, str], 
             "reduced": [3.0, 3.0], "gathered": [[0.0], [1.0]], "exchanged": [1.0 - rank], "halves": [3.0],
             "broadcast": [7.0], "barrier": "passed", "second group": [3.0],
         }  # fmt: skip
+
+
+_CRASH = """
+import ctypes, faulthandler, time
+faulthandler.enable(all_threads=False)
+libc = ctypes.CDLL(None)
+libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.strlen, None)
+time.sleep(60)
+"""
+
+
+def test_a_crash_in_a_thread_of_c_shows_where(subject: Subject, imitated: dict[str, str]) -> None:
+    command: list[str | Path] = [subject.python, "-I", "-c", _CRASH]
+    done = subprocess.run(
+        command, env={**os.environ, **imitated}, capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    assert done.returncode == -signal.SIGSEGV, done.stderr
+    assert "[gpuless] signal 11 in thread 'python" in done.stderr
+    assert re.search(r"libc\.so\.6", done.stderr.partition("native stack:")[2]), done.stderr

@@ -26,6 +26,7 @@ from tests.multiworld.torch_form import is_official, is_patched
 
 PATIENCE = 20.0
 IDLE_SECONDS = 600.0
+FAIL, ILLEGAL_ADDRESS, ANY_COMMUNICATOR = 1, 700, -1  # of the imitation's control.h, and of cudaError_t
 
 
 class Relay:
@@ -76,6 +77,7 @@ opened: dict[str, Outcome] = {}
 works: dict[str, tuple[Any, Outcome]] = {}
 tensors: dict[str, torch.Tensor] = {}
 streams: dict[str, Any] = {}
+ended_by: list[str] = []
 
 
 def make(name: str, folder: str, backend: str, place: int, size: int, device: str, timeout: float = PATIENCE) -> str:
@@ -272,6 +274,24 @@ def begin_close(driver: str, seconds: float) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
+def lose_device_in(thread: str) -> None:
+    """Lose the device when a thread whose name begins so chooses one."""
+    imitation = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
+    choose = torch.cuda.set_device
+
+    def chosen(device: Any) -> None:
+        if threading.current_thread().name.startswith(thread):
+            assert imitation.gpuless_inject(b"cudaSetDevice", FAIL, ILLEGAL_ADDRESS, ANY_COMMUNICATOR, 0, 1) == 0
+        choose(device)
+
+    torch.cuda.set_device = chosen
+
+
+def uncaught() -> list[str]:
+    """The errors that ended threads."""
+    return ended_by
+
+
 def ticks(seconds: float) -> int:
     """How often a thread of Python's ran meanwhile."""
     count, until = 0, time.monotonic() + seconds
@@ -292,6 +312,7 @@ def variable(name: str) -> str | None:
 def serve(context: Context, variables: dict[str, str]) -> None:
     """Answer the calls of a test, until it ends us."""
     os.environ.update(variables)
+    threading.excepthook = lambda given: ended_by.append(f"{given.thread}: {given.exc_value!r}")
     while True:
         name, arguments, named = context.recv(timeout=IDLE_SECONDS)
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuless.control import Action
-from tests.multiworld.device.ranks import Process, ask_all, await_true, backends, has_bindings, opened, started
+from tests.multiworld.device.ranks import Process, ask_all, await_true, backends, has_bindings, make, opened, started
 
 assert has_bindings  # named in the marks of ``backends``
 
@@ -237,7 +237,7 @@ def _ended(rank: Process) -> bool:
 
 @EACH
 def test_an_abort_at_close(tmp_path: Path, backend: str) -> None:
-    """A send that is done here may be on its way still: who leaves in good order must not abort."""
+    """A send that is done here may be on its way still: who leaves in good order must not abort before all have met."""
     with started(2) as ranks:
         opened(ranks, "w", tmp_path, backend)
         _tensors(ranks)
@@ -245,8 +245,41 @@ def test_an_abort_at_close(tmp_path: Path, backend: str) -> None:
             rank.ask("start", "sum", "w", "all_reduce", "t", "SUM")
         assert ask_all(ranks, "end", "sum") == [None, None]
         ask_all(ranks, "close", "w", 10.0)
-        aborts = int(backend == "torch-nccl" and ranks[0].ask("can_only_abort"))  # after all have met once more
+        aborts = int(backend == "torch-nccl")  # torch's own end waits for the others, whatever becomes of them
         for rank in ranks:
             with rank.remote() as remote:
                 counters = remote.counters()
                 assert (counters.aborted, counters.communicators, counters.misused) == (aborts, 0, 0)
+
+
+@EACH
+def test_a_member_that_gives_up_its_close(tmp_path: Path, backend: str) -> None:
+    """The others have met it already, and must not wait for it any more."""
+    with started(2) as ranks, ranks[1].remote() as remote:
+        opened(ranks, "w", tmp_path, backend)
+        remote.inject("ncclCommFinalize", Action.HANG)
+        for rank in ranks:
+            rank.ask("begin_close", "w", SECONDS)
+        await_true(lambda: _ended(ranks[0]), SECONDS, "a thread of the driver lives on")
+        with ranks[0].remote() as ours:
+            assert ours.counters().communicators == 0
+        remote.lift("ncclCommFinalize")
+        await_true(lambda: _ended(ranks[1]), SECONDS, "a thread of the driver lives on")
+
+
+@OWN
+def test_a_device_that_is_lost_when_the_second_thread_chooses_it(tmp_path: Path, backend: str) -> None:
+    with started(2) as ranks, ranks[1].remote() as remote:
+        _tensors(ranks)
+        ranks[1].ask("lose_device_in", "mw-nccl-assist")
+        make(ranks, "w", tmp_path, backend)
+        for rank in ranks:
+            rank.ask("begin_open", "w")
+        for rank in ranks:
+            rank.ask("end_open", "w")  # before the loss or with its error
+        await_true(lambda: remote.counters().sites["cudaSetDevice"].fired == 1, SECONDS, "the device is not lost")
+        ranks[1].ask("start", "sum", "w", "all_reduce", "t", "SUM")
+        error = ranks[1].ask("end", "sum")
+        assert error is not None
+        assert error[0] == "DeviceFailed"
+        assert ranks[1].ask("uncaught") == []
