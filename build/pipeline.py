@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build import leases, official, paths, preflight, record, releases, seals, sources
-from build.anypatch import interpreter, patchset
+from build.anypatch import beside, interpreter, patchset
 from build.anypatch.plan import MOST_UNITS, Limits, Plan, Serves, changes
 from build.anypatch.plan import make as make_plan
 from build.archives import reading
 from build.console import log_to_file, note, step
 from build.errors import DigestMismatchError, WheelError
 from build.git import Git
-from build.overlay import owners, toolchain
+from build.overlay import layout, owners, toolchain
 from build.overlay.build import build_overlay
 from build.overlay.checks import require
 from build.overlay.model import Check, Inputs, Overlay
@@ -45,6 +45,7 @@ class Own:
         include: folders of further headers, such as those of submodules.
         most_units: units that may be compiled for one changed header.
         defines: macros that the wheel was built with, or `NAME=0` without.
+        beside: a wheel or an environment, which may have an overlay already; None for stock.
     """
 
     patches: Path | None = None
@@ -53,6 +54,7 @@ class Own:
     include: tuple[Path, ...] = ()
     most_units: int = MOST_UNITS
     defines: tuple[str, ...] = ()
+    beside: Path | None = None
 
     @property
     def of_user(self) -> bool:
@@ -190,14 +192,22 @@ def documents(distribution: str, proven: record.Provenance, wheel: record.Artifa
     return {record.EMBEDDED: record.encode(proven), str(sbom.PLACE): sbom.document(distribution, proven, wheel)}
 
 
-def _plan(request: Request, applied: AppliedTree) -> Plan | None:
+def _plan(request: Request, applied: AppliedTree, patches: tuple[PatchFile, ...]) -> Plan | None:
     """Plan what serves the user's patches; None for the project's own series, which is made for an overlay."""
     if not request.own.of_user:
         return None
-    change = changes(Git(applied.checkout), applied.base, applied.head)
-    plan = make_plan(applied.checkout, change, Limits(request.own.most_units, request.own.defines))
+    change = changes(Git(applied.checkout), applied.base, applied.head, patchset.outside(patches))
+    plan = make_plan(
+        applied.checkout, change, Limits(request.own.most_units, request.own.defines, request.entry().defines)
+    )
     plan.require()
     return plan
+
+
+def _refuse_second(request: Request, applied: AppliedTree, plan: Plan | None) -> None:
+    """Refuse an overlay where the user's wheel or environment has one already."""
+    units = tuple(plan.units) if plan else tuple(item.path for item in applied.changed if layout.is_unit(item.path))
+    beside.refuse(request.own.beside, applied.checkout, units, f"torch {request.entry().patched_version}")
 
 
 def members(ready: Prepared) -> dict[str, bytes | None]:
@@ -209,7 +219,7 @@ def members(ready: Prepared) -> dict[str, bytes | None]:
         path = ready.applied.checkout / row.path
         if row.serves is Serves.PYTHON:
             files[row.path] = path.read_bytes() if path.is_file() else None
-        elif row.serves is Serves.HEADER:
+        elif row.serves in {Serves.HEADER, Serves.ALONE}:
             name = f"torch/include/{row.path.removeprefix('aten/src/')}"
             files |= {name: path.read_bytes()} if (ready.inputs.wheel / name).is_file() else {}
     return files
@@ -240,7 +250,7 @@ def _assemble(
         wheel = official.fetch_wheel(release, request.python)
         patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder, files)
     if overlay is None or (ready.plan and ready.plan.python):
-        changed = ", ".join(ready.plan.python if ready.plan else ())
+        changed = ", ".join((*ready.plan.python, *ready.plan.alone) if ready.plan else ())
         note(f"no overlay wheel: it changes no file of torch, and the patch changes {changed}")
         return record.artifact(patched), record.NONE
     beside = documents(overlay_wheel.DISTRIBUTION, proven, stock)
@@ -262,7 +272,7 @@ def _check_python(ready: Prepared) -> tuple[Check, ...]:
 
 
 def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay | None, record.Provenance]:
-    """Make the overlay in `scratch`, and prove it; None where patches change Python files only."""
+    """Make the overlay in `scratch`, and prove it; None where patches change no unit, only files of the wheel."""
     tree, inputs = ready.tree, ready.inputs
     python = _check_python(ready)
     require(python)
@@ -324,8 +334,12 @@ def prepared(request: Request) -> Iterator[Prepared]:
     checkout = leases.take(paths.cache("applied") / request.folder.name)
     with paths.locked(checkout, f"the checkout of {release.version}"):
         applied = _apply(tree, patches, checkout, request.own)
-        plan = _plan(request, applied)
-        yield Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel, plan), plan)
+        plan = _plan(request, applied, patches)
+        _refuse_second(request, applied, plan)
+        ready = Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel, plan), plan)
+        if plan and not plan.units and not members(ready):
+            raise plan.nothing()
+        yield ready
 
 
 def build_release(request: Request) -> record.BuildRecord:

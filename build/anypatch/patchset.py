@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,9 @@ from build.errors import PatchError, UsageError
 from build.git import Git
 from build.releases import Release
 from build.series import patchfile
-from build.series.model import PatchFile
+from build.series.model import FileChange, PatchFile
+from build.sources import TreePurpose
+from build.sources.importer import wanted
 
 #: A local version of PEP 440, as it is written in the name of a wheel.
 _LABEL = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*", re.IGNORECASE)
@@ -93,10 +96,28 @@ def applying(tree: Path, path: Path | None, branch: str) -> Iterator[None]:
         raise type(error)(error.what, cause=error.cause, remedy=remedy) from None
 
 
+def _known(change: FileChange) -> bool:
+    """Whether an imported tree may have a file that is changed, before or after."""
+    return any(wanted(path, TreePurpose.OVERLAY) for path in (change.old_path, change.new_path) if path)
+
+
+def _narrowed(patch: PatchFile) -> PatchFile:
+    """Set aside the changes of files that no imported tree has, such as tests: they could not be applied."""
+    outside = tuple(change for change in patch.changes if not _known(change))
+    return replace(patch, changes=tuple(filter(_known, patch.changes)), outside=outside)
+
+
+def outside(patches: Iterable[PatchFile]) -> frozenset[str]:
+    """Return the files that patches change and that imported trees do not have."""
+    every = (change for patch in patches for change in patch.outside)
+    return frozenset(path for change in every for path in (change.old_path, change.new_path) if path)
+
+
 def _some(patches: tuple[PatchFile, ...], origin: str) -> tuple[PatchFile, ...]:
+    """Return the patches, without what no imported tree has; raise PatchError if they change nothing at all."""
     if not any(patch.changes for patch in patches):
         raise PatchError(f"{origin} changes no file", cause="the patch is empty, or the branch is the release's tag")
-    return patches
+    return tuple(map(_narrowed, patches))
 
 
 def chosen(release: Release, path: Path | None, branch: str) -> tuple[PatchFile, ...]:

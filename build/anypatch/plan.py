@@ -13,6 +13,7 @@ from build.git import Git
 from build.overlay import layout
 from build.overlay.model import PYTHON
 from build.overlay.owners import LISTS, Owners, listed, read
+from build.releases import Define
 from build.series.apply import changed_paths
 from build.series.model import ChangeKind
 
@@ -44,6 +45,8 @@ _REFUSED = (
     (_GENERATED, "code is generated from it, for all libraries"),
 )
 _DEVICE = (".cu", ".cuh")
+#: Files of the Python package; the headers among them are for code that torch compiles when it runs.
+_PACKAGE = re.compile(r"(torch|functorch)/.*\.pyi?$|torch/(?!csrc/).*\.(h|hpp)$")
 #: Kernels that are compiled once per instruction set, with flags of their own (cmake/Codegen.cmake).
 _PER_FILE = ("aten/src/ATen/native/cpu/", "aten/src/ATen/native/quantized/cpu/kernels/")
 
@@ -58,10 +61,17 @@ class Limits:
     Attributes:
         most_units: units that may be compiled for one changed header.
         defines: macros, `NAME=VALUE`, with which the wheel was built; `NAME=0`: without.
+        known: those that the release's entry has, for all units or for some.
     """
 
     most_units: int = MOST_UNITS
     defines: tuple[str, ...] = ()
+    known: tuple[Define, ...] = ()
+
+    def decided(self, unit: str) -> list[str]:
+        """Return the macros of a unit that are decided, by the user or by the release's entry."""
+        known = (item.macro for item in self.known if not item.units or unit in item.units)
+        return [*self.defines, *known]
 
 
 DEFAULT = Limits()
@@ -73,6 +83,7 @@ class Serves(Enum):
     OVERLAY = "overlay"
     HEADER = "overlay, and the header in the patched wheel"
     PYTHON = "patched wheel only"
+    ALONE = "patched wheel only, if it has this header"
     NOTHING = "nothing to do"
     FULL = "full build only"
 
@@ -96,12 +107,14 @@ class Change:
         added: those that the release does not have.
         removed: those that are gone after the last patch.
         lists: the text of `build_variables.bzl` before and after, if the patches change it.
+        outside: files that the patches change and that imported trees do not have.
     """
 
     paths: frozenset[str]
     added: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()
     lists: tuple[str, str] | None = None
+    outside: frozenset[str] = frozenset()
 
     @property
     def names_only_new_units(self) -> bool:
@@ -112,8 +125,8 @@ class Change:
         return before.items() <= after.items() and after.keys() - before.keys() <= self.added
 
 
-def changes(git: Git, base: str, head: str) -> Change:
-    """Return what differs between a release's commit and its patched one."""
+def changes(git: Git, base: str, head: str, outside: frozenset[str] = frozenset()) -> Change:
+    """Return what differs between a release's commit and its patched one, and `outside`, see `Change`."""
     every = changed_paths(git, base, head)
     gone = {item.old_path for item in every if item.kind in {ChangeKind.DELETED, ChangeKind.RENAMED}}
     new = {item.path for item in every if item.kind in {ChangeKind.ADDED, ChangeKind.RENAMED, ChangeKind.COPIED}}
@@ -122,7 +135,7 @@ def changes(git: Git, base: str, head: str) -> Change:
     if LISTS in paths - gone - new:
         before, after = ((data or b"").decode() for data in git.blobs([f"{base}:{LISTS}", f"{head}:{LISTS}"]))
         lists = (before, after)
-    return Change(paths, frozenset(new), frozenset(gone), lists)
+    return Change(paths, frozenset(new), frozenset(gone), lists, outside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +154,11 @@ class Plan:
     @property
     def python(self) -> tuple[str, ...]:
         return tuple(row.path for row in self.rows if row.serves is Serves.PYTHON)
+
+    @property
+    def alone(self) -> tuple[str, ...]:
+        """The headers that no unit includes: code that is compiled against the wheel does."""
+        return tuple(row.path for row in self.rows if row.serves is Serves.ALONE)
 
     @property
     def per_python(self) -> bool:
@@ -164,32 +182,34 @@ class Plan:
                 remedy="take these changes out of the patch, or make a full build of the patched tree: "
                 "all units of PyTorch, many core-hours and, for device code, the CUDA toolkit",
             )
-        if not self.units and not self.python:
-            raise PatchError(
-                "the patch changes nothing that is in the wheel",
-                cause="\n".join(f"{row.path}: {row.serves.value}, {row.why}" for row in self.rows),
-                remedy="nothing to build: the official wheel is the same with and without the patch",
-            )
+        if not self.units and not self.python and not self.alone:
+            raise self.nothing()
+
+    def nothing(self) -> PatchError:
+        """Return the error of a patch that changes nothing in the wheel."""
+        return PatchError(
+            "the patch changes nothing that is in the wheel",
+            cause="\n".join(f"{row.path}: {row.serves.value}, {row.why}" for row in self.rows),
+            remedy="nothing to build: the official wheel is the same with and without the patch",
+        )
 
 
-def _row(tree: Path, path: str, owners: Owners, change: Change, defines: Collection[str]) -> Row | None:
+def _row(tree: Path, path: str, owners: Owners, change: Change, limits: Limits) -> Row | None:
     """Return the row of a file that is no header, None for a header."""
     if path == LISTS and change.names_only_new_units:
         return Row(path, Serves.NOTHING, "it names new units only")
     if reason := next((why for pattern, why in _REFUSED if pattern.match(path)), ""):
         return Row(path, Serves.FULL, reason)
-    if path.endswith((".py", ".pyi")) and path.startswith(("torch/", "functorch/")):
+    if _PACKAGE.match(path):
         return Row(path, Serves.PYTHON, "replaced in the patched wheel; an overlay wheel changes no file of torch")
     if layout.is_header(path):
         return None
     if layout.is_unit(path):
-        return _unit(tree, path, owners, defines, change.added)
-    if _IGNORED.match(path):
-        return Row(path, Serves.NOTHING, "not in the wheel")
-    return Row(path, Serves.FULL, "no rule of this tool knows what the wheel has of it")
+        return _unit(tree, path, owners, limits, change.added)
+    return _outside(path)
 
 
-def _unit(tree: Path, path: str, owners: Owners, defines: Collection[str], added: Collection[str] = frozenset()) -> Row:
+def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collection[str] = frozenset()) -> Row:
     library = owners.of(path)
     if path in added and not library and not layout.outside_wheel(path):
         return Row(path, Serves.FULL, f"a new unit, which {LISTS} does not name: which library would it be in?")
@@ -199,20 +219,27 @@ def _unit(tree: Path, path: str, owners: Owners, defines: Collection[str], added
         return Row(path, Serves.FULL, _REMOVED)
     if path.startswith(_PER_FILE):
         return Row(path, Serves.FULL, "compiled once per instruction set, with flags of its own")
-    if flags := owners.flags_of(path, defines):
-        return Row(
-            path,
-            Serves.FULL,
-            f"compiled with flags of its own ({flags[:60]}): say --define NAME=1 or =0 for each macro",
-        )
+    if flags := owners.flags_of(path, limits.decided(path)):
+        only_macros = all(flag.startswith("-D") for flag in flags.split())
+        advice = ": say --define NAME=1 or =0 for each macro" if only_macros else ""
+        return Row(path, Serves.FULL, f"compiled with flags of its own ({flags[:60]}){advice}")
     if library == PYTHON:
         return Row(path, Serves.OVERLAY, "a unit of libtorch_python: the wheels are for one Python version", (path,))
     return Row(path, Serves.OVERLAY, f"a {'new ' if path in added else ''}unit of {library}", (path,))
 
 
+def _outside(path: str) -> Row:
+    """Judge a changed file that imported trees do not have: it is not in the wheel, or decides what is in it."""
+    if reason := next((why for pattern, why in _REFUSED if pattern.match(path)), ""):
+        return Row(path, Serves.FULL, reason)
+    if _IGNORED.match(path):
+        return Row(path, Serves.NOTHING, "not in the wheel")
+    return Row(path, Serves.FULL, "no rule of this tool knows what the wheel has of it")
+
+
 def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]], limits: Limits) -> Row:
     """Judge a changed header by the units of the wheel that include it: all of them have to be recompiled."""
-    most, defines = limits.most_units, limits.defines
+    most = limits.most_units
     found = sorted(layout.units_including(by_header, path))
     device = [unit for unit in found if unit.endswith(_DEVICE)]
     units = [unit for unit in found if unit not in device and owners.of(unit)]
@@ -221,11 +248,13 @@ def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]
     if len(units) > most:
         cost = f"{', '.join(units[:3])}, …; about {len(units) * _SECONDS} core-seconds"
         return Row(path, Serves.FULL, f"{len(units)} units include it ({cost}); --most-units {len(units)} allows it")
-    unfit = [row for unit in units if (row := _unit(tree, unit, owners, defines)).serves is Serves.FULL]
+    unfit = [row for unit in units if (row := _unit(tree, unit, owners, limits)).serves is Serves.FULL]
     if unfit:
         return Row(path, Serves.FULL, f"{unfit[0].path} includes it: {unfit[0].why}")
     if not units:
-        return Row(path, Serves.NOTHING, "no unit of the wheel includes it")
+        return Row(
+            path, Serves.ALONE, "no unit of the wheel includes it; code of others, which has to be compiled anew"
+        )
     return Row(path, Serves.HEADER, f"{len(units)} units include it", tuple(units))
 
 
@@ -240,11 +269,12 @@ def make(tree: Path, change: Change, limits: Limits = DEFAULT) -> Plan:
     rows: list[Row] = []
     headers = []
     for path in sorted(change.paths):
-        row = _row(tree, path, owners, change, limits.defines)
+        row = _row(tree, path, owners, change, limits)
         if path in change.removed and (row is None or row.serves is Serves.OVERLAY):
             row = Row(path, Serves.FULL, _REMOVED)
         rows += [row] if row else []
         headers += [path] if row is None else []
+    rows += map(_outside, change.outside)
     by_header = layout.includers(tree) if headers else {}
     rows += [_header(tree, path, owners, by_header, limits) for path in headers]
     reasons = {row.path: "changed by the patch" for row in rows if row.serves is Serves.OVERLAY}

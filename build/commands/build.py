@@ -52,6 +52,7 @@ def build(
     label: Annotated[str, typer.Option(help="what the version of the wheels of your patches ends with")] = "",
     include: Annotated[list[Path] | None, typer.Option(help="folder of headers, e.g. of a submodule")] = None,
     define: Annotated[list[str] | None, typer.Option(help="NAME=1 or NAME=0: how the wheel was built")] = None,
+    beside: Annotated[Path | None, typer.Option(help="wheel or environment that may have an overlay")] = None,
     most_units: Annotated[int, typer.Option(help="units that may be compiled for one changed header")] = MOST_UNITS,
     tested: Annotated[bool, typer.Option("--test/--no-test", help="check that the wheel can be tested here")] = True,
     full: Annotated[bool, typer.Option("--full", help="compile all of PyTorch, which takes hours")] = False,
@@ -65,9 +66,9 @@ def build(
     options = Options(toolchain, compiler_cache, arch, jobs, plan)
     given = Path(source) if source else None
     if full or plan:
-        if patches or from_branch or label or include or define:
+        if patches or from_branch or label or include or define or beside:
             raise UsageError(
-                "--full builds the project's series: no --patches, --from-branch, --label, --include, --define",
+                "--full builds the series: no --patches, --from-branch, --label, --include, --define or --beside",
                 remedy="leave them out, or leave out --full for an overlay of your patches",
             )
         full_build(release, python, dist.absolute(), given, options)
@@ -79,7 +80,7 @@ def build(
         given,
         dist.absolute(),
         tested and not label,
-        own=Own(patches, from_branch, label, tuple(include or ()), most_units, tuple(define or ())),
+        own=Own(patches, from_branch, label, tuple(include or ()), most_units, tuple(define or ()), beside),
     )
     try:
         made = build_release(request)

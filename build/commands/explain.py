@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from build import releases, sources
+from build.anypatch import beside as others
 from build.anypatch import patchset
 from build.anypatch.plan import MOST_UNITS, Limits, Plan, changes, make
 from build.console import console, note, step
@@ -36,6 +37,7 @@ def explain(
     from_branch: Annotated[str, typer.Option(help="PATH@REV: the commits since the release's tag")] = "",
     source: Annotated[Path | None, typer.Option(help="checkout, tarball or folder of the release")] = None,
     define: Annotated[list[str] | None, typer.Option(help="NAME=1 or NAME=0: how the wheel was built")] = None,
+    beside: Annotated[Path | None, typer.Option(help="wheel or environment that may have an overlay")] = None,
     most_units: Annotated[int, typer.Option(help="units that may be compiled for one changed header")] = MOST_UNITS,
 ) -> None:
     """Tell whether an overlay can serve a patch, with which units and about how long; compile nothing."""
@@ -45,9 +47,14 @@ def explain(
     git = Git(tree.repo)
     with patchset.applying(tree.repo, patches, from_branch):
         head, _ = commit_patches(git, tree.base, chosen)
-    plan = make(tree.repo, changes(git, tree.base, head), Limits(most_units, tuple(define or ())))
+    plan = make(
+        tree.repo,
+        changes(git, tree.base, head, patchset.outside(chosen)),
+        Limits(most_units, tuple(define or ()), entry.defines),
+    )
     show(plan)
     plan.require()
+    others.refuse(beside, tree.repo, plan.units, "the overlay of this patch")
     cores = len(os.sched_getaffinity(0))
     if plan.units:
         need = f"about {plan.seconds(cores)} s on {cores} cores, and the hidden symbols they need"
@@ -56,3 +63,5 @@ def explain(
         step("the wheels are for one Python version: units of libtorch_python are compiled against its headers")
     if plan.python:
         step("no overlay wheel: it changes no file of torch, and would lack the changes of Python files")
+    elif not plan.units:
+        step("no overlay wheel: nothing is compiled, and it changes no file of torch")

@@ -44,7 +44,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     """
     if inputs.owners is None:  # a plan has judged the paths of other patches
         layout.check_paths(inputs.tree, inputs.changed)
-    checks.require([checks.check_made_for(inputs)])
+    checks.require([checks.check_made_for(inputs), checks.check_stock(inputs)])
     patched = inputs.units or {path: "changed by the series" for path in inputs.changed if layout.is_unit(path)}
     step(f"compiling {len(patched)} patched units and what they need")
     objects = compile_closure(inputs, patched)

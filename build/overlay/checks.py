@@ -82,6 +82,12 @@ def check_made_for(inputs: Inputs) -> Check:
     return Check("libtorch_cuda.so is the pinned build", have == want, detail)
 
 
+def check_stock(inputs: Inputs) -> Check:
+    """Check that the unpacked wheel has no overlay yet: its libraries are those of stock in any case."""
+    found = sorted(path.name for path in inputs.lib.glob("libtorch_mw*.so"))
+    return Check("the wheel has no overlay yet", not found, ", ".join(found) or "none in torch/lib")
+
+
 def check_exports_nothing_new(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Check:
     """List strong exports that stock does not have; they can only come from the patches and are not refused."""
     stock = _exports(inputs, inputs.replaceable)

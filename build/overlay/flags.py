@@ -7,6 +7,7 @@ from pathlib import Path
 
 from build.overlay.model import PYTHON, Inputs
 from build.overlay.owners import macros_of
+from build.overlay.symbols import needed
 from build.releases import Release
 
 #: Flags with which every release of PyTorch compiles libtorch_cuda, as far as they decide code and symbols.
@@ -72,6 +73,8 @@ def unit_flags(inputs: Inputs, unit: str) -> tuple[str, ...]:
         flags = tuple(flag for flag in flags if flag.removeprefix("-D") not in inputs.owners.cuda_only)
     if library.startswith(("libtorch_cpu", "libtorch_cuda")) and (inputs.include / "ATen" / "ops").is_dir():
         flags = (*flags, "-DAT_PER_OPERATOR_HEADERS")  # cmake/Codegen.cmake; the headers say what is exported
+    if library and any(name.startswith("libgomp") for name in needed(inputs.lib / library)):
+        flags = (*flags, "-fopenmp")  # caffe2/CMakeLists.txt: caffe2::openmp; without it at::parallel_for is a loop
     return (*flags, "-DFMT_HEADER_ONLY=1", *said_flags(inputs.defines))  # caffe2/CMakeLists.txt: fmt::fmt-header-only
 
 

@@ -1,8 +1,8 @@
 """Link the objects into the overlay, so that every undefined symbol resolves against the exact wheel.
 
-NCCL and the CUDA runtime are linked through import stubs, so that linking needs none of their 200 MB. A stub exports
-exactly what the wheel's own libraries import from the real library, with the same symbol versions: the overlay needs
-nothing that stock does not need. Static initialisers that register something by name are wrapped: the
+NCCL, the CUDA runtime and OpenMP's are linked through import stubs, so that linking needs none of their 200 MB. A stub
+exports exactly what the wheel's own libraries import from the real library, with the same symbol versions: the overlay
+needs nothing that stock does not need. Static initialisers that register something by name are wrapped: the
 overlay's copy must not register it a second time.
 """
 
@@ -26,7 +26,7 @@ _STEM = "libtorch_mw"
 #: The libraries whose symbols the units use, in the order in which they must be searched at run time.
 _NEEDED = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
 #: Prefix of the functions of each library outside the wheel that host units call.
-_PREFIXES = {"libnccl.so": ("nccl", "pnccl"), "libcudart.so": ("cuda",)}
+_PREFIXES = {"libnccl.so": ("nccl", "pnccl"), "libcudart.so": ("cuda",), "libgomp": ("GOMP_", "omp_")}
 _IMPORTERS = ("libtorch_cuda.so", "libc10_cuda.so")
 _SHIM = Path(__file__).with_name("native") / "register_once.cpp"
 #: The registration that `native/register_once.cpp` makes safe.
@@ -88,7 +88,9 @@ def _compile_shim(inputs: Inputs, symbol: str, folder: Path) -> Path:
 
 
 def _importers(inputs: Inputs) -> tuple[str, ...]:
-    return (*_IMPORTERS, PYTHON) if inputs.per_python else _IMPORTERS
+    if inputs.owners is None:  # the project's series are for libtorch_cuda
+        return _IMPORTERS
+    return (*_IMPORTERS, "libtorch_cpu.so", *([PYTHON] if inputs.per_python else []))
 
 
 def _imports(inputs: Inputs, prefixes: tuple[str, ...]) -> list[Export]:

@@ -11,21 +11,23 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from build import leases, seals
 from build.console import InFlight, note, progress
-from build.errors import CompileError, DigestMismatchError
+from build.errors import CompileError, DigestMismatchError, EnvironmentUnfitError, SourceError
 from build.overlay import owners
 from build.overlay.flags import path_flags, undecided, unit_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.overlay.toolchain import run_compiler
 from build.paths import built_beside, cache, locked
-from build.process import kill_all
+from build.process import Completed, kill_all
 from build.seals import sha256_of
+from build.sources import submodules
 
 #: Memory one compiler needs at its peak, measured on ProcessGroupNCCL.cpp of 2.6.0: 1.8 GB.
 _BYTES_PER_JOB = 2_000_000_000
@@ -34,6 +36,11 @@ _BYTES_PER_JOB = 2_000_000_000
 _CACHE_FORMAT = "3"
 
 
+_REMEDY = (
+    "if a header is missing, add its package to the release in build/releases.toml; for patches of your own, name a "
+    "folder that has it, at the commit of the release: --include PATH; if the compiler was killed, memory ran out: "
+    "2 GB per job; the whole command is in the log"
+)
 _MISSING = re.compile(rb"fatal error: ([\w./+-]+): No such file")
 #: Folders of headers of submodules that units include and that the wheel lacks, by how the included path begins.
 _SUBMODULES = {
@@ -48,6 +55,14 @@ _SUBMODULES = {
     "httplib.h": "third_party/cpp-httplib",
     "onnx": "third_party/onnx",
 }
+
+
+class _MissingSubmoduleError(CompileError):
+    """A unit includes a header of a submodule: `folder` of PyTorch's tree has it, and the official wheel has not."""
+
+    def __init__(self, folder: str, what: str, *, cause: str, remedy: str) -> None:
+        super().__init__(what, cause=cause, remedy=remedy)
+        self.folder = folder
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -168,17 +183,32 @@ def _require_own_flags(inputs: Inputs, unit: str) -> None:
         )
 
 
-def _submodule(inputs: Inputs, complaints: bytes) -> str:
-    """Return what to do about a missing header of a submodule, empty where it is of none."""
-    missing = _MISSING.search(complaints)
+def _failure(inputs: Inputs, unit: str, done: Completed) -> CompileError:
+    """Return the error of a unit that does not compile: one of its own for a missing header of a submodule."""
+    what = f"{unit} does not compile"
+    cause = done.tail or f"{inputs.toolchain.cxx} ended with status {done.returncode} and no output"
+    missing = _MISSING.search(done.stderr)
     folder = _SUBMODULES.get(missing[1].decode().partition("/")[0], "") if missing else ""
     if not missing or not folder:
-        return ""
+        return CompileError(what, cause=cause, remedy=_REMEDY)
     module, tag = "/".join(folder.split("/")[:2]), inputs.release.tag
-    return (
+    remedy = (
         f"{missing[1].decode()} is of the submodule {module}, which the wheel lacks. In a checkout of PyTorch: "
         f"git checkout {tag} && git submodule update --init {module}; then --include CHECKOUT/{folder}"
     )
+    return _MissingSubmoduleError(folder, what, cause=cause, remedy=remedy)
+
+
+def _fetched(inputs: Inputs, error: _MissingSubmoduleError) -> Path:
+    """Return the headers of the submodule that a unit lacks, or raise that error with why they cannot be fetched."""
+    try:
+        found = submodules.headers(inputs.release, error.folder)
+    except (SourceError, EnvironmentUnfitError) as why:
+        cause = f"{error.cause}\n{error.folder} cannot be fetched: {why.what}" + (f": {why.cause}" if why.cause else "")
+        raise CompileError(error.what, cause=cause, remedy=error.remedy) from None
+    if found in inputs.headers:
+        raise error
+    return found
 
 
 def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str) -> Object:
@@ -191,20 +221,25 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
         includes = None if done.returncode else _includes(dep, inputs, overrides)
         _check_read(inputs, unit, includes)
         if includes is None:
-            raise CompileError(
-                f"{unit} does not compile",
-                cause=done.tail or f"{inputs.toolchain.cxx} ended with status {done.returncode} and no output",
-                remedy=_submodule(inputs, done.stderr)
-                or "if a header is missing, add its package to the release in build/releases.toml; for patches of your "
-                "own, name a folder that has it, at the commit of the release: --include PATH; if the compiler was "
-                "killed, memory ran out: 2 GB per job; the whole command is in the log",
-            )
+            raise _failure(inputs, unit, done)
         tree_files = {name[5:]: sha256_of(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
         _require_decided(inputs, unit, includes)
         entry = _Entry(unit, sha256_of(obj), includes, tree_files)
         seals.write_record(part / "entry.json", entry)
         dep.unlink()
     return Object(unit, folder / "unit.o", entry.object_sha256, includes, time.monotonic() - started, why)
+
+
+def _compile_with_submodules(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str) -> Object:
+    """Compile one unit, with the submodules whose headers turn out to be missing.
+
+    Their content follows from the release's commit, so the key of the object is right without them.
+    """
+    try:
+        return _compile(inputs, unit, overrides, folder, why)
+    except _MissingSubmoduleError as error:
+        more = replace(inputs, headers=(*inputs.headers, _fetched(inputs, error)))
+    return _compile_with_submodules(more, unit, overrides, folder, why)
 
 
 def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) -> Object:
@@ -214,7 +249,7 @@ def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) 
     if ready := _cached(folder, inputs, why):
         return ready
     with locked(folder, f"the object of {unit}"), shown.on(Path(unit).name):
-        made = _cached(folder, inputs, why) or _compile(inputs, unit, overrides, folder, why)
+        made = _cached(folder, inputs, why) or _compile_with_submodules(inputs, unit, overrides, folder, why)
         leases.take(folder)
         return made
 

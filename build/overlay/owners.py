@@ -15,13 +15,14 @@ from pathlib import Path, PurePosixPath
 #: The file with the sources of each library.
 LISTS = "build_variables.bzl"
 _CMAKE = "caffe2/CMakeLists.txt"
+_CODEGEN = "cmake/Codegen.cmake"
 _DEFINITION = re.compile(r"target_compile_definitions\(\s*(\w+)\s+(?:PRIVATE|PUBLIC|INTERFACE)\s+(\w+)")
 #: Macros that the release sets for everything, mostly under a condition.
 _GLOBAL = re.compile(r"add_(?:definitions|compile_options|compile_definitions)\(\s*(?:-D)?([A-Z]\w+)")
 _TESTED = re.compile(rb"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", re.M)
 _PROPERTIES = re.compile(r"set_source_files_properties\(([^()]*)\)")
-#: Flags of a file that change no code.
-_HARMLESS = re.compile(r"-W\S*")
+#: Flags of a file that change no code of the wheels, which are for x86-64.
+_HARMLESS = re.compile(r"-W\S*|-march=armv\S*|SKIP_PRECOMPILE_HEADERS ON")
 #: Folders whose units are found by patterns of CMake files (c10/CMakeLists.txt, aten/src/ATen/CMakeLists.txt).
 _PATTERNS = (
     ("c10/cuda", "libc10_cuda.so"),
@@ -114,7 +115,8 @@ def macros_of(unit: Path) -> frozenset[str]:
 
 def _of_cmake(path: Path) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
     """Return the macros of libtorch_cuda alone, and the flags of single files."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    places = (path, path.parent.parent / _CODEGEN)
+    text = "".join(place.read_text(encoding="utf-8") for place in places if place.is_file())
     macros: dict[str, set[str]] = {"torch_cuda": set(), "torch_cpu": set()}
     for target, macro in _DEFINITION.findall(text):
         macros.get(target, set()).add(macro)

@@ -7,13 +7,17 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 from build.git import Git
 from build.porting.lines import norm, words
 from build.porting.names import used
 
+#: Number of alignments that are kept.
+KEPT = 64
+#: The diff of one file of a folder.
+_FILE = re.compile(rb"^diff --git a/(\d+) b/\1\n((?:(?!diff --git ).*\n)*)", re.MULTILINE)
 _HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
 
@@ -47,9 +51,24 @@ class Alignment:
         return frozenset(words(self.base))
 
     @cached_property
-    def names(self) -> tuple[frozenset[bytes], frozenset[bytes]]:
-        """The names that the code of the old and of the new file uses."""
-        return frozenset(used(self.base)), frozenset(used(self.ours))
+    def base_solid(self) -> tuple[list[int], list[bytes]]:
+        """The old lines that are not blank, normalised: their numbers, and the lines."""
+        return _solid(self.base_norm)
+
+    @cached_property
+    def ours_solid(self) -> tuple[list[int], list[bytes]]:
+        """The new lines that are not blank, normalised: their numbers, and the lines."""
+        return _solid(self.ours_norm)
+
+    @cached_property
+    def base_names(self) -> frozenset[bytes]:
+        """The names that the code of the old file uses."""
+        return frozenset(used(self.base))
+
+    @cached_property
+    def ours_names(self) -> frozenset[bytes]:
+        """The names that the code of the new file uses."""
+        return frozenset(used(self.ours))
 
     @cached_property
     def fresh_words(self) -> list[tuple[bytes, int]]:
@@ -58,7 +77,8 @@ class Alignment:
         A kept line between two of them counts, too: in new code, a bracket may be aligned with any old one.
         """
         new = [image < 0 for image in self.back]
-        around = [is_new or (any(new[max(0, n - 1) : n]) and any(new[n + 1 : n + 2])) for n, is_new in enumerate(new)]
+        sides = zip([False, *new], new, [*new[1:], False], strict=False)
+        around = [is_new or (above and below) for above, is_new, below in sides]
         return [(word, n) for n, line in enumerate(self.ours) if around[n] for word in words([line])]
 
     @cached_property
@@ -89,40 +109,79 @@ class Alignment:
         return len(self.base), len(self.ours)
 
 
+def _solid(lines: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
+    return [n for n, line in enumerate(lines) if line], [line for line in lines if line]
+
+
+_Pair = tuple[tuple[bytes, ...], tuple[bytes, ...]]
+_LAST: dict[_Pair, Alignment] = {}
+
+
 def align(base: Sequence[bytes], ours: Sequence[bytes]) -> Alignment:
     """Align two files; blanks at line starts and ends do not count, so that re-indented code aligns.
 
     Histogram and minimal Myers differ where an alignment is ambiguous (repeated blocks, lone brackets). Only what
     they agree on is used.
     """
-    return _align(tuple(base), tuple(ours))
+    return align_all([(base, ours)])[0]
 
 
-@lru_cache(maxsize=64)
-def _align(base: tuple[bytes, ...], ours: tuple[bytes, ...]) -> Alignment:
-    base_norm, ours_norm = [norm(line) for line in base], [norm(line) for line in ours]
-    if base_norm == ours_norm:
-        identity = list(range(len(base)))
-        return Alignment(base, ours, identity, identity, base_norm, ours_norm)
-    first, second = (_map(base_norm, ours_norm, name) for name in ("histogram", "minimal"))
-    to = [a if a == b else -1 for a, b in zip(first, second, strict=True)]
-    back = [-1] * len(ours)
+def align_all(pairs: Sequence[tuple[Sequence[bytes], Sequence[bytes]]]) -> list[Alignment]:
+    """Align several pairs of files at once: git is started for all of them together, and the last ones are kept."""
+    wanted = [(tuple(base), tuple(ours)) for base, ours in pairs]
+    found = {key: _LAST.pop(key) for key in wanted if key in _LAST}
+    found |= _aligned([key for key in wanted if key not in found])
+    _LAST.update(found)
+    while len(_LAST) > KEPT:
+        del _LAST[next(iter(_LAST))]
+    return [found[key] for key in wanted]
+
+
+def _aligned(pairs: Sequence[_Pair]) -> dict[_Pair, Alignment]:
+    normal = {}
+    for base, ours in pairs:
+        base_norm = [norm(line) for line in base]
+        normal[base, ours] = base_norm, base_norm if base == ours else [norm(line) for line in ours]
+    changed = {key: lines for key, lines in normal.items() if lines[0] != lines[1]}
+    histogram, minimal = (_maps(list(changed.values()), name) for name in ("histogram", "minimal"))
+    agreed = {
+        key: [a if a == b else -1 for a, b in zip(first, second, strict=True)]
+        for key, first, second in zip(changed, histogram, minimal, strict=True)
+    }
+    return {key: _alignment(key, agreed.get(key, range(len(key[0]))), *lines) for key, lines in normal.items()}
+
+
+def _alignment(pair: _Pair, to: Sequence[int], base_norm: Sequence[bytes], ours_norm: Sequence[bytes]) -> Alignment:
+    back = [-1] * len(pair[1])
     for index, target in enumerate(to):
         if target >= 0:
             back[target] = index
-    return Alignment(base, ours, to, back, base_norm, ours_norm)
+    return Alignment(*pair, list(to), back, base_norm, ours_norm)
 
 
-def _map(base: Sequence[bytes], ours: Sequence[bytes], algorithm: str) -> list[int]:
+def _maps(pairs: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], algorithm: str) -> list[list[int]]:
+    """Return for each line of each old file where it is in the new one, -1 for nowhere, by one of git's algorithms."""
+    if not pairs:
+        return []
     with tempfile.TemporaryDirectory(prefix="multiworld-align-") as folder:
-        for name, lines in (("a", base), ("b", ours)):
-            Path(folder, name).write_bytes(b"".join(line + b"\n" for line in lines))
+        for side, name in enumerate("ab"):
+            Path(folder, name).mkdir()
+            for number, pair in enumerate(pairs):
+                Path(folder, name, str(number)).write_bytes(b"\n".join((*pair[side], b"")))
         done = Git(Path(folder)).call(
-            "diff", "--no-index", "--text", "--unified=0", f"--diff-algorithm={algorithm}", "--no-color", "a", "b"
+            *("diff", "--no-index", "--text", "--unified=0", "--no-renames", "--no-prefix", "--no-color"),
+            *(f"--diff-algorithm={algorithm}", "a", "b"),
         )
+    # A line of a file has "+", "-" or a blank before it, so these are git's own.
+    diffs = {int(number): diff for number, diff in _FILE.findall(done.stdout)}
+    return [_map(diffs[number], len(base)) for number, (base, _) in enumerate(pairs)]
+
+
+def _map(diff: bytes, size: int) -> list[int]:
+    """Return where each of a file's `size` lines went by a diff without context."""
     to: list[int] = []
     shift = 0
-    for match in _HUNK.finditer(done.stdout):
+    for match in _HUNK.finditer(diff):
         old, new = int(match[1]), int(match[3])
         old_count = 1 if match[2] is None else int(match[2])
         new_count = 1 if match[4] is None else int(match[4])
@@ -132,4 +191,4 @@ def _map(base: Sequence[bytes], ours: Sequence[bytes], algorithm: str) -> list[i
         to += [-1] * old_count
         shift += new_count - old_count
     # Equal lines after a difference keep the distance that it left.
-    return to + [index + shift for index in range(len(to), len(base))]
+    return to + [index + shift for index in range(len(to), size)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from build.porting.grammar import HOLDERS, Language, Span, grammar, parse, span_of
+from build.porting.grammar import HOLDERS, Language, Span, parse, touches
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -23,6 +24,8 @@ _ANY = frozenset({
     "optional_type_parameter_declaration", "parameter_pack_expansion", "variadic_parameter",
     "variadic_parameter_declaration",
 })  # fmt: skip
+#: A call in C and C++, and in Python.
+_CALLS = frozenset({"call", "call_expression"})
 #: Number of other calls that agree from which they tell as much as a declaration.
 _ENOUGH = 2
 
@@ -48,7 +51,7 @@ def judged(language: Language, code: bytes, spans: Sequence[Span]) -> dict[str, 
     names = {call.name for call in calls}
     wanted = _declarations(root) if calls else {}
     if names - wanted.keys():
-        wanted = {**_habits(language, root, names, spans), **wanted}
+        wanted = {**_habits(root, code, names, spans), **wanted}
     found: dict[str, str] = {}
     for call in calls:
         if call.name in wanted:
@@ -69,7 +72,7 @@ def _calls(root: Node, spans: Sequence[Span]) -> Iterator[Call]:
     waiting = [root]
     while waiting:
         node = waiting.pop()
-        met = [child for child in node.named_children if any(span_of(child).meets(span) for span in spans)]
+        met = [child for child in node.named_children if touches(child, spans)]
         waiting += met
         for child in met:
             call = _call(child)
@@ -122,21 +125,25 @@ def _accepted(parameters: Node) -> tuple[int, float]:
 
 
 def _habits(
-    language: Language, root: Node, names: Collection[str], spans: Sequence[Span]
+    root: Node, code: bytes, names: Collection[str], spans: Sequence[Span]
 ) -> dict[str, list[tuple[int, float]]]:
     """Return what the calls outside `spans` agree on; a function with few calls, or calls that differ, is left out."""
-    from tree_sitter import Query, QueryCursor
-
-    node = "call" if language is Language.PYTHON else "call_expression"
-    captures = QueryCursor(Query(grammar(language), f"({node} function: (identifier) @name)")).captures(root)
-    wanted = {name.encode() for name in names}
     seen: dict[str, list[int]] = {}
-    for item in (name.parent for name in captures.get("name", []) if name.text in wanted):
-        call = _call(item) if item else None
-        if item and call and not any(span_of(item).meets(span) for span in spans):
+    for item in _calls_of(names, root, code):
+        call = _call(item)
+        if call and not touches(item, spans):
             seen.setdefault(call.name, []).append(call.arguments)
     return {
         name: [(numbers[0], numbers[0])]
         for name, numbers in seen.items()
         if len(numbers) >= _ENOUGH and len(set(numbers)) == 1
     }
+
+
+def _calls_of(names: Collection[str], root: Node, code: bytes) -> Iterator[Node]:
+    """Yield the calls of some functions, which are searched in the text: a file has many other calls."""
+    for match in re.finditer(rb"\b(?:%s)\b" % b"|".join(re.escape(name.encode()) for name in names), code):
+        name = root.named_descendant_for_byte_range(*match.span())
+        parent = name.parent if name and name.type == "identifier" and name.text == match[0] else None
+        if parent and parent.type in _CALLS:
+            yield parent

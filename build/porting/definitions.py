@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from build.porting.grammar import HOLDERS, Language, Span, parse, span_of
+from build.porting.grammar import HOLDERS, Language, Span, parse, touches
 from build.porting.lines import tokens
 
 if TYPE_CHECKING:
@@ -35,12 +35,8 @@ def repeated(language: Language, code: bytes, spans: Sequence[Span]) -> dict[str
         children = waiting.pop().named_children
         counts = Counter(name for child in children for name in names(child))
         found |= {name: max(count, found.get(name, 0)) for name, count in counts.items() if count > 1}
-        waiting += [child for child in children if child.type in HOLDERS or _touched(child, spans)]
+        waiting += [child for child in children if child.type in HOLDERS or touches(child, spans)]
     return found
-
-
-def _touched(node: Node, spans: Sequence[Span]) -> bool:
-    return node.named_child_count > 0 and any(span_of(node).meets(span) for span in spans)
 
 
 def _of_braces(node: Node, *, overloads: bool) -> Iterable[str]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import partial
 from operator import itemgetter
 
 from build.porting.alignment import Alignment
@@ -109,9 +110,9 @@ def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | No
     share = next(share for least, share in SHARES if len(added) >= least)
     novel = frozenset(fresh.keys() - alignment.vocabulary)
     wanted = _Wanted(added, share, fresh, novel, _defined(added_only(alignment, groups)), placed.others)
-    found = _best(alignment, wanted, place)
+    found = _best(alignment, wanted, place, gap)
     if found is None and far and len(added) >= FAR_WORDS:
-        found = _best(alignment, wanted.at_least(FAR_SHARE), range(len(alignment.ours)))
+        found = _best(alignment, wanted.at_least(FAR_SHARE), range(len(alignment.ours)), gap)
         return None if found is None else replace(found, near=False)
     return found
 
@@ -137,14 +138,17 @@ def _same_lines(alignment: Alignment, groups: Sequence[Group], gap: range) -> Ec
         return None
     beside = range(max(0, gap.start - BESIDE), min(len(alignment.ours), gap.stop + BESIDE))
     novel = bool(set(words(wanted)) - alignment.vocabulary)
-    for at in occurrences(alignment.ours_norm, wanted):
+    for at in sorted(occurrences(alignment.ours_norm, wanted), key=partial(_distance, gap)):
         if min(alignment.back[at : at + len(wanted)]) < 0 and (novel or at in beside):
             return Echo(at, at + len(wanted), 1.0, near=at in beside)
     return None
 
 
-def _best(alignment: Alignment, wanted: _Wanted, place: range) -> Echo | None:
-    """Return the window of new lines that has the largest share of the wanted words, in their order."""
+def _best(alignment: Alignment, wanted: _Wanted, place: range, gap: range) -> Echo | None:
+    """Return the window of new lines that has the largest share of the wanted words, in their order.
+
+    Of several with the same share it is the one nearest to `gap`.
+    """
     every = alignment.fresh_words
     first, last = (bisect_left(every, at, key=itemgetter(1)) for at in (place.start, place.stop))
     flat = [item for item in every[first:last] if alignment.ours_norm[item[1]] not in wanted.others]
@@ -159,9 +163,14 @@ def _best(alignment: Alignment, wanted: _Wanted, place: range) -> Echo | None:
             continue
         if not wanted.defined <= {word for word, _ in window}:
             found = replace(found, share=min(found.share, DOUBTFUL))
-        if best is None or found.share > best.share:
+        if best is None or (found.share, -_distance(gap, found.start)) > (best.share, -_distance(gap, best.start)):
             best = found
     return best
+
+
+def _distance(gap: range, at: int) -> int:
+    """Return the number of lines between a place and a line."""
+    return max(gap.start - at, at - gap.stop + 1, 0)
 
 
 def _has_news(wanted: _Wanted, window: Counter[bytes]) -> bool:
@@ -184,6 +193,8 @@ def _matched(wanted: Sequence[bytes], window: Sequence[tuple[bytes, int]]) -> Ec
 def _likely(flat: Sequence[tuple[bytes, int]], wanted: Sequence[bytes], size: int, share: float) -> list[int]:
     """Return where windows begin that have enough of the words, in any order: of neighbours the first and last best."""
     need, have = Counter(wanted), Counter[bytes]()
+    if (need & Counter(word for word, _ in flat)).total() < share * len(wanted):
+        return []
     hits, best, found = 0, 0, list[int]()
     for at, (word, _) in enumerate(flat):
         have[word] += 1

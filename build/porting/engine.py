@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 from build.porting import companions, vanished
 from build.porting.companions import Place
-from build.porting.fileport import ChangePort, Context, Files, port_change
+from build.porting.fileport import ChangePort, Context, Files, port_change, prepare
 from build.porting.markers import Labels
 from build.porting.moved_files import Finder
 from build.porting.soundness import lost
@@ -67,6 +67,8 @@ def port_series(
     A later patch is ported on top of what the earlier ones made of the new tree, even where one needs a human.
     `resolved` has the new tree's files after the patches that a person decided, by the patch's file name.
     """
+    for tree in (old, new):
+        tree.preload({path for patch in patches for path in patch.paths})
     before, after = Layer(old), Layer(new)
     finder = Finder(old, after)
     results = []
@@ -83,9 +85,11 @@ def port_series(
 
 def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchPort:
     identical = all(ctx.old.get(path) == ctx.new.get(path) for path in patch.paths)
+    prepare(ctx, patch.changes)
     ports, old = _port_changes(ctx, patch)
     known = [state.data for path in patch.paths if (state := ctx.old.get(path)) is not None]
-    while more := _suspects(ctx, patch, _verdicts(ports), known):
+    trees = vanished.Trees.of(patch, ctx.old, ctx.new)
+    while more := _suspects(ctx, patch, _verdicts(ports), known, trees):
         ctx = replace(ctx, suspects={**ctx.suspects, **more})
         ports, old = _port_changes(ctx, patch, ports)
     ctx.old.changed.update(old)
@@ -107,10 +111,10 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
 
 
 def _suspects(
-    ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Sequence[bytes]
+    ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Sequence[bytes], trees: vanished.Trees
 ) -> dict[Place, str]:
     """Return the placed hunks that other hunks of the patch, or the rest of the trees, speak against."""
-    every = {**vanished.suspects(patch, verdicts, ctx.old, ctx.new), **companions.suspects(patch, verdicts, known)}
+    every = {**vanished.suspects(patch, verdicts, trees), **companions.suspects(patch, verdicts, known)}
     return {place: why for place, why in every.items() if place not in ctx.suspects}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from build.git import Git
-from build.porting.alignment import Alignment, align
+from build.porting.alignment import KEPT, Alignment, align, align_all
 from build.porting.candidates import REACH
 from build.porting.groups import Placed, split
 from build.porting.lines import tokens
@@ -75,6 +75,16 @@ def whole(
     method = {Verdict.CLEAN: Method.EXACT, Verdict.UPSTREAM: Method.UPSTREAM}.get(verdict, Method.HUMAN)
     path = change.old_path or change.path
     return tuple(HunkVerdict(ctx.patch, path, number, verdict, method, evidence=evidence) for number in (hunks or [0]))
+
+
+def prepare(ctx: Context, changes: Sequence[FileChange]) -> None:
+    """Align the files of a patch at once: git is started for all of them together."""
+    pairs = []
+    for change in [change for change in changes if change.hunks][:KEPT]:
+        path = change.old_path or change.path
+        if (old := ctx.old.get(path)) and (new := ctx.new.get(path)):
+            pairs.append((Text(old.data).lines, Text(new.data).lines))
+    align_all(pairs)
 
 
 def port_change(ctx: Context, change: FileChange) -> ChangePort:
@@ -352,10 +362,11 @@ def _mode_after(change: FileChange, current: str) -> str:
 
 def apply_hunks(data: bytes, hunks: Sequence[Hunk]) -> bytes:
     """Apply hunks to their own file; a hunk that does not fit is left out."""
-    lines = Text(data).lines
+    text = Text(data)
+    lines = list(text.lines)
     shift, floor = 0, 0
     for hunk in hunks:
-        at, _ = locate(Text(data), hunk, floor)
+        at, _ = locate(text, hunk, floor)
         if at is not None:
             lines[at + shift : at + shift + len(hunk.old)] = hunk.new
             shift += len(hunk.new) - len(hunk.old)

@@ -111,7 +111,8 @@ def outward(result: HunkResult, placed: Placed, start: int, alignment: Alignment
     if result.verdict is Verdict.DRIFTED:
         offset = at - (placed.groups[0].start + placed.hunk.first - placed.start)
     evidence = _further_down(result.evidence, start)
-    result = replace(result, at=at, edits=edits, offset=offset, evidence=evidence)
+    there = range(result.there.start + start, result.there.stop + start)
+    result = replace(result, at=at, edits=edits, offset=offset, evidence=evidence, there=there)
     if result.verdict in {Verdict.CLEAN, Verdict.OFFSET}:
         result = replace(result, verdict=Verdict.OFFSET if offset else Verdict.CLEAN)
     if not moved or result.verdict is Verdict.UPSTREAM:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, lru_cache
@@ -77,7 +78,8 @@ class Reading:
 
     Attributes:
         errors: the parts that it cannot read.
-        items: the functions, declarations and statements at the top, and those of namespaces and classes.
+        items: the functions, declarations and statements at the top, and those of namespaces and classes; none where
+            all can be read, since they are only needed around errors.
     """
 
     errors: tuple[Span, ...]
@@ -118,7 +120,8 @@ def read(language: Language, code: bytes) -> Reading:
     """
     root = parse(language, code).root_node
     stray = _stray(root) if language is Language.CMAKE else []
-    return Reading(tuple(sorted([*_errors(root), *stray])), tuple(_items(root)))
+    errors = tuple(sorted([*_errors(root), *stray]))
+    return Reading(errors, tuple(_items(root)) if errors else ())
 
 
 def codes(language: Language, data: bytes) -> tuple[bytes, ...]:
@@ -211,9 +214,22 @@ def _items(root: tree_sitter.Node) -> list[Span]:
 
 def span_of(node: tree_sitter.Node) -> Span:
     """Return the lines of a node; one that ends at the start of a line does not reach into it."""
-    start, end = node.start_point, node.end_point
-    last = end.row if end.column == 0 and end.row > start.row else end.row + 1
-    return Span(start.row, last)
+    return Span(*_rows(node))
+
+
+def touches(node: tree_sitter.Node, spans: Sequence[Span]) -> bool:
+    """Whether a node has lines of one of `spans`."""
+    # Neither a `Span` nor `any()`, which take twice the time: this is asked of most nodes of a file.
+    start, end = _rows(node)
+    for span in spans:  # noqa: SIM110
+        if start < span.end and span.start < end:
+            return True
+    return False
+
+
+def _rows(node: tree_sitter.Node) -> tuple[int, int]:
+    (start, _), (end, column) = node.start_point, node.end_point
+    return start, end if column == 0 and end > start else end + 1
 
 
 @lru_cache(maxsize=32)

@@ -76,4 +76,6 @@ def apply_edits(lines: Sequence[bytes], edits: Sequence[Edit]) -> list[bytes]:
         at, last = edit.end, edit.start
     result += lines[at:]
     # Only the last line of a file may have no line end.
+    if all(line.endswith(b"\n") for line in (*lines[-1:], *(line for edit in edits for line in edit.lines))):
+        return result
     return [line if line.endswith(b"\n") or n == len(result) else line + b"\n" for n, line in enumerate(result, 1)]

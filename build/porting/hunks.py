@@ -18,7 +18,7 @@ from build.porting.candidates import (
 )
 from build.porting.echoes import SURE, Echo, echo, removed_only
 from build.porting.groups import Edit, Group, Placed
-from build.porting.lines import distinctive, norm, occurrences
+from build.porting.lines import distinctive, headings, norm, occurrences
 from build.porting.names import imports_only
 from build.porting.placement import GroupResult, Outcome, place_group, stands, stuck, target
 from build.series.verdicts import Method, Verdict
@@ -36,6 +36,8 @@ class HunkResult:
         at: first line (from 0) it touches there, -1 for none.
         edits: its edits of the new file; none if it is upstream or left to a human.
         offset: lines between where the patch says and where it went.
+        there: the new lines that seem to be what it adds, empty if there are none; `alike` if their words say so, and
+            not their place.
     """
 
     verdict: Verdict
@@ -44,6 +46,8 @@ class HunkResult:
     at: int = -1
     edits: tuple[Edit, ...] = ()
     offset: int = 0
+    there: range = range(0)
+    alike: bool = False
 
 
 def human(evidence: str) -> HunkResult:
@@ -98,6 +102,8 @@ def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
         if why_not := stands(alignment, group):
             return human(why_not)
     if found := echo(alignment, placed):
+        if _elsewhere(alignment, placed.groups[0].start + at - placed.start, found):
+            return _perhaps(found, "but in another function")
         return _echoed(alignment, placed.groups, found)
     offset = at - placed.hunk.first
     shift = at - placed.start
@@ -108,16 +114,24 @@ def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
 
 def _echoed(alignment: Alignment, groups: Sequence[Group], found: Echo) -> HunkResult:
     """Return the result of changes that could be placed, but stand in the new file already, as far as words tell."""
-    if found.near and found.share >= SURE and not removed_only(alignment, groups):
-        evidence = f"already at {found.where} of the new file, in {found.share:.0%} of its words"
-        return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, evidence, found.start)
-    return _perhaps(found)
+    if not found.near or found.share < SURE or removed_only(alignment, groups):
+        return _perhaps(found)
+    evidence = f"already at {found.where} of the new file, in {found.share:.0%} of its words"
+    there = range(found.start, found.end)
+    return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, evidence, found.start, there=there, alike=True)
+
+
+def _elsewhere(alignment: Alignment, at: int, found: Echo) -> bool:
+    """Whether lines of the new file are in another function than the line `at`."""
+    here, there = (headings(alignment.ours, line) for line in (at, found.start))
+    return bool(here) and bool(there) and here[-1] != there[-1]
 
 
 def _perhaps(found: Echo, evidence: str = "") -> HunkResult:
     """Return the result of a hunk that upstream may have in another form, which a person has to tell."""
     said = f"what it adds seems to be at {found.where} of the new file already"
-    return replace(human("; ".join(part for part in (said, evidence) if part)), method=Method.UPSTREAM)
+    result = human("; ".join(part for part in (said, evidence) if part))
+    return replace(result, method=Method.UPSTREAM, there=range(found.start, found.end), alike=True)
 
 
 def doubts(alignment: Alignment, placed: Placed, old: tuple[int, int], new: tuple[int, int]) -> tuple[str, str]:
@@ -175,7 +189,8 @@ def _combine(placed: Placed, results: list[GroupResult]) -> HunkResult:
             notes += f"; {len(done)} of its {len(results)} parts are upstream"
         return human(notes)
     if len(done) == len(results):
-        return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, notes, done[0].at)
+        end = max(item.at + len(group.added) for group, item in zip(placed.groups, results, strict=True))
+        return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, notes, done[0].at, there=range(done[0].at, end))
     partly = any(item.outcome is Outcome.PARTLY for item in results)
     if done or (partly and len(results) > 1):
         return human(f"upstream has some of its {len(results)} parts: {notes}")

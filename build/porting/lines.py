@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 _TOKEN = re.compile(rb"\w+|[^\w\s]")
 _WORD = re.compile(rb"[A-Za-z_]\w+")
@@ -29,7 +30,7 @@ def tokens(lines: Iterable[bytes]) -> list[bytes]:
 
 def words(lines: Iterable[bytes]) -> list[bytes]:
     """Return the words of code in lower case; names are split at underscores and capitals."""
-    return [word.lower() for line in lines for word in _PART.findall(line)]
+    return b" ".join(_PART.findall(b"\n".join(lines))).lower().split()
 
 
 def distinctive(line: bytes) -> bool:
@@ -50,12 +51,16 @@ def occurrences(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]
     """Return every index at which `needle` begins in `haystack`; none for an empty needle."""
     if not needle:
         return []
-    size, first, wanted = len(needle), needle[0], list(needle)
-    return [
-        at
-        for at, item in enumerate(haystack)
-        if item == first and at + size <= len(haystack) and list(haystack[at : at + size]) == wanted
-    ]
+    wanted = list(needle)
+    return [at for at in _where(haystack, wanted[0]) if list(haystack[at : at + len(wanted)]) == wanted]
+
+
+def _where(haystack: Sequence[bytes], item: bytes) -> Iterator[int]:
+    at = -1
+    with suppress(ValueError):
+        while True:
+            at = haystack.index(item, at + 1)
+            yield at
 
 
 def headings(lines: Sequence[bytes], at: int) -> list[int]:

@@ -74,7 +74,7 @@ def declared(lines: Iterable[bytes]) -> set[bytes]:
 
 def shape(line: bytes) -> tuple[bytes, ...]:
     """Return the tokens of a line with a blank for each name: lines that differ in names have the same shape."""
-    return tuple(b"" if name else other for name, other in _TOKEN.findall(code([line])))
+    return tuple([b"" if name else other for name, other in _TOKEN.findall(code([line]))])
 
 
 def names(line: bytes) -> list[bytes]:

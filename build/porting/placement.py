@@ -151,8 +151,8 @@ def added_elsewhere(alignment: Alignment, group: Group) -> list[int]:
     lines = [norm(line) for line in group.added if line.strip()]
     if not lines or not recognisable(group.added):
         return []
-    found = _loosely(alignment.ours_norm, lines)
-    return found if len(found) > len(_loosely(alignment.base_norm, lines)) else []
+    found = _loosely(alignment.ours_solid, lines)
+    return found if len(found) > len(_loosely(alignment.base_solid, lines)) else []
 
 
 def stands(alignment: Alignment, group: Group) -> str:
@@ -174,10 +174,10 @@ def doubles(alignment: Alignment, group: Group) -> bool:
     return lines in (above, below)
 
 
-def _loosely(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]:
-    """Return where `needle` begins; blank lines do not count."""
-    kept = [(n, line) for n, line in enumerate(haystack) if line]
-    return [kept[at][0] for at in occurrences([line for _, line in kept], needle)]
+def _loosely(solid: tuple[Sequence[int], Sequence[bytes]], needle: Sequence[bytes]) -> list[int]:
+    """Return where `needle` begins among the lines that are not blank."""
+    numbers, lines = solid
+    return [numbers[at] for at in occurrences(lines, needle)]
 
 
 class UnevenError(Exception):

@@ -50,7 +50,7 @@ class Renames:
 
 def find(alignment: Alignment) -> Renames:
     """Find renames in the lines that differ between the two files in names alone."""
-    before, known = alignment.names
+    before, known = alignment.base_names, alignment.ours_names
     votes: dict[bytes, Counter[bytes]] = {}
     for old, new in _changed_names(alignment):
         if old not in known and new not in before and not (everyones(old) or everyones(new)):
@@ -73,7 +73,8 @@ def _changed_names(alignment: Alignment) -> Iterator[tuple[bytes, bytes]]:
         for line in new:
             shapes.setdefault(shape(line), []).append(line)
         for line in old:
-            if (same := shapes.get(shape(line))) and len(shape(line)) > 1:
+            form = shape(line)
+            if len(form) > 1 and (same := shapes.get(form)):
                 yield from _differing(line, same.pop(0))
 
 
@@ -145,7 +146,7 @@ def _used(placed: Placed) -> set[bytes]:
 def _unknown(alignment: Alignment, wanted: Iterable[set[bytes]]) -> bool:
     """Whether the new file lacks one of the names; most patches use none such, and large files take time to search."""
     names = set[bytes]().union(*wanted)
-    return bool(names) and alignment.base != alignment.ours and not names <= alignment.names[1]
+    return bool(names) and alignment.base != alignment.ours and not names <= alignment.ours_names
 
 
 def _followed(found: dict[bytes, bytes], placed: Placed, result: HunkResult) -> tuple[Placed, HunkResult]:

@@ -146,7 +146,10 @@ def _made(language: Language, change: Change) -> _Syntax:
     errors: list[Span] = []
     unread: list[Span] = []
     for form in _forms(language, change):
-        before, after = (read(language, code) for code in form)
+        after = read(language, form[1])
+        if not after.errors:
+            continue
+        before = read(language, form[0])
         if not before.errors:
             errors += after.errors
             continue
@@ -224,8 +227,8 @@ def _meaning(language: Language, port: Change, own: Change) -> tuple[str, ...]:
 def _doubled(language: Language, change: Change) -> dict[str, int]:
     found: dict[str, int] = {}
     for before, after in _forms(language, change):
-        known = repeated(language, before, change.old)
         now = repeated(language, after, change.new)
+        known = repeated(language, before, change.old) if now else {}
         found |= {name: count for name, count in now.items() if count > known.get(name, 1)}
     return found
 

@@ -86,7 +86,7 @@ def _each(
         for number, (placed, hunk) in enumerate(zip(located, hunks, strict=True), 1)
     ]
     results = [_unmoved(result, hunk, hunks) for result, hunk in zip(results, hunks, strict=True)]
-    return alignment, tuple(located), tuple(results)
+    return alignment, tuple(located), tuple(_once(results))
 
 
 def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
@@ -130,6 +130,24 @@ def _unmoved(result: HunkResult, hunk: Hunk, hunks: Sequence[Hunk]) -> HunkResul
     if removed and removed <= added:
         return human("the patch moves this code, which has moved in the new file")
     return result
+
+
+def _once(results: Sequence[HunkResult]) -> list[HunkResult]:
+    """Leave hunks to a human that seem to be upstream by the words of lines which are another hunk's change as well.
+
+    A patch may add the same lines in several places, and upstream may have only some of them.
+    """
+    final = list(results)
+    for number, result in enumerate(results):
+        others = (other.there for other in (*results[:number], *results[number + 1 :]))
+        if result.alike and result.verdict is Verdict.UPSTREAM and any(_meet(result.there, item) for item in others):
+            why = f"{result.evidence}; but so is another hunk that adds the same: it is uncertain which"
+            final[number] = replace(human(why), method=Method.UPSTREAM)
+    return final
+
+
+def _meet(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def _apart(results: list[HunkResult]) -> list[HunkResult]:

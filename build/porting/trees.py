@@ -44,6 +44,12 @@ class Tree:
             self._read[path] = state
         return self._read.get(path)
 
+    def preload(self, paths: Iterable[str]) -> None:
+        """Read several files at once; files that the tree lacks are left out."""
+        wanted = [path for path in paths if path in self.entries and path not in self._read]
+        for path, data in self.read_many(wanted).items() if self.whole else ():
+            self._read[path] = FileState(self.entries[path].mode, data)
+
     def _load(self, path: str) -> FileState | None:
         entry = self.entries.get(path)
         if entry is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from build.porting.companions import Place, defined, hunks_of, placed_of
 from build.porting.grammar import languages_of
@@ -20,26 +21,71 @@ SHORT = 5
 ENOUGH = 2
 #: Most names that are searched for one patch: the time is bounded.
 MOST = 200
+#: Number of names from which on a file's words are compared with them.
+MANY = 32
+#: Every byte that is not of a word as a blank.
+_WORDS = bytes(byte if re.match(rb"\w", bytes([byte])) else 32 for byte in range(256))
 
 #: The files that have a name: their content by name and path.
 Found = Mapping[bytes, Mapping[str, bytes]]
 
 
-def suspects(patch: PatchFile, verdicts: Iterable[HunkVerdict], old: Layer, new: Layer) -> dict[Place, str]:
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The files of a layer that have a name, each name searched once, while the layer stays as it is.
+
+    Attributes:
+        kinds: endings of the files that are searched.
+        enough: number of files from which on a name is not searched any more.
+    """
+
+    layer: Layer
+    kinds: frozenset[str]
+    enough: int = sys.maxsize
+    _found: dict[bytes, dict[str, bytes]] = field(default_factory=dict)
+
+    def files(self, names: Collection[bytes]) -> Found:
+        """Return the files with each name; a name that none has is left out."""
+        rare = {name for name in names if name not in self._found}
+        self._found.update((name, {}) for name in rare)
+        for path, data in self.layer.read_all(self.kinds) if rare else ():
+            for name in among(rare, data):
+                self._found[name][path] = data
+                if len(self._found[name]) == self.enough:
+                    rare.discard(name)
+            if not rare:
+                break
+        return {name: found for name in names if (found := self._found[name])}
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """The names of the tree that a patch is for, and of the one that it is ported to, both without the patch."""
+
+    old: Names
+    new: Names
+
+    @classmethod
+    def of(cls, patch: PatchFile, old: Layer, new: Layer) -> Trees:
+        kinds = frozenset().union(*map(kind_of, patch.paths))
+        return cls(Names(old, kinds), Names(new, kinds, ENOUGH))
+
+
+def suspects(patch: PatchFile, verdicts: Iterable[HunkVerdict], trees: Trees) -> dict[Place, str]:
     """Return the placed hunks (path, number) that a person should see, each with the reason.
 
     Args:
         patch: the patch; only its changes of C, C++, Python and CMake are looked at.
         verdicts: what was found for its hunks.
-        old: the tree that it is for; `new` the tree that it is ported to. Both are without it.
+        trees: the names of both trees.
     """
-    uses, defines = _names(patch, verdicts, new)
+    new, old = trees.new, trees.old
+    uses, defines = _names(patch, verdicts, new.layer)
     wanted = {name for names in (*uses.values(), *defines.values()) for name in names if len(name) >= SHORT}
-    if not 0 < len(wanted) <= MOST or not (old.tree.whole and new.tree.whole):
+    if not 0 < len(wanted) <= MOST or not (old.layer.tree.whole and new.layer.tree.whole):
         return {}
-    kinds = frozenset().union(*map(kind_of, patch.paths))
-    now = _search(new, wanted, kinds, ENOUGH)
-    before = _search(old, {name for name in wanted if len(now.get(name, ())) < ENOUGH}, kinds)
+    now = new.files(wanted)
+    before = old.files({name for name in wanted if len(now.get(name, ())) < ENOUGH})
     found = {}
     for place, names in uses.items():
         if gone := sorted(name for name in names & before.keys() - now.keys() if _declares(before, name)):
@@ -72,18 +118,11 @@ def _names(
     return uses, defines
 
 
-def _search(layer: Layer, names: Collection[bytes], kinds: Collection[str], enough: int = sys.maxsize) -> Found:
-    """Return which files have a name; a name that `enough` have is not searched any more."""
-    found: dict[bytes, dict[str, bytes]] = {}
-    rare = set(names)
-    for path, data in layer.read_all(kinds) if rare else ():
-        for name in [name for name in rare if name in data and re.search(rb"\b%s\b" % re.escape(name), data)]:
-            found.setdefault(name, {})[path] = data
-            if len(found[name]) == enough:
-                rare.discard(name)
-        if not rare:
-            break
-    return found
+def among(names: Collection[bytes], data: bytes) -> set[bytes]:
+    """Return those of `names` that a file has as whole words; of many names it is quicker to compare its words."""
+    if len(names) > MANY:
+        return set(names).intersection(data.translate(_WORDS).split())
+    return {name for name in names if name in data and re.search(rb"\b%s\b" % re.escape(name), data)}
 
 
 def _declares(found: Found, name: bytes) -> bool:

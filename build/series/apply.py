@@ -23,6 +23,8 @@ from build.series.verdicts import HunkVerdict
 
 #: In the checkout's `.git`: what was applied to what, so that a second run with the same input does nothing.
 _RECORD = "multiworld-applied.json"
+#: What is no plain character in the patterns of git-apply(1), and how it becomes one.
+_PATTERN, _LITERAL = re.compile(r"([*?\[\\])"), r"\\\1"
 _FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _STATUS = {
     "A": ChangeKind.ADDED,
@@ -191,6 +193,7 @@ def _stage(staged: Git, patch: PatchFile) -> None:
     if not patch.changes:
         return
     options = ["--unidiff-zero"] if any(hunk.bare for c in patch.changes for hunk in c.hunks) else []
+    options += [f"--exclude={_PATTERN.sub(_LITERAL, change.path)}" for change in patch.outside]
     done = staged.call("apply", "--cached", "--whitespace=nowarn", *options, "-", stdin=patch.diff)
     if done.returncode:
         raise PatchError(

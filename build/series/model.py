@@ -130,6 +130,7 @@ class PatchFile:
         crlf: the patch's own structure has DOS line ends, so it went through a text conversion.
         fields: DEP-3 fields by name, first one wins.
         diff_offset: where in `data` the first change begins.
+        outside: changes that are not applied, and not among `changes`: of files that an imported tree does not have.
     """
 
     name: str
@@ -140,6 +141,7 @@ class PatchFile:
     crlf: bool = False
     fields: dict[str, str] = field(default_factory=dict)
     diff_offset: int = 0
+    outside: tuple[FileChange, ...] = ()
 
     @property
     def diff(self) -> bytes:

@@ -25,6 +25,7 @@ from build.releases import Release
 from build.wheels.archive import DigestedReader, WheelWriter, check_archive
 from build.wheels.platforms import newer
 
+_OVERLAY = re.compile(r"torch/lib/libtorch_mw[^/]*\.so")
 _EXTENSION = re.compile(r"torch/_C\.[^/]+\.so")
 
 
@@ -83,6 +84,12 @@ def wheel_name(release: Release, official: Path, tag: str) -> str:
 def _plan(
     release: Release, names: list[str], tag_line: str, overlay: Overlay | None, files: Mapping[str, bytes | None]
 ) -> _Plan:
+    if inside := [name for name in names if _OVERLAY.fullmatch(name)]:
+        raise WheelError(
+            f"this wheel has an overlay already: {', '.join(inside)}",
+            cause="a patched wheel, where the official one is wanted: of two overlays, one would not be in force",
+            remedy="give the official wheel, and build the patches of both overlays together, --patches FOLDER",
+        )
     old = f"torch-{release.wheel.version}.dist-info"
     version = release.patched_version.encode()
     extension = [name for name in names if _EXTENSION.fullmatch(name)]

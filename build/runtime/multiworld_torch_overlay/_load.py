@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import struct
 import sys
 import warnings
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from ._others import exports, in_process, listed
 
 HERE = Path(__file__).resolve().parent
 _PT_NOTE = 4
@@ -61,11 +64,38 @@ def _mapped(name: str) -> bool:
 
 def _warn(reason: str) -> None:
     """Warn without a line of source, which would not help a user; it never makes the import of torch fail."""
-    text = f"multiworld's overlay is not active, torch works as stock: {reason}"
+    text = f"multiworld's overlay is not active, torch works without it: {reason}"
     try:
         warnings.warn_explicit(text, RuntimeWarning, "multiworld_torch_overlay", 0)
     except RuntimeWarning:  # warnings are errors (`-W error`): then it is only printed
         print(f"warning: {text}", file=sys.stderr)  # noqa: T201
+
+
+def _inside(torch_dir: Path, facts: dict[str, Any]) -> tuple[str, str]:
+    """Return why an overlay inside of this torch, a patched wheel, keeps this one out, and what to warn of; or `""`.
+
+    It keeps out any other: torch's libraries would be bound to the one that is loaded first, and to no second one.
+    """
+    ours = HERE / "lib" / facts["soname"]
+    for theirs in sorted((torch_dir / "lib").glob("libtorch_mw*.so")):
+        found = re.search(r"^__version__ = '(.*)'", (torch_dir / "version.py").read_text(encoding="utf-8"), re.M)
+        version = found[1] if found else "of no version"
+        if version == facts["version"] or theirs.read_bytes() == ours.read_bytes():
+            return "this torch is a patched wheel and has its overlay inside", ""
+        reason = (
+            f"torch {version} is a patched wheel with an overlay, {theirs.name}, and this is {ours.name} of "
+            f"{facts['version']}; {listed(exports(ours) & exports(theirs))}: build the patches of both together"
+        )
+        return reason, reason
+    return "", ""
+
+
+def _in_process(facts: dict[str, Any]) -> str:
+    """Return why this overlay would not be in force, or only in part: other libraries have its symbols already."""
+    name = facts["soname"]
+    found = in_process(exports(HERE / "lib" / name))
+    said = [f"{library} is in the process before {name}; {listed(found[library])}" for library in sorted(found)]
+    return "; ".join([*said, "load one of them only"]) if said else ""
 
 
 def _refusal(torch_dir: Path, facts: dict[str, Any]) -> tuple[str, str]:
@@ -74,8 +104,8 @@ def _refusal(torch_dir: Path, facts: dict[str, Any]) -> tuple[str, str]:
     made_for = f"it was made for torch {facts['made_for']}"
     if os.environ.get("MULTIWORLD_TORCH_OVERLAY", "1") == "0":
         return "switched off by MULTIWORLD_TORCH_OVERLAY=0", ""
-    if any((torch_dir / "lib").glob("libtorch_mw*.so")):
-        return "this torch is a patched wheel and has its overlay inside", ""
+    if (other := _inside(torch_dir, facts))[0]:
+        return other
     if not library.exists():
         return (reason := f"{made_for}, but the torch in {torch_dir} has no CUDA"), reason
     if (have := build_id(library)) not in facts["build_ids"]:
@@ -87,7 +117,8 @@ def _refusal(torch_dir: Path, facts: dict[str, Any]) -> tuple[str, str]:
     if _mapped("libtorch_cuda.so"):
         reason = "libtorch_cuda.so was loaded before torch was imported, so its code can no longer be replaced"
         return reason, reason
-    return "", ""
+    reason = _in_process(facts)
+    return reason, reason
 
 
 def _try(torch_dir: Path) -> tuple[str, str]:

@@ -10,13 +10,13 @@ from build.anypatch import patchset
 from build.anypatch.plan import Change, Limits, Plan, Serves, make
 from build.errors import NeedsFullBuildError, PatchError, UsageError
 from build.overlay.owners import macros_of, read
-from build.releases import Release, get
+from build.releases import Define, Release, get
 from tests.build.overlay.little import write
 
 _C10D = "torch/csrc/distributed/c10d"
 _TREE = {
     "build_variables.bzl": f"""
-libtorch_distributed_sources = ["{_C10D}/Store.cpp", "{_C10D}/Uv.cpp", "{_C10D}/Gone.cpp"]
+libtorch_distributed_sources = ["{_C10D}/Store.cpp", "{_C10D}/Uv.cpp", "{_C10D}/Hooks.cpp", "{_C10D}/Gone.cpp"]
 libtorch_cuda_sources = ["{_C10D}/Nccl.cpp"] + ["{_C10D}/Special.cpp"]
 libtorch_python_sources = libtorch_distributed_sources + ["{_C10D}/init.cpp"]
 some_headers = ["{_C10D}/Store.hpp"]
@@ -27,6 +27,9 @@ target_compile_definitions(torch_cuda PUBLIC USE_RPC)
 target_compile_definitions(torch_cpu PUBLIC USE_RPC)
 set_source_files_properties({_C10D}/Special.cpp PROPERTIES COMPILE_FLAGS "-DSPECIAL=1")
 set_source_files_properties({_C10D}/Nccl.cpp PROPERTIES COMPILE_FLAGS -Wno-deprecated)
+set_source_files_properties({_C10D}/Store.cpp PROPERTIES COMPILE_FLAGS "-march=armv8.2-a+fp16")
+set_source_files_properties({_C10D}/Store.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties({_C10D}/Hooks.cpp PROPERTIES INCLUDE_DIRECTORIES "${{MAGMA_INCLUDE_DIR}}")
 """,
     "cmake/Dependencies.cmake": "add_compile_options(-DUSE_UV)\n",
     f"{_C10D}/Store.hpp": "#pragma once\n",
@@ -38,6 +41,7 @@ set_source_files_properties({_C10D}/Nccl.cpp PROPERTIES COMPILE_FLAGS -Wno-depre
     f"{_C10D}/Uv.cpp": '#include "Store.hpp"\n#ifdef USE_UV\n#endif\n#if defined(OTHER)\n#endif\n',
     f"{_C10D}/Nccl.cpp": '#include "Shared.hpp"\n',
     f"{_C10D}/Special.cpp": "",
+    f"{_C10D}/Hooks.cpp": "",
     f"{_C10D}/Kernel.cu": '#include "Device.hpp"\n',
     f"{_C10D}/init.cpp": '#include "Bound.hpp"\n',
     "c10/core/A.cpp": "",
@@ -90,6 +94,7 @@ def test_what_build_files_say_of_flags_is_read(tree: Path) -> None:
         (f"{_C10D}/Kernel.cu", Serves.FULL, "device code"),
         (f"{_C10D}/init.cpp", Serves.OVERLAY, "one Python version"),
         (f"{_C10D}/Special.cpp", Serves.FULL, "SPECIAL"),
+        (f"{_C10D}/Hooks.cpp", Serves.FULL, 'INCLUDE_DIRECTORIES "${MAGMA_INCLUDE_DIR})'),
         (f"{_C10D}/Gone.cpp", Serves.FULL, "removes it"),
         ("aten/src/ATen/native/cpu/K.cpp", Serves.FULL, "instruction set"),
         ("aten/src/ATen/native/native_functions.yaml", Serves.FULL, "generated"),
@@ -103,7 +108,8 @@ def test_what_build_files_say_of_flags_is_read(tree: Path) -> None:
         (f"{_C10D}/Shared.hpp", Serves.HEADER, "2 units"),
         (f"{_C10D}/Device.hpp", Serves.FULL, "device units"),
         (f"{_C10D}/Bound.hpp", Serves.HEADER, "1 units"),
-        (f"{_C10D}/Lonely.hpp", Serves.NOTHING, "no unit"),
+        (f"{_C10D}/Lonely.hpp", Serves.ALONE, "no unit"),
+        ("torch/_inductor/codegen/cpp_prefix.h", Serves.PYTHON, "replaced"),
     ],
 )
 def test_each_kind_of_change(tree: Path, path: str, serves: Serves, why: str) -> None:
@@ -155,6 +161,15 @@ def test_python_files_need_no_unit(tree: Path) -> None:
 def test_tests_only_are_nothing_to_build(tree: Path) -> None:
     with pytest.raises(PatchError, match="nothing that is in the wheel"):
         make(tree, Change(frozenset(["test/distributed/test_store.py"]))).require()
+
+
+def test_what_the_releases_entry_says_of_a_unit_is_decided(tree: Path) -> None:
+    """The series' own units would be refused to a user otherwise."""
+    special, other = f"{_C10D}/Special.cpp", f"{_C10D}/Store.cpp"
+    change = Change(frozenset([special]))
+    for units, serves in (((special,), Serves.OVERLAY), ((), Serves.OVERLAY), ((other,), Serves.FULL)):
+        known = (Define(macro="SPECIAL=1", reason="the test says so", units=units),)
+        assert served(make(tree, change, Limits(known=known))) == {"Special.cpp": serves}
 
 
 def test_one_file_is_enough_to_refuse(tree: Path) -> None:

@@ -81,7 +81,7 @@ def make(folder: Path) -> Little:
     nccl, cudart = _nvidia(wheel / "nvidia" / "lib", folder / "scratch")
     _library("libc10.so", tree, text.C10, lib)
     _library("libc10_cuda.so", tree, text.C10_CUDA, lib, cudart)
-    _library("libtorch_cpu.so", tree, text.CPU, lib)
+    _library("libtorch_cpu.so", tree, text.CPU, lib, "-fopenmp")
     _library("libtorch_cuda.so", tree, text.CUDA, lib, lib / "libtorch_cpu.so", nccl, cudart)
     _library("libtorch_python.so", tree, text.PYTHON, lib, lib / "libtorch_cuda.so", lib / "libtorch_cpu.so")
     _extension(folder / "scratch", wheel)

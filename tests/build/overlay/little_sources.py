@@ -107,8 +107,19 @@ std::vector<std::string> getHandlerNames() {
 }
 int call(const std::string& name, int x) { return all().at(name)(x); }
 }
+extern "C" int count_threads();
+extern "C" TORCH_API int use_threads() { return count_threads(); }
 extern "C" TORCH_API int handler_count() { return c10d::control_plane::getHandlerNames().size(); }
 extern "C" TORCH_API int handler_call(const char* name, int x) { return c10d::control_plane::call(name, x); }
+""",
+    "torch/csrc/Parallel.cpp": """
+#include <torch/csrc/Export.h>
+extern "C" TORCH_API int count_threads() {
+  int count = 0;
+#pragma omp parallel reduction(+ : count)
+  count += 1;
+  return count;
+}
 """,
 }
 
@@ -159,6 +170,7 @@ _lib = os.path.join(os.path.dirname(__file__), "lib")
 _cuda, _cpu = (ctypes.CDLL(os.path.join(_lib, name)) for name in ("libtorch_cuda.so", "libtorch_cpu.so"))
 ask_python = ctypes.CDLL(os.path.join(_lib, "libtorch_python.so")).ask_python
 answer, version, handlers = _cuda.use_answer, _cuda.use_version, _cpu.handler_count
+count_threads = _cpu.use_threads
 def call(name, x):
     return _cpu.handler_call(name.encode(), x)
 """

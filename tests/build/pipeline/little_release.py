@@ -148,7 +148,7 @@ def write_patch(place: Place, new: str) -> None:
 
 def environment(place: Place, extra: dict[str, str]) -> dict[str, str]:
     own = {"MULTIWORLD_CACHE": place.folder / "cache", "PIP_FIND_LINKS": (place.folder / "index").as_uri()}
-    own |= {"TMPDIR": place.folder / "tmp"}
+    own |= {"TMPDIR": place.folder / "tmp", "MULTIWORLD_UPSTREAM": place.folder / "no-upstream"}
     python = {"PYTHONPATH": f"{place.folder}{os.pathsep}{REPO}", "PYTHONFAULTHANDLER": "1"}
     return lw.clean() | {name: str(value) for name, value in own.items()} | python | extra
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import tempfile
@@ -12,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from build import record
+from build.overlay.symbols import needed
+from build.seals import sha256_of
 from build.wheels.archive import check_archive, check_digests
 from tests.build.overlay import little as lt
 from tests.build.overlay import little_sources as text
 from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
 from tests.build.pipeline.little_release import Place
-from tests.build.series.repos import make_patch, make_repo
+from tests.build.series.repos import commit, make_patch, make_repo
+from tests.build.wheels import little_wheel as lw
 
 _LISTS = f"""
 libtorch_cuda_sources = {list(text.CUDA)}
@@ -190,10 +194,153 @@ def test_a_missing_submodule_is_named(place: Place) -> None:
     own = patch(place, {lt.NCCL_CPP: f"#include <fmt/format.h>\n{edits[lt.NCCL_CPP]}"})
     status, output = build(place, "--patches", own)
     assert status == 10, output
+    assert "third_party/fmt/include cannot be fetched" in output
+    assert "no-upstream" in output
     assert f"git checkout v{lt.VERSION} && git submodule update --init third_party/fmt; then --include" in output
     lt.write(place.folder / "fmt" / "include", {"fmt/format.h": "\n"})
     status, output = build(place, "--patches", own, "--include", place.folder / "fmt" / "include")
     assert status == 0, output
+
+
+def test_an_overlay_that_is_there_already_is_named_with_the_symbols(place: Place) -> None:
+    first = patch(place, lt.edited(lt.NCCL_CPP, "return 1 +", "return 500 +"))
+    status, output = build(place, "--patches", first, label="fix1")
+    assert status == 0, output
+    found, folder = made(place)
+    site = place.folder / "env" / "lib" / f"python{lt.PYTHON}" / "site-packages"
+    with zipfile.ZipFile(folder / found.overlay.name) as archive:
+        archive.extractall(site)
+    objects = sorted((place.folder / "cache" / "objects").iterdir())
+    second = patch(place, lt.edited(lt.NCCL_CPP, "int v = 0, d = 0", "int v = 1, d = 0"))
+    there = "libtorch_mw_fix1.so of torch 9.9.0+cu124.fix1 in "
+    wheels = (folder / found.patched.name, folder / found.overlay.name)
+    runs = [(where, explain(place, "--patches", second, "--beside", where)) for where in (*wheels, site.parents[2])]
+    runs.append((wheels[0], build(place, "--patches", second, "--beside", wheels[0], label="fix2")))
+    for where, (status, output) in runs:
+        assert status == 11, output
+        plain = output.replace("\n", " ")
+        assert f"{there}{where} is there already" in plain
+        for symbol in ("answer", "version"):
+            assert f"both would replace torch::cuda::nccl::{symbol}()" in plain
+    assert sorted((place.folder / "cache" / "objects").iterdir()) == objects, "a refused overlay was compiled first"
+    other = patch(place, lt.edited(lt.RECORDER_CPP, "return x + 1", "return x + 1000"))
+    status, output = explain(place, "--patches", other, "--beside", place.folder / "env")
+    assert (status, "they share no symbol" in output) == (11, True), output
+    status, output = explain(place, "--patches", second, "--beside", place.tree)
+    assert (status, "is there already" in output) == (0, False), output
+    status, output = explain(place, "--patches", second, "--beside", place.folder / "no.whl")
+    assert (status, "no such file" in output) == (2, True), output
+
+
+def _upstream(place: Place, header: str) -> Path:
+    """Make a remote of PyTorch whose tag has a submodule, which has moved on since, and pin the release to it."""
+    place.folder.joinpath("remotes").mkdir()
+    module = make_repo(place.folder / "remotes" / "fmt", {"include/fmt/format.h": header.encode(), "README": b"fmt\n"})
+    named = module.resolve("HEAD")
+    commit(module, {"include/fmt/format.h": b"#error the submodule's newest commit\n"}, "later")
+    git = make_repo(place.folder / "remotes" / "pytorch", {"torch/csrc/x.cpp": b"\n"})
+    modules = f'[submodule "fmt of others"]\n\tpath = third_party/fmt\n\turl = {module.folder.as_uri()}\n'
+    (git.folder / ".gitmodules").write_text(modules)
+    git.out("add", ".gitmodules")
+    git.out("update-index", "--add", "--cacheinfo", f"160000,{named},third_party/fmt")
+    git.out("commit", "--quiet", "-m", "release", env=_AUTHOR)
+    git.out("tag", f"v{lt.VERSION}")
+    git.out("config", "uploadpack.allowFilter", "true")
+    releases = place.folder / "releases.toml"
+    releases.write_text(releases.read_text().replace("a" * 40, git.resolve("HEAD")))
+    return git.folder
+
+
+def test_headers_of_a_submodule_are_fetched_at_the_commit_that_the_release_names(place: Place) -> None:
+    remote = _upstream(place, "#pragma once\n#define FROM_FMT 800\n").as_uri()
+    edits = lt.edited(lt.NCCL_CPP, "return 1 +", "return FROM_FMT +")
+    own = patch(place, {lt.NCCL_CPP: f"#include <fmt/format.h>\n{edits[lt.NCCL_CPP]}"})
+    build_it = ("build", lt.VERSION, "--source", place.tree, "--dist", place.dist, "--label", "fix1", "--no-test")
+    with lr.started(place, *build_it, "--patches", own, MULTIWORLD_UPSTREAM=remote) as process:
+        status, output = process.wait(timeout=lr.TIMEOUT), process.communicate()[0]
+    assert status == 0, output
+    assert "fetching third_party/fmt at" in output
+    found, folder = made(place)
+    assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "840"
+    (kept,) = (place.folder / "cache" / "headers").glob("third_party-fmt-include-????????????????")
+    assert [path.relative_to(kept).as_posix() for path in kept.rglob("*.*")] == ["fmt/format.h"]
+    status, output = command(place, "verify", folder / found.patched.name, "--source", place.tree, "--patches", own)
+    assert status == 0, output
+
+
+_TESTS = {
+    "test/distributed/test_store.py": "a = 1\n",
+    "test/odd [name]*.py": "b = 1\n",
+    ".github/x.yml": "c: 1\n",
+    "functorch/op.py": "d = 1\n",
+    "tools/gen.py": "e = 1\n",
+}
+
+
+def test_what_a_patch_changes_of_files_that_are_not_imported(place: Place) -> None:
+    """An upstream fix brings its tests: these files are in no imported tree, and must not keep it from applying."""
+    lt.write(place.tree, _TESTS)
+    changed = {path: text.replace("1", "2") for path, text in _TESTS.items()}
+    ignored = {path: text for path, text in changed.items() if path.startswith(("test/", ".github/"))}
+    unit = lt.edited(lt.NCCL_CPP, "return 1 +", "return 500 +")
+    own = patch(place, {**unit, **ignored, "test/new.py": "f = 1\n"})
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "540"
+    assert found.provenance.patches[0].sha256 == hashlib.sha256(own.read_bytes()).hexdigest()
+    status, output = explain(place, "--patches", patch(place, ignored))
+    assert (status, "changes nothing that is in the wheel" in output) == (8, True), output
+    for path, why in (("tools/gen.py", "code is generated from it"), ("functorch/op.py", "no rule of this tool")):
+        status, output = explain(place, "--patches", patch(place, {**unit, path: changed[path]}))
+        assert (status, f"{path}: {why}" in output.replace("\n", " ")) == (9, True), output
+
+
+def test_headers_that_no_unit_includes(place: Place) -> None:
+    """Extensions include them from the wheel, and inductor its own: the official wheel is not the same without them."""
+    public, prefix, private = "torch/csrc/Public.h", "torch/_inductor/prefix.h", "torch/csrc/Private.h"
+    lt.write(place.tree, dict.fromkeys((public, prefix, private), "#define A 1\n"))
+    _add_to_the_wheel(place, {f"torch/include/{public}": b"#define A 1\n", prefix: b"#define A 1\n"})
+    own = patch(place, dict.fromkeys((public, prefix, private), "#define A 2\n"))
+    status, output = explain(place, "--patches", own)
+    assert (status, "no overlay wheel" in output) == (0, True), output
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    assert found.overlay == record.NONE
+    with zipfile.ZipFile(folder / found.patched.name) as archive:
+        assert {name for name in archive.namelist() if archive.read(name) == b"#define A 2\n"} == {
+            f"torch/include/{public}",
+            prefix,
+        }
+    status, output = build(place, "--patches", patch(place, {private: "#define A 2\n"}), label="fix2")
+    assert (status, "changes nothing that is in the wheel" in output) == (8, True), output
+
+
+def _add_to_the_wheel(place: Place, files: Mapping[str, bytes]) -> None:
+    """Make the release's official wheel anew with more files, and pin it."""
+    (wheel,) = (place.folder / "index").glob("*.whl")
+    old = sha256_of(wheel)
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith(("/", "RECORD"))]
+        content = {name: archive.read(name) for name in names}
+    lw.write_wheel(wheel, {**content, **files})
+    releases = place.folder / "releases.toml"
+    releases.write_text(releases.read_text().replace(old, sha256_of(wheel)))
+
+
+def test_units_of_libtorch_cpu_keep_their_threads(place: Place) -> None:
+    """Without -fopenmp they would compile as well, and at::parallel_for would run on one thread."""
+    path = "torch/csrc/Parallel.cpp"
+    own = patch(place, lt.edited(path, "count += 1", "count += 100"))
+    status, output = build(place, "--patches", own)
+    assert status == 0, output
+    found, folder = made(place)
+    program = "import os; os.environ['OMP_NUM_THREADS'] = '3'; import torch; print(torch.count_threads())"
+    assert run(folder / found.patched.name, place.folder / "site", program) == "300"
+    with zipfile.ZipFile(folder / found.patched.name) as archive:
+        overlay = Path(archive.extract("torch/lib/libtorch_mw_fix1.so", place.folder))
+    assert "libgomp.so.1" in needed(overlay)
 
 
 def test_a_removed_unit_is_refused(place: Place) -> None:

@@ -210,3 +210,28 @@ def test_an_import_finds_its_place_by_the_line_below_it_alone() -> None:
     other = "prepare_version(parse)\n\n"
     found = port(old, replaced(old, ("logger = logging", other + "logger = logging")), new)
     assert found.new.decode() == new
+
+
+CHECK = "  if (check_quota(value)) return 1;\n"
+
+
+def with_checks(*places: tuple[str, int]) -> str:
+    return replaced(OLD, *((line(*place), line(*place) + CHECK) for place in places))
+
+
+@pytest.mark.parametrize("places", [(("beta", 5), ("gamma", 5)), (("beta", 2), ("beta", 10))])
+def test_of_the_same_lines_in_two_places_upstream_may_have_one(places: tuple[tuple[str, int], ...]) -> None:
+    for number, there in enumerate(places):
+        found = port(OLD, with_checks(*places), "int upstream_has_more;\n" + with_checks(there)).hunks
+        assert found[number].verdict is Verdict.UPSTREAM
+        assert found[1 - number].verdict is Verdict.CONFLICT
+        assert "but" in found[1 - number].evidence
+    both = port(OLD, with_checks(*places), "int upstream_has_more;\n" + with_checks(*places))
+    assert [item.verdict for item in both.hunks] == [Verdict.UPSTREAM] * 2
+    assert len(set(both.lines)) == 2
+
+
+def test_the_same_lines_in_the_next_function_are_not_the_change() -> None:
+    found = port(OLD, with_checks(("gamma", 5)), "int upstream_has_more;\n" + with_checks(("beta", 5)))
+    assert found.hunks[0].verdict is Verdict.CONFLICT
+    assert "in another function" in found.hunks[0].evidence

@@ -9,6 +9,7 @@ import pytest
 from build.porting import trees
 from build.porting.engine import PatchPort, PatchState
 from build.porting.trees import Layer
+from build.porting.vanished import MANY, Names, among
 from build.series.verdicts import Verdict
 
 from .code import replaced, source
@@ -90,6 +91,29 @@ def test_a_partial_clone_is_not_searched(tmp_path: Path) -> None:
     assert before.whole
     git.out("config", "remote.origin.promisor", "true")
     assert not after.whole
+
+
+@pytest.mark.parametrize("more", [0, MANY])
+def test_names_are_found_as_whole_words(more: int) -> None:
+    """However many they are: many are found in another way than few."""
+    names = [b"alpha", b"beta_2", b"gamma", *(f"name_{number}".encode() for number in range(more))]
+    data = b"alpha(beta_2x, x.gamma\xc3\xa9)\n#define name_1 beta\n"
+    assert among(names, data) == {b"alpha", b"gamma", b"name_1"}.intersection(names)
+
+
+def test_a_name_is_searched_once(tmp_path: Path) -> None:
+    _, before, _ = old_and_new(tmp_path, {"a.h": b"alpha\n", "b.h": b"alpha beta\n", "c.h": b"alpha\n"}, {})
+    layer = Layer(before)
+    names = Names(layer, frozenset({".h"}), 2)
+    assert {name: set(found) for name, found in names.files({b"alpha", b"beta"}).items()} == {
+        b"alpha": {"a.h", "b.h"},
+        b"beta": {"b.h"},
+    }
+    layer.put("c.h", trees.FileState("100644", b"alpha beta gamma\n"))
+    assert {name: set(found) for name, found in names.files({b"beta", b"gamma"}).items()} == {
+        b"beta": {"b.h"},
+        b"gamma": {"c.h"},
+    }
 
 
 def test_a_layer_is_searched_as_it_is(tmp_path: Path) -> None:

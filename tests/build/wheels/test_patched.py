@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import uv
 from packaging.utils import parse_wheel_filename
 
-from build.errors import WheelError
+from build.errors import OverlayCheckError, WheelError
+from build.overlay.build import build_overlay
 from build.overlay.symbols import needed
 from build.wheels import patched
 from build.wheels.archive import check_archive
@@ -123,6 +126,21 @@ def test_another_layout_is_refused_and_nothing_is_left(
     odd = _wheel(little, tmp_path, drop, **dist_info)
     with pytest.raises(WheelError, match=message):
         patched.assemble(made.release, odd, made.overlay, made.tag, {}, tmp_path / "dist")
+    assert list((tmp_path / "dist").iterdir()) == []
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_an_overlay_into_an_already_patched_wheel_is_refused(made: Made, little: Little, tmp_path: Path) -> None:
+    """Neither is one compiled against it, nor put into it; `test_runtime` has the one that is installed beside it."""
+    with zipfile.ZipFile(made.patched) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    given = lt.inputs(little, tmp_path / "tree", lt.edited(lt.NCCL_CPP, "return 1 +", "return 300 +"))
+    with pytest.raises(OverlayCheckError, match=r"the wheel has no overlay yet: libtorch_mw\.so"):
+        build_overlay(replace(given, wheel=tmp_path / "unpacked"), tmp_path / "out")
+    assert not (tmp_path / "cache" / "objects").exists(), "it was compiled first"
+    again = msgspec.structs.replace(made.release, label="fix0")
+    with pytest.raises(WheelError, match=r"has an overlay already: torch/lib/libtorch_mw\.so"):
+        patched.assemble(again, made.patched, made.overlay, made.tag, {}, tmp_path / "dist")
     assert list((tmp_path / "dist").iterdir()) == []
 
 

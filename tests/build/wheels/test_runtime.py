@@ -11,15 +11,20 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from build.overlay import symbols
-from build.runtime.multiworld_torch_overlay import _load
+from build.overlay.build import build_overlay
+from build.runtime.multiworld_torch_overlay import _load, _others
+from build.wheels import patched
+from tests.build.overlay import little as lt
 from tests.build.overlay.little import Little, shell
+from tests.build.wheels import little_wheel as lw
 from tests.build.wheels.conftest import Made
 from tests.build.wheels.test_archive import streamed
 
-_SAID = "multiworld's overlay is not active, torch works as stock"
+_SAID = "multiworld's overlay is not active, torch works without it"
 PACKAGE = "multiworld_torch_overlay"
 _RUN = f"""
 import json, sys, warnings
@@ -82,9 +87,13 @@ def _preloaded(site: Path) -> None:
     (site / "sitecustomize.py").write_text(f"import ctypes; ctypes.CDLL({str(library)!r})\n")
 
 
+def _with_ours_inside(site: Path) -> None:
+    shutil.copy(site / PACKAGE / "lib/libtorch_mw.so", site / "torch/lib")
+
+
 REFUSALS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     "another build": (lambda site: _facts(site, build_ids=["f" * 40], made_for="8.8.8+cu0"), "8.8.8+cu0", True),
-    "a patched wheel": (lambda site: (site / "torch/lib/libtorch_mw.so").touch(), "patched wheel", False),
+    "a patched wheel": (_with_ours_inside, "patched wheel", False),
     "loaded before": (_preloaded, "loaded before torch was imported", True),
     "a damaged library": (lambda site: (site / PACKAGE / "lib/libtorch_mw.so").write_bytes(b"no"), "refused it", True),
     "no facts": (lambda site: (site / PACKAGE / "overlay.json").unlink(), "cannot be read", True),
@@ -104,8 +113,85 @@ def test_torch_is_left_as_it_is(case: str, site: Path) -> None:
     assert isinstance(said, list)
     assert len(said) == int(loud)
     assert all(
-        text.startswith("RuntimeWarning: multiworld's overlay is not active, torch works as stock: ") for text in said
+        text.startswith("RuntimeWarning: multiworld's overlay is not active, torch works without it: ") for text in said
     )
+
+
+def _patched_otherwise(made: Made, little: Little, folder: Path, edit: dict[str, str]) -> Path:
+    """Return site-packages with a patched wheel of somebody else's patch, labelled `fix0`, and our overlay wheel."""
+    given = lt.with_release(lt.inputs(little, folder / "tree", edit), label="fix0")
+    release = msgspec.structs.replace(made.release, label="fix0")
+    theirs = build_overlay(given, folder / "out")
+    wheel = patched.assemble(release, made.official, theirs, made.tag, lw.DOCUMENTS, folder / "dist")
+    site = folder / "their-site"
+    for name, data in (streamed(wheel) | streamed(made.alone)).items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_bytes(data)
+    return site
+
+
+_OTHER_ANSWER = lt.edited(lt.NCCL_CPP, "return 1 +", "return 300 +")
+_OTHER_DUMP = lt.edited(lt.RECORDER_CPP, "return x + 1", "return x + 1000")
+
+
+@pytest.mark.parametrize(
+    ("edit", "answer", "shared"),
+    [
+        (_OTHER_ANSWER, 340, "both replace torch::cuda::nccl::answer, torch::cuda::nccl::version: build"),
+        (_OTHER_DUMP, 41, "they share no symbol"),
+    ],
+)
+@pytest.mark.usefixtures("own_cache")
+def test_a_wheel_with_another_overlay_inside_is_refused_by_name_and_symbol(
+    edit: dict[str, str], answer: int, shared: str, made: Made, little: Little, tmp_path: Path
+) -> None:
+    found = run(_patched_otherwise(made, little, tmp_path, edit))
+    assert found["answer"] == answer
+    said = str(found["said"])
+    for part in ("torch 9.9.0+cu124.fix0", "libtorch_mw_fix0.so", "libtorch_mw.so of 9.9.0+cu124.mw1", shared):
+        assert part in said
+    assert str(found["state"]).startswith("not loaded: torch 9.9.0+cu124.fix0 is a patched wheel")
+
+
+def test_a_symbol_that_a_preloaded_library_replaces_is_named(site: Path, tmp_path: Path) -> None:
+    """Somebody else's overlay, of another tool: the loader would bind its symbol, and ours would be there in part."""
+    source, library = tmp_path / "theirs.cpp", tmp_path / "libtheirs.so"
+    source.write_text("namespace torch::cuda::nccl { int answer() { return 7; } }\n")
+    shell("g++", "-shared", "-fPIC", source, "-o", library)
+    found = run(site, LD_PRELOAD=str(library))
+    assert found["answer"] == 7
+    reason = f"{library} is in the process before libtorch_mw.so; both replace torch::cuda::nccl::answer; load one"
+    assert reason in str(found["state"])
+    assert reason in str(found["said"])
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        ("_ZN5torch4cuda4nccl6answerEv", "torch::cuda::nccl::answer"),
+        ("_ZNK4c10d5Store3getERKNSt7__cxx1112basic_stringE", "c10d::Store::get"),
+        ("_ZTV3Foo", "_ZTV3Foo"),
+        ("plain", "plain"),
+        ("_ZN4c10d3MapIiE3getEv", "_ZN4c10d3MapIiE3getEv"),
+    ],
+)
+def test_mangled_names_are_spelt(symbol: str, name: str) -> None:
+    assert _others.spelt(symbol) == name
+
+
+def test_exports_are_the_strong_ones_that_nm_lists(little: Little) -> None:
+    for library in (little.wheel / "torch" / "lib").iterdir():
+        every = symbols.defined(library, dynamic=True)
+        assert _others.exports(library) == {name for name, item in every.items() if item.strong}
+
+
+def test_what_linkers_export_of_every_library_is_not_shared(tmp_path: Path) -> None:
+    """libc10.so of the wheels has `_init`, others have `_end`: overlays do not share a symbol by that."""
+    source, library = tmp_path / "a.c", tmp_path / "liba.so"
+    source.write_text("int _edata = 1, _end = 2, other = 3;\n")
+    shell("gcc", "-shared", "-fPIC", source, "-o", library)
+    assert {"_edata", "_end", "other"} <= symbols.defined(library, dynamic=True).keys()
+    assert _others.exports(library) == {"other"}
 
 
 def test_the_warning_is_short_and_the_state_names_both_builds(site: Path, little: Little) -> None:

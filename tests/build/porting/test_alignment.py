@@ -1,0 +1,45 @@
+"""The alignment of several files, which git gets together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from build.porting import alignment
+from build.porting.alignment import Alignment, align, align_all
+
+#: Lines that look like those of a diff.
+LIKE_A_DIFF = [b"diff --git 1 1\n", b"@@ -1 +1 @@\n", b"-a\n", b"+b\n", b"\\ No newline at end of file\n"]
+PAIRS = [
+    ([b"one\n", b"two\n", b"three"], [b"zero\n", b"one\n", b"three\n"]),
+    ([b"same\n"] * 3, [b"same\n"] * 3),
+    ([b"re-indented\n", b"gone\n"], [b"    re-indented\n"]),
+    (LIKE_A_DIFF, [*LIKE_A_DIFF[:2], b"new\n", *LIKE_A_DIFF[2:]]),
+    ([], [b"\n", b"new\n"]),
+    ([b"old\n"], []),
+]
+
+
+def maps(found: Alignment) -> tuple[Sequence[int], Sequence[int]]:
+    return found.to, found.back
+
+
+def test_files_are_aligned_together_as_each_alone() -> None:
+    together = [maps(item) for item in align_all(PAIRS)]
+    assert together == [
+        ([0 + 1, -1, 2], [-1, 0, 2]),
+        ([0, 1, 2], [0, 1, 2]),
+        ([0, -1], [0]),
+        ([0, 1, 3, 4, 5], [0, 1, -1, 2, 3, 4]),
+        ([], [-1, -1]),
+        ([-1], []),
+    ]
+    alignment._LAST.clear()
+    assert together == [maps(align(*pair)) for pair in PAIRS]
+
+
+def test_only_the_last_alignments_are_kept() -> None:
+    pairs = [([f"{number}\n".encode()], [b"new\n"]) for number in range(alignment.KEPT + 5)]
+    assert all(maps(item) == ([-1], [-1]) for item in align_all(pairs))
+    assert len(alignment._LAST) == alignment.KEPT
+    kept = align(*pairs[-1])
+    assert align(*pairs[-1]) is kept
