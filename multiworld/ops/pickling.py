@@ -6,6 +6,7 @@ by ``allow=`` is called and filled as its class says, with what the peer sent: w
 
 from __future__ import annotations
 
+import enum
 import importlib
 import io
 import pickle
@@ -126,3 +127,9 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         return as_data(obj)
+
+    def reducer_override(self, obj: Any) -> Any:
+        # Python 3.11.0 to 3.11.3 name a member by `getattr`, which nobody may allow; all others by its value.
+        if isinstance(obj, enum.Enum) and type(obj).__reduce_ex__ is enum.Enum.__reduce_ex__:
+            return type(obj), (obj._value_,)
+        return NotImplemented
