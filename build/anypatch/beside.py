@@ -72,7 +72,8 @@ def _records(top: Path) -> dict[str, record.Provenance]:
 def _tops(path: Path) -> Iterator[list[Path]]:
     """Yield the folders where packages lie: of an environment, of a folder of packages, or what a wheel has."""
     if path.is_dir():
-        yield [path, *path.glob("lib/python*/site-packages")]
+        places = ("lib/python*/site-packages", "lib/python*/dist-packages", "local/lib/python*/dist-packages")
+        yield [path, *(found for place in places for found in path.glob(place))]
         return
     with tempfile.TemporaryDirectory(prefix="beside-") as scratch, reading(str(path)), zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
@@ -112,13 +113,17 @@ def refuse(path: Path | None, tree: Path, units: Collection[str], name: str) -> 
         units: the units of the new overlay.
         name: what the new overlay is called in the message.
     """
-    for present in overlays(path) if path else ():
+    found = overlays(path) if path else ()
+    for present in found if units else ():  # without units there is no new overlay
         common = sorted(present.units & set(units))
         shared = present.shared(tree, common or ([] if present.units else units))
         lines = [f"both would replace {symbol}" for symbol in shared[:_MOST_SHOWN]]
         lines += [f"and {len(shared) - _MOST_SHOWN} more symbols"] if len(shared) > _MOST_SHOWN else []
         lines += [f"both recompile {unit}" for unit in common]
-        none = f"they share no symbol, but torch's libraries are bound to one overlay only, {present.name} or {name}"
+        none = (
+            f"no unit that the patch changes is in both, but torch's libraries are bound to one overlay only, "
+            f"{present.name} or {name}"
+        )
         raise OverlayCheckError(
             f"{present.name} is there already, and {name} would not be in force beside it",
             cause="\n".join(lines or [none]),

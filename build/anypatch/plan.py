@@ -46,7 +46,7 @@ _REFUSED = (
 )
 _DEVICE = (".cu", ".cuh")
 #: Files of the Python package; the headers among them are for code that torch compiles when it runs.
-_PACKAGE = re.compile(r"(torch|functorch)/.*\.pyi?$|torch/(?!csrc/).*\.(h|hpp)$")
+_PACKAGE = re.compile(r"torch/.*\.pyi?$|torch/(?!csrc/|headeronly/|nativert/)[^/]+/.*\.(h|hpp)$")
 #: Kernels that are compiled once per instruction set, with flags of their own (cmake/Codegen.cmake).
 _PER_FILE = ("aten/src/ATen/native/cpu/", "aten/src/ATen/native/quantized/cpu/kernels/")
 

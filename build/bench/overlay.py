@@ -46,14 +46,18 @@ class Cost:
     output: str
 
 
-#: Runs its other arguments and writes their greatest resident set, in kB, to the file named first. A process
-#: begins with the greatest one of the program that starts it: this one is small, the one that measures is not.
+#: Runs its other arguments and writes to the file named first their seconds, their processor time and their greatest
+#: resident set in kB. A process begins with the greatest one of the program that starts it: this one is small.
 _MEASURED = """
-import os, signal, sys
-child = os.spawnvp(os.P_NOWAIT, sys.argv[2], sys.argv[2:])
+import os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+began = time.perf_counter()
+child = os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ, setsigmask=())
 signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 _, status, usage = os.wait4(child, 0)
-open(sys.argv[1], "w").write(str(usage.ru_maxrss))
+seconds = time.perf_counter() - began
+open(sys.argv[1], "w").write(f"{seconds} {usage.ru_utime + usage.ru_stime} {usage.ru_maxrss}")
 sys.exit(os.waitstatus_to_exitcode(status) & 255)
 """
 
@@ -64,24 +68,21 @@ def cost(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None,
     Raises:
         ProbeError: it failed.
     """
-    with tempfile.TemporaryFile() as out, tempfile.NamedTemporaryFile("r") as peak:
-        command = [sys.executable, "-I", "-S", "-c", _MEASURED, peak.name, *command]
-        began = time.perf_counter()
+    with tempfile.TemporaryFile() as out, tempfile.NamedTemporaryFile("r") as taken:
+        command = [sys.executable, "-I", "-S", "-c", _MEASURED, taken.name, *command]
         process = subprocess.Popen(command, env=env, cwd=cwd, stdout=out, stderr=subprocess.STDOUT)
         try:
-            _, status, usage = os.wait4(process.pid, 0)
+            process.wait()
         except BaseException:
             process.terminate()
             raise
-        seconds = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         output = out.read().decode("utf-8", "replace")
-        greatest = int(peak.read() or 0) * 1024
+        seconds, processor, greatest = map(float, taken.read().split() or (0, 0, 0))
     if process.returncode:
         tail = "\n".join(output.splitlines()[-20:])
         raise ProbeError(f"{Path(command[6]).name} failed while being measured", cause=tail)
-    return Cost(seconds, usage.ru_utime + usage.ru_stime, greatest, output)
+    return Cost(seconds, processor, int(greatest) * 1024, output)
 
 
 def built(release: str, dist: Path) -> BuildRecord:

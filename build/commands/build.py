@@ -68,7 +68,8 @@ def build(
     if full or plan:
         if patches or from_branch or label or include or define or beside:
             raise UsageError(
-                "--full builds the series: no --patches, --from-branch, --label, --include, --define or --beside",
+                "--full builds the project's series: no --patches, --from-branch, --label, --include, --define, "
+                "--beside",
                 remedy="leave them out, or leave out --full for an overlay of your patches",
             )
         full_build(release, python, dist.absolute(), given, options)

@@ -203,6 +203,8 @@ def _fetched(inputs: Inputs, error: _MissingSubmoduleError) -> Path:
     """Return the headers of the submodule that a unit lacks, or raise that error with why they cannot be fetched."""
     try:
         found = submodules.headers(inputs.release, error.folder)
+    except DigestMismatchError:
+        raise
     except (SourceError, EnvironmentUnfitError) as why:
         cause = f"{error.cause}\n{error.folder} cannot be fetched: {why.what}" + (f": {why.cause}" if why.cause else "")
         raise CompileError(error.what, cause=cause, remedy=error.remedy) from None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from build.errors import SourceError
 from build.git import Git
 from build.porting.lines import norm, words
 from build.porting.names import used
@@ -172,6 +173,8 @@ def _maps(pairs: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], algorithm: s
             *("diff", "--no-index", "--text", "--unified=0", "--no-renames", "--no-prefix", "--no-color"),
             *(f"--diff-algorithm={algorithm}", "a", "b"),
         )
+    if done.returncode not in (0, 1):
+        raise SourceError("git diff failed", cause=done.tail)
     # A line of a file has "+", "-" or a blank before it, so these are git's own.
     diffs = {int(number): diff for number, diff in _FILE.findall(done.stdout)}
     return [_map(diffs[number], len(base)) for number, (base, _) in enumerate(pairs)]

@@ -21,7 +21,7 @@ from multiworld.drivers.values import LaneStore
 from multiworld.matching.driver import DriverRefused
 
 _SUCCESS = 0  # WorkResult
-_ABORTS = "abort", "_abort"
+_ABORTS = "abort", "_abort", "shutdown", "_shutdown"
 # Deadlines are the session's.
 _LONGEST = timedelta(days=30)
 _DTYPES = frozenset({
@@ -94,7 +94,11 @@ class TorchNcclCommunicator:
         return RuntimeError("torch aborted the communicator over an error of NCCL") if failed else None
 
     def abort(self) -> None:
-        self._end(*_ABORTS, "shutdown", "_shutdown")
+        for name in _ABORTS:
+            end = getattr(self._group, name, None)
+            if end is not None:
+                end()
+                return
 
     def finalize(self, cancelled: Cancelled) -> None:
         """See ``Communicator.finalize``.
@@ -174,14 +178,6 @@ class TorchNcclCommunicator:
             return kind(store, self._us.place, self._us.size, options, self._device)
         except TypeError:
             return kind(store, self._us.place, self._us.size, options)
-
-    def _end(self, *names: str) -> None:
-        group = self._group
-        for name in names:
-            end = getattr(group, name, None)
-            if end is not None:
-                end()
-                return
 
 
 def _known(tensor: torch.Tensor) -> torch.Tensor:

@@ -130,6 +130,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         # Python 3.11.0 to 3.11.3 name a member by `getattr`, which nobody may allow; all others by its value.
-        if isinstance(obj, enum.Enum) and type(obj).__reduce_ex__ is enum.Enum.__reduce_ex__:
+        own = enum.Enum.__reduce_ex__, enum.Flag.__reduce_ex__
+        if isinstance(obj, enum.Enum) and type(obj).__reduce_ex__ in own:
             return type(obj), (obj._value_,)
         return NotImplemented

@@ -32,6 +32,8 @@ set_source_files_properties({_C10D}/Store.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS
 set_source_files_properties({_C10D}/Hooks.cpp PROPERTIES INCLUDE_DIRECTORIES "${{MAGMA_INCLUDE_DIR}}")
 """,
     "cmake/Dependencies.cmake": "add_compile_options(-DUSE_UV)\n",
+    "torch/library.h": "#pragma once\n",
+    "torch/headeronly/x.h": "#pragma once\n",
     f"{_C10D}/Store.hpp": "#pragma once\n",
     f"{_C10D}/Shared.hpp": "#pragma once\n",
     f"{_C10D}/Device.hpp": "#pragma once\n",
@@ -43,7 +45,7 @@ set_source_files_properties({_C10D}/Hooks.cpp PROPERTIES INCLUDE_DIRECTORIES "${
     f"{_C10D}/Special.cpp": "",
     f"{_C10D}/Hooks.cpp": "",
     f"{_C10D}/Kernel.cu": '#include "Device.hpp"\n',
-    f"{_C10D}/init.cpp": '#include "Bound.hpp"\n',
+    f"{_C10D}/init.cpp": '#include "Bound.hpp"\n#include <torch/library.h>\n',
     "c10/core/A.cpp": "",
     "c10/cuda/B.cpp": "",
     "aten/src/ATen/native/cpu/K.cpp": "",
@@ -110,6 +112,8 @@ def test_what_build_files_say_of_flags_is_read(tree: Path) -> None:
         (f"{_C10D}/Bound.hpp", Serves.HEADER, "1 units"),
         (f"{_C10D}/Lonely.hpp", Serves.ALONE, "no unit"),
         ("torch/_inductor/codegen/cpp_prefix.h", Serves.PYTHON, "replaced"),
+        ("torch/library.h", Serves.HEADER, "1 units"),
+        ("torch/headeronly/x.h", Serves.ALONE, "no unit"),
     ],
 )
 def test_each_kind_of_change(tree: Path, path: str, serves: Serves, why: str) -> None:

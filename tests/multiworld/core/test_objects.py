@@ -42,6 +42,11 @@ class Colour(enum.Enum):
     BLUE = "b"
 
 
+class Marks(enum.Flag):
+    FIRST = 1
+    SECOND = 2
+
+
 @dataclasses.dataclass(frozen=True)
 class Plain:
     a: int
@@ -122,6 +127,8 @@ def test_what_holds_itself_arrives() -> None:
     [
         Colour.RED,
         [Colour.BLUE] * 2,
+        Marks.SECOND,
+        Marks.FIRST | Marks.SECOND,
         Plain(1, "x"),
         Slotted(1, [2]),
         Reduced(1, 2),
@@ -132,7 +139,7 @@ def test_what_holds_itself_arrives() -> None:
     ids=lambda obj: type(obj).__name__,
 )
 def test_what_is_allowed_arrives_as_its_class_says(obj: Any) -> None:
-    got = _round(obj, [Colour, Plain, Slotted, Reduced, Items, Pairs, Named])
+    got = _round(obj, [Colour, Marks, Plain, Slotted, Reduced, Items, Pairs, Named])
     assert got == obj
     assert type(got) is type(obj)
     kind = type(obj[0] if type(obj) is list else obj)
