@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from build.official import pip_session
 from build.paths import REPO
 from ci.workflows import Place, load, run_job
 from tests.build.ci import little_project as lp
@@ -40,20 +40,12 @@ def project(little: Little, tmp_path: Path) -> Iterator[Project]:
         yield made
 
 
-def _index() -> str:
-    """The index that has the tools of the sessions: that of this machine's settings."""
-    found = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
-        capture_output=True, text=True, timeout=60, check=False,
-    ).stdout  # fmt: skip
-    return os.environ.get("PIP_INDEX_URL") or found.strip() or "https://pypi.org/simple"
-
-
 def test_the_job_as_the_workflow_runs_it(project: Project, tmp_path: Path) -> None:
+    tools = pip_session.collector().search_scope.index_urls  # before the job has an index of its own
     variables = {
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PIP_INDEX_URL": f"{project.index.url}/simple",
-        "PIP_EXTRA_INDEX_URL": _index(),
+        "PIP_EXTRA_INDEX_URL": " ".join(tools),
         "NO_PROXY": "127.0.0.1",
         "MULTIWORLD_CACHE": str(tmp_path / "cache"),
         "MULTIWORLD_UPSTREAM": project.upstream.as_uri(),
