@@ -226,6 +226,14 @@ def test_an_overlay_that_is_there_already_is_named_with_the_symbols(place: Place
     other = patch(place, lt.edited(lt.RECORDER_CPP, "return x + 1", "return x + 1000"))
     status, output = explain(place, "--patches", other, "--beside", place.folder / "env")
     assert (status, "no unit that the patch changes is in both" in output.replace("\n", " ")) == (11, True), output
+    debian = place.folder / "debian" / "lib" / "python3"
+    debian.mkdir(parents=True)
+    site.rename(debian / "dist-packages")
+    status, output = explain(place, "--patches", other, "--beside", place.folder / "debian")
+    assert (status, "is there already" in output.replace("\n", " ")) == (11, True), output
+    python = patch(place, {_INIT: f"{text.INIT}more = 8\n"})
+    status, output = explain(place, "--patches", python, "--beside", place.folder / "debian")
+    assert (status, "is there already" in output) == (0, False), output
     status, output = explain(place, "--patches", second, "--beside", place.tree)
     assert (status, "is there already" in output) == (0, False), output
     status, output = explain(place, "--patches", second, "--beside", place.folder / "no.whl")
