@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -68,9 +69,9 @@ def bench(
     jobs: Annotated[int, typer.Option(help="porting --real: processes at once, default one a core", min=0)] = 0,
 ) -> None:
     """Measure the promised figures on this machine; on a busy one, none is judged as missed."""
-    from build.bench import device, imports, overlay, verify, wheelhouse
+    from build.bench import imports, overlay, verify, wheelhouse
 
-    dist, wanted = dist.absolute(), names or list(NAMES)
+    dist, wanted = dist.absolute(), names or [name for name in NAMES if name != "nccl" or _has_torch()]
     if real:
         _real(wanted, jobs, json)
         return
@@ -88,7 +89,7 @@ def bench(
         "overlay": lambda: overlay.measure(subject, dist, repeats, source),
         "import": lambda: imports.measure(subject, dist, rounds),
         "verify": lambda: verify.measure(subject, dist, source),
-        "nccl": lambda: device.measure(subject, dist, rounds),
+        "nccl": lambda: _nccl(subject, dist, rounds),
         "wheelhouse": lambda: wheelhouse.measure(repeats),
     }
     for name, measure in measures.items():
@@ -99,6 +100,19 @@ def bench(
         missed.append("porting")
     if missed:
         raise ProbeError(f"{len(missed)} promised figures are missed: {', '.join(missed)}")
+
+
+def _has_torch() -> bool:
+    """Whether this process can be one of a world; the tools' own environment has no torch."""
+    return find_spec("torch") is not None
+
+
+def _nccl(subject: str, dist: Path, rounds: int) -> list[figures.Figure]:
+    if not _has_torch():
+        raise UsageError("this environment has no torch", remedy="where it is installed: python -m build bench nccl")
+    from build.bench import device
+
+    return device.measure(subject, dist, rounds)
 
 
 def _judge(found: list[figures.Figure], subject: str, load: Load, json: Path | None) -> list[str]:
