@@ -22,7 +22,7 @@ _COPIED = re.compile(
 )
 _ORIGIN = re.compile(r"upstream|backport|/commit|[?;]id=|/rev/", re.IGNORECASE)
 _FOLDERS = re.compile(r"(^|[-_/])(upstream|backports?|from[-_]upstream)([-_/]|$)")
-#: Share of a dropped patch's added lines that the new files must have, for upstream to have the patch.
+#: Share of the lines a dropped patch brings in that the new files must have, for upstream to have the patch.
 THERE = 1 / 3
 
 
@@ -212,18 +212,24 @@ def _dropped(old: Side, new: Side, name: str, partners: Mapping[str, str]) -> Re
         RealHunk(change.path, number, hunk) for change in patch.changes for number, hunk in enumerate(change.hunks, 1)
     )
     tree = new.tree(commit, "new")
-    if not _mostly_there(patch, tree):
-        return None
     trees = old.tree(start.before, "old"), old.tree(start.after, "patched")
+    if not _mostly_there(patch, trees[0], tree):
+        return None
     return RealCase(Kind.UPSTREAM, patch, *trees, tree, patch.paths, hunks)
 
 
-def _mostly_there(patch: PatchFile, tree: Tree) -> bool:
-    """Whether the new files have enough of the lines that a patch adds: else upstream solved it in another way."""
+def _mostly_there(patch: PatchFile, old: Tree, new: Tree) -> bool:
+    """Whether the new files have enough of the lines that a patch brings in: else upstream solved it in another way.
+
+    A line that the old files have without the patch, which moves or repeats it, says nothing: upstream kept it.
+    """
     added = {line.strip() for change in patch.changes for hunk in change.hunks for line in hunk.added}
-    telling = {line for line in added if re.search(rb"\w\w\w", line)}
-    there = {line.strip() for path in patch.paths for line in Text(_data(tree, path)).lines}
-    return len(telling & there) >= THERE * len(telling)
+    telling = {line for line in added if re.search(rb"\w\w\w", line)} - _lines(patch, old)
+    return len(telling & _lines(patch, new)) >= THERE * len(telling)
+
+
+def _lines(patch: PatchFile, tree: Tree) -> set[bytes]:
+    return {line.strip() for path in patch.paths for line in Text(_data(tree, path)).lines}
 
 
 def _data(tree: Tree, path: str) -> bytes:

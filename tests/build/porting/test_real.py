@@ -50,13 +50,18 @@ def tarball(path: Path, files: dict[str, str]) -> Archive:
 
 
 def package(place: Path) -> Package:
-    """Two releases: one patch that was refreshed, one that upstream took, one that stayed as it is."""
+    """Two releases: one patch that was refreshed, one that upstream took, one that stayed, one solved in another way.
+
+    The last repeats a line. That the new release has the line as well does not tell that it has the patch.
+    """
     place.mkdir(parents=True, exist_ok=True)
     gamma, zeta = checked(OLD, "gamma"), checked(checked(OLD, "gamma"), "zeta")
     new = checked(NEW, "zeta")
+    again = replaced(zeta, (line("beta", 7), line("beta", 7) + line("alpha", 2) + "  not_in_the_new_release(value);\n"))
     old_patches = {
         "0001-gamma.patch": DEP3 % ("gamma", "vendor") + diff(OLD, gamma),
         "0002-zeta.patch": DEP3 % ("zeta", "upstream, https://example.org/commit/1") + diff(gamma, zeta),
+        "0004-again.patch": DEP3 % ("again", "upstream, https://example.org/commit/2") + diff(zeta, again),
         "0003-same.patch": DEP3 % ("a file", "vendor") + "--- /dev/null\n+++ b/extra.c\n@@ -0,0 +1 @@\n+int extra;\n",
     }
     new_patches = {
