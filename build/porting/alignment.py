@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
-from build.errors import SourceError
-from build.git import Git
+from build.porting.diffs import Change, diffs
 from build.porting.lines import norm, words
+from build.porting.lookup import Lookup
 from build.porting.names import used
 
 #: Number of alignments that are kept.
 KEPT = 64
-#: The diff of one file of a folder.
-_FILE = re.compile(rb"^diff --git a/(\d+) b/\1\n((?:(?!diff --git ).*\n)*)", re.MULTILINE)
-_HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -47,9 +41,9 @@ class Alignment:
         return frozenset(line for line, count in counts[0].items() if count == 1 == counts[1][line])
 
     @cached_property
-    def vocabulary(self) -> frozenset[bytes]:
+    def vocabulary(self) -> Lookup:
         """The words of the old file."""
-        return frozenset(words(self.base))
+        return Lookup(self.base, words, folded=True)
 
     @cached_property
     def base_solid(self) -> tuple[list[int], list[bytes]]:
@@ -62,14 +56,14 @@ class Alignment:
         return _solid(self.ours_norm)
 
     @cached_property
-    def base_names(self) -> frozenset[bytes]:
+    def base_names(self) -> Lookup:
         """The names that the code of the old file uses."""
-        return frozenset(used(self.base))
+        return Lookup(self.base, used)
 
     @cached_property
-    def ours_names(self) -> frozenset[bytes]:
+    def ours_names(self) -> Lookup:
         """The names that the code of the new file uses."""
-        return frozenset(used(self.ours))
+        return Lookup(self.ours, used)
 
     @cached_property
     def fresh_words(self) -> list[tuple[bytes, int]]:
@@ -144,9 +138,10 @@ def _aligned(pairs: Sequence[_Pair]) -> dict[_Pair, Alignment]:
         base_norm = [norm(line) for line in base]
         normal[base, ours] = base_norm, base_norm if base == ours else [norm(line) for line in ours]
     changed = {key: lines for key, lines in normal.items() if lines[0] != lines[1]}
-    histogram, minimal = (_maps(list(changed.values()), name) for name in ("histogram", "minimal"))
+    files = [(_text(old), _text(new)) for old, new in changed.values()]
+    histogram, minimal = (diffs(files, f"--diff-algorithm={name}") for name in ("histogram", "minimal"))
     agreed = {
-        key: [a if a == b else -1 for a, b in zip(first, second, strict=True)]
+        key: _agreed(_map(first, len(key[0])), _map(second, len(key[0])))
         for key, first, second in zip(changed, histogram, minimal, strict=True)
     }
     return {key: _alignment(key, agreed.get(key, range(len(key[0]))), *lines) for key, lines in normal.items()}
@@ -160,38 +155,20 @@ def _alignment(pair: _Pair, to: Sequence[int], base_norm: Sequence[bytes], ours_
     return Alignment(*pair, list(to), back, base_norm, ours_norm)
 
 
-def _maps(pairs: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], algorithm: str) -> list[list[int]]:
-    """Return for each line of each old file where it is in the new one, -1 for nowhere, by one of git's algorithms."""
-    if not pairs:
-        return []
-    with tempfile.TemporaryDirectory(prefix="multiworld-align-") as folder:
-        for side, name in enumerate("ab"):
-            Path(folder, name).mkdir()
-            for number, pair in enumerate(pairs):
-                Path(folder, name, str(number)).write_bytes(b"\n".join((*pair[side], b"")))
-        done = Git(Path(folder)).call(
-            *("diff", "--no-index", "--text", "--unified=0", "--no-renames", "--no-prefix", "--no-color"),
-            *(f"--diff-algorithm={algorithm}", "a", "b"),
-        )
-    if done.returncode not in (0, 1):
-        raise SourceError("git diff failed", cause=done.tail)
-    # A line of a file has "+", "-" or a blank before it, so these are git's own.
-    diffs = {int(number): diff for number, diff in _FILE.findall(done.stdout)}
-    return [_map(diffs[number], len(base)) for number, (base, _) in enumerate(pairs)]
+def _text(lines: Sequence[bytes]) -> bytes:
+    return b"\n".join((*lines, b""))
 
 
-def _map(diff: bytes, size: int) -> list[int]:
-    """Return where each of a file's `size` lines went by a diff without context."""
+def _agreed(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    return [a if a == b else -1 for a, b in zip(first, second, strict=True)]
+
+
+def _map(changes: Sequence[Change], size: int) -> list[int]:
+    """Return for each of an old file's `size` lines where it is in the new file, -1 for nowhere."""
     to: list[int] = []
     shift = 0
-    for match in _HUNK.finditer(diff):
-        old, new = int(match[1]), int(match[3])
-        old_count = 1 if match[2] is None else int(match[2])
-        new_count = 1 if match[4] is None else int(match[4])
-        start = old - 1 if old_count else old
-        shift = (new - 1 if new_count else new) - start
-        to += [index + shift for index in range(len(to), start)]
-        to += [-1] * old_count
-        shift += new_count - old_count
-    # Equal lines after a difference keep the distance that it left.
-    return to + [index + shift for index in range(len(to), size)]
+    for change in changes:
+        to += range(len(to) + shift, change.start + shift)
+        to += [-1] * (change.end - change.start)
+        shift = change.new_end - change.end
+    return [*to, *range(len(to) + shift, size + shift)]

@@ -18,9 +18,12 @@ def surplus(data: bytes) -> tuple[tuple[int, ...], ...]:
 def changed(before: bytes, after: bytes) -> str:
     """Return which brackets a change leaves open or closes without having opened them, in words; empty if none.
 
-    A variant that only one of the two files has is compared with the other's first one.
+    A file in which all match is well. A variant that only one of the two files has is compared with the other's first.
     """
-    old, new = surplus(before), surplus(after)
+    new = surplus(after)
+    if not any(map(any, new)):
+        return ""
+    old = surplus(before)
     for number in range(max(len(old), len(new))):
         one, other = (side[number] if number < len(side) else side[0] for side in (old, new))
         for pair, was, now in zip(_PAIRS, one, other, strict=True):

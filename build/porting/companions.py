@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from build.porting.lines import tokens
-from build.porting.names import imports_only
+from build.porting.names import has_word, imports_only
 from build.series.model import Hunk, PatchFile
 from build.series.verdicts import HunkVerdict, Method, Verdict
 
@@ -45,11 +45,10 @@ def suspects(patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Iterable[
     placed = [place for place in placed_of(verdicts) if place in hunks]
     if not placed or len(placed_of(verdicts)) == len(verdicts):
         return {}
-    old = {name for data in known for name in _NAME.findall(data)}
     return {
         **_alone(hunks, placed, _only_blanks, "changes blanks"),
         **(_alone(hunks, placed, _only_names, "makes names known") if perhaps else {}),
-        **_of_the_same_names(hunks, placed, upstream, old),
+        **_of_the_same_names(hunks, placed, upstream, list(known)),
         **_of_many(placed, upstream, len(verdicts)),
     }
 
@@ -81,15 +80,14 @@ def _of_many(placed: Sequence[Place], upstream: Sequence[Place], every: int) -> 
 
 
 def _of_the_same_names(
-    hunks: Mapping[Place, Hunk], placed: Sequence[Place], upstream: Sequence[Place], old: Collection[bytes]
+    hunks: Mapping[Place, Hunk], placed: Sequence[Place], upstream: Sequence[Place], known: Sequence[bytes]
 ) -> dict[Place, str]:
     """Return the placed hunks with a name of a hunk that is upstream: they are parts of one change."""
-    theirs = {
-        name: place for place in reversed(upstream) if place in hunks for name in _own(hunks[place]).difference(old)
-    }
+    theirs = {name: place for place in reversed(upstream) if place in hunks for name in _own(hunks[place])}
     found = {}
     for place in placed:
-        if shared := sorted(_names(hunks[place]).intersection(theirs)):
+        every = _names(hunks[place]).intersection(theirs)
+        if shared := sorted(name for name in every if not any(has_word(data, name) for data in known)):
             path, number = theirs[shared[0]]
             name = shared[0].decode("ascii", "replace")
             found[place] = f"hunk {number} of {path} brings in {name}, and is upstream: so this may be"

@@ -108,7 +108,7 @@ def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | No
         return _same_lines(alignment, groups, gap)
     place = range(max(0, gap.start - NEAR), min(len(alignment.ours), gap.stop + NEAR))
     share = next(share for least, share in SHARES if len(added) >= least)
-    novel = frozenset(fresh.keys() - alignment.vocabulary)
+    novel = frozenset(word for word in fresh if word not in alignment.vocabulary)
     wanted = _Wanted(added, share, fresh, novel, _defined(added_only(alignment, groups)), placed.others)
     found = _best(alignment, wanted, place, gap)
     if found is None and far and len(added) >= FAR_WORDS:
@@ -137,7 +137,7 @@ def _same_lines(alignment: Alignment, groups: Sequence[Group], gap: range) -> Ec
     if not any(re.search(rb"\w\w", line) for line in wanted):
         return None
     beside = range(max(0, gap.start - BESIDE), min(len(alignment.ours), gap.stop + BESIDE))
-    novel = bool(set(words(wanted)) - alignment.vocabulary)
+    novel = any(word not in alignment.vocabulary for word in words(wanted))
     for at in sorted(occurrences(alignment.ours_norm, wanted), key=partial(_distance, gap)):
         if min(alignment.back[at : at + len(wanted)]) < 0 and (novel or at in beside):
             return Echo(at, at + len(wanted), 1.0, near=at in beside)

@@ -88,7 +88,7 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
     prepare(ctx, patch.changes)
     ports, old = _port_changes(ctx, patch)
     known = [state.data for path in patch.paths if (state := ctx.old.get(path)) is not None]
-    trees = vanished.Trees.of(patch, ctx.old, ctx.new)
+    trees = vanished.Trees(patch, ctx.old, ctx.new)
     while more := _suspects(ctx, patch, _verdicts(ports), known, trees):
         ctx = replace(ctx, suspects={**ctx.suspects, **more})
         ports, old = _port_changes(ctx, patch, ports)

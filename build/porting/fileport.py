@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from build.git import Git
+from build.porting import merges
 from build.porting.alignment import KEPT, Alignment, align, align_all
 from build.porting.candidates import REACH
 from build.porting.groups import Placed, split
@@ -78,13 +79,15 @@ def whole(
 
 
 def prepare(ctx: Context, changes: Sequence[FileChange]) -> None:
-    """Align the files of a patch at once: git is started for all of them together."""
-    pairs = []
+    """Align the files of a patch at once, and make the diffs for merging them: git is started for all together."""
+    files = []
     for change in [change for change in changes if change.hunks][:KEPT]:
         path = change.old_path or change.path
         if (old := ctx.old.get(path)) and (new := ctx.new.get(path)):
-            pairs.append((Text(old.data).lines, Text(new.data).lines))
-    align_all(pairs)
+            theirs = apply_hunks(old.data, _hunks(ctx, change, old))
+            files.append([Text(data).lines for data in (old.data, new.data, theirs)])
+    align_all([(base, ours) for base, ours, _ in files])
+    merges.prepare((base, ours, theirs) for base, ours, theirs in files if base != ours)
 
 
 def port_change(ctx: Context, change: FileChange) -> ChangePort:

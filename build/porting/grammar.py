@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LARGEST = 4 << 20
 #: Seconds of processor time after which reading a file is given up. Code takes 0.1 s for a megabyte, noise minutes.
 LONGEST = 2.0
+#: Bytes of code that the parser asks for at once. So many are copied each time that the text of a node is asked for.
+PIECE = 512
 #: Largest file in bytes whose tree is kept for the next question.
 _KEPT = 1 << 19
 #: Errors after which a file counts as one that the grammar cannot read, and the others are not collected.
@@ -108,7 +110,12 @@ def language_of(path: str, data: bytes) -> Language | None:
     found = languages_of(path)
     if len(found) < 2:
         return found[0] if found else None
-    return min(found, key=lambda language: len(read(language, codes(language, data)[0]).errors))
+    errors: dict[Language, int] = {}
+    for language in found:
+        errors[language] = len(read(language, form(language, data, 0)).errors)
+        if not errors[language]:
+            break
+    return min(errors, key=errors.__getitem__)
 
 
 @lru_cache(maxsize=32)
@@ -124,8 +131,8 @@ def read(language: Language, code: bytes) -> Reading:
     return Reading(errors, tuple(_items(root)) if errors else ())
 
 
-def codes(language: Language, data: bytes) -> tuple[bytes, ...]:
-    """Return the forms of a file that its grammar is given.
+def forms(language: Language, data: bytes) -> int:
+    """Return the number of forms of a file that its grammar is given.
 
     Raises:
         UnreadableError: the file is binary or too large.
@@ -134,7 +141,17 @@ def codes(language: Language, data: bytes) -> tuple[bytes, ...]:
         raise UnreadableError("it is binary")
     if len(data) > LARGEST:
         raise UnreadableError(f"it has more than {LARGEST >> 20} MiB")
-    return tuple(variant.code for variant in variants(data)) if language.braces else (data,)
+    return len(variants(data)) if language.braces else 1
+
+
+def form(language: Language, data: bytes, number: int) -> bytes:
+    """Return a form of a file; where it has fewer, its last stands for the others.
+
+    Raises:
+        UnreadableError: the file is binary or too large.
+    """
+    last = min(number, forms(language, data) - 1)
+    return variants(data)[last].code if language.braces else data
 
 
 @cache
@@ -174,7 +191,7 @@ def _parsed(language: Language, code: bytes) -> tree_sitter.Tree:
     end = time.thread_time() + LONGEST
     parser = tree_sitter.Parser(grammar(language))
     try:
-        return parser.parse(lambda at, _: code[at : at + 65536], progress_callback=lambda *_: time.thread_time() > end)
+        return parser.parse(lambda at, _: code[at : at + PIECE], progress_callback=lambda *_: time.thread_time() > end)
     except ValueError:
         raise UnreadableError("it takes too long") from None
 

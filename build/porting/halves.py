@@ -71,7 +71,7 @@ def _link(alignment: Alignment, placed: Hunk, other: Hunk) -> str:
             if mine.kind == its.kind and mine.first != its.first and mine.names & its.names:
                 return f"{mine.text} goes with {its.text}"
     fresh = declared(other.added) & used(placed.added) - declared(placed.added)
-    missing = sorted(fresh.difference(alignment.base_names, alignment.ours_names)) if fresh else []
+    missing = sorted(n for n in fresh if n not in alignment.base_names and n not in alignment.ours_names)
     return f"it alone declares {missing[0].decode()!r}" if missing else ""
 
 

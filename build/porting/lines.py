@@ -51,8 +51,11 @@ def occurrences(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]
     """Return every index at which `needle` begins in `haystack`; none for an empty needle."""
     if not needle:
         return []
-    wanted = list(needle)
-    return [at for at in _where(haystack, wanted[0]) if list(haystack[at : at + len(wanted)]) == wanted]
+    wanted, size = list(needle), len(needle)
+    # The longest item is the rarest: of a short one, such as a bracket, there are many.
+    rare = max(range(size), key=lambda n: len(wanted[n]))
+    starts = (at - rare for at in _where(haystack, wanted[rare]))
+    return [at for at in starts if at >= 0 and list(haystack[at : at + size]) == wanted]
 
 
 def _where(haystack: Sequence[bytes], item: bytes) -> Iterator[int]:

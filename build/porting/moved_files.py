@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from build.porting.lines import distinctive, norm
@@ -28,6 +29,20 @@ PROBES = 8
 LARGEST = 1 << 19
 
 
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Files among which one is searched; each line is searched once, since hunks close to each other share lines."""
+
+    files: Mapping[str, bytes]
+    _having: dict[bytes, list[str]] = field(default_factory=dict)
+
+    def having(self, line: bytes) -> list[str]:
+        """Return the files that have a line."""
+        if line not in self._having:
+            self._having[line] = [name for name, data in self.files.items() if line in data]
+        return self._having[line]
+
+
 @dataclass(slots=True)
 class Finder:
     """Finds what moved between two trees; each candidate is read once."""
@@ -35,7 +50,7 @@ class Finder:
     old: Tree
     new: Layer
     _contents: dict[str, bytes] = field(default_factory=dict)
-    _names: dict[str, list[str]] = field(default_factory=dict)
+    _changed_ones: dict[str, _Pool] = field(default_factory=dict)
 
     def renamed(self, path: str, data: bytes) -> tuple[str, str] | None:
         """Return the new path of a file that is gone, with the evidence; None if it is uncertain."""
@@ -45,7 +60,7 @@ class Finder:
         if len(same) == 1:
             return same[0], "the same content under another name"
         lines = {norm(line) for line in data.split(b"\n") if distinctive(line)}
-        found = _best(lines, self._read([n for n in fresh if alike(path, n)]), RENAMED, path)
+        found = _best(lines, _Pool(self._read([n for n in fresh if alike(path, n)])), RENAMED, path)
         return (found[0], f"{found[1]:.0%} of its distinctive lines are in {found[0]}") if found else None
 
     def piece(self, path: str, lines: Sequence[bytes]) -> tuple[str, str] | None:
@@ -54,23 +69,24 @@ class Finder:
         if len(wanted) < 3:
             return None
         old = self.old.entries
-        found = _best(wanted, self._read([name for name in self._changed(path) if name != path]), SPLIT, path)
+        found = _best(wanted, self._changed(path), SPLIT, path)
         if found is None:
             return None
         if found[0] in old and _share(wanted, self.old.read_many([found[0]]).get(found[0], b"")) > SPLIT / 2:
             return None  # the file had such lines before: a copy, not the part that moved
         return found[0], f"{found[1]:.0%} of the distinctive lines around it are in {found[0]}"
 
-    def _changed(self, path: str) -> list[str]:
+    def _changed(self, path: str) -> _Pool:
         kind = f"{path.startswith(_VENDORED)} {posixpath.splitext(path)[1]}"
-        if kind not in self._names:
+        if kind not in self._changed_ones:
             old = self.old.entries
-            self._names[kind] = [
+            names = [
                 name
                 for name, entry in self.new.tree.entries.items()
                 if (name not in old or old[name].blob != entry.blob) and alike(path, name)
             ]
-        return self._names[kind]
+            self._changed_ones[kind] = _Pool(self._read(names))
+        return self._changed_ones[kind]
 
     def _read(self, names: Sequence[str]) -> dict[str, bytes]:
         """Return the candidates' contents, each read once, in batches: a whole tree takes too much memory."""
@@ -100,21 +116,12 @@ def _share(lines: set[bytes], data: bytes) -> float:
     return sum(line in data for line in lines) / len(lines) if lines else 0.0
 
 
-def _promising(probe: Sequence[bytes], data: bytes, enough: float) -> bool:
-    """Whether `data` has enough of a few long lines; stops as soon as it cannot."""
-    misses = len(probe) - int(enough * len(probe))
-    for line in probe:
-        misses -= line not in data
-        if misses < 0:
-            return False
-    return True
-
-
-def _best(lines: set[bytes], files: dict[str, bytes], enough: float, path: str) -> tuple[str, float] | None:
-    """Return the file with the largest share of `lines`, if it is enough and ahead of the others."""
+def _best(lines: set[bytes], pool: _Pool, enough: float, path: str) -> tuple[str, float] | None:
+    """Return the file other than `path` with the largest share of `lines`, if it is enough and ahead of the others."""
     probe = sorted(lines, key=len, reverse=True)[:PROBES]
-    likely = {name: data for name, data in files.items() if _promising(probe, data, enough / 2)}
-    scored = sorted(((_share(lines, data) + _bonus(path, name), name) for name, data in likely.items()), reverse=True)
+    counts = Counter(name for line in probe for name in pool.having(line))
+    likely = [name for name in pool.files if counts[name] >= int(enough / 2 * len(probe)) and name != path]
+    scored = sorted(((_share(lines, pool.files[name]) + _bonus(path, name), name) for name in likely), reverse=True)
     if not scored or scored[0][0] < enough or (len(scored) > 1 and scored[0][0] - scored[1][0] < MARGIN):
         return None
     return scored[0][1], min(scored[0][0], 1.0)

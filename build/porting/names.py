@@ -8,11 +8,13 @@ from collections.abc import Iterable
 #: Strings, comments and conditions of the preprocessor, in which a word is no name. An apostrophe that is not closed on
 #: its line is left alone.
 _TEXT = re.compile(
-    rb"""^[ \t]*\#[ \t]*(?:if|el|endif|include|pragma|undef).*|//.*|/\*.*?\*/|(?:^|\s)\#\s.*|^\s*\*\s.*"""
+    rb"""^[ \t]*\#[ \t]*(?:if|el|endif|include|pragma|undef).*|//.*|/\*.*?\*/|(?:^|[ \t])\#[ \t].*|^[ \t]*\*[ \t].*"""
     rb"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""",
     re.MULTILINE,
 )
-NAME = re.compile(rb"(?<![\w.])[A-Za-z_]\w+|(?<=\.)[A-Za-z_]\w+")
+NAME = re.compile(rb"(?<!\w)[A-Za-z_]\w+")
+#: A name, or what no name is in: none of the latter begins with a letter.
+_USED = re.compile(rb"(" + NAME.pattern + rb")|" + _TEXT.pattern, re.MULTILINE)
 #: Words of the languages, and names of everyone's: none of them is renamed.
 WORDS = frozenset(
     b"""and as assert async auto await bool break case catch char class const continue def default del delete do double
@@ -48,6 +50,10 @@ _DECLARED = re.compile(
 _IMPORT = re.compile(rb"\s*(#\s*include\b|import\b|from\s+\S+\s+import\b|using\s|find_package\s*\()")
 
 
+#: Bytes that names are made of.
+_OF_NAMES = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
+
+
 def imports_only(lines: Iterable[bytes]) -> bool:
     """Whether lines do nothing but make names known."""
     return all(_IMPORT.match(line) or not line.strip() for line in lines)
@@ -64,7 +70,18 @@ def code(lines: Iterable[bytes]) -> bytes:
 
 
 def used(lines: Iterable[bytes]) -> set[bytes]:
-    return set(NAME.findall(code(lines))) - WORDS
+    return set(_USED.findall(b"".join(lines))) - WORDS - {b""}
+
+
+def has_word(data: bytes, name: bytes) -> bool:
+    """Whether a file has a name as a whole word, wherever that is."""
+    at = data.find(name)
+    while at >= 0:
+        end = at + len(name)
+        if data[at - 1 : at] not in _OF_NAMES and data[end : end + 1] not in _OF_NAMES:
+            return True
+        at = data.find(name, end)
+    return False
 
 
 def declared(lines: Iterable[bytes]) -> set[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 #: What brackets and `#` do not count in: comments, strings, characters; and numbers, which may have an apostrophe.
@@ -27,12 +27,29 @@ _BEFORE = re.compile(
 _LAUNCH = re.compile(rb"<<<[^;{}]*?>>>")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Variant:
-    """A file with one branch of each `#if` kept: `code` for a grammar, `bare` without texts and comments as well."""
+    """A file with one branch of each `#if` kept, without directives.
 
-    code: bytes
-    bare: bytes
+    Attributes:
+        plain: its lines.
+        texts: where its strings, characters and comments are.
+        code: `plain` for a grammar, without what looks like macros; `bare` without texts. Made when asked for.
+    """
+
+    plain: bytes
+    texts: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def code(self) -> bytes:
+        return _without_macros(self.plain)
+
+    @cached_property
+    def bare(self) -> bytes:
+        bare = bytearray(self.plain)
+        for start, end in self.texts:
+            bare[start:end] = _blank(self.plain[start:end])
+        return bytes(bare)
 
 
 @lru_cache(maxsize=8)
@@ -44,13 +61,15 @@ def variants(data: bytes) -> tuple[Variant, ...]:
     texts: list[tuple[int, int]] = []
     directives: list[tuple[int, int, bytes]] = []
     for match in _SCAN.finditer(data):
-        if match["directive"] is not None:
+        kind = match.lastgroup
+        if kind == "directive":
             directives.append((*match.span(), match["word"]))
-        elif match["comment"] is not None or match["text"] is not None:
+        elif kind is not None:
             texts.append(match.span())
     groups = _groups(directives)
-    found = [_variant(data, directives, texts, groups, which) for which in (0, -2)]
-    return tuple(dict.fromkeys(found))
+    branches = (0, -2) if any(len(group) > 2 for group in groups) else (0,)
+    plain = dict.fromkeys(_plain(data, directives, groups, which) for which in branches)
+    return tuple(Variant(lines, tuple(texts)) for lines in plain)
 
 
 def _groups(directives: list[tuple[int, int, bytes]]) -> list[list[tuple[int, int]]]:
@@ -67,13 +86,9 @@ def _groups(directives: list[tuple[int, int, bytes]]) -> list[list[tuple[int, in
     return groups
 
 
-def _variant(
-    data: bytes,
-    directives: list[tuple[int, int, bytes]],
-    texts: list[tuple[int, int]],
-    groups: list[list[tuple[int, int]]],
-    which: int,
-) -> Variant:
+def _plain(
+    data: bytes, directives: list[tuple[int, int, bytes]], groups: list[list[tuple[int, int]]], which: int
+) -> bytes:
     code = bytearray(data)
     for start, end, _ in directives:
         code[start:end] = _blank(data[start:end])
@@ -82,10 +97,7 @@ def _variant(
         for this, following in pairwise(group):
             if this != kept:
                 code[this[1] : following[0]] = _blank(data[this[1] : following[0]])
-    bare = bytearray(code)
-    for start, end in texts:
-        bare[start:end] = _blank(data[start:end])
-    return Variant(_without_macros(bytes(code)), bytes(bare))
+    return bytes(code)
 
 
 def _without_macros(code: bytes) -> bytes:

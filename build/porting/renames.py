@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from itertools import takewhile
 from os.path import commonprefix
 from typing import cast
 
@@ -50,7 +51,7 @@ class Renames:
 
 def find(alignment: Alignment) -> Renames:
     """Find renames in the lines that differ between the two files in names alone."""
-    before, known = alignment.base_names, alignment.ours_names
+    before, known = used(alignment.base), frozenset(used(alignment.ours))
     votes: dict[bytes, Counter[bytes]] = {}
     for old, new in _changed_names(alignment):
         if old not in known and new not in before and not (everyones(old) or everyones(new)):
@@ -127,7 +128,7 @@ def follow(
         if placed and result.verdict is not Verdict.UPSTREAM
     }
     hunks, final = list(located), list(results)
-    if not _unknown(alignment, wanted.values()):
+    if alignment.base == alignment.ours or not any(_lost(alignment, n) for n in set[bytes]().union(*wanted.values())):
         return hunks, final
     renames = find(alignment)
     for number, every in wanted.items():
@@ -143,10 +144,13 @@ def _used(placed: Placed) -> set[bytes]:
     return used(line for group in placed.groups for line in group.added if line not in removed)
 
 
-def _unknown(alignment: Alignment, wanted: Iterable[set[bytes]]) -> bool:
-    """Whether the new file lacks one of the names; most patches use none such, and large files take time to search."""
-    names = set[bytes]().union(*wanted)
-    return bool(names) and alignment.base != alignment.ours and not names <= alignment.ours_names
+def _lost(alignment: Alignment, name: bytes) -> bool:
+    """Whether only the old file has a name, or others that begin like it: no other name can have been renamed."""
+    before, now = alignment.base_names, alignment.ours_names
+    if name in now:
+        return False
+    heads = (name[:size] for size in range(PREFIX, len(name) + 1))
+    return name in before or any(not now.begins(head) for head in takewhile(before.begins, heads))
 
 
 def _followed(found: dict[bytes, bytes], placed: Placed, result: HunkResult) -> tuple[Placed, HunkResult]:

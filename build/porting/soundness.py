@@ -10,9 +10,20 @@ from build.porting import brackets
 from build.porting.alignment import Alignment
 from build.porting.calls import judged
 from build.porting.definitions import repeated
-from build.porting.grammar import Language, Span, UnreadableError, codes, compiles, language_of, languages_of, read
+from build.porting.grammar import (
+    Language,
+    Span,
+    UnreadableError,
+    compiles,
+    form,
+    forms,
+    language_of,
+    languages_of,
+    read,
+)
 from build.porting.groups import Edit, Placed, apply_edits
 from build.porting.hunks import HunkResult
+from build.porting.preprocessor import variants
 
 #: Largest file in bytes in which definitions and calls are compared: they take more time than the syntax.
 LARGEST = 1 << 20
@@ -79,8 +90,9 @@ def lost(path: str, before: bytes, after: bytes) -> str:
             return ""
         if language is Language.PYTHON:
             return "" if compiles(before) or not (why := compiles(after)) else f"it is not valid Python: {why}"
-        forms = zip(codes(language, before), codes(language, after), strict=False)
-        errors = [new.errors for old, code in forms if not read(language, old).errors and (new := read(language, code))]
+        numbers = range(min(forms(language, before), forms(language, after)))
+        sound = [number for number in numbers if not read(language, form(language, before, number)).errors]
+        errors = [read(language, form(language, after, number)).errors for number in sound]
     except UnreadableError:
         return ""
     found = next((spans[0] for spans in errors if spans), None)
@@ -145,11 +157,11 @@ class _Syntax:
 def _made(language: Language, change: Change) -> _Syntax:
     errors: list[Span] = []
     unread: list[Span] = []
-    for form in _forms(language, change):
-        after = read(language, form[1])
+    for number in _forms(language, change):
+        after = read(language, form(language, change.after, number))
         if not after.errors:
             continue
-        before = read(language, form[0])
+        before = read(language, form(language, change.before, number))
         if not before.errors:
             errors += after.errors
             continue
@@ -171,18 +183,16 @@ def _moved(change: Change, place: int, line: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def _forms(language: Language, change: Change) -> tuple[tuple[bytes, bytes], ...]:
-    """Return what a grammar is given of a file before and after: in C and C++ only those variants that show the edits.
+def _forms(language: Language, change: Change) -> range:
+    """Return which forms of a file a grammar is given: in C and C++ only those variants that show the edits."""
+    if all(_first_shows(language, *side) for side in ((change.after, change.new), (change.before, change.old))):
+        return range(1)
+    return range(max(forms(language, data) for data in (change.before, change.after)))
 
-    Where a file has fewer variants, its last stands for the others.
-    """
-    before, after = codes(language, change.before), codes(language, change.after)
-    count = max(len(before), len(after))
-    pairs = [(before[min(n, len(before) - 1)], after[min(n, len(after) - 1)]) for n in range(count)]
-    whole = _shown(change.before, change.old) + _shown(change.after, change.new)
-    if _shown(pairs[0][0], change.old) + _shown(pairs[0][1], change.new) == whole:
-        return (pairs[0],)
-    return tuple(pairs)
+
+def _first_shows(language: Language, data: bytes, spans: Sequence[Span]) -> bool:
+    lines = _shown(data, spans) if forms(language, data) > 1 else 0
+    return not lines or _shown(variants(data)[0].plain, spans) == lines
 
 
 def _shown(code: bytes, spans: Sequence[Span]) -> int:
@@ -199,7 +209,7 @@ def _excused(language: Language, own: Change) -> bool:
     """Whether the grammar cannot read the patch in its own tree either: it may use a macro."""
     if _made(language, own).errors:
         return True
-    readings = [read(language, after) for _, after in _forms(language, own)]
+    readings = [read(language, form(language, own.after, number)) for number in _forms(language, own)]
     return any(reading.broken(reading.around(span)) for reading in readings for span in own.new)
 
 
@@ -226,16 +236,16 @@ def _meaning(language: Language, port: Change, own: Change) -> tuple[str, ...]:
 
 def _doubled(language: Language, change: Change) -> dict[str, int]:
     found: dict[str, int] = {}
-    for before, after in _forms(language, change):
-        now = repeated(language, after, change.new)
-        known = repeated(language, before, change.old) if now else {}
+    for number in _forms(language, change):
+        now = repeated(language, form(language, change.after, number), change.new)
+        known = repeated(language, form(language, change.before, number), change.old) if now else {}
         found |= {name: count for name, count in now.items() if count > known.get(name, 1)}
     return found
 
 
 def _called(language: Language, change: Change) -> dict[str, str]:
     found: dict[str, str] = {}
-    for _, code in _forms(language, change):
-        for name, why in judged(language, code, change.new).items():
+    for number in _forms(language, change):
+        for name, why in judged(language, form(language, change.after, number), change.new).items():
             found[name] = found.get(name, "") or why
     return found

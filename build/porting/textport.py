@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from types import MappingProxyType
 
-from build.git import Git
 from build.porting import halves, markers, renames, soundness
 from build.porting.alignment import Alignment, align
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import HunkResult, context_changes, human, port_hunk
 from build.porting.lines import norm
+from build.porting.merges import Merge
 from build.porting.moved_code import port_moved, port_without_base
 from build.series.inspect import Text, locate
 from build.series.model import Hunk
@@ -226,33 +224,9 @@ def crosscheck(
         if placed and result.edits and result.method in _BY_ALIGNMENT and result.verdict is not Verdict.PARTLY
     ]
     final = list(results)
-    for placed, result in _disputed(alignment, pairs):
-        final[placed.number - 1] = human(f"git's three-way merge puts it elsewhere; {result.evidence}")
+    if pairs:
+        merge = Merge.of(alignment.base, alignment.ours, [placed for placed in located if placed])
+        for placed, result in pairs:
+            if merge.differs(placed, result.edits):
+                final[placed.number - 1] = human(f"git's three-way merge puts it elsewhere; {result.evidence}")
     return final
-
-
-def _disputed(alignment: Alignment, pairs: Sequence[tuple[Placed, HunkResult]]) -> Iterator[tuple[Placed, HunkResult]]:
-    """Yield the hunks that git alone merges cleanly to something else, by halves: most are as git has them."""
-    if not pairs:
-        return
-    merged = _merge(alignment, [placed for placed, _ in pairs])
-    edits = [edit for _, result in pairs for edit in result.edits]
-    if merged == b"".join(apply_edits(alignment.ours, edits)):
-        return
-    if len(pairs) > 1:
-        middle = len(pairs) // 2
-        yield from _disputed(alignment, pairs[:middle])
-        yield from _disputed(alignment, pairs[middle:])
-    elif merged is not None:
-        yield pairs[0]
-
-
-def _merge(alignment: Alignment, placed: Sequence[Placed]) -> bytes | None:
-    """Return what `git merge-file` makes of some hunks, None where it finds a conflict."""
-    edits = [Edit(group.start, group.end, group.added) for item in placed for group in item.groups]
-    sides = (alignment.ours, alignment.base, apply_edits(alignment.base, edits))
-    with tempfile.TemporaryDirectory(prefix="multiworld-merge-") as folder:
-        for name, lines in zip(("ours", "base", "theirs"), sides, strict=True):
-            Path(folder, name).write_bytes(b"".join(lines))
-        done = Git(Path(folder)).call("merge-file", "-p", "--diff3", "ours", "base", "theirs")
-    return None if done.returncode else done.stdout

@@ -6,11 +6,12 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from build.porting.companions import Place, defined, hunks_of, placed_of
 from build.porting.grammar import languages_of
 from build.porting.moved_files import kind_of
-from build.porting.names import NAME, declared, used
+from build.porting.names import NAME, declared, has_word, used
 from build.porting.trees import Layer
 from build.series.model import PatchFile
 from build.series.verdicts import HunkVerdict
@@ -28,6 +29,7 @@ _WORDS = bytes(byte if re.match(rb"\w", bytes([byte])) else 32 for byte in range
 
 #: The files that have a name: their content by name and path.
 Found = Mapping[bytes, Mapping[str, bytes]]
+_Names = Mapping[Place, set[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,12 @@ class Names:
     """The files of a layer that have a name, each name searched once, while the layer stays as it is.
 
     Attributes:
-        kinds: endings of the files that are searched.
+        paths: the files that are searched.
         enough: number of files from which on a name is not searched any more.
     """
 
     layer: Layer
-    kinds: frozenset[str]
+    paths: Collection[str]
     enough: int = sys.maxsize
     _found: dict[bytes, dict[str, bytes]] = field(default_factory=dict)
 
@@ -48,7 +50,7 @@ class Names:
         """Return the files with each name; a name that none has is left out."""
         rare = {name for name in names if name not in self._found}
         self._found.update((name, {}) for name in rare)
-        for path, data in self.layer.read_all(self.kinds) if rare else ():
+        for path, data in self.layer.read_all(self.paths) if rare else ():
             for name in among(rare, data):
                 self._found[name][path] = data
                 if len(self._found[name]) == self.enough:
@@ -58,17 +60,48 @@ class Names:
         return {name: found for name in names if (found := self._found[name])}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trees:
-    """The names of the tree that a patch is for, and of the one that it is ported to, both without the patch."""
+    """The tree that a patch is for, and the one that it is ported to, both without the patch.
 
-    old: Names
-    new: Names
+    A name that left is in files that only the old tree has, or that are different there: most files are the same.
+    """
 
-    @classmethod
-    def of(cls, patch: PatchFile, old: Layer, new: Layer) -> Trees:
-        kinds = frozenset().union(*map(kind_of, patch.paths))
-        return cls(Names(old, kinds), Names(new, kinds, ENOUGH))
+    patch: PatchFile
+    old: Layer
+    new: Layer
+
+    @cached_property
+    def _kinds(self) -> frozenset[str]:
+        return frozenset().union(*map(kind_of, self.patch.paths))
+
+    @cached_property
+    def _shared(self) -> set[str]:
+        return self.old.shared(self.new, self.old.paths(self._kinds))
+
+    @cached_property
+    def _old(self) -> list[str]:
+        return [path for path in self.old.paths(self._kinds) if path not in self._shared]
+
+    @cached_property
+    def once(self) -> Names:
+        """The names of the old tree's files that the new one has not, or otherwise."""
+        return Names(self.old, self._old, ENOUGH)
+
+    @cached_property
+    def before(self) -> Names:
+        """The same with all files that have a name."""
+        return Names(self.old, self._old)
+
+    @cached_property
+    def now(self) -> Names:
+        """The names of the new tree's files that the old one has not, or otherwise."""
+        return Names(self.new, [path for path in self.new.paths(self._kinds) if path not in self._shared], ENOUGH)
+
+    @cached_property
+    def always(self) -> Names:
+        """The names of the files that both trees have."""
+        return Names(self.new, [path for path in self.new.paths(self._kinds) if path in self._shared], ENOUGH)
 
 
 def suspects(patch: PatchFile, verdicts: Iterable[HunkVerdict], trees: Trees) -> dict[Place, str]:
@@ -77,15 +110,28 @@ def suspects(patch: PatchFile, verdicts: Iterable[HunkVerdict], trees: Trees) ->
     Args:
         patch: the patch; only its changes of C, C++, Python and CMake are looked at.
         verdicts: what was found for its hunks.
-        trees: the names of both trees.
+        trees: both trees.
     """
-    new, old = trees.new, trees.old
-    uses, defines = _names(patch, verdicts, new.layer)
+    uses, defines = _names(patch, verdicts, trees.new)
     wanted = {name for names in (*uses.values(), *defines.values()) for name in names if len(name) >= SHORT}
-    if not 0 < len(wanted) <= MOST or not (old.layer.tree.whole and new.layer.tree.whole):
+    if not 0 < len(wanted) <= MOST or not (trees.old.tree.whole and trees.new.tree.whole):
         return {}
-    now = new.files(wanted)
-    before = old.files({name for name in wanted if len(now.get(name, ())) < ENOUGH})
+    once = trees.once.files(wanted)
+    now = trees.now.files(once.keys())
+    here = {name for names in defines.values() for name in names}
+    rare = {name for name in once if len(now.get(name, ())) < (ENOUGH if name in here else 1)}
+    known = {name: once[name] for name in rare if len(once[name]) < ENOUGH}
+    before = {**known, **trees.before.files(rare - known.keys())}
+    if not _left(uses, defines, before, now):
+        return {}
+    always = trees.always.files(before.keys())
+    return _left(
+        uses, defines, before, {name: {**now.get(name, {}), **always.get(name, {})} for name in {*now, *always}}
+    )
+
+
+def _left(uses: _Names, defines: _Names, before: Found, now: Found) -> dict[Place, str]:
+    """Return the hunks with a name that left, by the files that have it `before` and `now`."""
     found = {}
     for place, names in uses.items():
         if gone := sorted(name for name in names & before.keys() - now.keys() if _declares(before, name)):
@@ -99,21 +145,17 @@ def suspects(patch: PatchFile, verdicts: Iterable[HunkVerdict], trees: Trees) ->
     return found
 
 
-def _names(
-    patch: PatchFile, verdicts: Iterable[HunkVerdict], new: Layer
-) -> tuple[dict[Place, set[bytes]], dict[Place, set[bytes]]]:
+def _names(patch: PatchFile, verdicts: Iterable[HunkVerdict], new: Layer) -> tuple[_Names, _Names]:
     """Return the names of each placed hunk that its added lines use, and its file lacks, and those that they define."""
     hunks = {place: hunk for place, hunk in hunks_of(patch).items() if languages_of(place[0])}
     own = declared(line for hunk in hunks.values() for line in hunk.added)
     uses, defines = {}, {}
-    files: dict[str, set[bytes]] = {}
     for place in placed_of(verdicts):
         state = new.get(place[0])
         if place in hunks and state:
             hunk, removed = hunks[place], set(hunks[place].removed)
-            if place[0] not in files:
-                files[place[0]] = set(NAME.findall(state.data))
-            uses[place] = used(line for line in hunk.added if line not in removed) - own - files[place[0]]
+            every = used(line for line in hunk.added if line not in removed) - own
+            uses[place] = {name for name in every if not has_word(state.data, name)}
             defines[place] = defined(hunk.added).difference(*map(NAME.findall, removed))
     return uses, defines
 
@@ -122,7 +164,7 @@ def among(names: Collection[bytes], data: bytes) -> set[bytes]:
     """Return those of `names` that a file has as whole words; of many names it is quicker to compare its words."""
     if len(names) > MANY:
         return set(names).intersection(data.translate(_WORDS).split())
-    return {name for name in names if name in data and re.search(rb"\b%s\b" % re.escape(name), data)}
+    return {name for name in names if has_word(data, name)}
 
 
 def _declares(found: Found, name: bytes) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from build.porting import alignment
 from build.porting.alignment import Alignment, align, align_all
+from build.porting.diffs import diffs
 
 #: Lines that look like those of a diff.
 LIKE_A_DIFF = [b"diff --git 1 1\n", b"@@ -1 +1 @@\n", b"-a\n", b"+b\n", b"\\ No newline at end of file\n"]
@@ -35,6 +36,11 @@ def test_files_are_aligned_together_as_each_alone() -> None:
     ]
     alignment._LAST.clear()
     assert together == [maps(align(*pair)) for pair in PAIRS]
+
+
+def test_changes_are_the_same_with_context() -> None:
+    pairs = [(b"".join(base), b"".join(ours)) for base, ours in PAIRS]
+    assert diffs(pairs, context=1) == diffs(pairs)
 
 
 def test_only_the_last_alignments_are_kept() -> None:

@@ -104,7 +104,7 @@ def test_names_are_found_as_whole_words(more: int) -> None:
 def test_a_name_is_searched_once(tmp_path: Path) -> None:
     _, before, _ = old_and_new(tmp_path, {"a.h": b"alpha\n", "b.h": b"alpha beta\n", "c.h": b"alpha\n"}, {})
     layer = Layer(before)
-    names = Names(layer, frozenset({".h"}), 2)
+    names = Names(layer, layer.paths({".h"}), 2)
     assert {name: set(found) for name, found in names.files({b"alpha", b"beta"}).items()} == {
         b"alpha": {"a.h", "b.h"},
         b"beta": {"b.h"},
@@ -121,4 +121,4 @@ def test_a_layer_is_searched_as_it_is(tmp_path: Path) -> None:
     layer = Layer(before)
     layer.put("api.h", None)
     layer.put("new.h", trees.FileState("100644", b"void is_tainted_by(void);\n"))
-    assert dict(layer.read_all({".h", ".c"})) == {"b.h": HEADER, "new.h": b"void is_tainted_by(void);\n"}
+    assert dict(layer.read_all(layer.paths({".h", ".c"}))) == {"b.h": HEADER, "new.h": b"void is_tainted_by(void);\n"}
