@@ -82,26 +82,23 @@ def _definer(inputs: Inputs, symbol: str, demangled: str, have: Collection[str],
     )
 
 
-def compile_closure(inputs: Inputs, patched: Mapping[str, str]) -> tuple[Object, ...]:
-    """Compile the patched units, the release's extra ones, and the units with hidden symbols that these need.
-
-    For patches of a user also the units whose stock code uses hidden symbols of these.
+def compile_closure(inputs: Inputs) -> tuple[Object, ...]:
+    """Compile the patched units, the release's extra ones, and the units with hidden symbols that these need or give.
 
     Raises:
         CompileError: a unit does not compile, or no unit defines a hidden symbol.
         NeedsFullBuildError: stock code that cannot be in the overlay uses hidden symbols of its units.
     """
-    units = dict(patched)
+    units = dict(inputs.units)
     units |= {unit.path: unit.reason for unit in inputs.release.extra_units if unit.path not in units}
     done = {item.unit: item for item in compile_units(inputs, units)}
     _add_needed(inputs, done)
-    if inputs.owners is not None:  # what the project's series change, is exported
-        for _ in range(_MOST_USERS):
-            if not (found := _concerned(inputs, done)):
-                return tuple(done.values())
-            _add_user(inputs, done, found)
-            _add_needed(inputs, done)
-        _refuse_users(_concerned(inputs, done))
+    for _ in range(_MOST_USERS):
+        if not (found := _concerned(inputs, done)):
+            return tuple(done.values())
+        _add_user(inputs, done, found)
+        _add_needed(inputs, done)
+    _refuse_users(_concerned(inputs, done))
     return tuple(done.values())
 
 
@@ -120,8 +117,8 @@ def _concerned(inputs: Inputs, done: Mapping[str, Object]) -> dict[str, frozense
 
 
 def _spared(inputs: Inputs, unit: str) -> frozenset[str]:
-    """Return the functions of a unit that the patch does not concern: none, if it changes a header."""
-    if any(is_header(path) for path in inputs.changed):
+    """Return the functions of a unit that the patch does not concern: none, if it changes a header that is not safe."""
+    if any(is_header(path) and path not in inputs.safe_headers for path in inputs.changed):
         return frozenset()
     new = (inputs.tree / unit).read_text(encoding="utf-8", errors="surrogateescape")
     return touched.spared(inputs.originals.get(unit, new), new)
