@@ -46,17 +46,18 @@ def _scoped_name(demangled: str) -> tuple[str, str]:
 
 
 def _definers(tree: Path, demangled: str) -> list[str]:
-    """Return the units whose text seems to define a symbol, most likely first: with a body, qualified, by name."""
+    """Return the units whose text seems to define a symbol, most likely first: functions, qualified, variables, ..."""
     scope, name = (re.escape(part).encode() for part in _scoped_name(demangled))
     unqualified = rb"^[\w:<>,&*~\s]*\b" + name + rb"\s*\("
     body = re.compile(unqualified + rb"[^;{}]*\)[^;{}]*\{", re.M)
     qualified = re.compile(rb"\b" + scope + rb"(<[^<>]*>)?::\s*" + name + rb"\b\s*[({=;]")
+    variable = re.compile(rb"^(?!.*\bextern\b)[\w:<>,&*\s]*\b" + name + rb"\s*(=[^=]|\{|;)", re.M)
     mention = re.compile(unqualified, re.M)
     units = [path for root in _SEARCH for path in sorted((tree / root).rglob("*.cpp"))]
     read = ((path, path.read_bytes()) for path in units if "test" not in path.parts)
     texts = {str(path.relative_to(tree)): text for path, text in read if re.search(rb"\b" + name + rb"\b", text)}
     ranks = {
-        path: tuple(pattern.search(text) is None for pattern in (body, qualified, mention))
+        path: tuple(pattern.search(text) is None for pattern in (body, qualified, variable, mention))
         for path, text in texts.items()
     }
     return [path for path in sorted(ranks, key=lambda path: (ranks[path], path)) if not all(ranks[path])][:_MOST_TRIED]

@@ -40,11 +40,10 @@ def includers(tree: Path) -> dict[str, set[str]]:
     By file name, not by path: one includer too many only requires a reason, one too few breaks a layout.
     """
     by_header: dict[str, set[str]] = defaultdict(set)
-    looked = [(root, _INCLUDE, (*_HEADERS, *_UNITS)) for root in _ROOTS]
-    looked += [(root, _NAMED, (*_HEADERS, ".cpp", ".in", ".py")) for root in GENERATORS]
-    for root, pattern, suffixes in looked:
+    for root in (*_ROOTS, *GENERATORS):
+        pattern, more = (_NAMED, (".in", ".py")) if root in GENERATORS else (_INCLUDE, ())
         for path in (tree / root).rglob("*"):
-            if path.suffix in suffixes and path.is_file():
+            if path.suffix in (*_HEADERS, *_UNITS, *more) and path.is_file():
                 for name in pattern.findall(path.read_bytes()):
                     by_header[name.decode("utf-8", "replace").rpartition("/")[2]].add(str(path.relative_to(tree)))
     return by_header

@@ -54,6 +54,8 @@ _SUBMODULES = {
     "fbgemm": "third_party/fbgemm/include",
     "httplib.h": "third_party/cpp-httplib",
     "onnx": "third_party/onnx",
+    "ideep": "third_party/ideep/include",
+    "ideep.hpp": "third_party/ideep/include",
     "flatbuffers": "third_party/flatbuffers/include",
 }
 

@@ -19,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 from build.errors import CompileError
 from build.overlay.checks import spans
 from build.overlay.model import Inputs, Object
-from build.overlay.symbols import Symbol, defined, demangle, table
+from build.overlay.symbols import Symbol, defined, defined_among, demangle, table
 from build.overlay.toolchain import run_compiler
 from build.process import run
 
@@ -84,7 +84,7 @@ def users(inputs: Inputs, objects: Iterable[Object]) -> dict[str, frozenset[str]
         for name in inputs.replaceable:
             library = inputs.lib / name
             hidden = strong - defined(library, dynamic=True).keys()
-            if wanted := _owner(defined(library, dynamic=False), hidden) if hidden else {}:
+            if wanted := _owner(defined_among(library, hidden), hidden) if hidden else {}:
                 ranges = spans(objects, defined(library, dynamic=True))
                 for symbol, callers in _users(library, scanner, wanted, own, ranges).items():
                     found[symbol] |= callers

@@ -91,3 +91,17 @@ def test_a_stock_function_of_the_unit_itself_is_no_user(little: Little, tmp_path
     patch = {NCCL_CPP: text.replace("aid(", "renamed(").replace("return 5", "return 6")}
     made = compile_closure(lt.inputs(other, tmp_path / "tree", patch))
     assert [item.unit for item in made] == [NCCL_CPP, HIDDEN_CPP]
+
+
+def test_the_unit_of_a_hidden_variable_comes_along(little: Little, tmp_path: Path) -> None:
+    """A variable is defined without its scope, as `const std::string PREFIX = "x";` in a namespace."""
+    (secret,) = lt.edited(
+        HIDDEN_CPP, "int Secret::value", "extern const int LIMIT;\nconst int LIMIT = 7;\nint Secret::value"
+    ).values()
+    stock = lt.inputs(little, tmp_path / "stock", {HIDDEN_CPP: secret})
+    other = lt.relink_cuda(little, stock.tree, tmp_path / "wheel")
+    text = "#include <torch/csrc/Export.h>\nnamespace torch::cuda { extern const int LIMIT; }\n"
+    text += 'extern "C" TORCH_API int use_answer() { return torch::cuda::LIMIT; }\n'
+    text += 'extern "C" TORCH_API int use_version() { return 1; }\n'
+    made = compile_closure(lt.inputs(other, tmp_path / "tree", {USER_CPP: text}))
+    assert [item.unit for item in made] == [USER_CPP, HIDDEN_CPP]

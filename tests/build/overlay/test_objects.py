@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -187,7 +188,7 @@ def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path, mo
 def test_no_more_compilers_at_once_than_asked_for(
     little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     script, busy, more = tmp_path / "lone-g++", tmp_path / "busy", tmp_path / "more"
     script.write_text(f'#!/bin/sh\nmkdir "{busy}" || touch "{more}"\ng++ "$@"\nsleep 0.2\nrmdir "{busy}"\n')
     script.chmod(0o755)
