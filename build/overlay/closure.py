@@ -84,7 +84,10 @@ def _definer(inputs: Inputs, symbol: str, demangled: str, have: Collection[str],
 
 
 def compile_closure(inputs: Inputs) -> tuple[Object, ...]:
-    """Compile the patched units, the release's extra ones, and the units with hidden symbols that these need or give.
+    """Compile the patched units, the release's extra ones, and the units with hidden symbols that these need.
+
+    For patches of a user also the units whose stock code uses hidden symbols of these; of a series, probes show that
+    it is in force.
 
     Raises:
         CompileError: a unit does not compile, or no unit defines a hidden symbol.
@@ -94,6 +97,8 @@ def compile_closure(inputs: Inputs) -> tuple[Object, ...]:
     units |= {unit.path: unit.reason for unit in inputs.release.extra_units if unit.path not in units}
     done = {item.unit: item for item in compile_units(inputs, units)}
     _add_needed(inputs, done)
+    if inputs.release.series:
+        return tuple(done.values())
     for _ in range(_MOST_USERS):
         if not (found := _concerned(inputs, done)):
             return tuple(done.values())
