@@ -76,7 +76,9 @@ def _pytest(
         session.install(f"torch=={torch}", numpy)
     else:  # pip, not uv: it uses the find-links folders of this machine's configuration
         session.install("pip")
-        session.run_install("python", "-m", "pip", "install", "-q", f"torch=={torch}", numpy)
+        # What is imported is compiled then, and torch is the most of what would be compiled for nothing.
+        session.run_install("python", "-m", "pip", "install", "-q", "--no-compile", f"torch=={torch}", numpy)
+        session.run_install("python", "-c", "import torch.distributed")
     session.install("-e", f".[{extras}]")
     chosen = {"named": arguments} if arguments else suites
     for name, what in chosen.items():
