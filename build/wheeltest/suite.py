@@ -17,7 +17,7 @@ from build import official, paths, record, releases
 from build.console import console, log, log_to_file, note, progress, step
 from build.errors import ProbeError, UsageError
 from build.paths import REPO
-from build.process import run_shown, run_together
+from build.process import run, run_shown, run_together
 from build.record import BuildRecord
 from build.wheeltest.environments import Form, environment, install
 from build.wheeltest.results import (
@@ -164,6 +164,8 @@ def _python(plan: Plan, form: Form, wheels: list[Path], stack: ExitStack) -> Pat
     python = stack.enter_context(environment(form, plan.made.python, wheels))
     if plan.multiworld:
         _prepare_multiworld(python)
+    # Once: the suites begin together, and each process would compile torch. Whether it works is theirs to say.
+    run([python, "-c", "import torch.distributed"])
     return python
 
 
