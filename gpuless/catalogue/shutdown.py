@@ -61,12 +61,8 @@ PROBES: tuple[Probe, ...] = (
     _nothing_pending(
         "lost-peer", "a peer dies after the last operation, ncclCommFinalize waits; timeout 4 s", hangs=True
     ),
-    _aborted(
-        "flush-abort", "another thread is in shutdown(), which waits for an operation: both return", pending=True
-    ),
-    _aborted(
-        "abort", "another thread is in shutdown(), which waits in ncclCommFinalize: both return", _FINALIZE_HANGS
-    ),
+    _aborted("flush-abort", "another thread is in shutdown(), which waits for an operation: both return", pending=True),
+    _aborted("abort", "another thread is in shutdown(), which waits in ncclCommFinalize: both return", _FINALIZE_HANGS),
     _aborted("abort-hangs", "the same, and ncclCommAbort hangs: both return", _FINALIZE_HANGS, ABORT_HANGS),
     _aborted("after-abort-hangs", "ncclCommAbort hangs; shutdown() afterwards returns", ABORT_HANGS, first="abort"),
     Probe(
