@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import fake
 from breakage import Call, answer
 from ending import abort_of
@@ -38,19 +36,18 @@ def run(pending: bool, inject: list[tuple[str, int, int]], first: str = "shutdow
         fake.await_true(lambda: fake.calls("ncclCommFinalize") > 0, 1)  # the patched one flushes before, unseen
         detail["abort"] = answer(abort_of(ending.group), _PATIENCE)
     detail["shutdown"] = shutdown.answer(_PATIENCE)
-    detail["aborted"] = ending.is_aborted()
-    return _judged(healthy, detail), detail
+    return _judged(ending, healthy, detail), detail
 
 
-def _judged(healthy: World, detail: dict[str, object]) -> str:
+def _judged(ending: World, healthy: World, detail: dict[str, object]) -> str:
     before = fake.launched()
     detail["other world"] = answer(lambda: healthy.run("all_reduce"))
     if detail["other world"] != "returned" or fake.launched() == before:
         return "NOT_LAUNCHED"
     if "no answer" in (detail["abort"], detail["shutdown"]):
         return "STALLED"
-    if not detail["aborted"] and not fake.hanging("ncclCommAbort"):
-        return "NOT_ABORTED"
-    fake.lift("ncclCommFinalize", "ncclCommAbort")  # their threads go on, with a communicator that has ended
-    time.sleep(1)  # no event to wait for: what must not happen is a use of it
-    return "USED_AFTER_FREE" if fake.misused() else "OK"
+    fake.lift("ncclCommFinalize", "ncclCommAbort")  # their threads go on
+    detail["ended after"] = fake.await_true(lambda: all(map(fake.has_ended, ending.comms)), _PATIENCE / 4)
+    if fake.misused():
+        return "USED_AFTER_FREE"
+    return "LEAKED" if detail["ended after"] is None else "OK"
