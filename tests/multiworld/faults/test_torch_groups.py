@@ -18,6 +18,8 @@ from tests.multiworld.procs import wait_until
 pytestmark = pytest.mark.only_rows("torch-nccl (simulated)", "it is about torch's own groups, with injected failures")
 
 WORLD = "struck"
+#: before 2.6 the wait has no default that is any use
+NON_BLOCKING = {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1", "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30"}
 #: abort() itself waits ten seconds at most
 ABORT_SECONDS = 15.0
 
@@ -39,7 +41,7 @@ def test_a_launch_fails(scene: Scene, operation: str) -> None:
     assert raised == "DistBackendError"
 
 
-@pytest.mark.parametrize("variables", [{}, {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}], ids=["blocking", "non-blocking"])
+@pytest.mark.parametrize("variables", [{}, NON_BLOCKING], ids=["blocking", "non-blocking"])
 def test_a_shutdown_is_aborted(scene: Scene, variables: dict[str, str]) -> None:
     """Its peer is dead, so that it waits for it: an abort by another thread ends that, and another group goes on."""
     us, other, peer = [scene.worker(env=variables) for _ in range(3)]
