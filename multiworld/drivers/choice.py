@@ -7,7 +7,7 @@ import torch
 from multiworld.config import WorldConfig
 
 # Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
-from multiworld.drivers import nccl, torch_nccl
+from multiworld.drivers import nccl, nccl_environment, torch_nccl
 from multiworld.drivers.communicator import Communicator, Member
 from multiworld.drivers.device import DeviceDriver
 from multiworld.drivers.gloo import GlooDriver
@@ -31,10 +31,31 @@ def make_driver(config: WorldConfig, place: int, size: int, store: LaneStore, ad
     return DeviceDriver(_communicator(config.backend, us), store, us)
 
 
+def settle_environment(backend: str, world: str, rank: int) -> None:
+    """Set the variables that the driver of a backend for CUDA devices needs, in the thread that joins.
+
+    A later change of the environment could crash the process: C code of other threads, torch's too, reads it meanwhile.
+
+    Args:
+        backend: as for ``unavailable``.
+        world: that is joined.
+        rank: ours in it.
+
+    Raises:
+        BackendFailed: the user has set one of them otherwise.
+    """
+    if not _has_bindings(backend):
+        nccl_environment.settle(world, rank)
+
+
 def _communicator(backend: str, us: Member) -> Communicator:
-    if backend == "nccl" and nccl.unavailable() is None:
+    if _has_bindings(backend):
         return nccl.NcclCommunicator(us)
     return torch_nccl.TorchNcclCommunicator(us)
+
+
+def _has_bindings(backend: str) -> bool:
+    return backend == "nccl" and nccl.unavailable() is None
 
 
 def unavailable(backend: str) -> str | None:

@@ -1,6 +1,6 @@
 """The environment that torch's NCCL group needs to outlive a dead peer, and what of NCCL is here.
 
-Nothing is set at import. ``settle`` sets what is missing before the first group; what the user set otherwise is
+Nothing is set at import. ``settle`` sets what is missing when a world is joined; what the user set otherwise is
 refused with the remedy, never changed.
 """
 

@@ -50,6 +50,7 @@ def checked_config(
     Raises:
         InvalidArgument: name, rank, size or a timeout cannot be right.
         BackendUnavailable: the backend is unknown, or cannot work here.
+        BackendFailed: the environment is set otherwise than the backend needs it.
     """
     if not isinstance(name, str) or not name or "\n" in name:
         raise _invalid(name, None, f"{name!r} is not a valid name for a world", "pass a non-empty string in one line")
@@ -109,9 +110,12 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
                 name, rank, "gloo", torch.cuda.is_available(), f"torch sees no CUDA device, but device={str(place)!r}"
             )
         return str(place)
-    why = importlib.import_module("multiworld.drivers.choice").unavailable(backend)
+    choice = importlib.import_module("multiworld.drivers.choice")
+    why = choice.unavailable(backend)
     _require(name, rank, backend, why is None, why or "")
-    return str(_cuda_device(name, rank, backend, device))
+    place = _cuda_device(name, rank, backend, device)
+    choice.settle_environment(backend, name, rank)
+    return str(place)
 
 
 def _cuda_device(name: str, rank: int, backend: str, device: torch.device | str | None) -> torch.device:

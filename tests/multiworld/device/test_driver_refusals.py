@@ -166,6 +166,16 @@ def test_an_environment_that_was_set_otherwise(tmp_path: Path) -> None:
         (error,) = _opening(ranks, "w")
         words = "TORCH_NCCL_ASYNC_ERROR_HANDLING is '1'", "set it to 2", "rank 0", "world 'world-w'"
         assert _names(error, "BackendFailed", *words), error
+        with pytest.raises(RuntimeError, match=r"(?s)BackendFailed.*ASYNC_ERROR_HANDLING is '1'.*set it to 2"):
+            ranks[0].ask("config", "torch-nccl", None)
+
+
+def test_the_environment_is_set_by_who_joins() -> None:
+    """Not in a thread, while others read it in C: a ``getenv`` beside a ``setenv`` can end the process."""
+    with started(1) as ranks:
+        assert ranks[0].ask("variable", "TORCH_NCCL_CUDA_EVENT_CACHE") is None
+        ranks[0].ask("config", "torch-nccl", None)
+        assert ranks[0].ask("variable", "TORCH_NCCL_CUDA_EVENT_CACHE") == "0"
 
 
 @EACH
