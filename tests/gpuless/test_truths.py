@@ -137,6 +137,19 @@ def test_an_orderly_end_waits_for_kernels(pair: list[Rank], name: str) -> None:
     assert rank.ask("finished", 10) == 0
 
 
+def test_an_abort_does_not_wait_for_a_blocking_finalize(pair: list[Rank]) -> None:
+    """Another thread is in it, and ``ncclCommAbort`` would free what it uses."""
+    rank = pair[0]
+    rank.ask("background", "call", "ncclCommFinalize")
+    assert rank.ask("finished", _ALIVE) is None, "the peer has not finalized"
+    assert rank.ask("call", "ncclCommAbort") == _INVALID_ARGUMENT
+    with rank.remote() as control:
+        assert (control.counters().misused, control.counters().last_misused) == (1, "ncclCommFinalize")
+    assert pair[1].ask("call", "ncclCommFinalize") == 0
+    assert rank.ask("finished", 10) == 0
+    assert rank.ask("call", "ncclCommAbort") == 0
+
+
 def test_device_synchronize_waits_for_all_streams_of_the_device(pair: list[Rank]) -> None:
     rank = pair[0]
     rank.ask("stream")
