@@ -29,6 +29,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# The tests start some thousand Pythons: without the files that this forbids, each compiles what it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "uv|virtualenv"
 # No default session: nox then lists the sessions, and does not download torch.
@@ -73,7 +76,9 @@ def _pytest(
         session.install(f"torch=={torch}", numpy)
     else:  # pip, not uv: it uses the find-links folders of this machine's configuration
         session.install("pip")
-        session.run("python", "-m", "pip", "install", "-q", f"torch=={torch}", numpy)
+        # What is imported is compiled then, and torch is the most of what would be compiled for nothing.
+        session.run_install("python", "-m", "pip", "install", "-q", "--no-compile", f"torch=={torch}", numpy)
+        session.run_install("python", "-c", "import torch.distributed")
     session.install("-e", f".[{extras}]")
     chosen = {"named": arguments} if arguments else suites
     for name, what in chosen.items():

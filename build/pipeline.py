@@ -18,7 +18,7 @@ from build.archives import reading
 from build.console import log_to_file, note, step
 from build.errors import DigestMismatchError, WheelError
 from build.git import Git
-from build.overlay import layout, owners, toolchain
+from build.overlay import toolchain
 from build.overlay.build import build_overlay
 from build.overlay.checks import require
 from build.overlay.model import Check, Inputs, Overlay
@@ -80,6 +80,7 @@ class Request:
         source: where the source tree is, default: found.
         dist: folder that gets a folder per release.
         tested: whether the wheels will be tested on this machine.
+        jobs: the most compilers at once; None for as many as cores and free memory allow.
     """
 
     release: str
@@ -88,6 +89,7 @@ class Request:
     dist: Path = paths.DIST
     tested: bool = True
     own: Own = SERIES
+    jobs: int | None = None
 
     @property
     def folder(self) -> Path:
@@ -114,8 +116,8 @@ class Prepared:
     tree: SourceTree
     wheel: Path
     applied: AppliedTree
+    plan: Plan
     inputs: Inputs
-    plan: Plan | None = None
 
 
 def _safe_headers(release: Release) -> dict[str, str]:
@@ -149,12 +151,12 @@ def _check_source(tree: SourceTree, include: Path, read: frozenset[str]) -> Chec
     return Check("the source tree is the release", True, detail)
 
 
-def _headers(request: Request, release: Release, plan: Plan | None) -> tuple[Path, ...]:
+def _headers(request: Request, release: Release, plan: Plan) -> tuple[Path, ...]:
     """Return the folders of headers that neither wheel nor tree has; none where nothing is compiled."""
-    if plan and not plan.units:
+    if not plan.units:
         return ()
     own = [path.absolute() for path in request.own.include]
-    python = [interpreter.headers(request.python, own)] if plan and plan.per_python else []
+    python = [interpreter.headers(request.python, own)] if plan.per_python else []
     return (*official.fetch_headers(release), *python, *own)
 
 
@@ -165,7 +167,7 @@ def _originals(applied: AppliedTree) -> dict[str, str]:
     return {name: (data or b"").decode("utf-8", "surrogateescape") for name, data in zip(names, blobs, strict=True)}
 
 
-def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Path, plan: Plan | None) -> Inputs:
+def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Path, plan: Plan) -> Inputs:
     return Inputs(
         release=release,
         tree=applied.checkout,
@@ -174,12 +176,13 @@ def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Pat
         python=request.python,
         wheel_sha256=release.wheel.sha256[request.python],
         headers=_headers(request, release, plan),
-        safe_headers=_safe_headers(release),
         toolchain=toolchain.find(release.min_gcc),
-        owners=owners.read(applied.checkout) if plan else None,
-        units=plan.units if plan else {},
+        units=plan.units,
+        owners=plan.owners,
+        originals=_originals(applied),
+        safe_headers=_safe_headers(release),
         defines=request.own.defines,
-        originals=_originals(applied) if plan else {},
+        jobs=request.jobs,
     )
 
 
@@ -192,28 +195,18 @@ def documents(distribution: str, proven: record.Provenance, wheel: record.Artifa
     return {record.EMBEDDED: record.encode(proven), str(sbom.PLACE): sbom.document(distribution, proven, wheel)}
 
 
-def _plan(request: Request, applied: AppliedTree, patches: tuple[PatchFile, ...]) -> Plan | None:
-    """Plan what serves the user's patches; None for the project's own series, which is made for an overlay."""
-    if not request.own.of_user:
-        return None
-    change = changes(Git(applied.checkout), applied.base, applied.head, patchset.outside(patches))
-    plan = make_plan(
-        applied.checkout, change, Limits(request.own.most_units, request.own.defines, request.entry().defines)
-    )
+def _plan(request: Request, release: Release, applied: AppliedTree, patches: tuple[PatchFile, ...]) -> Plan:
+    """Plan what serves the patches."""
+    by = "series" if release.series else "patch"
+    change = changes(Git(applied.checkout), applied.base, applied.head, patchset.outside(patches), by)
+    limits = Limits(request.own.most_units, request.own.defines, release.defines, _safe_headers(release))
+    plan = make_plan(applied.checkout, change, limits)
     plan.require()
     return plan
 
 
-def _refuse_second(request: Request, applied: AppliedTree, plan: Plan | None) -> None:
-    """Refuse an overlay where the user's wheel or environment has one already."""
-    units = tuple(plan.units) if plan else tuple(item.path for item in applied.changed if layout.is_unit(item.path))
-    beside.refuse(request.own.beside, applied.checkout, units, f"torch {request.entry().patched_version}")
-
-
 def members(ready: Prepared) -> dict[str, bytes | None]:
     """Return the members of the wheel that patches change: Python files, and headers that the wheel has."""
-    if ready.plan is None:
-        return {}
     files: dict[str, bytes | None] = {}
     for row in ready.plan.rows:
         path = ready.applied.checkout / row.path
@@ -249,8 +242,8 @@ def _assemble(
         seals.distrust(wheel)
         wheel = official.fetch_wheel(release, request.python)
         patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder, files)
-    if overlay is None or (ready.plan and ready.plan.python):
-        changed = ", ".join((*ready.plan.python, *ready.plan.alone) if ready.plan else ())
+    if overlay is None or ready.plan.python:
+        changed = ", ".join((*ready.plan.python, *ready.plan.alone))
         note(f"no overlay wheel: it changes no file of torch, and the patch changes {changed}")
         return record.artifact(patched), record.NONE
     beside = documents(overlay_wheel.DISTRIBUTION, proven, stock)
@@ -260,7 +253,7 @@ def _assemble(
 
 def _check_python(ready: Prepared) -> tuple[Check, ...]:
     """Check that the Python files which patches change are in the wheel as the release's tree has them."""
-    if ready.plan is None or not ready.plan.python:
+    if not ready.plan.python:
         return ()
     names = ready.plan.python
     blobs = Git(ready.applied.checkout).blobs([f"{ready.applied.base}:{name}" for name in names])
@@ -276,7 +269,7 @@ def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay | None, record
     tree, inputs = ready.tree, ready.inputs
     python = _check_python(ready)
     require(python)
-    if ready.plan and not ready.plan.units:
+    if not ready.plan.units:
         checks = (_check_source(tree, inputs.include, frozenset()), *python)
         tag = patched_wheel.platform_of(ready.wheel)
         proven = record.provenance(inputs.release, tree, ready.patches, None, checks, inputs.toolchain, tag)
@@ -334,10 +327,10 @@ def prepared(request: Request) -> Iterator[Prepared]:
     checkout = leases.take(paths.cache("applied") / request.folder.name)
     with paths.locked(checkout, f"the checkout of {release.version}"):
         applied = _apply(tree, patches, checkout, request.own)
-        plan = _plan(request, applied, patches)
-        _refuse_second(request, applied, plan)
-        ready = Prepared(patches, tree, wheel, applied, _inputs(request, release, applied, wheel, plan), plan)
-        if plan and not plan.units and not members(ready):
+        plan = _plan(request, release, applied, patches)
+        beside.refuse(request.own.beside, checkout, plan.units, f"torch {release.patched_version}")
+        ready = Prepared(patches, tree, wheel, applied, plan, _inputs(request, release, applied, wheel, plan))
+        if not plan.units and not members(ready):
             raise plan.nothing()
         yield ready
 

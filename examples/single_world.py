@@ -91,8 +91,8 @@ def receive_in_turn(size: int, device: torch.device) -> None:
 def receive(source: int, device: torch.device) -> float:
     """One number from ``source``."""
     tensor = torch.tensor([NOTHING]).to(device)
-    # With a deadline, this process waits. Without one (`dist.recv`), only the current stream waits: if the sender dies,
-    # the stream goes on without data, and no torch can raise an error here.
+    # With a deadline, this process waits, from torch 2.6 on. Without one (`dist.recv`), only the current stream waits:
+    # if the sender dies, the stream goes on without data, and no torch can raise an error here.
     dist.irecv(tensor, source).wait(DEADLINE)
     return tensor.item()
 

@@ -20,28 +20,26 @@ from multiworld.config import (
     is_duration,
 )
 from multiworld.errors import DescriptorsExhausted, InvalidArgument, WorldClosed
-from multiworld.events import Callbacks, Event, EventBus, WorldJoined
+from multiworld.events import Callbacks, Event, EventBus
 from multiworld.hub import Hub
+from multiworld.linger import LINGER_SECONDS
 from multiworld.loops import running_loop
 from multiworld.net.descriptors import descriptor_shortage, limit
 from multiworld.net.interfaces import chosen_address
 from multiworld.net.settings import network_settings
+from multiworld.opening import opened
 from multiworld.process import register
-from multiworld.remains import FREEING_SECONDS, TELLING_SECONDS, Remains
+from multiworld.remains import FREEING_SECONDS, GIVING_UP_SECONDS, TELLING_SECONDS, Remains
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
-from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Meeting, Rendezvous, store_silent
+from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, store_silent
 from multiworld.rendezvous.stores import HostedStores, StoreLike, StoreSource
 from multiworld.roster import Attempt, Roster
-from multiworld.session import LINGER_SECONDS, Session
+from multiworld.session import Session
 from multiworld.threads import run_in_thread, within
 from multiworld.world import World
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-#: how long ``close`` waits for joins under way to give up, beyond what it waits for what was sent
-GIVING_UP_SECONDS = 0.5
 
 
 class SyncMultiWorld:
@@ -349,9 +347,7 @@ class MultiWorld:
         hub, bus, given_up = self._hub, self._bus, self._giving_up(cancelled)
 
         def work() -> Session:
-            process = hub.endpoint, hub.monitor.unconnected
-            met = Rendezvous(*process, config, source, resize=resize, after=after, cancelled=given_up).run()
-            return _open_session(hub, bus, config, met, source.address, loop)
+            return opened(hub, bus, config, source, loop, resize=resize, after=after, cancelled=given_up)
 
         try:
             # In a thread of its own: a store whose host is frozen blocks far beyond every timeout it was given.
@@ -402,23 +398,3 @@ class MultiWorld:
             world._current.drop_in_child()
         self._stores.drop_in_child()
         self._hub.drop_in_child()
-
-
-def _open_session(
-    hub: Hub, bus: EventBus, config: WorldConfig, met: Meeting, address: str, loop: asyncio.AbstractEventLoop | None
-) -> Session:
-    """Begin the generation of ``met``, and serve ``loop``, if there is one."""
-    joined = WorldJoined(
-        world=config.name, generation=met.generation, rank=config.rank, size=config.size, seconds=met.seconds
-    )
-    # In the hub's thread, as all events are: after the break of the last generation, and before that of this one,
-    # which a peer may bring about at once.
-    hub.call_and_wait(lambda: bus.publish(joined))
-    session = Session(hub, bus, config, met.generation, met.wires, met.acceptor, met.claims, address)
-    try:
-        if loop is not None:
-            session.attach_loop(loop)
-    except BaseException:
-        session.leave(0.0)  # nobody else knows it
-        raise
-    return session

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from multiworld.rendezvous.stores import HostedStores
     from multiworld.session import Session
 
+#: how long ``close`` waits for joins under way to give up, beyond what it waits for what was sent
+GIVING_UP_SECONDS = 0.5
 #: how long ``close`` waits for broken worlds to be freed; what takes longer goes on in the background
 FREEING_SECONDS = 1.0
 #: how long ``join`` and ``rejoin`` wait until the callbacks have been told that we are in

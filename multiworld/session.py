@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import math
 import socket
-import struct
-import termios
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -42,6 +38,7 @@ from multiworld.events import (
     WorldLeft,
 )
 from multiworld.hub import Hub
+from multiworld.linger import LINGER_SECONDS, linger
 from multiworld.liveness.monitor import PeerPlace
 from multiworld.matching.engine import MAX_GROUPS, Engine
 from multiworld.matching.launch import Launch
@@ -49,9 +46,11 @@ from multiworld.matching.operation import Operation
 from multiworld.membership import Limits, Membership
 from multiworld.modes import disturbed, undisturbed
 from multiworld.net.bridge import LoopBridge, SyncPoller
+from multiworld.net.connections import Closable, Connections
 from multiworld.net.frames import Kind, Placement
 from multiworld.net.lane import Lane
 from multiworld.process import patience
+from multiworld.tally import Tally
 from multiworld.threads import start_or_run
 
 logger = logging.getLogger(__name__)
@@ -59,42 +58,6 @@ logger = logging.getLogger(__name__)
 DRIVER_SECONDS = 10.0
 #: a backend that has not let go of a caller's memory after this long never will: its connections are closed
 HELD_SECONDS = 0.5
-#: how long a leaving member waits for what it sent to be taken
-LINGER_SECONDS = 2.0
-
-
-class Connections(Protocol):
-    """The connections to the peers, by world rank; see ``rendezvous.wiring.Wires``."""
-
-    @property
-    def lanes(self) -> dict[int, socket.socket]: ...
-    @property
-    def controls(self) -> dict[int, socket.socket]: ...
-    @property
-    def pulses(self) -> dict[int, socket.socket]: ...
-    @property
-    def dial_pulse(self) -> Callable[[int, float], socket.socket]: ...
-
-
-class Closable(Protocol):
-    """Something that is closed with the session."""
-
-    def close(self) -> None: ...
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a world did, over all its generations: operations by name, bytes by the peer's world rank, frames
-    included."""
-
-    operations: Counter[str] = field(default_factory=Counter)
-    sent: Counter[int] = field(default_factory=Counter)
-    received: Counter[int] = field(default_factory=Counter)
-
-    def add(self, other: Tally) -> None:
-        self.operations.update(other.operations)
-        self.sent.update(other.sent)
-        self.received.update(other.received)
 
 
 class Session:
@@ -332,8 +295,8 @@ class Session:
         cause = "abort() was called here"
         self.break_(WorldClosed(self.name, f"aborted: {reason}", cause=cause, remedy=again, **where))
 
-    def leave(self, linger: float = LINGER_SECONDS) -> None:
-        """Leave in good order; blocks for at most ``linger`` seconds, so that what was sent can arrive."""
+    def leave(self, seconds: float = LINGER_SECONDS) -> None:
+        """Leave in good order; blocks for at most ``seconds``, so that what was sent can arrive."""
         with self.lock:
             if self.state is WorldState.CLOSED:
                 return
@@ -350,7 +313,7 @@ class Session:
             self.control.tell_bye()
             self._abort_slots()
             self.publish(WorldLeft(**self._event()))
-            self._linger(linger)
+            linger(self.lanes.values(), self.lock, lambda: bool(self.engine.under_way), seconds)
             self._free()
 
     def _release(self, error: BrokenWorldException, *, orderly: bool = False) -> None:
@@ -395,29 +358,6 @@ class Session:
             self._fail_rest(self.failure)
         self.freed.set()
 
-    def _linger(self, seconds: float) -> None:
-        """Write what is left, say that nothing follows, and wait until the peers have taken it, or for some time.
-
-        What was enqueued on the device with ``stream=True`` ends meanwhile.
-        """
-        until = time.monotonic() + seconds
-        pending = list(self.lanes.values())
-        while (pending or self.engine.under_way) and time.monotonic() < until:
-            pending = [lane for lane in pending if not self._finished(lane)]
-            if pending or self.engine.under_way:
-                time.sleep(0.001)
-
-    def _finished(self, lane: Lane) -> bool:
-        with self.lock:
-            if lane.backlog and not lane.ended:
-                lane.flush()
-            if lane.backlog and not lane.ended:
-                return False
-            lane.ended = True  # nobody else reads from it any more
-            with contextlib.suppress(OSError):
-                lane.sock.shutdown(socket.SHUT_WR)
-            return _taken(lane.sock)
-
     def drop_in_child(self) -> None:
         """Close our copies in a forked child; nothing is shut down, so the parent's connections stay as they are."""
         for lane in self.lanes.values():
@@ -453,20 +393,3 @@ class Session:
     def _event(self) -> dict[str, Any]:
         us = self.membership
         return {"world": us.name, "generation": us.generation, "rank": us.rank, "monotonic": time.monotonic()}
-
-
-def _taken(sock: socket.socket) -> bool:
-    """Whether the peer's machine has all that was written.
-
-    What the peer sent is read and dropped: to close a socket with something unread resets the connection, and what is
-    on its way is lost.
-    """
-    try:
-        while sock.recv(1 << 16):
-            pass
-    except BlockingIOError:
-        unacknowledged = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0" * 4))[0]
-        return bool(unacknowledged <= 1)  # the end itself counts as one
-    except OSError:
-        pass
-    return True  # the peer has ended the connection

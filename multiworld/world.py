@@ -18,11 +18,12 @@ from multiworld.api.sync import SyncGroup
 from multiworld.config import WorldConfig, WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WrongContext
 from multiworld.group import Group
+from multiworld.linger import LINGER_SECONDS
 from multiworld.loops import no_loop, running_loop
 from multiworld.ops import p2p
 from multiworld.ops.checks import check_list, check_number, invalid
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
-from multiworld.session import LINGER_SECONDS, Tally
+from multiworld.tally import Tally
 from multiworld.threads import run_in_thread
 
 if TYPE_CHECKING:

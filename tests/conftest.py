@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis  # noqa: F401 - before the freeze: it asks the collector who refers to what it registers
 import pytest
 
 # A shell that starts a job in the background has it ignore SIGINT, and so would every process that a test interrupts.
@@ -21,3 +23,9 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", None)
         yield
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the garbage collector need not look through torch and all tests again and again."""
+    gc.collect()
+    gc.freeze()

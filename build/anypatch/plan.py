@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -62,11 +62,13 @@ class Limits:
         most_units: units that may be compiled for one changed header.
         defines: macros, `NAME=VALUE`, with which the wheel was built; `NAME=0`: without.
         known: those that the release's entry has, for all units or for some.
+        safe: changed headers that a series' manifest declares safe for an overlay, with the reason.
     """
 
     most_units: int = MOST_UNITS
     defines: tuple[str, ...] = ()
     known: tuple[Define, ...] = ()
+    safe: Mapping[str, str] = field(default_factory=dict)
 
     def decided(self, unit: str) -> list[str]:
         """Return the macros of a unit that are decided, by the user or by the release's entry."""
@@ -108,6 +110,7 @@ class Change:
         removed: those that are gone after the last patch.
         lists: the text of `build_variables.bzl` before and after, if the patches change it.
         outside: files that the patches change and that imported trees do not have.
+        by: what the patches are called in reasons: a patch of the user, or a series of this project.
     """
 
     paths: frozenset[str]
@@ -115,6 +118,7 @@ class Change:
     removed: frozenset[str] = frozenset()
     lists: tuple[str, str] | None = None
     outside: frozenset[str] = frozenset()
+    by: str = "patch"
 
     @property
     def names_only_new_units(self) -> bool:
@@ -125,8 +129,8 @@ class Change:
         return before.items() <= after.items() and after.keys() - before.keys() <= self.added
 
 
-def changes(git: Git, base: str, head: str, outside: frozenset[str] = frozenset()) -> Change:
-    """Return what differs between a release's commit and its patched one, and `outside`, see `Change`."""
+def changes(git: Git, base: str, head: str, outside: frozenset[str] = frozenset(), by: str = "patch") -> Change:
+    """Return what differs between a release's commit and its patched one; `outside` and `by`: see `Change`."""
     every = changed_paths(git, base, head)
     gone = {item.old_path for item in every if item.kind in {ChangeKind.DELETED, ChangeKind.RENAMED}}
     new = {item.path for item in every if item.kind in {ChangeKind.ADDED, ChangeKind.RENAMED, ChangeKind.COPIED}}
@@ -135,7 +139,7 @@ def changes(git: Git, base: str, head: str, outside: frozenset[str] = frozenset(
     if LISTS in paths - gone - new:
         before, after = ((data or b"").decode() for data in git.blobs([f"{base}:{LISTS}", f"{head}:{LISTS}"]))
         lists = (before, after)
-    return Change(paths, frozenset(new), frozenset(gone), lists, outside)
+    return Change(paths, frozenset(new), frozenset(gone), lists, outside, by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +148,12 @@ class Plan:
 
     Attributes:
         units: the units to compile, with the reason for each.
-        owners: the library that each of them is expected in.
+        owners: the library that each unit of the release is expected in.
     """
 
     rows: tuple[Row, ...]
     units: dict[str, str]
-    owners: dict[str, str]
+    owners: Owners
 
     @property
     def python(self) -> tuple[str, ...]:
@@ -163,7 +167,7 @@ class Plan:
     @property
     def per_python(self) -> bool:
         """Whether the overlay is for one Python version."""
-        return PYTHON in self.owners.values()
+        return PYTHON in map(self.owners.of, self.units)
 
     @property
     def refused(self) -> tuple[Row, ...]:
@@ -239,10 +243,15 @@ def _outside(path: str) -> Row:
 
 def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]], limits: Limits) -> Row:
     """Judge a changed header by the units of the wheel that include it: all of them have to be recompiled."""
+    if path in limits.safe:
+        return Row(path, Serves.NOTHING, f"declared safe: {limits.safe[path]}")
     most = limits.most_units
     found = sorted(layout.units_including(by_header, path))
     device = [unit for unit in found if unit.endswith(_DEVICE)]
-    units = [unit for unit in found if unit not in device and owners.of(unit)]
+    generators = [path for path in found if path.startswith(layout.GENERATORS)]
+    units = [unit for unit in found if unit not in {*device, *generators} and owners.of(unit)]
+    if generators:
+        return Row(path, Serves.FULL, f"code that is generated from {generators[0]} includes it, or what includes it")
     if device:
         return Row(path, Serves.FULL, f"{len(device)} device units include it, e.g. {device[0]}")
     if len(units) > most:
@@ -277,8 +286,8 @@ def make(tree: Path, change: Change, limits: Limits = DEFAULT) -> Plan:
     rows += map(_outside, change.outside)
     by_header = layout.includers(tree) if headers else {}
     rows += [_header(tree, path, owners, by_header, limits) for path in headers]
-    reasons = {row.path: "changed by the patch" for row in rows if row.serves is Serves.OVERLAY}
+    reasons = {row.path: f"changed by the {change.by}" for row in rows if row.serves is Serves.OVERLAY}
     for row in rows:
         if row.serves is Serves.HEADER:
             reasons |= {unit: f"includes {row.path}" for unit in row.units if unit not in reasons}
-    return Plan(tuple(sorted(rows, key=lambda row: row.path)), reasons, {unit: owners.of(unit) for unit in reasons})
+    return Plan(tuple(sorted(rows, key=lambda row: row.path)), reasons, owners)

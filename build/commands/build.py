@@ -59,7 +59,7 @@ def build(
     plan: Annotated[bool, typer.Option("--plan", help="with --full: print the plan, and stop")] = False,
     toolchain: Annotated[Kind, typer.Option(help="with --full: where compilers and CUDA come from")] = Kind.SYSTEM,
     arch: Annotated[str, typer.Option(help="with --full: architectures, e.g. '8.0;9.0+PTX'")] = "",
-    jobs: Annotated[int | None, typer.Option(min=1, help="with --full: compilers at once")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="compilers at once; default by cores and free memory")] = None,
     compiler_cache: Annotated[CompilerCache, typer.Option(help="with --full")] = CompilerCache.AUTO,
 ) -> None:
     """Build the patched wheel and the overlay wheel of RELEASE into dist/RELEASE, or with --full all of PyTorch."""
@@ -82,6 +82,7 @@ def build(
         dist.absolute(),
         tested and not label,
         own=Own(patches, from_branch, label, tuple(include or ()), most_units, tuple(define or ()), beside),
+        jobs=jobs,
     )
     try:
         made = build_release(request)

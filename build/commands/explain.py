@@ -28,7 +28,7 @@ def show(plan: Plan) -> None:
         table.add_row(escape(row.path), row.serves.value, escape(row.why))
     console.print(table)
     for unit, why in plan.units.items():
-        note(f"{unit} ({plan.owners[unit]}): {why}")
+        note(f"{unit} ({plan.owners.of(unit)}): {why}")
 
 
 def explain(

@@ -30,31 +30,35 @@ def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
         raise NeedsFullBuildError(
             f"units of libtorch_python cannot be in an overlay: {', '.join(wrong)}",
             cause="the Python bindings are compiled once per Python version",
-            remedy="take the change out of the series, or make a full build",
+            remedy="take the change out of the patches, or make a full build",
         )
+
+
+def _changed_headers(inputs: Inputs) -> str:
+    """Return why units outside the overlay see no changed header: the plan has put all others into it."""
+    safe = {path: f"declared safe: {why}" for path, why in inputs.safe_headers.items()}
+    headers = sorted(path for path in inputs.changed if layout.is_header(path))
+    found = [f"{path}: {safe.get(path, 'no unit outside the overlay includes it')}" for path in headers]
+    return "; ".join(found) or "the series changes no header"
 
 
 def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     """Compile, link and check an overlay.
 
     Raises:
-        NeedsFullBuildError: the series changes what an overlay cannot replace.
+        NeedsFullBuildError: the patches change what an overlay cannot replace.
         CompileError: a unit does not compile or link.
         OverlayCheckError: a check failed; then `target` has no new library.
     """
-    if inputs.owners is None:  # a plan has judged the paths of other patches
-        layout.check_paths(inputs.tree, inputs.changed)
     checks.require([checks.check_made_for(inputs), checks.check_stock(inputs)])
-    patched = inputs.units or {path: "changed by the series" for path in inputs.changed if layout.is_unit(path)}
-    step(f"compiling {len(patched)} patched units and what they need")
-    objects = compile_closure(inputs, patched)
+    step(f"compiling {len(inputs.units)} patched units and what they need")
+    objects = compile_closure(inputs)
     _check_owner(inputs, objects)
-    headers = layout.check_headers(inputs.tree, inputs.changed, [item.unit for item in objects], inputs.safe_headers)
     step("linking against the official wheel")
     path = link(inputs, objects, target / soname(inputs.release))
     proven = (
         checks.check_made_for(inputs),
-        Check("units outside the overlay see no changed header", True, headers),
+        Check("units outside the overlay see no changed header", True, _changed_headers(inputs)),
         Check("all undefined symbols resolve against the exact wheel", True, "linked with -z defs"),
         checks.check_complete(inputs, path, objects),
         checks.check_exports_nothing_new(inputs, path, objects),

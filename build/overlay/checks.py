@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from build.errors import OverlayCheckError
@@ -37,13 +37,13 @@ def _clusters(places: Sequence[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def _spans(units: Sequence[Object], stock: dict[str, Symbol]) -> list[tuple[int, int]]:
+def spans(units: Iterable[Object], stock: dict[str, Symbol]) -> list[tuple[int, int]]:
     """Return the address ranges of the units' code in the stock library, from the functions known to be theirs."""
-    spans = []
+    found = []
     for unit in units:
         code = [name for name, item in defined(unit.path, dynamic=False).items() if item.kind in _TEXT]
-        spans += _clusters(sorted(stock[name].address for name in code if name in stock and stock[name].kind in _TEXT))
-    return spans
+        found += _clusters(sorted(stock[name].address for name in code if name in stock and stock[name].kind in _TEXT))
+    return found
 
 
 def half_replaced(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> frozenset[str]:
@@ -56,11 +56,11 @@ def half_replaced(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> fro
     missing: set[str] = set()
     for library in inputs.replaceable:
         stock = defined(inputs.lib / library, dynamic=True)
-        spans = _spans(units, stock)
+        ranges = spans(units, stock)
         missing |= {
             name
             for name, item in stock.items()
-            if item.kind in _TEXT and name not in ours and any(low <= item.address <= high for low, high in spans)
+            if item.kind in _TEXT and name not in ours and any(low <= item.address <= high for low, high in ranges)
         }
     return frozenset(missing)
 

@@ -46,17 +46,18 @@ def _scoped_name(demangled: str) -> tuple[str, str]:
 
 
 def _definers(tree: Path, demangled: str) -> list[str]:
-    """Return the units whose text seems to define a symbol, most likely first: with a body, qualified, by name."""
+    """Return the units whose text seems to define a symbol, most likely first: functions, qualified, variables, ..."""
     scope, name = (re.escape(part).encode() for part in _scoped_name(demangled))
     unqualified = rb"^[\w:<>,&*~\s]*\b" + name + rb"\s*\("
     body = re.compile(unqualified + rb"[^;{}]*\)[^;{}]*\{", re.M)
     qualified = re.compile(rb"\b" + scope + rb"(<[^<>]*>)?::\s*" + name + rb"\b\s*[({=;]")
+    variable = re.compile(rb"^(?!.*\bextern\b)[\w:<>,&*\s]*\b" + name + rb"\s*(=[^=]|\{|;)", re.M)
     mention = re.compile(unqualified, re.M)
     units = [path for root in _SEARCH for path in sorted((tree / root).rglob("*.cpp"))]
     read = ((path, path.read_bytes()) for path in units if "test" not in path.parts)
     texts = {str(path.relative_to(tree)): text for path, text in read if re.search(rb"\b" + name + rb"\b", text)}
     ranks = {
-        path: tuple(pattern.search(text) is None for pattern in (body, qualified, mention))
+        path: tuple(pattern.search(text) is None for pattern in (body, qualified, variable, mention))
         for path, text in texts.items()
     }
     return [path for path in sorted(ranks, key=lambda path: (ranks[path], path)) if not all(ranks[path])][:_MOST_TRIED]
@@ -82,26 +83,28 @@ def _definer(inputs: Inputs, symbol: str, demangled: str, have: Collection[str],
     )
 
 
-def compile_closure(inputs: Inputs, patched: Mapping[str, str]) -> tuple[Object, ...]:
+def compile_closure(inputs: Inputs) -> tuple[Object, ...]:
     """Compile the patched units, the release's extra ones, and the units with hidden symbols that these need.
 
-    For patches of a user also the units whose stock code uses hidden symbols of these.
+    For patches of a user also the units whose stock code uses hidden symbols of these; of a series, probes show that
+    it is in force.
 
     Raises:
         CompileError: a unit does not compile, or no unit defines a hidden symbol.
         NeedsFullBuildError: stock code that cannot be in the overlay uses hidden symbols of its units.
     """
-    units = dict(patched)
+    units = dict(inputs.units)
     units |= {unit.path: unit.reason for unit in inputs.release.extra_units if unit.path not in units}
     done = {item.unit: item for item in compile_units(inputs, units)}
     _add_needed(inputs, done)
-    if inputs.owners is not None:  # what the project's series change, is exported
-        for _ in range(_MOST_USERS):
-            if not (found := _concerned(inputs, done)):
-                return tuple(done.values())
-            _add_user(inputs, done, found)
-            _add_needed(inputs, done)
-        _refuse_users(_concerned(inputs, done))
+    if inputs.release.series:
+        return tuple(done.values())
+    for _ in range(_MOST_USERS):
+        if not (found := _concerned(inputs, done)):
+            return tuple(done.values())
+        _add_user(inputs, done, found)
+        _add_needed(inputs, done)
+    _refuse_users(_concerned(inputs, done))
     return tuple(done.values())
 
 
@@ -120,8 +123,8 @@ def _concerned(inputs: Inputs, done: Mapping[str, Object]) -> dict[str, frozense
 
 
 def _spared(inputs: Inputs, unit: str) -> frozenset[str]:
-    """Return the functions of a unit that the patch does not concern: none, if it changes a header."""
-    if any(is_header(path) for path in inputs.changed):
+    """Return the functions of a unit that the patch does not concern: none, if it changes a header that is not safe."""
+    if any(is_header(path) and path not in inputs.safe_headers for path in inputs.changed):
         return frozenset()
     new = (inputs.tree / unit).read_text(encoding="utf-8", errors="surrogateescape")
     return touched.spared(inputs.originals.get(unit, new), new)

@@ -63,8 +63,6 @@ def said_defines(flags: Iterable[str]) -> tuple[str, ...]:
 def unit_flags(inputs: Inputs, unit: str) -> tuple[str, ...]:
     """Return the flags of one unit: those of its library, without the macros that only libtorch_cuda has."""
     flags = code_flags(inputs.release, unit)
-    if inputs.owners is None:
-        return flags
     library = inputs.owners.of(unit)
     if library == PYTHON:
         # The wheels export what is not marked, too: initJITBindings, python_functions. The macro: torch/CMakeLists.txt.
@@ -83,8 +81,6 @@ def undecided(inputs: Inputs, unit: str, files: Iterable[Path]) -> tuple[str, ..
 
     Without them the overlay might lack what the wheel has: units with TORCH_USE_LIBUV have no libuv without it.
     """
-    if inputs.owners is None:
-        return ()
     said = {item.partition("=")[0] for item in inputs.defines}
     known = {flag.removeprefix("-D").partition("=")[0] for flag in code_flags(inputs.release, unit)}
     tested = frozenset[str]().union(*map(macros_of, files)) & inputs.owners.conditional
@@ -94,7 +90,7 @@ def undecided(inputs: Inputs, unit: str, files: Iterable[Path]) -> tuple[str, ..
 def path_flags(inputs: Inputs, overrides: Path) -> tuple[str, ...]:
     """Return the include path and the prefix maps.
 
-    Order: the headers that the series changes (in `overrides`), then the wheel's (stock was compiled with them), then
+    Order: the headers that the patches change (in `overrides`), then the wheel's (stock was compiled with them), then
     CUDA's, and last the tree, which has the few headers that the wheel lacks.
     """
     include = inputs.include

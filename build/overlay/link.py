@@ -27,7 +27,7 @@ _STEM = "libtorch_mw"
 _NEEDED = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
 #: Prefix of the functions of each library outside the wheel that host units call.
 _PREFIXES = {"libnccl.so": ("nccl", "pnccl"), "libcudart.so": ("cuda",), "libgomp": ("GOMP_", "omp_")}
-_IMPORTERS = ("libtorch_cuda.so", "libc10_cuda.so")
+_IMPORTERS = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_cpu.so")
 _SHIM = Path(__file__).with_name("native") / "register_once.cpp"
 #: The registration that `native/register_once.cpp` makes safe.
 _WRAPPED = "c10d::control_plane::registerHandler("
@@ -88,9 +88,7 @@ def _compile_shim(inputs: Inputs, symbol: str, folder: Path) -> Path:
 
 
 def _importers(inputs: Inputs) -> tuple[str, ...]:
-    if inputs.owners is None:  # the project's series are for libtorch_cuda
-        return _IMPORTERS
-    return (*_IMPORTERS, "libtorch_cpu.so", *([PYTHON] if inputs.per_python else []))
+    return (*_IMPORTERS, *([PYTHON] if inputs.per_python else []))
 
 
 def _imports(inputs: Inputs, prefixes: tuple[str, ...]) -> list[Export]:

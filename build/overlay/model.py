@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from build.overlay.owners import Owners
@@ -22,16 +22,17 @@ class Inputs:
 
     Attributes:
         tree: the patched source tree.
-        changed: paths that the series changes, relative to `tree`.
+        changed: paths that the patches change, relative to `tree`.
         wheel: folder of the unpacked official wheel, with `torch/include` and `torch/lib`.
         python: CPython version of that wheel.
         headers: include folders beyond wheel and tree, in order.
-        objects: folder that keeps compiled objects, default the cache's; an empty one makes every unit compile.
-        units: the units to compile, with the reason for each; empty for those among `changed`.
+        units: the units to compile, with the reason for each.
+        owners: the library of each unit.
+        originals: the changed files as the release has them.
+        safe_headers: changed headers that a series' manifest declares safe for an overlay, with the reason.
         defines: further macros, `NAME` or `NAME=VALUE`; `NAME=0` says that the wheel was built without it.
-        owners: the library of each unit, where the patches are not a series of this project.
-        originals: the changed files as the release has them, with such patches.
-        safe_headers: changed headers that the series' manifest declares safe for an overlay, with the reason.
+        objects: folder that keeps compiled objects, default the cache's; an empty one makes every unit compile.
+        jobs: the most compilers at once; None for as many as cores and free memory allow, which it never exceeds.
     """
 
     release: Release
@@ -41,13 +42,14 @@ class Inputs:
     python: str
     wheel_sha256: str
     headers: tuple[Path, ...]
-    safe_headers: dict[str, str]
     toolchain: Toolchain
-    objects: Path | None = None
-    owners: Owners | None = None
-    units: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, str]
+    owners: Owners
+    originals: Mapping[str, str]
+    safe_headers: Mapping[str, str]
     defines: tuple[str, ...] = ()
-    originals: Mapping[str, str] = field(default_factory=dict)
+    objects: Path | None = None
+    jobs: int | None = None
 
     @property
     def lib(self) -> Path:
@@ -60,7 +62,7 @@ class Inputs:
     @property
     def per_python(self) -> bool:
         """Whether units of libtorch_python are wanted: then the overlay is for one Python version."""
-        return self.owners is not None and any(self.owners.of(unit) == PYTHON for unit in self.units)
+        return any(self.owners.of(unit) == PYTHON for unit in self.units)
 
     @property
     def replaceable(self) -> tuple[str, ...]:

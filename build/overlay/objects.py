@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,6 @@ import msgspec
 from build import leases, seals
 from build.console import InFlight, note, progress
 from build.errors import CompileError, DigestMismatchError, EnvironmentUnfitError, SourceError
-from build.overlay import owners
 from build.overlay.flags import path_flags, undecided, unit_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
@@ -32,8 +32,8 @@ from build.sources import submodules
 #: Memory one compiler needs at its peak, measured on ProcessGroupNCCL.cpp of 2.6.0: 1.8 GB.
 _BYTES_PER_JOB = 2_000_000_000
 #: Increase when the stored form changes, or when objects with a right key may be wrong: those of 1 may have been
-#: compiled with headers from CPATH, those of 2 with damaged headers.
-_CACHE_FORMAT = "3"
+#: compiled with headers from CPATH, those of 2 with damaged headers, those of 3 with undecided macros.
+_CACHE_FORMAT = "4"
 
 
 _REMEDY = (
@@ -54,6 +54,9 @@ _SUBMODULES = {
     "fbgemm": "third_party/fbgemm/include",
     "httplib.h": "third_party/cpp-httplib",
     "onnx": "third_party/onnx",
+    "ideep": "third_party/ideep/include",
+    "ideep.hpp": "third_party/ideep/include",
+    "flatbuffers": "third_party/flatbuffers/include",
 }
 
 
@@ -74,9 +77,9 @@ class _Entry(msgspec.Struct, frozen=True):
     tree_files: dict[str, str]
 
 
-def jobs() -> int:
-    """Return how many compilers may run at once, by cores and, where the kernel shows it, free memory."""
-    cores = len(os.sched_getaffinity(0))
+def jobs(most: int | None = None) -> int:
+    """Return how many compilers may run at once, by `most`, cores and, where the kernel shows it, free memory."""
+    cores = min(len(os.sched_getaffinity(0)), most or sys.maxsize)
     try:
         free = int(next(x for x in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in x).split()[1])
     except (OSError, StopIteration):
@@ -96,9 +99,7 @@ def _primary_key(inputs: Inputs, unit: str) -> str:
     """Digest what is known before compiling; `_cached` compares the headers of the tree with the entry."""
     parts = [_CACHE_FORMAT, unit, sha256_of(inputs.tree / unit), inputs.toolchain.identity, inputs.wheel_sha256]
     parts += unit_flags(inputs, unit)
-    parts += [f"{p.name}=={p.version} {p.headers_sha256}" for p in inputs.release.header_packages]
-    if inputs.owners is not None:  # folders that the user names have no pinned digest
-        parts += ["macros of headers are decided", *(_digest_of(folder) for folder in inputs.headers)]
+    parts += map(_digest_of, inputs.headers)
     # Names of the changed headers: they come before those of the wheel, even if the unit included those so far.
     parts += sorted(name for name in inputs.changed if is_header(name))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -173,13 +174,13 @@ def _require_decided(inputs: Inputs, unit: str, includes: Iterable[str] = ()) ->
 
 
 def _require_own_flags(inputs: Inputs, unit: str) -> None:
-    """Require the flags that the release compiles this unit alone with; of patches of a user, the plan does."""
-    lacking = owners.read(inputs.tree).flags_of(unit, [flag.removeprefix("-D") for flag in unit_flags(inputs, unit)])
-    if inputs.owners is None and lacking:
+    """Require the flags that the release compiles this unit alone with: the plan knows of the patched units only."""
+    decided = [*inputs.defines, *(flag.removeprefix("-D") for flag in unit_flags(inputs, unit))]
+    if lacking := inputs.owners.flags_of(unit, decided):
         raise CompileError(
             f"{unit} would be compiled without flags that the release gives it alone: {lacking}",
             cause="caffe2/CMakeLists.txt sets them for this file, and build/releases.toml does not",
-            remedy="enter each under `defines` of the release, with `units`",
+            remedy="say each macro, --define NAME=1 or NAME=0; or enter it under the release's `defines`, with `units`",
         )
 
 
@@ -257,7 +258,7 @@ def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) 
 
 
 def override_headers(inputs: Inputs, folder: Path) -> None:
-    """Copy the headers that the series changes into `folder`, the first on the include path."""
+    """Copy the headers that the patches change into `folder`, the first on the include path."""
     for name in inputs.changed:
         if is_header(name):
             target = folder / name
@@ -277,7 +278,7 @@ def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...
         overrides = Path(scratch)
         override_headers(inputs, overrides)
         shown = InFlight(bar, "compiling", len(units), "units")
-        pool, futures = ThreadPoolExecutor(jobs()), list[Future[Object]]()
+        pool, futures = ThreadPoolExecutor(jobs(inputs.jobs)), list[Future[Object]]()
         try:
             futures += [pool.submit(_one, inputs, unit, overrides, units[unit], shown) for unit in order]
             for future in as_completed(futures):

@@ -12,6 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from build.errors import SourceError
+
 #: The file with the sources of each library.
 LISTS = "build_variables.bzl"
 _CMAKE = "caffe2/CMakeLists.txt"
@@ -96,10 +98,19 @@ def listed(text: str) -> dict[str, str]:
 
 
 def read(tree: Path, lists: str | None = None) -> Owners:
-    """Read the build files of a source tree; `lists` is the text of `LISTS` to use in place of the tree's."""
-    path = tree / LISTS
+    """Read the build files of a source tree; `lists` is the text of `LISTS` to use in place of the tree's.
+
+    Raises:
+        SourceError: the tree has no `LISTS`, so that the library of a unit is not known.
+    """
     if lists is None:
-        lists = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if not (tree / LISTS).is_file():
+            raise SourceError(
+                f"the source tree has no {LISTS}, which names the library of each unit",
+                cause="only some folders of a checkout were copied",
+                remedy="name a tree with the files of its top level, too: --source CHECKOUT@TAG",
+            )
+        lists = (tree / LISTS).read_text(encoding="utf-8")
     found = listed(lists)
     places = [tree / "CMakeLists.txt", tree / _CMAKE, *sorted((tree / "cmake").glob("*.cmake"))]
     text = "".join(place.read_text(encoding="utf-8") for place in places if place.is_file())

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import re
 import tempfile
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
 from build.errors import CompileError
+from build.overlay.checks import spans
 from build.overlay.model import Inputs, Object
-from build.overlay.symbols import Symbol, defined, demangle, table
+from build.overlay.symbols import Symbol, defined, defined_among, demangle, table
 from build.overlay.toolchain import run_compiler
 from build.process import run
 
@@ -47,10 +48,18 @@ def _owner(names: Mapping[str, Symbol], own: Iterable[str]) -> dict[int, str]:
     return {names[name].address: name for name in own if name in names and names[name].kind in "tdbr"}
 
 
-def _users(library: Path, scanner: Path, wanted: Mapping[int, str], own: frozenset[str]) -> dict[str, set[str]]:
-    """Return for each hidden symbol the functions of other units that use it."""
+def _users(
+    library: Path, scanner: Path, wanted: Mapping[int, str], own: Collection[str], ranges: Iterable[tuple[int, int]]
+) -> dict[str, set[str]]:
+    """Return for each hidden symbol the functions of other units that use it.
+
+    Functions of the units are those in `own`, and what lies in `ranges`: the stock unit may have a function that the
+    recompiled one lacks, since the patch removes it, or this compiler inlines it.
+    """
     every = sorted((item.address, item.name) for item in table(library, dynamic=False) if item.kind in "tTWiu")
     places = [address for address, _ in every]
+    inside = (every[bisect_left(places, low) : bisect_right(places, high)] for low, high in ranges)
+    mine = {*own, *(_PART.sub("", name) for part in inside for _, name in part)}
     lines = "\n".join(f"{address:x}" for address in sorted(wanted))
     done = run([scanner, library, *_code(library)], stdin=lines.encode(), timeout=300)
     found: dict[str, set[str]] = defaultdict(set)
@@ -58,7 +67,7 @@ def _users(library: Path, scanner: Path, wanted: Mapping[int, str], own: frozens
         site, target = (int(part, 16) for part in line.split())
         at = bisect_right(places, site) - 1
         user = _PART.sub("", every[at][1]) if at >= 0 else ""
-        if user not in own:
+        if user not in mine:
             found[wanted[target]].add(user)
     return found
 
@@ -75,8 +84,9 @@ def users(inputs: Inputs, objects: Iterable[Object]) -> dict[str, frozenset[str]
         for name in inputs.replaceable:
             library = inputs.lib / name
             hidden = strong - defined(library, dynamic=True).keys()
-            if wanted := _owner(defined(library, dynamic=False), hidden) if hidden else {}:
-                for symbol, callers in _users(library, scanner, wanted, own).items():
+            if wanted := _owner(defined_among(library, hidden), hidden) if hidden else {}:
+                ranges = spans(objects, defined(library, dynamic=True))
+                for symbol, callers in _users(library, scanner, wanted, own, ranges).items():
                     found[symbol] |= callers
     return {symbol: frozenset(callers) for symbol, callers in found.items()}
 

@@ -5,6 +5,7 @@ What is not understood counts as changed: more units are compiled then, or the p
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,10 @@ from dataclasses import dataclass
 _OTHER = re.compile(r"(#|//|/\*|\*|[{})]|namespace\b|using\b|extern\s+\"C\"\s*\{|public:|private:|protected:)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _NAME = re.compile(r"([A-Za-z_~]\w*)\s*\(")
+#: What a line may be about that code depends on without naming it.
+_FAR = re.compile(r"^\s*#|\\$|\busing\s+namespace\b|\boperator\b|\btemplate\s*<\s*>", re.M)
+#: A name where a declaration has it; the name of a type that is only used is followed by something else.
+_DECLARED = re.compile(r"([A-Za-z_]\w*)\s*(?:[({=;,)\[]|:(?!:))")
 _STATE = re.compile(r"^\s+(static|thread_local)\b(?!\s*(const|constexpr|_cast))", re.M)
 
 
@@ -60,16 +65,30 @@ def read(source: str) -> Text:
     return Text({name: tuple(texts) for name, texts in functions.items()}, "\n".join(rest))
 
 
+def _introduced(before: str, after: str) -> frozenset[str] | None:
+    """Return the names that lines beside functions may declare, if the patch only adds such lines; None otherwise.
+
+    Also None where an added line may change what code means that names nothing of it, such as a macro.
+    """
+    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0)
+    lines = [line for line in list(diff)[2:] if not line.startswith("@@")]
+    added = "\n".join(line[1:] for line in lines)
+    if any(line[0] == "-" for line in lines) or _FAR.search(added):
+        return None
+    return frozenset(_DECLARED.findall(added))
+
+
 def affected(old: str, new: str) -> frozenset[str] | None:
     """Return the functions whose code differs, and those whose text names one of them; None for all.
 
     Functions with variables of their own count as well, whether they differ or not: an overlay has a second copy.
     """
     before, after = read(old), read(new)
-    if before.rest != after.rest:
+    introduced = _introduced(before.rest, after.rest)
+    if introduced is None:
         return None
     every = before.functions.keys() | after.functions.keys()
-    found = {name for name in every if before.functions.get(name) != after.functions.get(name)}
+    found = {name for name in every if before.functions.get(name) != after.functions.get(name)} | introduced
     found |= {name for name, texts in after.functions.items() if any("STATE" in text for text in texts)}
     while more := {name for name, texts in after.functions.items() if name not in found and _names(texts, found)}:
         found |= more

@@ -18,9 +18,10 @@ from build.releases import Release
 from build.seals import built
 from build.sources.tree import TreePurpose
 
-#: Folders for an overlay: the code of torch's own libraries and the CMake files that name their macros.
+#: Folders for an overlay: the code of torch's own libraries, the CMake files that name their macros, and the programs
+#: that generate code.
 #: Files of the top level are imported as well, except dot files, which are for the forge.
-OVERLAY_PATHS = ("aten", "c10", "caffe2", "cmake", "torch")
+OVERLAY_PATHS = ("aten", "c10", "caffe2", "cmake", "tools", "torch", "torchgen")
 
 #: Increased when an import gives another commit for the same files.
 FORMAT = "1"

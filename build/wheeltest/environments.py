@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
+from threading import Lock
 
 import uv
 from filelock import FileLock, Timeout
@@ -22,6 +23,8 @@ from build.process import run
 
 #: In each folder, held while it is in use.
 _LOCK = ".lock"
+#: Environments are made at once, but for these two steps.
+_naming, _installing = Lock(), Lock()
 
 
 class Form(Enum):
@@ -48,7 +51,9 @@ def create(folder: Path, python: Path) -> None:
 
 
 def install(python: Path, *requirements: str | Path) -> None:
-    _uv("pip", "install", "--quiet", "--python", python, *requirements)
+    """Install from the index, in one environment after the other: at once, each would download what all need."""
+    with _installing:
+        _uv("pip", "install", "--quiet", "--python", python, *requirements)
 
 
 def _install_built(python: Path, wheels: list[Path]) -> None:
@@ -85,7 +90,7 @@ def _sweep(top: Path) -> None:
 def _folder(form: Form) -> Iterator[Path]:
     """Make a folder, yield it with a lock on it held, and remove it."""
     top = cache("environments")
-    with locked(top / "environments", "the environments for tests"):
+    with _naming, locked(top / "environments", "the environments for tests"):
         _sweep(top)
         folder = Path(tempfile.mkdtemp(prefix=f"{form.value}-", dir=top))
         lock = FileLock(folder / _LOCK)

@@ -17,7 +17,7 @@ from build import official, paths, record, releases
 from build.console import console, log, log_to_file, note, progress, step
 from build.errors import ProbeError, UsageError
 from build.paths import REPO
-from build.process import run_shown, run_together
+from build.process import run, run_shown, run_together
 from build.record import BuildRecord
 from build.wheeltest.environments import Form, environment, install
 from build.wheeltest.results import (
@@ -159,6 +159,16 @@ def _suite(plan: Plan, form: Form, name: str, python: Path, *arguments: str) -> 
     return _found(form, name, status, junit, said)
 
 
+def _python(plan: Plan, form: Form, wheels: list[Path], stack: ExitStack) -> Path:
+    """Make the environment of one form, which goes with `stack`, and return its interpreter."""
+    python = stack.enter_context(environment(form, plan.made.python, wheels))
+    if plan.multiworld:
+        _prepare_multiworld(python)
+    # Once: the suites begin together, and each process would compile torch. Whether it works is theirs to say.
+    run([python, "-c", "import torch.distributed"])
+    return python
+
+
 def _prepare_multiworld(python: Path) -> None:
     """Install multiworld and what its tests need: they use torch in their own process, and the harness in another."""
     groups = [item for name in ("test", "tooling") for item in ("--group", f"{REPO / 'pyproject.toml'}:{name}")]
@@ -194,14 +204,9 @@ def _runs(plan: Plan) -> list[Run]:
             junit.unlink()  # of another run
         note("stock: neither wheel nor probes nor harness have changed since they were run, so its record is used")
     with ExitStack() as stack:
-        pythons = {
-            form: stack.enter_context(environment(form, plan.made.python, _wheels(plan, form)))
-            for form in Form
-            if form is not Form.STOCK or not known
-        }
-        if plan.multiworld:
-            for python in pythons.values():
-                _prepare_multiworld(python)
+        wheels = {form: _wheels(plan, form) for form in Form if form is not Form.STOCK or not known}
+        made = run_together([partial(_python, plan, form, of_it, stack) for form, of_it in wheels.items()])
+        pythons = dict(zip(wheels, made, strict=True))
         runs = _test_forms(plan, pythons)
         if plan.multiworld:
             runs += _test_faults(plan, pythons)

@@ -67,7 +67,7 @@ def _user_abort(name: str, title: str, judge: str, *inject: list[object]) -> Pro
 
 
 _ABORT_FAILS = ["ncclCommAbort", FAIL, 2]
-_ABORT_HANGS = ["ncclCommAbort", HANG, 0]
+ABORT_HANGS = ["ncclCommAbort", HANG, 0]
 _MONITORED = (2, 2)  # the first release with a heartbeat monitor and with dumps
 MONITOR = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}  # one that loses its patience while a probe runs
 # Dumps with the time that releases up to 2.6 leave them by default.
@@ -76,8 +76,8 @@ _DUMP = RECORDING | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_WAIT_TIMEOUT
 _USER_ABORTS: tuple[Probe, ...] = (
     _user_abort("wait", "its wait() raises afterwards", "wait"),
     _user_abort("waiting", "a barrier that is waited for raises", "waiting"),
-    _user_abort("hangs-wait", "ncclCommAbort hangs; wait() raises and the other world goes on", "wait", _ABORT_HANGS),
-    _user_abort("hangs-waiting", "ncclCommAbort hangs; a barrier that is waited for raises", "waiting", _ABORT_HANGS),
+    _user_abort("hangs-wait", "ncclCommAbort hangs; wait() raises and the other world goes on", "wait", ABORT_HANGS),
+    _user_abort("hangs-waiting", "ncclCommAbort hangs; a barrier that is waited for raises", "waiting", ABORT_HANGS),
 )
 
 PROBES: tuple[Probe, ...] = (
@@ -218,7 +218,7 @@ PROBES: tuple[Probe, ...] = (
     pending(
         "abort-hangs",
         "ncclCommAbort hangs while the watchdog cleans up; heartbeat timeout 3 s",
-        [ASYNC_ERROR, _ABORT_HANGS],
+        [ASYNC_ERROR, ABORT_HANGS],
         MONITOR,
         until="ncclCommAbort",
         aborts=False,
@@ -227,7 +227,7 @@ PROBES: tuple[Probe, ...] = (
     pending(
         "abort-hangs-wait",
         "ncclCommAbort hangs; wait() of the pending operation raises",
-        [ASYNC_ERROR, _ABORT_HANGS],
+        [ASYNC_ERROR, ABORT_HANGS],
         until="ncclCommAbort",
         aborts=False,
         judge="wait",
@@ -235,7 +235,7 @@ PROBES: tuple[Probe, ...] = (
     pending(
         "abort-hangs-stream",
         "ncclCommAbort hangs; a wait() that raises leaves the current stream, which all worlds share, usable",
-        [ASYNC_ERROR, _ABORT_HANGS],
+        [ASYNC_ERROR, ABORT_HANGS],
         until="ncclCommAbort",
         aborts=False,
         judge="stream",
@@ -243,7 +243,7 @@ PROBES: tuple[Probe, ...] = (
     pending(
         "abort-hangs-barrier-wait",
         "ncclCommAbort hangs; wait() of a pending barrier raises",
-        [ASYNC_ERROR, _ABORT_HANGS],
+        [ASYNC_ERROR, ABORT_HANGS],
         until="ncclCommAbort",
         aborts=False,
         operation="barrier",
@@ -301,7 +301,7 @@ PROBES: tuple[Probe, ...] = (
                 "after-abort-hangs",
                 "a world whose ncclCommAbort hangs",
                 how,
-                inject=[ASYNC_ERROR, _ABORT_HANGS],
+                inject=[ASYNC_ERROR, ABORT_HANGS],
                 until="ncclCommAbort",
                 aborts=False,
             ),

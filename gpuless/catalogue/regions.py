@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuless.catalogue.cleanup import TERMINATING
 from gpuless.model import Patch, Probe
 
-PROBES: tuple[Probe, ...] = tuple(
+_LEFT = tuple(
     Probe(
         id=f"region-{leave}",
         patch=Patch.GROUP_HOLD,
@@ -21,3 +21,22 @@ PROBES: tuple[Probe, ...] = tuple(
         ("operation", "the region's next operation raises, and closes the group before the communicator is freed"),
     )
 )
+
+_ABORTED = tuple(
+    Probe(
+        id=f"region-abort-{name}",
+        patch=Patch.GROUP_HOLD,
+        title=f"a user aborts a world while a coalescing region of it is ended; {title}",
+        program="region_abort",
+        args={"ends": ends},
+        fires=("ncclGroupEnd",),
+        evidence=TERMINATING,
+        since=(2, 1),
+    )
+    for name, ends, title in (
+        ("ending", True, "the communicator is freed after the end of its group"),
+        ("stuck", False, "ncclGroupEnd never returns: the communicator is aborted all the same"),
+    )
+)
+
+PROBES: tuple[Probe, ...] = _LEFT + _ABORTED

@@ -5,7 +5,7 @@ From 2.6 on shutdown() flushes with ncclCommFinalize, which waits for a dead pee
 
 from __future__ import annotations
 
-from gpuless.catalogue.cleanup import ASYNC_ERROR, HANG, MONITOR, TERMINATING
+from gpuless.catalogue.cleanup import ABORT_HANGS, ASYNC_ERROR, HANG, MONITOR, TERMINATING
 from gpuless.model import Patch, Probe
 
 _FINALIZE_HANGS = ["ncclCommFinalize", HANG, 0]
@@ -40,6 +40,19 @@ def _shutdown(name: str, title: str, *inject: list[object], timeout: float, judg
     )
 
 
+def _aborted(name: str, title: str, *inject: list[object], **args: object) -> Probe:
+    return Probe(
+        id=f"shutdown-{name}",
+        patch=Patch.BOUNDED_SHUTDOWN,
+        title=f"a user aborts a world: {title}",
+        program="shutdown_abort",
+        args={"pending": False, "inject": list(inject), **args},
+        fires=tuple(str(site) for site, _, _ in inject) or ("ncclAllReduce",),
+        evidence=TERMINATING,
+        since=(2, 6),
+    )
+
+
 PROBES: tuple[Probe, ...] = (
     _shutdown("async-error", "NCCL reports an error, ncclCommFinalize waits", _FINALIZE_HANGS, ASYNC_ERROR, timeout=60),
     _shutdown("silent", "the peer is silent, ncclCommFinalize waits; timeout 4 s", _FINALIZE_HANGS, timeout=4),
@@ -48,6 +61,10 @@ PROBES: tuple[Probe, ...] = (
     _nothing_pending(
         "lost-peer", "a peer dies after the last operation, ncclCommFinalize waits; timeout 4 s", hangs=True
     ),
+    _aborted("flush-abort", "another thread is in shutdown(), which waits for an operation: both return", pending=True),
+    _aborted("abort", "another thread is in shutdown(), which waits in ncclCommFinalize: both return", _FINALIZE_HANGS),
+    _aborted("abort-hangs", "the same, and ncclCommAbort hangs: both return", _FINALIZE_HANGS, ABORT_HANGS),
+    _aborted("after-abort-hangs", "ncclCommAbort hangs; shutdown() afterwards returns", ABORT_HANGS, first="abort"),
     Probe(
         id="split-hangs",
         patch=Patch.BOUNDED_SHUTDOWN,

@@ -35,6 +35,7 @@ struct gpuless_comm {
   volatile int state;     /* of its creation or last non-blocking call: a result */
   volatile int stopped;   /* aborted or revoked: operations end without having moved anything */
   volatile int aborted, destroyed, finalized;
+  int finalizing;         /* threads in a blocking ncclCommFinalize of it */
   volatile int failed;    /* REMOTE_ERROR once a peer's death was noticed */
   struct gpuless_comm *parent; /* whose ranks it is being made of */
   int users;              /* calls on other communicators that are being made of its ranks */

@@ -237,6 +237,8 @@ static result end(comm_t c) {
   return end_job(c, job);
 }
 
+static int is_in_use(comm_t c) { return __atomic_load_n(&c->finalizing, __ATOMIC_SEQ_CST); }
+
 /* As in NCCL, ending no communicator is no error: torch 2.6 aborts twice, the second time with NULL. A failed
  * abort leaves the communicator as it was; so does one that hangs, until the injection is lifted. */
 API result ncclCommAbort(comm_t c) {
@@ -244,6 +246,7 @@ API result ncclCommAbort(comm_t c) {
   if (is_dead(c)) return gpuless_misuse("ncclCommAbort", INVALID_ARGUMENT);
   int e = gpuless_gate(SITE_ncclCommAbort, c->id, NULL);
   if (e) return e;
+  if (is_in_use(c)) return gpuless_misuse("ncclCommFinalize", INVALID_ARGUMENT);
   c->aborted = 1;
   comm_stop(c);
   return end(c);
@@ -253,6 +256,7 @@ API result ncclCommDestroy(comm_t c) {
   if (is_dead(c)) return gpuless_misuse("ncclCommDestroy", INVALID_ARGUMENT);
   int e = gpuless_gate(SITE_ncclCommDestroy, c->id, NULL);
   if (e) return e;
+  if (is_in_use(c)) return gpuless_misuse("ncclCommFinalize", INVALID_ARGUMENT);
   c->destroyed = 1;
   return end(c);
 }
@@ -262,15 +266,23 @@ static result finalize(comm_t c, void *argument) {
   if (c->segment && !c->stopped) segment_finalize(c);
   return SUCCESS;
 }
-API result ncclCommFinalize(comm_t c) {
-  if (!c) return SUCCESS;
-  result e = comm_check(c, "ncclCommFinalize");
-  if (!e) e = gpuless_gate(SITE_ncclCommFinalize, c->id, NULL);
+static result start_finalize(comm_t c) {
+  result e = gpuless_gate(SITE_ncclCommFinalize, c->id, NULL);
   if (e) return e;
   if (c->stopped) return INVALID_USAGE; /* "Calling ncclCommFinalize after revoke is invalid" */
   if (c->finalized) return INVALID_ARGUMENT;
   c->finalized = 1;
   return comm_run(c, finalize, NULL);
+}
+/* A blocking one works on the communicator in the caller's thread, and an abort does not wait for that. */
+API result ncclCommFinalize(comm_t c) {
+  if (!c) return SUCCESS;
+  result e = comm_check(c, "ncclCommFinalize");
+  if (e) return e;
+  __atomic_add_fetch(&c->finalizing, c->blocking, __ATOMIC_SEQ_CST);
+  e = start_finalize(c);
+  __atomic_sub_fetch(&c->finalizing, c->blocking, __ATOMIC_SEQ_CST);
+  return e;
 }
 static result quiesce(comm_t c, void *argument) {
   marker_wait(c->last);

@@ -74,23 +74,34 @@ def break_world(
     return breakage
 
 
-def answer(call: Callable[[], object], seconds: float = _PATIENCE) -> str:
-    """Return what an application's call gets: "returned", "no answer" in time, or the error.
+class Call:
+    """A call of an application, in a thread of its own.
 
-    Its thread never ends: torch 2.6 keeps CUDA events in a cache of the thread that enqueued an operation, and
+    The thread never ends: torch 2.6 keeps CUDA events in a cache of the thread that enqueued an operation, and
     its watchdog crashes on them when that thread has ended, which is not the subject of this probe.
     """
-    got, done = ["no answer"], threading.Event()
 
-    def run() -> None:
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._got = "no answer"
+        self._done = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
         try:
-            call()
-            got[0] = "returned"
+            self._call()
+            self._got = "returned"
         except Exception as error:  # noqa: BLE001 - which exception it is is what is measured
-            got[0] = f"{type(error).__name__}: {error}"[:300]
-        done.set()
+            self._got = f"{type(error).__name__}: {error}"[:300]
+        self._done.set()
         threading.Event().wait()
 
-    threading.Thread(target=run, daemon=True).start()
-    done.wait(seconds)
-    return got[0]
+    def answer(self, seconds: float = _PATIENCE) -> str:
+        """Return what the call gets: "returned", "no answer" in time, or the error."""
+        self._done.wait(seconds)
+        return self._got
+
+
+def answer(call: Callable[[], object], seconds: float = _PATIENCE) -> str:
+    """Return what an application's call gets, see `Call`."""
+    return Call(call).answer(seconds)

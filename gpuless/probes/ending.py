@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from collections.abc import Callable
 
-from breakage import Breakage, answer, break_world
+from breakage import Breakage, Call, answer, break_world
 from world import TorchObject, forget
 
 _PATIENCE = 20.0  # seconds to get rid of a world
@@ -33,13 +32,13 @@ def run(
     """
     operation = "barrier" if judge == "waiting" else "all_reduce"
     breakage = break_world(inject, 12, "second", until, aborts, timeout, operation, backend)
-    waiting = _Waiting(breakage.work) if judge == "waiting" else None
+    waiting = _wait_inside(breakage.work) if judge == "waiting" else None
     breakage.detail["ended"] = answer(_WAYS[how](breakage), _PATIENCE)
     time.sleep(2)  # no event to wait for: what must not happen is an end of the process
     if judge == "wait":
         breakage.detail["wait"] = answer(breakage.work.wait)
     if waiting:
-        breakage.detail["waiting"] = waiting.answer()
+        breakage.detail["waiting"] = waiting.answer(_PATIENCE)
     if not breakage.look_at_other_world():
         return "NOT_LAUNCHED", breakage.detail
     if breakage.detail["ended"] == "no answer":
@@ -48,26 +47,11 @@ def run(
     return {"returned": "NO_EXCEPTION", "no answer": "STALLED"}.get(raised, "OK"), breakage.detail
 
 
-class _Waiting:
-    """wait() in a thread, of an operation for which the CPU waits."""
-
-    def __init__(self, work: TorchObject) -> None:
-        self._answers: list[str] = []
-        about_to_wait = threading.Event()
-
-        def wait() -> None:
-            about_to_wait.set()
-            self._answers.append(answer(work.wait, _PATIENCE))
-
-        self._thread = threading.Thread(target=wait, daemon=True)
-        self._thread.start()
-        about_to_wait.wait(_PATIENCE)
-        time.sleep(0.5)  # nothing tells that the call is inside torch
-
-    def answer(self) -> str:
-        """Return what the call got."""
-        self._thread.join(_PATIENCE)
-        return self._answers[0] if self._answers else "no answer"
+def _wait_inside(work: TorchObject) -> Call:
+    """Call wait(), of an operation for which the CPU waits."""
+    waiting = Call(work.wait)
+    time.sleep(0.5)  # nothing tells that the call is inside torch
+    return waiting
 
 
 def abort_of(group: TorchObject) -> Callable[[], object]:

@@ -99,6 +99,11 @@ def is_aborted(comm: int) -> bool:
     return int(library.gpuless_comm_state(comm)) == 1
 
 
+def has_ended(comm: int) -> bool:
+    """Say whether a communicator was aborted or destroyed."""
+    return int(library.gpuless_comm_state(comm)) > 0
+
+
 def await_true(what: Callable[[], bool], seconds: float) -> float | None:
     """Wait until `what` holds; return the seconds it took, None when it did not within `seconds`."""
     start = time.monotonic()

@@ -44,17 +44,25 @@ number = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(number))
 print(number.value, signals.END_WITH in os.environ)
 """
-#: A step that runs until it is told to end, as Ctrl-C does.
+#: Two steps, one beside the other, which with `block` run until they are told to end, as Ctrl-C does.
 _STEP = """
 import os, pathlib, subprocess, sys, time
-if "build-2.6.0" in sys.argv and {block}:
-    pathlib.Path("child").write_text(str(subprocess.Popen(["sleep", "50"]).pid))
-    pathlib.Path("ready").touch()
+begun, ready = pathlib.Path("begun"), pathlib.Path("ready")
+if "build-2.6.0" in sys.argv:
+    if {block}:
+        pathlib.Path("child").write_text(str(subprocess.Popen(["sleep", "50"]).pid))
     try:
-        time.sleep(50)
+        begun.touch()
+        time.sleep(50 if {block} else 0)
     except KeyboardInterrupt:
         pathlib.Path("cleaned-up").touch()
         raise
+if "lint" in sys.argv:
+    while not begun.exists():
+        time.sleep(0.02)
+    if {block}:
+        ready.touch()
+        time.sleep(50)
 sys.exit({status} if "lint" in sys.argv else 0)
 """
 
@@ -131,6 +139,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (programs / name).write_text(f"#!/bin/sh\n{line}\n")
         (programs / name).chmod(0o755)
     (programs / "python3").symlink_to(sys.executable)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     for name in (".ci/run", "ci/summary.py"):
         (tmp_path / name).parent.mkdir()
@@ -157,6 +167,29 @@ def test_the_summary_is_the_last_line(place: Path, status: int, output: str) -> 
     assert (done.returncode, done.stdout, done.stderr) == (status, output, "")
 
 
+def test_the_wheels_made_beside_are_finished_and_shown(place: Path) -> None:
+    """What they say comes at once; what fails among them ends the check."""
+    steps = """
+import sys, time
+if "build-2.6.0" in sys.argv:
+    print("making")
+    time.sleep(0.5)
+    print("made", flush=True)
+    sys.exit({status})
+print(*sys.argv[1:], flush=True)
+"""
+    for status in (0, 4):
+        (place / "noxfile.py").write_text(steps.format(status=status))
+        done = subprocess.run([place / ".ci" / "run"], capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        lines = done.stdout.splitlines()
+        assert (done.returncode, done.stderr) == (status, ""), done
+        assert lines[lines.index("making") + 1] == "made"
+        assert [line for line in lines if line not in ("making", "made")] == [
+            "-s lint", "--install-only -s tests", *(() if status else ("-R -s tests", "-s test-2.6.0", "the summary"))
+        ]  # fmt: skip
+        assert list(place.glob("tmp/*")) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_the_check_ends_with_all_that_it_runs(number: signal.Signals, place: Path, child: Path) -> None:
     (place / "noxfile.py").write_text(_STEP.format(block=True, status=0))
@@ -168,6 +201,7 @@ def test_the_check_ends_with_all_that_it_runs(number: signal.Signals, place: Pat
         run.send_signal(number)
         assert run.wait(20) == 128 + number
     wait_for(place / "cleaned-up")
+    assert list((place / "tmp").iterdir()) == []
     end = time.monotonic() + 20
     while _alive(child.read_text()):
         assert time.monotonic() < end

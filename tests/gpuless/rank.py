@@ -15,35 +15,17 @@ import struct
 import sys
 import threading
 import time
-from ctypes import byref, c_char, c_int, c_size_t, c_void_p
+from ctypes import byref, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # isolated, it has no path of ours
+from tests.gpuless.nccl_types import Config, UniqueId
 
 lib = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
 
 NON_BLOCKING_STREAM = 1
 TO_HOST, TO_DEVICE = 2, 1
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = (("bytes", c_char * 128),)
-
-    def text(self) -> str:
-        return base64.b64encode(bytes(self)).decode()
-
-    @classmethod
-    def of(cls, text: str) -> UniqueId:
-        return cls.from_buffer_copy(base64.b64decode(text))
-
-
-class Config(ctypes.Structure):
-    """`ncclConfig_t`; only the head is looked at."""
-
-    _fields_ = (
-        ("size", c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("blocking", c_int),
-        ("rest", c_int * 30),
-    )  # fmt: skip
-
 
 comms: list[c_void_p] = []
 streams: list[c_void_p] = []

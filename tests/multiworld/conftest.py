@@ -48,8 +48,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let every process begin with its share of the slow tests, so that none of them is the last one alone."""
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    rest = [item for item in items if not item.get_closest_marker("slow")]
+    slow = [item for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("skip")]
+    chosen = set(slow)
+    rest = [item for item in items if item not in chosen]
     share = -(-len(items) // count)
     dealt: list[pytest.Item] = []
     for number in range(count):

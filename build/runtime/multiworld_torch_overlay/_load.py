@@ -137,7 +137,7 @@ def load(torch_dir: str) -> str:
     """Load the overlay for the torch package in `torch_dir`, or warn and leave torch as it is; return the state."""
     try:
         reason, warning = _try(Path(torch_dir))
-    except (OSError, ValueError, LookupError, AttributeError, struct.error) as error:
+    except Exception as error:  # noqa: BLE001  # damaged files raise any of these, and torch must be imported all the same
         reason = warning = f"its own files or torch's cannot be read: {error!r}"
     if warning:
         _warn(warning)

@@ -39,6 +39,11 @@ set_source_files_properties({_C10D}/Hooks.cpp PROPERTIES INCLUDE_DIRECTORIES "${
     f"{_C10D}/Device.hpp": "#pragma once\n",
     f"{_C10D}/Bound.hpp": "#pragma once\n",
     f"{_C10D}/Lonely.hpp": "#pragma once\n",
+    f"{_C10D}/Made.hpp": "#pragma once\n",
+    f"{_C10D}/Listed.hpp": "#pragma once\n",
+    f"{_C10D}/Binding.hpp": '#include "Made.hpp"\n',
+    "tools/autograd/templates/python.cpp": f"#include <{_C10D}/Binding.hpp>\n${{methods}}\n",
+    "torchgen/gen_lazy.py": f'headers = ["{_C10D}/Listed.hpp"]\n',
     f"{_C10D}/Store.cpp": '#include "Store.hpp"\n#include "Shared.hpp"\n',
     f"{_C10D}/Uv.cpp": '#include "Store.hpp"\n#ifdef USE_UV\n#endif\n#if defined(OTHER)\n#endif\n',
     f"{_C10D}/Nccl.cpp": '#include "Shared.hpp"\n',
@@ -111,6 +116,8 @@ def test_what_build_files_say_of_flags_is_read(tree: Path) -> None:
         (f"{_C10D}/Device.hpp", Serves.FULL, "device units"),
         (f"{_C10D}/Bound.hpp", Serves.HEADER, "1 units"),
         (f"{_C10D}/Lonely.hpp", Serves.ALONE, "no unit"),
+        (f"{_C10D}/Made.hpp", Serves.FULL, "generated from tools/autograd/templates/python.cpp"),
+        (f"{_C10D}/Listed.hpp", Serves.FULL, "generated from torchgen/gen_lazy.py"),
         ("torch/_inductor/codegen/cpp_prefix.h", Serves.PYTHON, "replaced"),
         ("torch/library.h", Serves.HEADER, "1 units"),
         ("torch/headeronly/x.h", Serves.ALONE, "no unit"),
@@ -141,7 +148,7 @@ def test_a_new_unit_is_served_where_the_lists_name_it(tree: Path) -> None:
     after = before.replace(f'"{_C10D}/Uv.cpp"', f'"{_C10D}/Uv.cpp", "{new}"')
     named = make(tree, Change(frozenset([new, lists]), frozenset([new]), lists=(before, after)))
     assert served(named) == {"New.cpp": Serves.OVERLAY, lists: Serves.NOTHING}
-    assert named.owners == {new: "libtorch_cpu.so"}
+    assert named.owners.of(new) == "libtorch_cpu.so"
     unnamed = make(tree, Change(frozenset([new]), frozenset([new])))
     assert served(unnamed) == {"New.cpp": Serves.FULL}
     other = after.replace("libtorch_cuda_sources = [", 'libtorch_cuda_sources = ["x.cpp", ')

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from build.anypatch.plan import Change, Limits
+from build.anypatch.plan import make as make_plan
 from build.overlay import toolchain
 from build.overlay.flags import COMMON
 from build.overlay.model import Inputs
@@ -73,7 +75,7 @@ def make(folder: Path) -> Little:
     """Compile everything below `folder`."""
     tree, wheel = folder / "tree", folder / "wheel"
     units = (text.CUDA, text.CPU, text.C10, text.C10_CUDA, text.PYTHON)
-    for files in (text.HEADERS, *units):
+    for files in (text.HEADERS, text.LISTS, *units):
         write(tree, files)
     write(wheel / "torch" / "include", text.HEADERS)
     lib = wheel / "torch" / "lib"
@@ -115,9 +117,12 @@ def inputs(
     write(folder, edits)
     units = (Unit(path=extra, reason="the test says so"),) if extra else ()
     release = msgspec.structs.replace(little.release, extra_units=units)
+    plan = make_plan(folder, Change(frozenset(edits), by="series"), Limits(safe=safe or {}))
+    before = {path: (little.tree / path).read_text() for path in edits if (little.tree / path).is_file()}
     return Inputs(
         release=release, tree=folder, changed=tuple(edits), wheel=little.wheel, python=PYTHON,
-        wheel_sha256="0" * 64, headers=(), safe_headers=safe or {}, toolchain=toolchain.find(9),
+        wheel_sha256="0" * 64, headers=(), toolchain=toolchain.find(9), units=plan.units, owners=plan.owners,
+        originals=before, safe_headers=safe or {},
     )  # fmt: skip
 
 

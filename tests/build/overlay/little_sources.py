@@ -144,6 +144,15 @@ extern "C" TORCH_API int ask_python() { return python_answer(); }
 """,
 }
 
+#: The file that names the library of each unit.
+LISTS = {
+    "build_variables.bzl": f"""
+libtorch_cuda_sources = {list(CUDA)}
+libtorch_sources = {list(CPU)}
+libtorch_python_sources = {list(PYTHON)}
+"""
+}
+
 #: Not part of the release's sources: what the official build links against.
 NCCL = "int ncclGetVersion(int* v) { *v = 7; return 0; }\n"
 CUDART = "int cudaGetDevice(int* d) { *d = 3; return 0; }\n"

@@ -27,14 +27,14 @@ pytestmark = pytest.mark.usefixtures("module_cache")
 
 
 def test_the_unit_of_a_hidden_symbol_comes_along(little: Little, tmp_path: Path) -> None:
-    made = compile_closure(lt.inputs(little, tmp_path / "tree", EDIT), {NCCL_CPP: "changed by the series"})
+    made = compile_closure(lt.inputs(little, tmp_path / "tree", EDIT))
     assert [item.unit for item in made] == [NCCL_CPP, HIDDEN_CPP]
     assert made[0].why == "changed by the series"
     assert made[1].why == "defines torch::cuda::Secret::value(), which stock does not export"
 
 
 def test_what_stock_exports_brings_nothing_along(little: Little, tmp_path: Path) -> None:
-    made = compile_closure(lt.inputs(little, tmp_path / "tree", {}), {USER_CPP: "changed by the series"})
+    made = compile_closure(lt.inputs(little, tmp_path / "tree", lt.edited(USER_CPP, "return", "return 1 +")))
     assert [item.unit for item in made] == [USER_CPP]
 
 
@@ -46,7 +46,7 @@ def test_what_is_missing_is_what_stock_hides(little: Little, tmp_path: Path) -> 
 
 def test_a_unit_that_only_looks_like_it_is_passed_over(little: Little, tmp_path: Path) -> None:
     edits = {**EDIT, "torch/csrc/cuda/AAA.cpp": DECOY}
-    made = compile_closure(lt.inputs(little, tmp_path / "tree", edits), {NCCL_CPP: "changed by the series"})
+    made = compile_closure(lt.inputs(little, tmp_path / "tree", edits))
     assert [item.unit for item in made] == [NCCL_CPP, HIDDEN_CPP]
 
 
@@ -54,23 +54,54 @@ def test_no_unit_defines_it(little: Little, tmp_path: Path) -> None:
     given = lt.inputs(little, tmp_path / "tree", {**EDIT, "torch/csrc/cuda/AAA.cpp": DECOY})
     (given.tree / HIDDEN_CPP).unlink()
     with pytest.raises(CompileError, match=r"needs torch::cuda::Secret::value\(\)") as caught:
-        compile_closure(given, {NCCL_CPP: "changed by the series"})
+        compile_closure(given)
     assert "_ZN5torch4cuda6Secret5valueEv" in caught.value.cause
     assert "AAA.cpp was tried and does not define it" in caught.value.cause
     assert "extra_units" in caught.value.remedy
 
 
 def test_a_definer_that_does_not_compile_is_named(little: Little, tmp_path: Path) -> None:
-    given = lt.inputs(
-        little, tmp_path / "tree", {**EDIT, HIDDEN_CPP: "int torch::cuda::Secret::value() { return 1; }\n"}
-    )
+    given = lt.inputs(little, tmp_path / "tree", EDIT)
+    lt.write(given.tree, {HIDDEN_CPP: "int torch::cuda::Secret::value() { return 1; }\n"})
     with pytest.raises(CompileError) as caught:
-        compile_closure(given, {NCCL_CPP: "changed by the series"})
+        compile_closure(given)
     assert f"{HIDDEN_CPP} was tried and does not compile" in caught.value.cause
 
 
 def test_units_that_the_release_names_come_along(little: Little, tmp_path: Path) -> None:
-    made = compile_closure(
-        lt.inputs(little, tmp_path / "tree", {}, extra=USER_CPP), {NCCL_CPP: "changed by the series"}
-    )
+    made = compile_closure(lt.inputs(little, tmp_path / "tree", EDIT, extra=USER_CPP))
     assert {item.unit: item.why for item in made}[USER_CPP] == "the test says so"
+
+
+_OWN = """__attribute__((noinline)) int deep() {
+  return 5;
+}
+static __attribute__((noinline)) int aid(int x) {
+  return deep() + ncclGetVersion(&x);
+}
+int version() {"""
+
+
+def test_a_stock_function_of_the_unit_itself_is_no_user(little: Little, tmp_path: Path) -> None:
+    """The patch renames `aid`, which was linked to the stock `deep`: nothing calls that code any more."""
+    (text,) = lt.edited(NCCL_CPP, "int version() {", _OWN).values()
+    text = text.replace("return ncclGetVersion", "return aid(d) + ncclGetVersion")
+    stock = lt.inputs(little, tmp_path / "stock", {NCCL_CPP: text})
+    other = lt.relink_cuda(little, stock.tree, tmp_path / "wheel")
+    patch = {NCCL_CPP: text.replace("aid(", "renamed(").replace("return 5", "return 6")}
+    made = compile_closure(lt.with_release(lt.inputs(other, tmp_path / "tree", patch), series=()))
+    assert [item.unit for item in made] == [NCCL_CPP, HIDDEN_CPP]
+
+
+def test_the_unit_of_a_hidden_variable_comes_along(little: Little, tmp_path: Path) -> None:
+    """A variable is defined without its scope, as `const std::string PREFIX = "x";` in a namespace."""
+    (secret,) = lt.edited(
+        HIDDEN_CPP, "int Secret::value", "extern const int LIMIT;\nconst int LIMIT = 7;\nint Secret::value"
+    ).values()
+    stock = lt.inputs(little, tmp_path / "stock", {HIDDEN_CPP: secret})
+    other = lt.relink_cuda(little, stock.tree, tmp_path / "wheel")
+    text = "#include <torch/csrc/Export.h>\nnamespace torch::cuda { extern const int LIMIT; }\n"
+    text += 'extern "C" TORCH_API int use_answer() { return torch::cuda::LIMIT; }\n'
+    text += 'extern "C" TORCH_API int use_version() { return 1; }\n'
+    made = compile_closure(lt.inputs(other, tmp_path / "tree", {USER_CPP: text}))
+    assert [item.unit for item in made] == [USER_CPP, HIDDEN_CPP]

@@ -1,4 +1,4 @@
-"""A series that changes what units outside the overlay see is refused, with the header and the units."""
+"""What units outside an overlay see of a changed header: they come along, or the header is declared safe."""
 
 from __future__ import annotations
 
@@ -6,63 +6,59 @@ from pathlib import Path
 
 import pytest
 
-from build.errors import NeedsFullBuildError
+from build.anypatch.plan import Change, Limits, Serves, make
+from build.errors import SourceError
 from build.overlay import layout
 from build.overlay.build import build_overlay
+from build.overlay.owners import LISTS, read
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, NCCL_H, USER_CPP, Little
 
 HIDDEN_H = "torch/csrc/cuda/Secret.h"
+#: An enumerator more, which changes no value and no layout.
+EDITS = lt.edited(NCCL_H, "NumResults = 1", "NumResults = 1, Later = 2") | lt.edited(NCCL_CPP, "return 1", "return 2")
 
 
-def test_a_header_that_an_outside_unit_includes(little: Little) -> None:
-    """User.cpp includes it through another header."""
-    with pytest.raises(NeedsFullBuildError) as caught:
-        layout.check_headers(little.tree, [NCCL_H, NCCL_CPP], [NCCL_CPP], {})
-    assert NCCL_H in caught.value.what
-    assert USER_CPP in caught.value.what
-    assert NCCL_CPP not in caught.value.what
-    assert "header_changes" in caught.value.remedy
+def including(tree: Path, header: str) -> frozenset[str]:
+    return layout.units_including(layout.includers(tree), header)
 
 
-def test_declared_safe(little: Little) -> None:
-    found = layout.check_headers(little.tree, [NCCL_H], [NCCL_CPP], {NCCL_H: "an enumerator more"})
-    assert found == f"{NCCL_H}: declared safe: an enumerator more"
+def test_a_header_is_seen_through_another_one(little: Little) -> None:
+    assert including(little.tree, NCCL_H) == {NCCL_CPP, USER_CPP}
 
 
-def test_a_header_of_the_overlay_alone(little: Little) -> None:
-    found = layout.check_headers(little.tree, [HIDDEN_H], [NCCL_CPP, HIDDEN_CPP], {})
-    assert found == f"{HIDDEN_H}: no unit outside the overlay includes it"
-    with pytest.raises(NeedsFullBuildError, match=HIDDEN_CPP):
-        layout.check_headers(little.tree, [HIDDEN_H], [NCCL_CPP], {})
-
-
-def test_device_code_counts_as_an_outside_unit_and_tests_do_not(little: Little, tmp_path: Path) -> None:
+def test_device_code_counts_and_tests_do_not(little: Little, tmp_path: Path) -> None:
     include = f"#include <{HIDDEN_H}>\n"
     files = {"torch/csrc/cuda/kernel.cu": include, "torch/csrc/test/uses.cpp": include}
     tree = lt.inputs(little, tmp_path / "tree", files).tree
-    with pytest.raises(NeedsFullBuildError) as caught:
-        layout.check_headers(tree, [HIDDEN_H], [NCCL_CPP, HIDDEN_CPP], {})
-    assert "kernel.cu" in caught.value.what
-    assert "uses.cpp" not in caught.value.what
+    assert including(tree, HIDDEN_H) == {NCCL_CPP, HIDDEN_CPP, "torch/csrc/cuda/kernel.cu"}
 
 
-@pytest.mark.parametrize("path", ["torch/csrc/cuda/k.cu", "torch/nn/x.py", "CMakeLists.txt", "caffe2/a.cpp"])
-def test_what_no_overlay_carries(path: str, little: Little, tmp_path: Path) -> None:
-    tree = lt.inputs(little, tmp_path / "tree", {path: "\n"}).tree
-    with pytest.raises(NeedsFullBuildError, match=path):
-        layout.check_paths(tree, [NCCL_CPP, path])
-
-
-def test_a_removed_unit_is_refused(little: Little) -> None:
-    with pytest.raises(NeedsFullBuildError, match=r"Gone\.cpp \(removed\)"):
-        layout.check_paths(little.tree, [NCCL_CPP, "torch/csrc/Gone.cpp"])
-    layout.check_paths(little.tree, [NCCL_CPP, NCCL_H])
+def test_a_safe_header_brings_no_unit_along(little: Little) -> None:
+    safe = Limits(safe={NCCL_H: "an enumerator more"})
+    (row,) = make(little.tree, Change(frozenset([NCCL_H])), safe).rows
+    assert (row.serves, row.why) == (Serves.NOTHING, "declared safe: an enumerator more")
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_the_build_refuses_and_writes_nothing(little: Little, tmp_path: Path) -> None:
-    edits = lt.edited(NCCL_H, "NumResults = 1", "NumResults = 2") | lt.edited(NCCL_CPP, "return 1", "return 2")
-    with pytest.raises(NeedsFullBuildError, match="User"):
-        build_overlay(lt.inputs(little, tmp_path / "tree", edits), tmp_path / "out")
-    assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
+@pytest.mark.parametrize(
+    ("safe", "units", "said"),
+    [
+        ({}, {NCCL_CPP, USER_CPP, HIDDEN_CPP}, "no unit outside the overlay includes it"),
+        ({NCCL_H: "an enumerator more"}, {NCCL_CPP, HIDDEN_CPP}, "declared safe: an enumerator more"),
+    ],
+)
+def test_the_units_of_a_changed_header(
+    safe: dict[str, str], units: set[str], said: str, little: Little, tmp_path: Path
+) -> None:
+    made = build_overlay(lt.inputs(little, tmp_path / "tree", EDITS, safe=safe), tmp_path / "out")
+    assert {item.unit for item in made.objects} == units
+    assert f"{NCCL_H}: {said}" in [check.detail for check in made.checks]
+
+
+def test_a_tree_without_the_lists_of_sources(little: Little, tmp_path: Path) -> None:
+    """Every unit would be in no library, and a patch of it change nothing."""
+    given = lt.inputs(little, tmp_path / "tree", {})
+    (given.tree / LISTS).unlink()
+    with pytest.raises(SourceError, match=LISTS):
+        read(given.tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from build.overlay.objects import compile_units
 from build.overlay.toolchain import Toolchain
 from build.releases import Define
 from tests.build.overlay import little as lt
-from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, NCCL_H, Little
+from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, NCCL_H, USER_CPP, Little
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +155,9 @@ def test_a_unit_that_does_not_compile_says_why_and_leaves_nothing(
 @pytest.mark.usefixtures("own_cache")
 def test_flags_of_a_single_unit(little: Little, tmp_path: Path, compiler: Counting) -> None:
     """The build files of the release set a macro for one file: the release has to say so, and no other unit gets it."""
-    given = lt.inputs(little, tmp_path / "tree", {NCCL_CPP: "int f() { return OWN; }\n", HIDDEN_CPP: "int OWN;\n"})
     flags = f'set_source_files_properties(${{SOURCES}}/{NCCL_CPP} PROPERTIES COMPILE_FLAGS "-Wno-all -DOWN=1")\n'
-    lt.write(given.tree, {"caffe2/CMakeLists.txt": flags})
+    edits = {NCCL_CPP: "int f() { return OWN; }\n", HIDDEN_CPP: "int OWN;\n", "caffe2/CMakeLists.txt": flags}
+    given = lt.inputs(little, tmp_path / "tree", edits)
     with pytest.raises(CompileError, match="-DOWN=1"):
         compile_one(given, compiler)
     given = lt.with_release(given, defines=(Define(macro="OWN=1", reason="test", units=(NCCL_CPP,)),))
@@ -168,7 +169,7 @@ def test_flags_of_a_single_unit(little: Little, tmp_path: Path, compiler: Counti
 @pytest.mark.usefixtures("own_cache")
 def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other compiler, and what it started, would run for a minute."""
-    monkeypatch.setattr(objects, "jobs", lambda: 2)  # a machine with one core, or little memory, has one
+    monkeypatch.setattr(objects, "jobs", lambda _: 2)  # a machine with one core, or little memory, has one
     script, started = tmp_path / "slow-g++", tmp_path / "started"
     script.write_text(
         f'#!/bin/sh\ncase "$*" in *Secret*) while [ ! -e "{started}" ]; do :; done; exit 1;; esac\n'
@@ -181,3 +182,16 @@ def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path, mo
     with pytest.raises(CompileError, match="Secret"):
         compile_units(slow, {NCCL_CPP: "test", HIDDEN_CPP: "test"})
     assert time.monotonic() - began < 50
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_no_more_compilers_at_once_than_asked_for(
+    little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    script, busy, more = tmp_path / "lone-g++", tmp_path / "busy", tmp_path / "more"
+    script.write_text(f'#!/bin/sh\nmkdir "{busy}" || touch "{more}"\ng++ "$@"\nsleep 0.2\nrmdir "{busy}"\n')
+    script.chmod(0o755)
+    given = replace(lt.inputs(little, tmp_path / "tree", {}), toolchain=Toolchain(script, "lone", 12), jobs=1)
+    compile_units(given, {NCCL_CPP: "test", HIDDEN_CPP: "test", USER_CPP: "test"})
+    assert not more.exists()

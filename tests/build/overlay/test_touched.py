@@ -46,6 +46,9 @@ constexpr int kLimit = 3;
         ("\nint counted", "\nint added() {\n  return 1;\n}\n\nint counted", {"counted", "added"}),
         ("kLimit = 3", "kLimit = 4", None),
         ("\nint counted", "\n#define MORE 1\nint counted", None),
+        ("\nint counted", "\nusing namespace std;\nint counted", None),
+        ("\nint counted", "\nstatic std::vector<int> more;\nint counted", {"counted", "more"}),
+        ("\nint counted", "\nint helper(long y);\nint counted", {"counted", "helper", "used", "y"}),
     ],
 )
 def test_what_a_change_concerns(old: str, new: str, found: set[str] | None) -> None:

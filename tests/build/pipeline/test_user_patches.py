@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from build import record
+from build.git import Git
 from build.overlay.symbols import needed
 from build.seals import sha256_of
 from build.wheels.archive import check_archive, check_digests
@@ -24,11 +25,7 @@ from tests.build.pipeline.little_release import Place
 from tests.build.series.repos import commit, make_patch, make_repo
 from tests.build.wheels import little_wheel as lw
 
-_LISTS = f"""
-libtorch_cuda_sources = {list(text.CUDA)}
-libtorch_sources = {list(text.CPU)}
-libtorch_python_sources = {list(text.PYTHON)}
-"""
+(_LISTS,) = text.LISTS.values()
 _MODULE = "torch/csrc/Module.cpp"
 _INIT = "torch/__init__.py"
 _NEW = "torch/csrc/cuda/New.cpp"
@@ -37,7 +34,7 @@ _NEW = "torch/csrc/cuda/New.cpp"
 @pytest.fixture
 def place(little: Little, tmp_path: Path) -> Place:
     place = lr.make(little, tmp_path)
-    lt.write(place.tree, {"build_variables.bzl": _LISTS, _INIT: text.INIT})
+    lt.write(place.tree, {_INIT: text.INIT})
     return place
 
 
@@ -276,6 +273,21 @@ def test_headers_of_a_submodule_are_fetched_at_the_commit_that_the_release_names
     assert status == 0, output
 
 
+def test_a_tag_that_was_moved_is_no_origin_of_headers(place: Place) -> None:
+    """Headers of another commit may have another class layout: a person has to look at that."""
+    remote = _upstream(place, "#pragma once\n")
+    moved = make_repo(place.folder / "elsewhere", {"torch/csrc/x.cpp": b"// moved\n"})
+    moved.out("tag", f"v{lt.VERSION}")
+    own = patch(place, {lt.NCCL_CPP: f"#include <fmt/format.h>\n{text.CUDA[lt.NCCL_CPP]}"})
+    arguments = ("build", lt.VERSION, "--source", place.tree, "--dist", place.dist, "--label", "fix1", "--no-test")
+    with lr.started(place, *arguments, "--patches", own, MULTIWORLD_UPSTREAM=moved.folder.as_uri()) as process:
+        status, output = process.wait(timeout=lr.TIMEOUT), process.communicate()[0]
+    assert (status, f"v{lt.VERSION} is not the pinned commit" in output) == (7, True), output
+    for git in (Git(remote), moved):
+        assert git.resolve("HEAD") in output
+    assert "--include" not in output, "the advice to fetch them by hand, as if the network were the cause"
+
+
 _TESTS = {
     "test/distributed/test_store.py": "a = 1\n",
     "test/odd [name]*.py": "b = 1\n",
@@ -352,8 +364,10 @@ def test_units_of_libtorch_cpu_keep_their_threads(place: Place) -> None:
 
 
 def test_a_removed_unit_is_refused(place: Place) -> None:
-    status, output = explain(place, "--patches", patch(place, {lt.NCCL_CPP: None}))
-    assert (status, "compiled code stays in the library" in output.replace("\n", " ")) == (9, True), output
+    own = patch(place, {lt.NCCL_CPP: None})
+    for status, output in (explain(place, "--patches", own), build(place, "--patches", own)):
+        assert (status, "compiled code stays in the library" in output.replace("\n", " ")) == (9, True), output
+    assert not (place.folder / "cache" / "objects").exists()
 
 
 def test_a_patch_that_does_not_apply_says_where_and_how_to_port_it(place: Place) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
+import pytest
+
+from build.errors import SourceError
 from build.porting import alignment
 from build.porting.alignment import Alignment, align, align_all
 from build.porting.diffs import diffs
@@ -49,3 +55,16 @@ def test_only_the_last_alignments_are_kept() -> None:
     assert len(alignment._LAST) == alignment.KEPT
     kept = align(*pairs[-1])
     assert align(*pairs[-1]) is kept
+
+
+def test_a_diff_that_fails_is_no_alignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output may end anywhere: files that are not in it would count as equal, or not be found."""
+    real, script = shutil.which("git"), tmp_path / "git"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *--no-index*) echo \'fatal: no space left\' >&2; exit 128;; esac\nexec {real} "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(SourceError, match="git diff failed") as caught:
+        align([b"never\n", b"seen\n"], [b"before\n"])
+    assert "fatal: no space left" in caught.value.cause

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -91,6 +92,18 @@ def _with_ours_inside(site: Path) -> None:
     shutil.copy(site / PACKAGE / "lib/libtorch_mw.so", site / "torch/lib")
 
 
+def _section_of_symbols(site: Path, place: int, value: int) -> None:
+    """Damage the section header of the dynamic symbols, which the dynamic loader does not read."""
+    library = site / PACKAGE / "lib" / "libtorch_mw.so"
+    data = bytearray(library.read_bytes())
+    (table,) = struct.unpack_from("<Q", data, 40)
+    size, count = struct.unpack_from("<HH", data, 58)
+    headers = range(table, table + size * count, size)
+    (at,) = (start for start in headers if struct.unpack_from("<I", data, start + 4)[0] == _others._DYNSYM)
+    struct.pack_into("<I" if place == 40 else "<Q", data, at + place, value)
+    library.write_bytes(data)
+
+
 REFUSALS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     "another build": (lambda site: _facts(site, build_ids=["f" * 40], made_for="8.8.8+cu0"), "8.8.8+cu0", True),
     "a patched wheel": (_with_ours_inside, "patched wheel", False),
@@ -98,6 +111,9 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     "a damaged library": (lambda site: (site / PACKAGE / "lib/libtorch_mw.so").write_bytes(b"no"), "refused it", True),
     "no facts": (lambda site: (site / PACKAGE / "overlay.json").unlink(), "cannot be read", True),
     "odd facts": (lambda site: (site / PACKAGE / "overlay.json").write_text("{}"), "cannot be read", True),
+    "facts that are a list": (lambda site: (site / PACKAGE / "overlay.json").write_text("[]"), "TypeError", True),
+    "a section that is not there": (lambda site: _section_of_symbols(site, 40, 999), "IndexError", True),
+    "more symbols than memory": (lambda site: _section_of_symbols(site, 32, 2**62), "MemoryError", True),
 }
 
 

@@ -22,19 +22,10 @@ from hypothesis import strategies as st
 from procs import Link, WorkerGone, cluster
 
 from multiworld import InvalidArgument, ObjectRefused
-from multiworld.membership import Limits, Membership
-from multiworld.ops.pickling import allowed, dumps, loads
+from multiworld.ops.pickling import allowed, dumps
+from tests.multiworld.core.objects import US, load, round_trip
 
-US = Membership("w", 0, 2, 1, "gloo", Limits(1.0, 1 << 20))
 SECONDS = 1.0  # for any megabyte, says the promise; a busy machine is given more where it is waited for
-
-
-def _load(data: bytes, allow: Any = ()) -> Any:
-    return loads(data, allowed(allow, US, "recv_object"), US)
-
-
-def _round(obj: Any, allow: Any = ()) -> Any:
-    return _load(dumps(obj, US), allow)
 
 
 class Colour(enum.Enum):
@@ -106,7 +97,7 @@ PLAIN = [
 
 @pytest.mark.parametrize("obj", PLAIN, ids=lambda obj: type(obj).__name__)
 def test_plain_data_arrives_without_a_word(obj: Any) -> None:
-    got = _round([obj, obj])
+    got = round_trip([obj, obj])
     assert got == [obj, obj]
     assert type(got[0]) is type(obj)
 
@@ -114,11 +105,11 @@ def test_plain_data_arrives_without_a_word(obj: Any) -> None:
 def test_what_holds_itself_arrives() -> None:
     ring: list[Any] = [1]
     ring.append(ring)
-    got = _round(ring)
+    got = round_trip(ring)
     assert got[1] is got
     knot = ([],)  # type: ignore[var-annotated]
     knot[0].append(knot)
-    tied = _round(knot)
+    tied = round_trip(knot)
     assert tied[0][0] is tied
 
 
@@ -139,17 +130,17 @@ def test_what_holds_itself_arrives() -> None:
     ids=lambda obj: type(obj).__name__,
 )
 def test_what_is_allowed_arrives_as_its_class_says(obj: Any) -> None:
-    got = _round(obj, [Colour, Marks, Plain, Slotted, Reduced, Items, Pairs, Named])
+    got = round_trip(obj, [Colour, Marks, Plain, Slotted, Reduced, Items, Pairs, Named])
     assert got == obj
     assert type(got) is type(obj)
     kind = type(obj[0] if type(obj) is list else obj)
-    assert _round(obj, [f"{kind.__module__}.{kind.__qualname__}"]) == obj
+    assert round_trip(obj, [f"{kind.__module__}.{kind.__qualname__}"]) == obj
     with pytest.raises(ObjectRefused, match="not allowed here"):
-        _round(obj)
+        round_trip(obj)
 
 
 def test_a_state_is_set_as_the_class_says() -> None:
-    assert _round(Stateful(1), [Stateful]).args == ("set", 1)
+    assert round_trip(Stateful(1), [Stateful]).args == ("set", 1)
 
 
 @pytest.mark.parametrize("allow", ["a.b", 5, [5], ["nodot"], Reduced, None, [None]])
@@ -292,7 +283,7 @@ def test_what_no_peer_of_ours_writes_is_refused_in_bounded_time(name: str) -> No
     before = _fingerprint()
     started = time.process_time()
     with pytest.raises(ObjectRefused) as caught:
-        _load(ATTACKS[name])
+        load(ATTACKS[name])
     assert time.process_time() - started < 2 * SECONDS
     assert caught.value.world == "w"
     assert _fingerprint() == before
@@ -307,13 +298,13 @@ def _fingerprint() -> Any:
 def test_a_member_of_an_enumeration_is_not_changed() -> None:
     data = _pickle(_global(__name__, "Colour"), b"K\x01\x85R}", _text("x"), b"K\x01sb")
     with pytest.raises(ObjectRefused, match="sets attributes"):
-        _load(data, [Colour])
+        load(data, [Colour])
     assert not hasattr(Colour.RED, "x")
 
 
 def test_a_class_that_is_allowed_is_not_changed() -> None:
     with pytest.raises(ObjectRefused, match="sets attributes"):
-        _load(_pickle(_global(__name__, "Plain"), b"}", _text("x"), b"K\x01sb"), [Plain])
+        load(_pickle(_global(__name__, "Plain"), b"}", _text("x"), b"K\x01sb"), [Plain])
     assert not hasattr(Plain, "x")
 
 
@@ -345,7 +336,7 @@ _machine_made = st.lists(st.sampled_from(OPCODES), max_size=60).map(lambda codes
 def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
     started = time.process_time()
     try:
-        got = _load(data, [Plain])
+        got = load(data, [Plain])
     except ObjectRefused:
         pass
     else:
@@ -371,7 +362,7 @@ def _bomb(link: Link) -> float:
         data = _pickle(b"]\x94K\x01\x94", unit * (1_000_000 // len(unit)))
         started = time.process_time()
         with pytest.raises(ObjectRefused):
-            _load(data)
+            load(data)
         worst = max(worst, time.process_time() - started)
     return worst
 
@@ -382,58 +373,3 @@ def test_a_megabyte_of_opcodes_is_read_in_bounded_time() -> None:
             assert c.start(_bomb).result(60) < 3 * SECONDS
         except WorkerGone:
             pytest.fail("reading it ended the process")
-
-
-# NumPy
-
-
-def test_numpy_arrays_and_scalars_arrive_without_a_word() -> None:
-    np = pytest.importorskip("numpy")
-    for array in (
-        np.arange(6).reshape(2, 3), np.arange(6).reshape(2, 3).T, np.array(["a", "bcd"]), np.zeros((0, 3), "f4"),
-        np.array(3.0), np.array(["2020-01-01"], dtype="M8[D]"), np.ones(3, ">i4"), np.array([True]), np.array([b"x"]),
-        np.array([1 + 2j], "c8"), np.float16([1, 2]),
-    ):  # fmt: skip
-        got = _round({"a": array})["a"]
-        assert (type(got), got.dtype, got.shape) == (type(array), array.dtype, array.shape)
-        assert (got == array).all()
-        assert got.flags.writeable
-    for scalar in (
-        np.float32(2),
-        np.int64(3),
-        np.bool_(True),
-        np.str_("abc"),
-        np.datetime64("2020-01-01"),
-        np.bytes_(b"x"),
-    ):
-        got = _round(scalar)
-        assert type(got) is type(scalar)
-        assert got == scalar
-    assert _round(np.dtype("<f4")) == np.dtype("<f4")
-
-
-def test_numpy_data_of_objects_and_records_is_refused_by_name() -> None:
-    np = pytest.importorskip("numpy")
-    for array in (np.array([object()]), np.zeros(2, dtype=[("a", "i4")])):
-        with pytest.raises(InvalidArgument, match="NumPy data of dtype"):
-            _round(array)
-
-
-def test_a_receiver_without_numpy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    np = pytest.importorskip("numpy")
-    data = dumps(np.ones(3), US)
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    with pytest.raises(ObjectRefused, match="NumPy is not installed here"):
-        _load(data)
-
-
-def _without_numpy(link: Link) -> bool:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "numpy"]:
-        del sys.modules[name]
-    _round({"a": [1.5, torch.ones(2), uuid.UUID(int=1)]})
-    return "numpy" in sys.modules
-
-
-def test_numpy_is_not_loaded_for_others() -> None:
-    with cluster() as c:
-        assert c.start(_without_numpy).result() is False

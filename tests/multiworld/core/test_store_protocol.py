@@ -18,42 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiworld.config import TcpStoreAddress
-from multiworld.hub import Hub
 from multiworld.rendezvous.store_client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
 from multiworld.rendezvous.store_protocol import MAX_UNTAKEN_BYTES, ServerProtocol
-from multiworld.rendezvous.store_server import MAX_STRANGERS, STRANGER_SECONDS, StoreServer
+from multiworld.rendezvous.store_server import MAX_STRANGERS, STRANGER_SECONDS
 from multiworld.rendezvous.store_wire import COUNT, HELLO, NUMBER, Request, request, sized
+from tests.multiworld.core.stores import SECRET, SOON, deadline, served, torchs
 
-SOON = 5.0
-SECRET = b"correct horse battery staple"
 SMALL = Limits(key_bytes=64, value_bytes=4096, request_bytes=8192, list_keys=16, keys=100, total_bytes=64 << 10)
-
-
-def deadline(seconds: float = SOON) -> Deadline:
-    return Deadline(time.monotonic() + seconds)
-
-
-@contextlib.contextmanager
-def served(secret: bytes | None = None, limits: Limits | None = None) -> Iterator[tuple[TcpStoreAddress, StoreServer]]:
-    """A store of ours in this process."""
-    hub = Hub.acquire()
-    listener = socket.create_server(("127.0.0.1", 0))
-    where = TcpStoreAddress("127.0.0.1", listener.getsockname()[1])
-    server = StoreServer(hub, listener, secret, limits)
-    try:
-        yield where, server
-    finally:
-        server.close()
-        hub.release()
-
-
-@contextlib.contextmanager
-def torchs(use_libuv: bool) -> Iterator[TcpStoreAddress]:
-    """A store of torch's in this process."""
-    hosted = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), False, use_libuv=use_libuv)
-    yield TcpStoreAddress("127.0.0.1", hosted.port)
-    del hosted
 
 
 SERVERS: dict[str, Callable[[], Any]] = {
@@ -387,59 +359,3 @@ def test_a_store_that_hangs_up_in_the_middle() -> None:
             client.num_keys()
         with pytest.raises(StoreFailed, match="cannot be reached"):
             StoreClient.connect(where, deadline(0.3))
-
-
-# The secret.
-
-
-def test_clients_with_the_secret_are_served() -> None:
-    with served(SECRET) as (where, _):
-        mode = GreetingMode(SECRET)
-        client = StoreClient.connect(where, deadline(), mode)
-        assert client.add("n", 1) == 1
-        assert mode.greets is True
-        client.close()
-
-
-@pytest.mark.parametrize(
-    ("hosts", "mine", "words"),
-    [
-        (SECRET, None, "has a secret, this process has none"),
-        (SECRET, b"another", "has another secret"),
-        (None, SECRET, "has no secret"),
-    ],
-)
-def test_secrets_that_differ_are_told_at_once(hosts: bytes | None, mine: bytes | None, words: str) -> None:
-    started = time.monotonic()
-    with served(hosts) as (where, server), pytest.raises(StoreFailed, match=words) as caught:
-        StoreClient.connect(where, deadline(30), GreetingMode(mine))
-    assert time.monotonic() - started < SOON
-    assert caught.value.remedy
-    assert b"another".decode() + " horse" not in str(caught.value)
-    assert len(server.data) == 0
-
-
-def torch_connects(link: procs.Link, host: str, port: int) -> str:
-    try:
-        store = dist.TCPStore(host, port, None, False, timedelta(seconds=1))
-        store.set("key", "value")  # on torch 2.2 neither this nor the connect waits for an answer
-        store.get("key")
-    except RuntimeError as error:
-        return type(error).__name__
-    return "served"
-
-
-def test_torchs_clients_are_refused_where_there_is_a_secret() -> None:
-    with procs.cluster() as c, served(SECRET) as (where, server):
-        assert c.start(torch_connects, where.host, where.port).result() != "served"
-        assert len(server.data) == 0
-
-
-@pytest.mark.parametrize("use_libuv", [True, False])
-def test_a_store_that_torch_hosts_is_recognised(use_libuv: bool) -> None:
-    with torchs(use_libuv) as where:
-        mode = GreetingMode(SECRET)
-        client = StoreClient.connect(where, deadline(), mode)
-        assert client.add("n", 1) == 1
-        assert mode.greets is False
-        client.close()

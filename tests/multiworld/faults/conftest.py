@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,6 +23,13 @@ PRELOAD = ("pytest", "typer.testing", "tests.multiworld.faults.network", "tests.
 
 
 Pools = Callable[[Kind], WorkerPool]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Three processes for each core where faults run alone: they wait for time to pass even more than others do."""
+    config.option.dist = "worksteal"
+    return 3 * len(os.sched_getaffinity(0))
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ SWALLOWED = "an operation that the watchdog has aborted may be taken for done, s
 PLAIN = "the error is a plain RuntimeError"
 DUMPS = "the clean-up waits for dumps of the flight recorder, which are on by default"
 TRACE = "the watchdog asks the interpreter for a stack trace, and ends the process when that is about to end"
+FINALIZE = "shutdown() keeps locks in ncclCommFinalize that abort() waits for"
 LEAK = "the group of calls stays open, and swallows the operations of all other groups"
 
 
@@ -63,6 +64,7 @@ class Known:
 
 _FAILURE, _WATCHDOG = "test_nccl_failures::test_failure", "test_nccl_failures::test_failure_of_the_watchdog"
 _LAUNCH = "test_torch_groups::test_a_launch_fails"
+_SHUTDOWN = "test_torch_groups::test_a_shutdown_is_aborted"
 _EXAMPLES = "test_examples::test_manual"
 #: the flight recorder is on; seen with this release
 _RECORDS = (2, 13)
@@ -88,6 +90,10 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(f"{_LAUNCH}[all_to_all_single]", LEAK, "group-leak", until=(2, 14), group=Group.BY_NAME),
     Known(f"{_LAUNCH}[all_to_all_single]", PLAIN, "group-leak", since=(2, 14), group=Group.BY_NAME),
+    *(
+        Known(f"{_SHUTDOWN}[{communicator}]", FINALIZE, "bounded-shutdown", since=(2, 6), group=Group.BY_NAME)
+        for communicator in ("blocking", "non-blocking")
+    ),
 )
 
 

@@ -61,6 +61,16 @@ class Setting:
         """Whether the torch of the programs is a patched wheel or has an overlay."""
         return subprocess.run([self.python, "-c", _IS_PATCHED], check=False, timeout=60).returncode == 0
 
+    @property
+    def waits_at_a_deadline(self) -> bool:
+        """Whether ``wait()`` with a deadline makes the process wait for NCCL; before 2.6 it is only the stream."""
+        version = subprocess.check_output(
+            [self.python, "-c", "from importlib import metadata; print(metadata.version('torch'))"],
+            text=True,
+            timeout=60,
+        )
+        return tuple(map(int, version.split(".")[:2])) >= (2, 6)
+
 
 def _simulated(name: str, folder: Path) -> tuple[Path, dict[str, str]]:
     ranks = pytest.importorskip("tests.multiworld.device.ranks", reason=f"{name}: the harness needs the tooling")

@@ -122,7 +122,7 @@ def test_before_the_first_operation(scene: Scene) -> None:
 
 TEARDOWN = {
     "before anything is said": "multiworld.session.Session.leave",
-    "while what was sent is taken": "multiworld.session.Session._linger",
+    "while what was sent is taken": "multiworld.session.linger",
     "while it is freed": "multiworld.net.bridge.LoopBridge.close",
 }
 

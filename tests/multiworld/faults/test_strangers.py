@@ -318,6 +318,7 @@ def _named(call: Running, words: str, within: float) -> RendezvousError:
     return outcome.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lower", "higher", "of_dialler", "of_acceptor"),
     [

@@ -180,6 +180,7 @@ def test_logs_of_a_failure_stay() -> None:
     folder.rmdir()
 
 
+@pytest.mark.slow
 def test_chaos_ends_when_its_time_is_over() -> None:
     """However many faults the plan has: what was done until then is judged."""
     drawn = draw_plan(3, 3, 3, 2)

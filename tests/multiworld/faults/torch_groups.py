@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -42,6 +43,26 @@ def total(context: Context, name: str, rank: int) -> list[float]:
     context.kept[name].allreduce([mine]).wait()
     found: list[float] = mine.cpu().tolist()
     return found
+
+
+def start_shutdown(context: Context, name: str) -> None:
+    """Shut a group down as ``destroy_process_group`` does, in a thread; it may have to wait for the peer."""
+    thread = threading.Thread(target=context.kept[name]._shutdown, daemon=True)
+    thread.start()
+    context.kept[f"shutdown of {name}"] = thread
+
+
+def is_shut_down(context: Context, name: str, seconds: float) -> bool:
+    """Whether that has returned, within so many seconds."""
+    thread: threading.Thread = context.kept[f"shutdown of {name}"]
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def abort(context: Context, name: str) -> None:
+    """Abort a group; before 2.6 that is its shutdown."""
+    group = context.kept[name]
+    getattr(group, "abort", group._shutdown)()
 
 
 def _tensor(*values: float) -> torch.Tensor:

@@ -1,0 +1,68 @@
+"""A store with a secret: who knows it is served, others are told so at once."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import procs
+import pytest
+import torch.distributed as dist
+
+from multiworld.rendezvous.store_client import GreetingMode, StoreClient, StoreFailed
+
+# The secret.
+from tests.multiworld.core.stores import SECRET, SOON, deadline, served, torchs
+
+
+def test_clients_with_the_secret_are_served() -> None:
+    with served(SECRET) as (where, _):
+        mode = GreetingMode(SECRET)
+        client = StoreClient.connect(where, deadline(), mode)
+        assert client.add("n", 1) == 1
+        assert mode.greets is True
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "mine", "words"),
+    [
+        (SECRET, None, "has a secret, this process has none"),
+        (SECRET, b"another", "has another secret"),
+        (None, SECRET, "has no secret"),
+    ],
+)
+def test_secrets_that_differ_are_told_at_once(hosts: bytes | None, mine: bytes | None, words: str) -> None:
+    started = time.monotonic()
+    with served(hosts) as (where, server), pytest.raises(StoreFailed, match=words) as caught:
+        StoreClient.connect(where, deadline(30), GreetingMode(mine))
+    assert time.monotonic() - started < SOON
+    assert caught.value.remedy
+    assert b"another".decode() + " horse" not in str(caught.value)
+    assert len(server.data) == 0
+
+
+def torch_connects(link: procs.Link, host: str, port: int) -> str:
+    try:
+        store = dist.TCPStore(host, port, None, False, timedelta(seconds=1))
+        store.set("key", "value")  # on torch 2.2 neither this nor the connect waits for an answer
+        store.get("key")
+    except RuntimeError as error:
+        return type(error).__name__
+    return "served"
+
+
+def test_torchs_clients_are_refused_where_there_is_a_secret() -> None:
+    with procs.cluster() as c, served(SECRET) as (where, server):
+        assert c.start(torch_connects, where.host, where.port).result() != "served"
+        assert len(server.data) == 0
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_a_store_that_torch_hosts_is_recognised(use_libuv: bool) -> None:
+    with torchs(use_libuv) as where:
+        mode = GreetingMode(SECRET)
+        client = StoreClient.connect(where, deadline(), mode)
+        assert client.add("n", 1) == 1
+        assert mode.greets is False
+        client.close()
