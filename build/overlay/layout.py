@@ -13,6 +13,8 @@ _UNITS = (".cpp", ".cc", ".cu", ".mm")
 _ROOTS = ("torch", "aten/src/ATen", "c10", "caffe2")
 #: Code is generated from these while the release is built; its includes are in their texts.
 GENERATORS = ("aten/src/ATen/templates/", "tools/autograd/", "tools/jit/", "torchgen/")
+#: Parts of a name that are in no path.
+_UP = re.compile(r"\.?\./|//")
 _NAMED = re.compile(rb"[\w/]+\.(?:h|hpp)\b")
 #: Not part of any library of the wheel.
 _OUTSIDE_WHEEL = re.compile(
@@ -35,9 +37,10 @@ def is_unit(path: str) -> bool:
 
 
 def includers(tree: Path) -> dict[str, set[str]]:
-    """Return for each header, by file name, the files of the tree that include it, or that name it to generate code.
+    """Return for each header, as `#include` names it, the files that include it or name it to generate code.
 
-    By file name, not by path: one includer too many only requires a reason, one too few breaks a layout.
+    Of a name, what comes after its last `..` counts: the path of the header ends with that, whatever folder the
+    compiler finds it in. One includer too many only requires a reason, one too few breaks a layout.
     """
     by_header: dict[str, set[str]] = defaultdict(set)
     for root in (*_ROOTS, *GENERATORS):
@@ -45,8 +48,18 @@ def includers(tree: Path) -> dict[str, set[str]]:
         for path in (tree / root).rglob("*"):
             if path.suffix in (*_HEADERS, *_UNITS, *more) and path.is_file():
                 for name in pattern.findall(path.read_bytes()):
-                    by_header[name.decode("utf-8", "replace").rpartition("/")[2]].add(str(path.relative_to(tree)))
+                    by_header[_end(name.decode("utf-8", "replace"))].add(str(path.relative_to(tree)))
     return by_header
+
+
+def _end(name: str) -> str:
+    return _UP.split(name)[-1].lstrip("/")
+
+
+def _ends(header: str) -> list[str]:
+    """Return all ends of a header's path: an `#include` can name it by each of them."""
+    parts = header.split("/")
+    return ["/".join(parts[place:]) for place in range(len(parts))]
 
 
 def units_including(by_header: Mapping[str, set[str]], header: str) -> frozenset[str]:
@@ -54,7 +67,8 @@ def units_including(by_header: Mapping[str, set[str]], header: str) -> frozenset
     seen: set[str] = set()
     todo = [header]
     while todo:
-        for includer in by_header.get(todo.pop().rpartition("/")[2], set()) - seen:
+        including = {path for end in _ends(todo.pop()) for path in by_header.get(end, ())}
+        for includer in including - seen:
             seen.add(includer)
             if is_header(includer):
                 todo.append(includer)

@@ -34,6 +34,24 @@ def test_device_code_counts_and_tests_do_not(little: Little, tmp_path: Path) -> 
     assert including(tree, HIDDEN_H) == {NCCL_CPP, HIDDEN_CPP, "torch/csrc/cuda/kernel.cu"}
 
 
+@pytest.mark.parametrize(
+    ("folder", "name", "meant"),
+    [
+        ("torch/csrc/cuda", "Secret.h", True),
+        ("torch/csrc", "cuda/Secret.h", True),
+        ("torch/csrc/jit/old", "../../cuda/./Secret.h", True),
+        ("torch/csrc/jit", "jit/Secret.h", False),
+        ("torch/csrc/jit", "torch/csrc/jit/Secret.h", False),
+    ],
+)
+def test_a_header_of_the_same_name_elsewhere(
+    folder: str, name: str, meant: bool, little: Little, tmp_path: Path
+) -> None:
+    unit = f"{folder}/another.cpp"
+    tree = lt.inputs(little, tmp_path / "tree", {unit: f'#include "{name}"\n'}).tree
+    assert (unit in including(tree, HIDDEN_H)) is meant
+
+
 def test_a_safe_header_brings_no_unit_along(little: Little) -> None:
     safe = Limits(safe={NCCL_H: "an enumerator more"})
     (row,) = make(little.tree, Change(frozenset([NCCL_H])), safe).rows
