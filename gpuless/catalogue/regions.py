@@ -39,4 +39,15 @@ _ABORTED = tuple(
     )
 )
 
-PROBES: tuple[Probe, ...] = _LEFT + _ABORTED
+_SHUT_DOWN = Probe(
+    id="region-shutdown",
+    patch=Patch.BOUNDED_SHUTDOWN,
+    title="a world is shut down while a coalescing region of it is ended: the communicator is freed after that",
+    program="region_abort",
+    args={"ends": True, "shuts_down": True},
+    fires=("ncclGroupEnd",),
+    evidence=TERMINATING,
+    since=(2, 6),
+)
+
+PROBES: tuple[Probe, ...] = (*_LEFT, *_ABORTED, _SHUT_DOWN)

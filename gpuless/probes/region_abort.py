@@ -1,6 +1,8 @@
-"""A user aborts a world while a thread is in ncclGroupEnd, with an operation of that world queued in the group."""
+"""A user ends a world while a thread is in ncclGroupEnd, with an operation of that world queued in the group."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import fake
 from breakage import Call, answer
@@ -10,11 +12,12 @@ from world import World, settle
 _PATIENCE = 20.0
 
 
-def run(ends: bool) -> tuple[str, dict[str, object]]:
-    """Open a region, hold its end, and abort the world.
+def run(ends: bool, shuts_down: bool = False) -> tuple[str, dict[str, object]]:
+    """Open a region, hold its end, and end the world.
 
     Args:
         ends: whether the end of the group goes on after a while, or never (a peer that it connects to is dead).
+        shuts_down: whether the world is shut down, or aborted.
     """
     sick, healthy = World(), World()
     for world in (sick, healthy):
@@ -31,22 +34,27 @@ def run(ends: bool) -> tuple[str, dict[str, object]]:
 
     leaving = Call(region)
     detail["in ncclGroupEnd after"] = fake.await_true(lambda: fake.hanging("ncclGroupEnd") > 0, _PATIENCE)
-    aborting = Call(abort_of(sick.group))
-    detail["aborted after"] = fake.await_true(sick.is_aborted, 2 if ends else _PATIENCE)
+    ending = Call(sick.group._shutdown if shuts_down else abort_of(sick.group))
+    has_ended = partial(_has_ended, sick)
     if ends:
+        detail["ended within the end of the group after"] = fake.await_true(has_ended, 2)
         fake.lift("ncclGroupEnd")
         detail["region"] = leaving.answer()
-        detail["aborted after"] = fake.await_true(sick.is_aborted, _PATIENCE)
-    detail["abort"] = aborting.answer(_PATIENCE)
+    detail["ended after"] = fake.await_true(has_ended, _PATIENCE)
+    detail["end"] = ending.answer(_PATIENCE)
     return _judged(healthy, ends, detail), detail
+
+
+def _has_ended(world: World) -> bool:
+    return all(map(fake.has_ended, world.comms))
 
 
 def _judged(healthy: World, ends: bool, detail: dict[str, object]) -> str:
     if fake.misused():
         return "USED_AFTER_FREE"
-    if detail["abort"] == "no answer" or (ends and detail["region"] == "no answer"):
+    if detail["end"] == "no answer" or (ends and detail["region"] == "no answer"):
         return "STALLED"
-    if detail["aborted after"] is None:
+    if detail["ended after"] is None:
         return "NOT_ABORTED"
     before = fake.launched()
     detail["other world"] = answer(lambda: healthy.run("all_reduce"))
