@@ -32,11 +32,11 @@ def run(ends: bool) -> tuple[str, dict[str, object]]:
     leaving = Call(region)
     detail["in ncclGroupEnd after"] = fake.await_true(lambda: fake.hanging("ncclGroupEnd") > 0, _PATIENCE)
     aborting = Call(abort_of(sick.group))
-    detail["aborted after"] = fake.await_true(sick.is_aborted, 2 if ends else _PATIENCE)
     if ends:
+        detail["aborted within the end"] = fake.await_true(sick.is_aborted, 2)
         fake.lift("ncclGroupEnd")
         detail["region"] = leaving.answer()
-        detail["aborted after"] = fake.await_true(sick.is_aborted, _PATIENCE)
+    detail["aborted after"] = fake.await_true(sick.is_aborted, _PATIENCE)
     detail["abort"] = aborting.answer(_PATIENCE)
     return _judged(healthy, ends, detail), detail
 
