@@ -63,7 +63,7 @@ def read(source: str) -> Text:
         is_function = name and "{" in block and not re.match(r"(class|struct|enum|union|#)", block)
         if name and is_function:
             functions[name[1]].append(re.sub(r"\s+", " ", _STATE.sub(r"\n  STATE", block)))
-        if not is_function and not block.startswith("#include") or _SPECIAL.match(block):
+        if (not is_function and not block.startswith("#include")) or _SPECIAL.match(block):
             rest.append(block)
     return Text({name: tuple(texts) for name, texts in functions.items()}, "\n".join(rest))
 

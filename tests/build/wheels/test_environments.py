@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,21 +50,3 @@ def test_of_a_wheel_that_was_built_here_nothing_stays_in_uvs_cache(
         assert "patched.py" not in names((tmp_path / "uv").rglob("*.py"))
         assert names(python.parents[2].iterdir()) == {".lock", "venv"}
     assert names((own_cache / "environments").iterdir()) == {"environments.lock"}
-
-
-def test_one_thread_may_enter_an_environment_and_another_leave_it(
-    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UV_NO_INDEX", "1")
-    opened = environment(Form.PATCHED, PYTHON, [wheel(tmp_path, "patched")])
-    with ThreadPoolExecutor(1) as pool:
-        lock = pool.submit(opened.__enter__).result(60).parents[2] / ".lock"
-    assert any(target.startswith(str(lock)) for target in _open_files())
-    opened.__exit__(None, None, None)
-    assert not any(target.startswith(str(lock)) for target in _open_files())
-
-
-def _open_files() -> list[str]:
-    """Return the paths of the files that this process has open; a removed one has ` (deleted)` behind it."""
-    links = Path("/proc/self/fd").iterdir()
-    return [os.readlink(link) for link in links if os.path.lexists(link)]

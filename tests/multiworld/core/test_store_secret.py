@@ -10,7 +10,6 @@ import pytest
 import torch.distributed as dist
 
 from multiworld.rendezvous.store_client import GreetingMode, StoreClient, StoreFailed
-
 from tests.multiworld.core.stores import SECRET, SOON, deadline, served, torchs
 
 _WRONG = b"battery horse staple wrong"
