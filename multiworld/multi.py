@@ -195,6 +195,7 @@ class MultiWorld:
             RendezvousError: duplicate rank, other size, members that did not come, store not reachable.
             InvalidArgument: arguments that cannot be right, or a world of this name joined here already.
             BackendUnavailable: unknown backend, or NCCL without CUDA.
+            BackendFailed: the environment is set otherwise than the backend needs it.
         """
         limits = op_timeout, join_timeout, heartbeat
         config = checked_config(self.defaults, name, rank, size, backend, device, address, *limits, resize)

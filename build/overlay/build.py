@@ -35,11 +35,11 @@ def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
 
 
 def _changed_headers(inputs: Inputs) -> str:
-    """Return why units outside the overlay see no changed header: the plan has put all others into it."""
+    """Return, for each changed header, why no unit outside the overlay has to be compiled with it."""
     safe = {path: f"declared safe: {why}" for path, why in inputs.safe_headers.items()}
     headers = sorted(path for path in inputs.changed if layout.is_header(path))
     found = [f"{path}: {safe.get(path, 'no unit outside the overlay includes it')}" for path in headers]
-    return "; ".join(found) or "the series changes no header"
+    return "; ".join(found) or "the patches change no header"
 
 
 def build_overlay(inputs: Inputs, target: Path) -> Overlay:

@@ -46,7 +46,11 @@ def _scoped_name(demangled: str) -> tuple[str, str]:
 
 
 def _definers(tree: Path, demangled: str) -> list[str]:
-    """Return the units whose text seems to define a symbol, most likely first: functions, qualified, variables, ..."""
+    """Return the units whose text seems to define a symbol, most likely first.
+
+    First those with the body of a function of its name, then those with its qualified name, then those with a variable
+    of its name, then those that only declare or call such a function.
+    """
     scope, name = (re.escape(part).encode() for part in _scoped_name(demangled))
     unqualified = rb"^[\w:<>,&*~\s]*\b" + name + rb"\s*\("
     body = re.compile(unqualified + rb"[^;{}]*\)[^;{}]*\{", re.M)

@@ -41,6 +41,8 @@ _REMEDY = (
     "folder that has it, at the commit of the release: --include PATH; if the compiler was killed, memory ran out: "
     "2 GB per job; the whole command is in the log"
 )
+_SAY_MACROS = "say each macro, --define NAME=1 or NAME=0; or enter it under the release's `defines`, with `units`"
+_NOT_MACROS = "only macros can be said; take what needs this unit out of the patches, or make a full build"
 _MISSING = re.compile(rb"fatal error: ([\w./+-]+): No such file")
 #: Folders of headers of submodules that units include and that the wheel lacks, by how the included path begins.
 _SUBMODULES = {
@@ -177,10 +179,11 @@ def _require_own_flags(inputs: Inputs, unit: str) -> None:
     """Require the flags that the release compiles this unit alone with: the plan knows of the patched units only."""
     decided = [*inputs.defines, *(flag.removeprefix("-D") for flag in unit_flags(inputs, unit))]
     if lacking := inputs.owners.flags_of(unit, decided):
+        only_macros = all(flag.startswith("-D") for flag in lacking.split())
         raise CompileError(
             f"{unit} would be compiled without flags that the release gives it alone: {lacking}",
             cause="caffe2/CMakeLists.txt sets them for this file, and build/releases.toml does not",
-            remedy="say each macro, --define NAME=1 or NAME=0; or enter it under the release's `defines`, with `units`",
+            remedy=_SAY_MACROS if only_macros else _NOT_MACROS,
         )
 
 

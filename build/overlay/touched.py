@@ -16,9 +16,11 @@ _OTHER = re.compile(r"(#|//|/\*|\*|[{})]|namespace\b|using\b|extern\s+\"C\"\s*\{
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _NAME = re.compile(r"([A-Za-z_~]\w*)\s*\(")
 #: What a line may be about that code depends on without naming it.
-_FAR = re.compile(r"^\s*#|\\$|\busing\s+namespace\b|\boperator\b|\btemplate\s*<\s*>", re.M)
+_FAR = re.compile(r"^\s*#|\\$|\busing\s+namespace\b|\boperator\b|\btemplate\b", re.M)
 #: A name where a declaration has it; the name of a type that is only used is followed by something else.
-_DECLARED = re.compile(r"([A-Za-z_]\w*)\s*(?:[({=;,)\[]|:(?!:))")
+_DECLARED = re.compile(r"([A-Za-z_]\w*)(?:\s+final)?\s*(?:[({=;,)\[]|:(?!:))")
+#: A specialization, or a template of a type: it changes what other code means, whatever functions it has.
+_SPECIAL = re.compile(r"template\s*<\s*>|template\b[^{(]*?>\s*(class|struct|enum|union)\b")
 _STATE = re.compile(r"^\s+(static|thread_local)\b(?!\s*(const|constexpr|_cast))", re.M)
 
 
@@ -58,9 +60,10 @@ def read(source: str) -> Text:
     rest = []
     for block in _blocks(source):
         name = _NAME.search(block)
-        if name and "{" in block and not re.match(r"(class|struct|enum|union|#)", block):
+        is_function = name and "{" in block and not re.match(r"(class|struct|enum|union|#)", block)
+        if name and is_function:
             functions[name[1]].append(re.sub(r"\s+", " ", _STATE.sub(r"\n  STATE", block)))
-        elif not block.startswith("#include"):
+        if (not is_function and not block.startswith("#include")) or _SPECIAL.match(block):
             rest.append(block)
     return Text({name: tuple(texts) for name, texts in functions.items()}, "\n".join(rest))
 

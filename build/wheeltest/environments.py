@@ -93,7 +93,8 @@ def _folder(form: Form) -> Iterator[Path]:
     with _naming, locked(top / "environments", "the environments for tests"):
         _sweep(top)
         folder = Path(tempfile.mkdtemp(prefix=f"{form.value}-", dir=top))
-        lock = FileLock(folder / _LOCK)
+        # One thread may enter this and another leave it.
+        lock = FileLock(folder / _LOCK, thread_local=False)
         lock.acquire()
     try:
         yield folder

@@ -158,12 +158,22 @@ def test_flags_of_a_single_unit(little: Little, tmp_path: Path, compiler: Counti
     flags = f'set_source_files_properties(${{SOURCES}}/{NCCL_CPP} PROPERTIES COMPILE_FLAGS "-Wno-all -DOWN=1")\n'
     edits = {NCCL_CPP: "int f() { return OWN; }\n", HIDDEN_CPP: "int OWN;\n", "caffe2/CMakeLists.txt": flags}
     given = lt.inputs(little, tmp_path / "tree", edits)
-    with pytest.raises(CompileError, match="-DOWN=1"):
+    with pytest.raises(CompileError, match="-DOWN=1") as caught:
         compile_one(given, compiler)
+    assert "--define" in caught.value.remedy
     given = lt.with_release(given, defines=(Define(macro="OWN=1", reason="test", units=(NCCL_CPP,)),))
     compile_one(given, compiler)
     compile_one(given, compiler, HIDDEN_CPP)
     assert ["-DOWN=1" in line for line in compiler.log.read_text().splitlines()] == [True, False]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_flags_of_a_single_unit_that_are_no_macros(little: Little, tmp_path: Path, compiler: Counting) -> None:
+    flags = f'set_source_files_properties(${{SOURCES}}/{NCCL_CPP} PROPERTIES COMPILE_FLAGS "-fno-openmp")\n'
+    edits = {NCCL_CPP: "int f() { return 1; }\n", "caffe2/CMakeLists.txt": flags}
+    with pytest.raises(CompileError, match="-fno-openmp") as caught:
+        compile_one(lt.inputs(little, tmp_path / "tree", edits), compiler)
+    assert "--define" not in caught.value.remedy
 
 
 @pytest.mark.usefixtures("own_cache")

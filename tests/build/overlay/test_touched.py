@@ -48,6 +48,11 @@ constexpr int kLimit = 3;
         ("\nint counted", "\n#define MORE 1\nint counted", None),
         ("\nint counted", "\nusing namespace std;\nint counted", None),
         ("\nint counted", "\nstatic std::vector<int> more;\nint counted", {"counted", "more"}),
+        ("\nint counted", "\nstruct helper final : Base {\n};\nint counted", {"counted", "helper", "used", "Base"}),
+        ("\nint counted", "\ntemplate <typename T>\nconstexpr bool kRaw<T*> = true;\nint counted", None),
+        ("\nint counted", "\ntemplate <typename T>\nstruct Raw<T*> : std::true_type {\n};\nint counted", None),
+        ("\nint counted", "\ntemplate <typename T>\nstruct Raw<T*> {\n  int f() {}\n};\nint counted", None),
+        ("\nint counted", "\ntemplate <>\nint other<int>(int x) {\n  if (x) f();\n}\nint counted", None),
         ("\nint counted", "\nint helper(long y);\nint counted", {"counted", "helper", "used", "y"}),
     ],
 )
