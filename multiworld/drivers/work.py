@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from multiworld.matching.driver import Finished, Launched
@@ -93,8 +94,9 @@ class Work:
         if launched and self._launched is not None and self._error is None:
             self._calls.append(self._launched)
         if over and self._finished is not None:
-            finished, error = self._finished, self._error
-            self._calls.append(lambda: finished(error))
+            # Let go of: whoever watches refers to the work.
+            finished, self._finished, self._launched = self._finished, None, None
+            self._calls.append(partial(finished, self._error))
 
     def _call(self) -> None:
         """Make the calls that are due, unless another thread is making them: so they stay in order."""

@@ -133,13 +133,17 @@ class _Chosen(ReceiveOperation):
 
     def __init__(self, parent: AnyReceive, box: Mailbox) -> None:
         super().__init__("recv", box, parent.key, parent.signature, parent.view, parent.keep, parent.end)
-        self.asked_by = parent
+        self.asked_by: AnyReceive | None = parent  # until it is done: nothing is to be left in a circle
 
     def complete(self, value: Any = None) -> None:
         super().complete(value)
-        self.asked_by.launch = self.launch
-        self.asked_by.complete(value)
+        parent, self.asked_by = self.asked_by, None
+        if parent is not None:
+            parent.launch = self.launch
+            parent.complete(value)
 
     def fail(self, error: MultiWorldError) -> None:
         super().fail(error)
-        self.asked_by.fail(error)
+        parent, self.asked_by = self.asked_by, None
+        if parent is not None:
+            parent.fail(error)

@@ -201,12 +201,17 @@ class Operation:
         return self.done and self._error is None
 
     def result(self) -> Any:
-        """The value of a done operation; raises its error, with this operation's name in it. Without the lock."""
+        """The value of a done operation; raises its error, with this operation's name in it. Without the lock.
+
+        Asked for once: what makes it mostly refers to the operation, and is let go of, so that nothing is left in a
+        circle. The caller's memory would be in it, and be free only when the garbage collector comes.
+        """
+        finish, self.finish = self.finish, None
         if self._error is not None:
             raise self._error.with_context(operation=self.name)
         if self.launch is not None:
             self.launch.join()
-        return self._value if self.finish is None else self.finish(self._value)
+        return self._value if finish is None else finish(self._value)
 
     def withdraw(self) -> None:
         """Nobody waits any more; what that means is the kind's to say. By default it goes on in the background.
@@ -255,7 +260,8 @@ class Operation:
         if self._wake is not None:
             self._wake()
         if self.parent is not None:
-            self.parent.part_done()
+            parent, self.parent = self.parent, None
+            parent.part_done()
 
     def set_deadline(self, timeout: float | None) -> None:
         """Start the clock: ``timeout`` seconds from now, None for the world's. Without the lock."""
