@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -79,15 +79,22 @@ def whole(
 
 
 def prepare(ctx: Context, changes: Sequence[FileChange]) -> None:
-    """Align the files of a patch at once, and make the diffs for merging them: git is started for all together."""
-    files = []
+    """Align the files of a patch at once, make the diffs for merging them, and say which code may be searched for.
+
+    So git is started once for all files, and other files are searched once for all hunks.
+    """
+    hunks, files = [], []
     for change in [change for change in changes if change.hunks][:KEPT]:
         path = change.old_path or change.path
         if (old := ctx.old.get(path)) and (new := ctx.new.get(path)):
-            theirs = apply_hunks(old.data, _hunks(ctx, change, old))
-            files.append([Text(data).lines for data in (old.data, new.data, theirs)])
-    align_all([(base, ours) for base, ours, _ in files])
+            hunks.append(_hunks(ctx, change, old))
+            files.append([Text(data).lines for data in (old.data, new.data, apply_hunks(old.data, hunks[-1]))])
+    alignments = align_all([(base, ours) for base, ours, _ in files])
     merges.prepare((base, ours, theirs) for base, ours, theirs in files if base != ours)
+    for found, alignment in zip(hunks, alignments, strict=True):
+        for placed in _located(alignment, found) if alignment.base != alignment.ours else ():
+            if moved_away(alignment, placed):
+                ctx.finder.expect(_gone(alignment, placed))
 
 
 def port_change(ctx: Context, change: FileChange) -> ChangePort:
@@ -329,26 +336,37 @@ def _shared_out(
 ) -> tuple[list[int], list[tuple[str, list[int], str]]]:
     """Return which hunks go to `target`, and which to other files that now have their code."""
     current = ctx.new.get(target) if target else None
-    old = Text(data)
-    alignment = align(old.lines, Text(current.data if current else b"").lines)
-    here: list[int] = []
+    alignment = align(Text(data).lines, Text(current.data if current else b"").lines)
+    here = dict.fromkeys(range(1, len(hunks) + 1))
     moved: dict[str, tuple[list[int], str]] = {}
+    for placed in _located(alignment, hunks):
+        found = _elsewhere(ctx, source, alignment, placed)
+        if found is not None and _fits(ctx, data, found[0], placed.hunk):
+            del here[placed.number]
+            moved.setdefault(found[0], ([], found[1]))[0].append(placed.number)
+    return list(here), [(path, numbers, why) for path, (numbers, why) in moved.items()]
+
+
+def _located(alignment: Alignment, hunks: Sequence[Hunk]) -> Iterator[Placed]:
+    """Yield the hunks that fit the old file, each by itself, at their places in it."""
+    old = Text(b"".join(alignment.base))
     for number, hunk in enumerate(hunks, 1):
         at, _ = locate(old, hunk)
-        found = None if at is None else _elsewhere(ctx, source, alignment, split(hunk, number, at))
-        if found is None or not _fits(ctx, data, found[0], hunk):
-            here.append(number)
-        else:
-            moved.setdefault(found[0], ([], found[1]))[0].append(number)
-    return here, [(path, numbers, why) for path, (numbers, why) in moved.items()]
+        if at is not None:
+            yield split(hunk, number, at)
 
 
 def _elsewhere(ctx: Context, source: str, alignment: Alignment, placed: Placed) -> tuple[str, str] | None:
     """Return the other file that a hunk's code moved to, with the evidence."""
     if not moved_away(alignment, placed) or port_moved(alignment, placed) is not None:
         return None
+    return ctx.finder.piece(source, _gone(alignment, placed))
+
+
+def _gone(alignment: Alignment, placed: Placed) -> list[bytes]:
+    """Return the lines in and around a hunk that the new file has not, or not there."""
     near = range(max(0, placed.start - REACH), min(len(alignment.base), placed.end + REACH))
-    return ctx.finder.piece(source, [alignment.base[n] for n in near if alignment.to[n] < 0])
+    return [alignment.base[n] for n in near if alignment.to[n] < 0]
 
 
 def _fits(ctx: Context, data: bytes, path: str, hunk: Hunk) -> bool:
