@@ -25,6 +25,8 @@ SPLIT = 0.7
 MARGIN = 0.2
 #: Number of long lines that are searched first: most files have none of them.
 PROBES = 8
+#: Number of lines from which on a file's lines are compared with them: fewer are searched one by one.
+MANY = 12
 #: Greatest size in bytes of a source that may be split or renamed.
 LARGEST = 1 << 19
 
@@ -42,7 +44,8 @@ class _Pool:
             new.update(line for line in soon if line not in self._having)
             self._having.update((line, []) for line in new)
             for name, data in self.files.items():
-                for line in new.intersection(map(bytes.strip, data.split(b"\n"))):
+                likely = new if len(new) > MANY else {line for line in new if line in data}
+                for line in likely and likely.intersection(map(bytes.strip, data.split(b"\n"))):
                     self._having[line].append(name)
         return (self._having[line] for line in lines)
 
@@ -105,6 +108,7 @@ class Finder:
             found = self.new.tree.read_many(part)
             self._contents |= {name: found.get(name, b"") for name in part}
             self._contents |= {name: b"" for name in part if len(found.get(name, b"")) > LARGEST}
+            self.new.tree.keep({name: data for name, data in found.items() if len(data) <= LARGEST})
         return {name: self._contents[name] for name in names}
 
 
