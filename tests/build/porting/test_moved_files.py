@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import ItemsView
 
 import pytest
@@ -16,7 +17,7 @@ FILES = {
 }
 
 
-class Counted(dict[str, bytes]):
+class Counted(UserDict[str, bytes]):
     """Files that count how often all of them are read."""
 
     passes = 0
