@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from build.errors import CompileError
+from build.overlay import pool
 from build.overlay.closure import compile_closure, hidden_needs
-from build.overlay.objects import compile_units
+from build.overlay.pool import compile_units
+from build.overlay.toolchain import Toolchain
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, USER_CPP, Little
 
@@ -42,6 +45,25 @@ def test_what_is_missing_is_what_stock_hides(little: Little, tmp_path: Path) -> 
     given = lt.inputs(little, tmp_path / "tree", EDIT)
     (made,) = compile_units(given, {NCCL_CPP: "test"})
     assert hidden_needs(given, [made.path]) == {"_ZN5torch4cuda6Secret5valueEv"}
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_unit_of_a_hidden_symbol_compiles_while_others_do(
+    little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler of the second unit ends only after that of the hidden symbol's unit has begun."""
+    monkeypatch.setattr(pool, "jobs", lambda _: 2)
+    script, begun = tmp_path / "meeting-g++", tmp_path / "begun"
+    script.write_text(
+        f'#!/bin/bash\ncase "$*" in *Secret.cpp*) touch "{begun}";; *User.cpp*) for _ in {{1..300}}; do\n'
+        f'[ -e "{begun}" ] && break; sleep 0.1; done; [ -e "{begun}" ] || exit 1;; esac\nexec g++ "$@"\n'
+    )
+    script.chmod(0o755)
+    edits = {**EDIT, **lt.edited(USER_CPP, "return", "return 1 +")}
+    given = replace(lt.inputs(little, tmp_path / "tree", edits), toolchain=Toolchain(script, "meeting", 12))
+    made = compile_closure(given)
+    assert {item.unit for item in made} == {NCCL_CPP, USER_CPP, HIDDEN_CPP}
+    assert made[2].why == "defines torch::cuda::Secret::value(), which stock does not export"
 
 
 def test_a_unit_that_only_looks_like_it_is_passed_over(little: Little, tmp_path: Path) -> None:
