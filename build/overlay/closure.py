@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ def _hidden(inputs: Inputs, needs: frozenset[str]) -> frozenset[str]:
 
 
 class _Ahead:
-    """Starts units that finished ones seem to need while others still compile.
+    """Starts units that finished ones seem to need, or to be used by, while others still compile.
 
     It only saves time: which units are needed is decided when all are compiled, so it does not depend on their order.
     """
@@ -47,16 +46,29 @@ class _Ahead:
     def __init__(self, inputs: Inputs, definers: Definers) -> None:
         self._inputs, self._definers = inputs, definers
         self._candidates = dict[str, list[str]]()
+        self._users_wanted = not inputs.release.series
         self._lock = threading.Lock()
 
     def __call__(self, pool: Pool, item: Object) -> None:
         with self._lock:
-            needs = _hidden(self._inputs, names(item.path).undefined) - self._candidates.keys()
-            self._candidates |= {symbol: self._definers.of(plain) for symbol, plain in _spelt(needs).items()}
-            finished = pool.finished
-            for symbol in sorted(self._candidates):
-                if not any(symbol in names(made.path).defined for made in finished):
-                    _start_first(pool, self._candidates[symbol])
+            self._start_definers(pool, item)
+            if self._users_wanted and pool.last_round:
+                self._users_wanted = False
+                self._start_user(pool)
+
+    def _start_definers(self, pool: Pool, item: Object) -> None:
+        needs = _hidden(self._inputs, names(item.path).undefined) - self._candidates.keys()
+        self._candidates |= {symbol: self._definers.of(plain) for symbol, plain in _spelt(needs).items()}
+        finished = pool.finished
+        for symbol in sorted(self._candidates):
+            if not any(symbol in names(made.path).defined for made in finished):
+                _start_first(pool, self._candidates[symbol])
+
+    def _start_user(self, pool: Pool) -> None:
+        """Search once, since it takes a second: early enough that the unit does not compile alone in the end."""
+        if found := _concerned(self._inputs, {made.unit: made for made in pool.finished}):
+            _, users = _fewest_users(found)
+            _start_first(pool, self._definers.of(next(iter(users.values()))))
 
 
 def _start_first(pool: Pool, candidates: Iterable[str]) -> None:
@@ -160,24 +172,35 @@ def _add_needed(work: _Work, done: dict[str, Object]) -> None:
         done[found.unit] = found
 
 
+def _fewest_users(found: Mapping[str, frozenset[str]]) -> tuple[str, dict[str, str]]:
+    """Return the hidden symbol with the fewest users, and these with their plain names, likely ones first."""
+    symbol, users = min(found.items(), key=lambda item: (len(item[1]), item[0]))
+    spelt = _spelt([symbol, *users])
+    ordered = sorted(users, key=lambda name: (spelt[name].startswith("std::"), len(name)))
+    return spelt[symbol], {name: spelt[name] for name in ordered}
+
+
 def _add_user(work: _Work, done: dict[str, Object], found: Mapping[str, frozenset[str]]) -> None:
     """Add a unit whose stock code uses hidden symbols of those of `done`, and would not see the overlay's."""
-    symbol, users = min(found.items(), key=lambda item: (len(item[1]), item[0]))
-    spelt = demangle([symbol, *users])
-    for user in sorted(users, key=lambda name: (spelt[name].startswith("std::"), len(name))):
-        with contextlib.suppress(CompileError):
-            made = _definer(work, user, spelt[user], done, f"uses {spelt[symbol]}, which stock does not export")
-            done[made.unit] = made
-            return
-    _refuse_users(found)
+    symbol, users = _fewest_users(found)
+    tried: list[str] = []
+    for user, plain in users.items():
+        try:
+            made = _definer(work, user, plain, done, f"uses {symbol}, which stock does not export")
+        except CompileError as error:
+            tried += error.cause.splitlines()[1:]
+            continue
+        done[made.unit] = made
+        return
+    _refuse_users(found, tried)
 
 
-def _refuse_users(found: Mapping[str, frozenset[str]]) -> None:
+def _refuse_users(found: Mapping[str, frozenset[str]], tried: Iterable[str] = ()) -> None:
     """Raise NeedsFullBuildError for hidden symbols that stock code uses; do nothing if there are none."""
     if found:
         raise NeedsFullBuildError(
             "stock code outside the overlay uses hidden symbols of its units",
-            cause="\n".join(reach.spelt(found)),
-            remedy="that code was linked to the stock copy and would not see the patch: change a function that is "
-            "exported (TORCH_API), or make a full build",
+            cause="\n".join([*reach.spelt(found), *dict.fromkeys(tried)]),
+            remedy="that code was linked to the stock copy and would not see the patch: make its unit compile, change "
+            "a function that is exported (TORCH_API), or make a full build",
         )

@@ -26,12 +26,18 @@ class Pool:
         self._waiting = PriorityQueue[tuple[int, str]]()
         self._made = dict[str, Future[Object]]()
         self._tasks = list[Future[None]]()
-        self._threads = ThreadPoolExecutor(jobs(inputs.jobs))
+        self._jobs = jobs(inputs.jobs)
+        self._threads = ThreadPoolExecutor(self._jobs)
         self._lock = threading.Lock()
 
     def ended(self, unit: str) -> bool:
         """Whether a unit is compiled, or does not compile."""
         return unit in self._made and self._made[unit].done()
+
+    @property
+    def last_round(self) -> bool:
+        """Whether no more units wait than compilers run at once."""
+        return self._waiting.qsize() <= self._jobs
 
     @property
     def finished(self) -> list[Object]:
@@ -72,7 +78,7 @@ class Pool:
         self._shown.advance()
         self._made[unit].set_result(item)
         try:
-            if self._ahead:
+            if self._ahead and not all(future.done() for future in tuple(self._made.values())):
                 self._ahead(self, item)
         except (ToolError, RuntimeError) as error:  # the pool has ended; what is wrong with the object is found again
             log.debug("no unit is compiled ahead: %s", error)

@@ -129,6 +129,7 @@ def defined(path: Path) -> Table:
     return Table(_lines(path, dynamic=False))
 
 
+@lru_cache(maxsize=3)
 def functions(path: Path) -> list[tuple[int, str]]:
     """Return the address and the name of each function of a library, hidden ones too, in the order of addresses."""
     fields = (line.split(" ", 3) for line in _lines(path, dynamic=False) if _kind(line) in "tTWiu")
