@@ -53,6 +53,7 @@ constexpr int kLimit = 3;
         ("\nint counted", "\ntemplate <typename T>\nstruct Raw<T*> : std::true_type {\n};\nint counted", None),
         ("\nint counted", "\ntemplate <typename T>\nstruct Raw<T*> {\n  int f() {}\n};\nint counted", None),
         ("\nint counted", "\ntemplate <>\nint other<int>(int x) {\n  if (x) f();\n}\nint counted", None),
+        ("\nint counted", "\ntemplate <>\nint Any<int>::get(int x) {\n  return 1;\n}\nint counted", None),
         ("\nint counted", "\nint helper(long y);\nint counted", {"counted", "helper", "used", "y"}),
     ],
 )
@@ -123,8 +124,12 @@ int dives() {
   return deep();
 }
 
-Holder::Holder(int x) : x_(x) {
+Opener::Opener() {
   open();
+}
+
+static int open() {
+  return 8;
 }
 
 Holder::~Holder() {
@@ -156,7 +161,8 @@ using Alias = Guard;
         ('"a b"', '"a  b"', {"blank"}),
         ("return {};", "return nullptr;", {"make", "makes"}),
         ("return 5;", "return 6;", {"deep", "dives"}),
-        ("open();", "open(2);", None),
+        ("  open();", "  open(2);", None),
+        ("return 8;", "return 9;", None),
         ("drop();", "drop(2);", None),
         ("Holder::~Holder() {\n  drop();\n}", "", None),
         ("a.x_ == b.x_", "true", None),
