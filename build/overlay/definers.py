@@ -39,10 +39,11 @@ class Definers:
         variable of its name, then those that only declare or call such a function.
         """
         scope, name = (re.escape(part).encode() for part in scoped_name(demangled))
-        unqualified = rb"^[\w:<>,&*~\s]*\b" + name + rb"\s*\("
+        # In one line: over several, a table of numbers takes minutes.
+        unqualified = rb"^[\w:<>,&*~ \t]*\b" + name + rb"\s*\("
         body = re.compile(unqualified + rb"[^;{}]*\)[^;{}]*\{", re.M)
         qualified = re.compile(rb"\b" + scope + rb"(<[^<>]*>)?::\s*" + name + rb"\b\s*[({=;]")
-        variable = re.compile(rb"^(?!.*\bextern\b)[\w:<>,&*\s]*\b" + name + rb"\s*(=[^=]|\{|;)", re.M)
+        variable = re.compile(rb"^(?!.*\bextern\b)[\w:<>,&* \t]*\b" + name + rb"\s*(=[^=]|\{|;)", re.M)
         mention = re.compile(unqualified, re.M)
         literal, word = scoped_name(demangled)[1].encode(), re.compile(rb"\b" + name + rb"\b")
         texts = {path: text for path, text in self._texts.items() if literal in text and word.search(text)}
