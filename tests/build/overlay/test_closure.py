@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from build.errors import CompileError
+from build.errors import CompileError, NeedsFullBuildError
 from build.overlay import pool
 from build.overlay.closure import compile_closure, hidden_needs
 from build.overlay.pool import compile_units
@@ -88,6 +88,17 @@ def test_a_definer_that_does_not_compile_is_named(little: Little, tmp_path: Path
     with pytest.raises(CompileError) as caught:
         compile_closure(given)
     assert f"{HIDDEN_CPP} was tried and does not compile" in caught.value.cause
+
+
+def test_a_user_that_does_not_compile_is_named(little: Little, tmp_path: Path) -> None:
+    """Its code was linked to the stock `Secret::value`; with the reason, the user of the tool can help."""
+    edit = lt.edited(HIDDEN_CPP, "return 40", "return 900")
+    given = lt.with_release(lt.inputs(little, tmp_path / "tree", edit), series=())
+    lt.write(given.tree, {NCCL_CPP: "#include <not/there.h>\nint torch::cuda::nccl::answer() {\n  return 1;\n}\n"})
+    with pytest.raises(NeedsFullBuildError) as caught:
+        compile_closure(given)
+    assert "Secret::value() is used by torch::cuda::nccl::answer()" in caught.value.cause
+    assert f"{NCCL_CPP} was tried and does not compile" in caught.value.cause
 
 
 def test_units_that_the_release_names_come_along(little: Little, tmp_path: Path) -> None:
