@@ -144,12 +144,19 @@ def affected(old: str, new: str) -> frozenset[str] | None:
     found = {name for name in every if before.functions.get(name) != after.functions.get(name)} | introduced
     if _without_name(before, found):
         return None
-    found |= {name for name, texts in after.functions.items() if any("STATE" in text for text in texts)}
     while (more := _reached(after, found)) is not None:
         if not more:
-            return frozenset(found)
+            return frozenset(found | _with_state(after))
         found |= more
     return None
+
+
+def _with_state(text: Text) -> set[str]:
+    """Return the functions with variables of their own, and those that reach these by the names of functions."""
+    found = {name for name, texts in text.functions.items() if any("STATE" in item for item in texts)}
+    while more := {name for name, texts in text.functions.items() if name not in found and _names(texts, found)}:
+        found |= more
+    return found
 
 
 def spared(old: str, new: str) -> frozenset[str]:
