@@ -57,6 +57,8 @@ def test_a_header_of_the_same_name_elsewhere(
     [
         ('fm.write("Secret.h", body)', False),
         ("# Secret.h is written elsewhere", False),
+        ('f"generated from {folder}/Secret.h"', False),
+        ('f"#include <{folder}/Secret.h>"', True),
         ('headers = ["torch/csrc/cuda/Secret.h"]', True),
         ('headers = ["cuda/Secret.h"]', True),
         ("return '#include \"Secret.h\"'", True),
