@@ -64,7 +64,7 @@ class InFlight:
     """A task of a progress display that names its items in work, for items that take minutes each."""
 
     def __init__(self, bar: Progress, what: str, total: int, unit: str) -> None:
-        self._bar, self._what, self._names = bar, what, list[str]()
+        self._bar, self._what, self._names, self._total = bar, what, list[str](), total
         self._lock = threading.Lock()
         self._task = bar.add_task(what, total=total, unit=unit)
 
@@ -78,6 +78,12 @@ class InFlight:
             yield
         finally:
             self._show(self._names.remove, name)
+
+    def expect(self, more: int) -> None:
+        """Count further items that are to come."""
+        with self._lock:
+            self._total += more
+            self._bar.update(self._task, total=self._total)
 
     def advance(self) -> None:
         self._bar.advance(self._task)

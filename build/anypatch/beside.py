@@ -16,7 +16,7 @@ from build import record
 from build.archives import reading
 from build.errors import OverlayCheckError, UsageError
 from build.overlay import touched
-from build.overlay.symbols import defined, demangle
+from build.overlay.symbols import demangle, exported
 
 #: Where a patched wheel and an overlay wheel have their overlay.
 _PLACES = ("torch/lib/libtorch_mw*.so", "multiworld_torch_overlay/lib/libtorch_mw*.so")
@@ -97,7 +97,7 @@ def overlays(path: Path) -> tuple[Present, ...]:
             made = _records(top)
             for library in (item for pattern in _PLACES for item in sorted(top.glob(pattern))):
                 proven = made.get(library.name)
-                strong = [name for name, item in defined(library, dynamic=True).items() if item.strong]
+                strong = [name for name, item in exported(library).items() if item.strong]
                 units = frozenset(item.unit for item in proven.units) if proven else frozenset[str]()
                 version = f" of torch {proven.version}" if proven else ""
                 symbols = frozenset(demangle(strong).values()) if strong else frozenset[str]()

@@ -11,7 +11,7 @@ from build.overlay.closure import compile_closure
 from build.overlay.flags import recorded_flags, said_flags
 from build.overlay.link import link, soname
 from build.overlay.model import Check, Inputs, Object, Overlay
-from build.overlay.symbols import build_id, defined, defined_among
+from build.overlay.symbols import build_id, defined, names
 from build.seals import sha256_of
 
 
@@ -20,12 +20,11 @@ def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
     if inputs.per_python:
         return
     # The functions and variables that only one unit defines.
-    tables = {item.unit: defined(item.path, dynamic=False) for item in objects}
-    own = {unit: {name for name, item in table.items() if item.kind in "TDBR"} for unit, table in tables.items()}
+    own = {item.unit: names(item.path).of_kind("TDBR") for item in objects}
     every = set[str]().union(*own.values())
-    theirs = defined_among(inputs.lib / "libtorch_python.so", every).keys()
-    cuda = defined_among(inputs.lib / "libtorch_cuda.so", every).keys()
-    wrong = [unit for unit, names in own.items() if len(names & theirs) > len(names & cuda)]
+    theirs = every & defined(inputs.lib / "libtorch_python.so").keys()
+    cuda = every & defined(inputs.lib / "libtorch_cuda.so").keys()
+    wrong = [unit for unit, mine in own.items() if len(mine & theirs) > len(mine & cuda)]
     if wrong:
         raise NeedsFullBuildError(
             f"units of libtorch_python cannot be in an overlay: {', '.join(wrong)}",

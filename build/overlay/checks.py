@@ -8,21 +8,21 @@ from pathlib import Path
 from build.errors import OverlayCheckError
 from build.overlay.model import LIBRARIES, Check, Inputs, Object
 from build.overlay.runtime import beyond, ceiling
-from build.overlay.symbols import Symbol, build_id, defined, demangle
+from build.overlay.symbols import Table, build_id, demangle, exported, names
 
 #: Kind of symbol that is code: the linker keeps the code of one object file together.
-_TEXT = frozenset("T")
+_TEXT = "T"
 #: Bytes; the largest function of the units is below 64 KiB, and units of other files between two of theirs are not.
 _WIDEST_GAP = 1 << 17
 
 
 def _exports(inputs: Inputs, libraries: Sequence[str]) -> set[str]:
-    return {name for library in libraries for name in defined(inputs.lib / library, dynamic=True)}
+    return {name for library in libraries for name in exported(inputs.lib / library)}
 
 
 def replaced_symbols(inputs: Inputs, overlay: Path) -> frozenset[str]:
     """Return the exported stock symbols that the overlay defines, without those of the standard library."""
-    ours, stock = defined(overlay, dynamic=True), _exports(inputs, inputs.replaceable)
+    ours, stock = exported(overlay), _exports(inputs, inputs.replaceable)
     return frozenset(name for name, symbol in ours.items() if name in stock and not symbol.standard)
 
 
@@ -37,12 +37,12 @@ def _clusters(places: Sequence[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def spans(units: Iterable[Object], stock: dict[str, Symbol]) -> list[tuple[int, int]]:
+def spans(units: Iterable[Object], stock: Table) -> list[tuple[int, int]]:
     """Return the address ranges of the units' code in the stock library, from the functions known to be theirs."""
     found = []
     for unit in units:
-        code = [name for name, item in defined(unit.path, dynamic=False).items() if item.kind in _TEXT]
-        found += _clusters(sorted(stock[name].address for name in code if name in stock and stock[name].kind in _TEXT))
+        known = (stock[name] for name in names(unit.path).of_kind(_TEXT) if name in stock)
+        found += _clusters(sorted(item.address for item in known if item.kind in _TEXT))
     return found
 
 
@@ -52,10 +52,10 @@ def half_replaced(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> fro
     Object files follow each other in a library, so an exported function between the first and the last known function
     of a unit belongs to that unit too.
     """
-    ours = defined(overlay, dynamic=True)
+    ours = exported(overlay)
     missing: set[str] = set()
     for library in inputs.replaceable:
-        stock = defined(inputs.lib / library, dynamic=True)
+        stock = exported(inputs.lib / library)
         ranges = spans(units, stock)
         missing |= {
             name
@@ -91,7 +91,7 @@ def check_stock(inputs: Inputs) -> Check:
 def check_exports_nothing_new(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Check:
     """List strong exports that stock does not have; they can only come from the patches and are not refused."""
     stock = _exports(inputs, inputs.replaceable)
-    new = {name for name, item in defined(overlay, dynamic=True).items() if item.strong and name not in stock}
+    new = {name for name, item in exported(overlay).items() if item.strong and name not in stock}
     spelt = sorted(demangle(new).values()) if new else []
     return Check("exports beyond stock", True, ", ".join(spelt) or f"none from {len(units)} units")
 

@@ -2,82 +2,106 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
+import threading
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import CompileError, NeedsFullBuildError
 from build.overlay import reach, touched
+from build.overlay.definers import Definers, scoped_name
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
-from build.overlay.objects import compile_units
-from build.overlay.symbols import defined, defined_among, demangle, undefined
+from build.overlay.pool import Pool, compiling
+from build.overlay.symbols import defined, demangle, exported, names, undefined
 
-#: Where host units of libtorch_cuda live.
-_SEARCH = ("torch/csrc", "aten/src/ATen", "c10")
-#: Units that are compiled in search of one hidden symbol before giving up.
-_MOST_TRIED = 6
 #: Units that are added since they use hidden symbols of others, before giving up.
 _MOST_USERS = 12
 
 
 def hidden_needs(inputs: Inputs, objects: Iterable[Path]) -> frozenset[str]:
-    """Return the symbols that `objects` need and that stock has without exporting them.
+    """Return the symbols that `objects` need and that stock has without exporting them."""
+    return _hidden(inputs, undefined(objects))
+
+
+def _hidden(inputs: Inputs, needs: frozenset[str]) -> frozenset[str]:
+    """Return those of `needs` that stock has without exporting them.
 
     The wheels keep their full symbol tables, in which such a symbol is a local one.
     """
-    needs = set(undefined(objects))
-    for name in inputs.replaceable:
-        needs -= defined(inputs.lib / name, dynamic=True).keys()
-    found = [item for name in inputs.replaceable for item in defined_among(inputs.lib / name, needs).values()]
+    libraries = [inputs.lib / name for name in inputs.replaceable]
+    missing = needs.difference(*(exported(library).keys() for library in libraries))
+    found = [defined(library)[name] for library in libraries for name in missing & defined(library).keys()]
     # Size 0: made by the linker, such as _GLOBAL_OFFSET_TABLE_. Standard: parts of a newer libstdc++ that the official
     # build linked statically; this machine's compiler has its own.
     return frozenset(item.name for item in found if item.size and not item.standard)
 
 
-def _scoped_name(demangled: str) -> tuple[str, str]:
-    """Return the enclosing class or namespace and the name of a demangled function or variable."""
-    plain = re.sub(r"\[abi:\w+\]|\(.*$", "", demangled.replace("(anonymous namespace)::", ""))
-    while re.search(r"<[^<>]*>", plain):
-        plain = re.sub(r"<[^<>]*>", "", plain)
-    scope, _, name = plain.split()[-1].rpartition("::")
-    return scope.rpartition("::")[2], name
+class _Ahead:
+    """Starts units that finished ones seem to need, or to be used by, while others still compile.
 
-
-def _definers(tree: Path, demangled: str) -> list[str]:
-    """Return the units whose text seems to define a symbol, most likely first.
-
-    First those with the body of a function of its name, then those with its qualified name, then those with a variable
-    of its name, then those that only declare or call such a function.
+    It only saves time: which units are needed is decided when all are compiled, so it does not depend on their order.
     """
-    scope, name = (re.escape(part).encode() for part in _scoped_name(demangled))
-    unqualified = rb"^[\w:<>,&*~\s]*\b" + name + rb"\s*\("
-    body = re.compile(unqualified + rb"[^;{}]*\)[^;{}]*\{", re.M)
-    qualified = re.compile(rb"\b" + scope + rb"(<[^<>]*>)?::\s*" + name + rb"\b\s*[({=;]")
-    variable = re.compile(rb"^(?!.*\bextern\b)[\w:<>,&*\s]*\b" + name + rb"\s*(=[^=]|\{|;)", re.M)
-    mention = re.compile(unqualified, re.M)
-    units = [path for root in _SEARCH for path in sorted((tree / root).rglob("*.cpp"))]
-    read = ((path, path.read_bytes()) for path in units if "test" not in path.parts)
-    texts = {str(path.relative_to(tree)): text for path, text in read if re.search(rb"\b" + name + rb"\b", text)}
-    ranks = {
-        path: tuple(pattern.search(text) is None for pattern in (body, qualified, variable, mention))
-        for path, text in texts.items()
-    }
-    return [path for path in sorted(ranks, key=lambda path: (ranks[path], path)) if not all(ranks[path])][:_MOST_TRIED]
+
+    def __init__(self, inputs: Inputs, definers: Definers) -> None:
+        self._inputs, self._definers = inputs, definers
+        self._candidates = dict[str, list[str]]()
+        self._users_wanted = not inputs.release.series
+        self._lock = threading.Lock()
+
+    def __call__(self, pool: Pool, item: Object) -> None:
+        with self._lock:
+            self._start_definers(pool, item)
+            if self._users_wanted and pool.last_round:
+                self._users_wanted = False
+                self._start_user(pool)
+
+    def _start_definers(self, pool: Pool, item: Object) -> None:
+        needs = _hidden(self._inputs, names(item.path).undefined) - self._candidates.keys()
+        self._candidates |= {symbol: self._definers.of(plain) for symbol, plain in _spelt(needs).items()}
+        finished = pool.finished
+        for symbol in sorted(self._candidates):
+            if not any(symbol in names(made.path).defined for made in finished):
+                _start_first(pool, self._candidates[symbol])
+
+    def _start_user(self, pool: Pool) -> None:
+        """Search once, since it takes a second: early enough that the unit does not compile alone in the end."""
+        if found := _concerned(self._inputs, {made.unit: made for made in pool.finished}):
+            _, users = _fewest_users(found)
+            _start_first(pool, self._definers.of(next(iter(users.values()))))
 
 
-def _definer(inputs: Inputs, symbol: str, demangled: str, have: Collection[str], why: str) -> Object:
+def _start_first(pool: Pool, candidates: Iterable[str]) -> None:
+    """Start the first unit that is not compiled; one that compiles already may be the right one."""
+    unit = next((unit for unit in candidates if not pool.ended(unit)), None)
+    if unit is not None:
+        pool.start(unit)
+
+
+def _spelt(symbols: Collection[str]) -> dict[str, str]:
+    return demangle(symbols) if symbols else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the search for further units needs."""
+
+    inputs: Inputs
+    pool: Pool
+    definers: Definers
+
+
+def _definer(work: _Work, symbol: str, demangled: str, have: Collection[str], why: str) -> Object:
     """Return the compiled unit that defines one hidden symbol: the text only suggests it, the object proves it."""
     tried: list[str] = []
-    for unit in (unit for unit in _definers(inputs.tree, demangled) if unit not in have):
+    for unit in (unit for unit in work.definers.of(demangled) if unit not in have):
         try:
-            (made,) = compile_units(inputs, {unit: why})
+            (made,) = work.pool.compile({unit: why})
         except CompileError as error:
             last = (error.cause.splitlines() or [""])[-1]
             tried.append(f"{unit} was tried and does not compile: {last}\n{error.remedy}")
             continue
-        if symbol in defined(made.path, dynamic=False):
+        if symbol in names(made.path).defined:
             return made
         tried.append(f"{unit} was tried and does not define it")
     raise CompileError(
@@ -99,29 +123,34 @@ def compile_closure(inputs: Inputs) -> tuple[Object, ...]:
     """
     units = dict(inputs.units)
     units |= {unit.path: unit.reason for unit in inputs.release.extra_units if unit.path not in units}
-    done = {item.unit: item for item in compile_units(inputs, units)}
-    _add_needed(inputs, done)
-    if inputs.release.series:
-        return tuple(done.values())
-    for _ in range(_MOST_USERS):
-        if not (found := _concerned(inputs, done)):
-            return tuple(done.values())
-        _add_user(inputs, done, found)
-        _add_needed(inputs, done)
-    _refuse_users(_concerned(inputs, done))
+    definers = Definers(inputs.tree)
+    with compiling(inputs, _Ahead(inputs, definers)) as pool:
+        work, done = _Work(inputs, pool, definers), {item.unit: item for item in pool.compile(units)}
+        _add_needed(work, done)
+        if not inputs.release.series:
+            _add_users(work, done)
     return tuple(done.values())
+
+
+def _add_users(work: _Work, done: dict[str, Object]) -> None:
+    """Add the units whose stock code uses hidden symbols of those of `done`, and what they need in turn."""
+    for _ in range(_MOST_USERS):
+        if not (found := _concerned(work.inputs, done)):
+            return
+        _add_user(work, done, found)
+        _add_needed(work, done)
+    _refuse_users(_concerned(work.inputs, done))
 
 
 def _concerned(inputs: Inputs, done: Mapping[str, Object]) -> dict[str, frozenset[str]]:
     """Return the hidden symbols that stock code uses and that the overlay has otherwise, with their users."""
     found = reach.users(inputs, done.values())
-    names = demangle(found) if found else {}
-    concerned = {}
+    spelt, concerned = _spelt(found), {}
     for unit, item in done.items():
-        mine = {name: symbol for name, symbol in defined(item.path, dynamic=False).items() if name in found}
+        mine = {name: kind for name, kind in names(item.path).defined.items() if name in found}
         spared = _spared(inputs, unit) if mine else frozenset[str]()
-        for name, symbol in mine.items():
-            if symbol.kind != "T" or _scoped_name(names[name])[1] not in spared:
+        for name, kind in mine.items():
+            if kind != "T" or scoped_name(spelt[name])[1] not in spared:
                 concerned[name] = found[name]
     return concerned
 
@@ -134,33 +163,44 @@ def _spared(inputs: Inputs, unit: str) -> frozenset[str]:
     return touched.spared(inputs.originals.get(unit, new), new)
 
 
-def _add_needed(inputs: Inputs, done: dict[str, Object]) -> None:
+def _add_needed(work: _Work, done: dict[str, Object]) -> None:
     """Add the units that define hidden symbols which those of `done` need."""
-    while needs := hidden_needs(inputs, [item.path for item in done.values()]):
+    while needs := hidden_needs(work.inputs, [item.path for item in done.values()]):
         symbol = min(needs)
         spelt = demangle([symbol])[symbol]
-        found = _definer(inputs, symbol, spelt, done, f"defines {spelt}, which stock does not export")
+        found = _definer(work, symbol, spelt, done, f"defines {spelt}, which stock does not export")
         done[found.unit] = found
 
 
-def _add_user(inputs: Inputs, done: dict[str, Object], found: Mapping[str, frozenset[str]]) -> None:
-    """Add a unit whose stock code uses hidden symbols of those of `done`, and would not see the overlay's."""
+def _fewest_users(found: Mapping[str, frozenset[str]]) -> tuple[str, dict[str, str]]:
+    """Return the hidden symbol with the fewest users, and these with their plain names, likely ones first."""
     symbol, users = min(found.items(), key=lambda item: (len(item[1]), item[0]))
-    names = demangle([symbol, *users])
-    for user in sorted(users, key=lambda name: (names[name].startswith("std::"), len(name))):
-        with contextlib.suppress(CompileError):
-            made = _definer(inputs, user, names[user], done, f"uses {names[symbol]}, which stock does not export")
-            done[made.unit] = made
-            return
-    _refuse_users(found)
+    spelt = _spelt([symbol, *users])
+    ordered = sorted(users, key=lambda name: (spelt[name].startswith("std::"), len(name)))
+    return spelt[symbol], {name: spelt[name] for name in ordered}
 
 
-def _refuse_users(found: Mapping[str, frozenset[str]]) -> None:
+def _add_user(work: _Work, done: dict[str, Object], found: Mapping[str, frozenset[str]]) -> None:
+    """Add a unit whose stock code uses hidden symbols of those of `done`, and would not see the overlay's."""
+    symbol, users = _fewest_users(found)
+    tried: list[str] = []
+    for user, plain in users.items():
+        try:
+            made = _definer(work, user, plain, done, f"uses {symbol}, which stock does not export")
+        except CompileError as error:
+            tried += error.cause.splitlines()[1:]
+            continue
+        done[made.unit] = made
+        return
+    _refuse_users(found, tried)
+
+
+def _refuse_users(found: Mapping[str, frozenset[str]], tried: Iterable[str] = ()) -> None:
     """Raise NeedsFullBuildError for hidden symbols that stock code uses; do nothing if there are none."""
     if found:
         raise NeedsFullBuildError(
             "stock code outside the overlay uses hidden symbols of its units",
-            cause="\n".join(reach.spelt(found)),
-            remedy="that code was linked to the stock copy and would not see the patch: change a function that is "
-            "exported (TORCH_API), or make a full build",
+            cause="\n".join([*reach.spelt(found), *dict.fromkeys(tried)]),
+            remedy="that code was linked to the stock copy and would not see the patch: make its unit compile, change "
+            "a function that is exported (TORCH_API), or make a full build",
         )

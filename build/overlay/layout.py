@@ -15,7 +15,8 @@ _ROOTS = ("torch", "aten/src/ATen", "c10", "caffe2")
 GENERATORS = ("aten/src/ATen/templates/", "tools/autograd/", "tools/jit/", "torchgen/")
 #: Parts of a name that are in no path.
 _UP = re.compile(r"\.?\./|//")
-_NAMED = re.compile(rb"[\w/]+\.(?:h|hpp)\b")
+#: A header in the text of a generator: by a path, or included; a file name alone is that of a file that is written.
+_NAMED = re.compile(rb"""(?:(?<![\w/])(?=\w[\w/]*/)|include *\\?["<][^">\n]*?(?<!\w))([\w/]+\.(?:h|hpp))\b""")
 #: Not part of any library of the wheel.
 _OUTSIDE_WHEEL = re.compile(
     r"(^|/)(test|tests|benchmark|benchmarks|mps|xpu|hip|miopen|metal|vulkan|ios|android)/|_test\.cpp$|(^|/)test_"

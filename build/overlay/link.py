@@ -17,7 +17,7 @@ from build.errors import CompileError, OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import LIBRARIES, PYTHON, Inputs, Object
 from build.overlay.runtime import Export, Runtime, exports, prepare, stub
-from build.overlay.symbols import defined, demangle, needed, run_path, table, undefined
+from build.overlay.symbols import demangle, dynamic, names, needed, run_path, undefined
 from build.overlay.toolchain import run_compiler
 from build.paths import atomic_write
 from build.releases import Release
@@ -54,8 +54,8 @@ def soname(release: Release) -> str:
 
 def _registries(objects: Iterable[Object]) -> list[str]:
     """Return the registrations of `C10_REGISTER_CLASS` and its kin: each unit has the template's code in it."""
-    names = {name for item in objects for name in defined(item.path, dynamic=False)}
-    found = [name for name in names if name.startswith("_ZN3c108Registry") and "8RegisterE" in name]
+    every = {name for item in objects for name in names(item.path).defined}
+    found = [name for name in every if name.startswith("_ZN3c108Registry") and "8RegisterE" in name]
     return sorted(demangle(found).values()) if found else []
 
 
@@ -93,8 +93,8 @@ def _importers(inputs: Inputs) -> tuple[str, ...]:
 
 def _imports(inputs: Inputs, prefixes: tuple[str, ...]) -> list[Export]:
     """Return what the wheel's libraries import under `prefixes`, one of each name."""
-    every = (item for name in _importers(inputs) for item in table(inputs.lib / name, dynamic=True))
-    found = {item.name: item for item in every if item.kind == "U" and item.name.startswith(prefixes)}
+    every = (item for name in _importers(inputs) for item in dynamic(inputs.lib / name, "U"))
+    found = {item.name: item for item in every if item.name.startswith(prefixes)}
     return [Export(name, "FUNC", found[name].version) for name in sorted(found)]
 
 

@@ -79,7 +79,7 @@ class Object:
         path: the object file.
         includes: the files it included, relative to `tree:`, `wheel:` or `headers:`.
         seconds: time the compiler took; 0 when the object came from the cache.
-        why: why this unit is in the overlay.
+        why: why this unit is in the overlay; empty until that is known.
     """
 
     unit: str
@@ -87,7 +87,7 @@ class Object:
     sha256: str
     includes: tuple[str, ...]
     seconds: float
-    why: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

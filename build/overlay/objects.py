@@ -1,4 +1,4 @@
-"""Compile units in parallel, reusing an object when everything that went into it is the same."""
+"""Compile one unit, reusing its object when everything that went into it is the same."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from build import leases, seals
-from build.console import InFlight, note, progress
+from build.console import InFlight
 from build.errors import CompileError, DigestMismatchError, EnvironmentUnfitError, SourceError
 from build.overlay.flags import path_flags, undecided, unit_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.overlay.toolchain import run_compiler
 from build.paths import built_beside, cache, locked
-from build.process import Completed, kill_all
+from build.process import Completed
 from build.seals import sha256_of
 from build.sources import submodules
 
@@ -123,7 +121,7 @@ def _includes(depfile: Path, inputs: Inputs, overrides: Path) -> tuple[str, ...]
     return tuple(sorted({_relative(name.replace("\\ ", " "), inputs, overrides) for name in names}))
 
 
-def _cached(folder: Path, inputs: Inputs, why: str) -> Object | None:
+def _cached(folder: Path, inputs: Inputs) -> Object | None:
     """Return the cached object of `folder` if every file of the tree that it included is unchanged."""
     if not folder.is_dir():
         return None
@@ -134,7 +132,7 @@ def _cached(folder: Path, inputs: Inputs, why: str) -> Object | None:
     try:
         same = all(sha256_of(inputs.tree / name) == digest for name, digest in entry.tree_files.items())
         if same and sha256_of(folder / "unit.o") == entry.object_sha256:
-            return Object(entry.unit, folder / "unit.o", entry.object_sha256, entry.includes, 0.0, why)
+            return Object(entry.unit, folder / "unit.o", entry.object_sha256, entry.includes, 0.0)
     except OSError:
         pass
     return None
@@ -217,7 +215,7 @@ def _fetched(inputs: Inputs, error: _MissingSubmoduleError) -> Path:
     return found
 
 
-def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str) -> Object:
+def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path) -> Object:
     """Compile one unit into `folder`, whose lock is held."""
     started = time.monotonic()
     with built_beside(folder) as part:
@@ -233,29 +231,37 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str)
         entry = _Entry(unit, sha256_of(obj), includes, tree_files)
         seals.write_record(part / "entry.json", entry)
         dep.unlink()
-    return Object(unit, folder / "unit.o", entry.object_sha256, includes, time.monotonic() - started, why)
+    return Object(unit, folder / "unit.o", entry.object_sha256, includes, time.monotonic() - started)
 
 
-def _compile_with_submodules(inputs: Inputs, unit: str, overrides: Path, folder: Path, why: str) -> Object:
+def _compile_with_submodules(inputs: Inputs, unit: str, overrides: Path, folder: Path) -> Object:
     """Compile one unit, with the submodules whose headers turn out to be missing.
 
     Their content follows from the release's commit, so the key of the object is right without them.
     """
     try:
-        return _compile(inputs, unit, overrides, folder, why)
+        return _compile(inputs, unit, overrides, folder)
     except _MissingSubmoduleError as error:
         more = replace(inputs, headers=(*inputs.headers, _fetched(inputs, error)))
-    return _compile_with_submodules(more, unit, overrides, folder, why)
+    return _compile_with_submodules(more, unit, overrides, folder)
 
 
-def _one(inputs: Inputs, unit: str, overrides: Path, why: str, shown: InFlight) -> Object:
+def compile_one(inputs: Inputs, unit: str, overrides: Path, shown: InFlight) -> Object:
+    """Return the object of one unit, from the cache where everything is the same; its reason is left open.
+
+    Args:
+        overrides: the headers that the patches change, see `override_headers`.
+
+    Raises:
+        CompileError: it does not compile, or a flag of it is not decided.
+    """
     _require_decided(inputs, unit)
     _require_own_flags(inputs, unit)
     folder = (inputs.objects or cache("objects")) / _primary_key(inputs, unit)
-    if ready := _cached(folder, inputs, why):
+    if ready := _cached(folder, inputs):
         return ready
     with locked(folder, f"the object of {unit}"), shown.on(Path(unit).name):
-        made = _cached(folder, inputs, why) or _compile_with_submodules(inputs, unit, overrides, folder, why)
+        made = _cached(folder, inputs) or _compile_with_submodules(inputs, unit, overrides, folder)
         leases.take(folder)
         return made
 
@@ -267,35 +273,3 @@ def override_headers(inputs: Inputs, folder: Path) -> None:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(inputs.tree / name, target)
-
-
-def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...]:
-    """Compile `units` (path to reason), biggest first, as many at once as cores and memory allow.
-
-    Raises:
-        CompileError: a unit does not compile; the message has the compiler's last lines.
-    """
-    done: dict[str, Object] = {}
-    order = sorted(units, key=lambda unit: -(inputs.tree / unit).stat().st_size)
-    with tempfile.TemporaryDirectory(prefix="overrides-") as scratch, progress() as bar:
-        overrides = Path(scratch)
-        override_headers(inputs, overrides)
-        shown = InFlight(bar, "compiling", len(units), "units")
-        pool, futures = ThreadPoolExecutor(jobs(inputs.jobs)), list[Future[Object]]()
-        try:
-            futures += [pool.submit(_one, inputs, unit, overrides, units[unit], shown) for unit in order]
-            for future in as_completed(futures):
-                obj = future.result()
-                done[obj.unit] = obj
-                shown.advance()
-                note(f"{obj.unit}: {f'{obj.seconds:.1f} s' if obj.seconds else 'unchanged, reused'}")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            # Repeatedly: a thread may have been about to start its compiler.
-            while pending := [future for future in futures if not future.done()]:
-                kill_all()
-                wait(pending, timeout=0.1)
-            raise
-        finally:
-            pool.shutdown(wait=True)
-    return tuple(done[unit] for unit in units)

@@ -19,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 from build.errors import CompileError
 from build.overlay.checks import spans
 from build.overlay.model import Inputs, Object
-from build.overlay.symbols import Symbol, defined, defined_among, demangle, table
+from build.overlay.symbols import Symbol, defined, demangle, exported, functions, names
 from build.overlay.toolchain import run_compiler
 from build.process import run
 
@@ -35,6 +35,11 @@ def _code(library: Path) -> list[str]:
     return [str(item[key]) for item in sections for key in ("sh_offset", "sh_size", "sh_addr")]
 
 
+def _whole(name: str) -> str:
+    """Return the name of the function that a symbol is a part of, such as its cold part."""
+    return _PART.sub("", name) if "." in name else name
+
+
 def _scanner(inputs: Inputs, folder: Path) -> Path:
     target = folder / "uses"
     done = run_compiler([inputs.toolchain.cxx, "-x", "c", "-std=gnu11", "-O2", _SCANNER, "-o", target], timeout=120)
@@ -43,9 +48,9 @@ def _scanner(inputs: Inputs, folder: Path) -> Path:
     return target
 
 
-def _owner(names: Mapping[str, Symbol], own: Iterable[str]) -> dict[int, str]:
-    """Return the hidden symbols of the units in one library, by address."""
-    return {names[name].address: name for name in own if name in names and names[name].kind in "tdbr"}
+def _by_address(symbols: Iterable[Symbol]) -> dict[int, str]:
+    """Return the hidden symbols among `symbols` by address."""
+    return {item.address: item.name for item in symbols if item.kind in "tdbr"}
 
 
 def _users(
@@ -56,17 +61,17 @@ def _users(
     Functions of the units are those in `own`, and what lies in `ranges`: the stock unit may have a function that the
     recompiled one lacks, since the patch removes it, or this compiler inlines it.
     """
-    every = sorted((item.address, item.name) for item in table(library, dynamic=False) if item.kind in "tTWiu")
+    every = functions(library)
     places = [address for address, _ in every]
     inside = (every[bisect_left(places, low) : bisect_right(places, high)] for low, high in ranges)
-    mine = {*own, *(_PART.sub("", name) for part in inside for _, name in part)}
+    mine = {*own, *(_whole(name) for part in inside for _, name in part)}
     lines = "\n".join(f"{address:x}" for address in sorted(wanted))
     done = run([scanner, library, *_code(library)], stdin=lines.encode(), timeout=300)
     found: dict[str, set[str]] = defaultdict(set)
     for line in done.stdout.decode().splitlines():
         site, target = (int(part, 16) for part in line.split())
         at = bisect_right(places, site) - 1
-        user = _PART.sub("", every[at][1]) if at >= 0 else ""
+        user = _whole(every[at][1]) if at >= 0 else ""
         if user not in mine:
             found[wanted[target]].add(user)
     return found
@@ -75,17 +80,16 @@ def _users(
 def users(inputs: Inputs, objects: Iterable[Object]) -> dict[str, frozenset[str]]:
     """Return the hidden symbols of units that stock code outside them uses, with the functions that do, mangled."""
     objects = tuple(objects)
-    tables = [table(item.path, dynamic=False) for item in objects]
-    own = frozenset(_PART.sub("", symbol.name) for every in tables for symbol in every if symbol.kind not in "Uvw")
-    strong = {symbol.name for every in tables for symbol in every if symbol.kind in "TDBR"}
+    own = {_whole(name) for item in objects for name in names(item.path).defined}
+    strong = set[str]().union(*(names(item.path).of_kind("TDBR") for item in objects))
     found: dict[str, set[str]] = defaultdict(set)
     with tempfile.TemporaryDirectory(prefix="uses-") as scratch:
         scanner = _scanner(inputs, Path(scratch))
         for name in inputs.replaceable:
             library = inputs.lib / name
-            hidden = strong - defined(library, dynamic=True).keys()
-            if wanted := _owner(defined_among(library, hidden), hidden) if hidden else {}:
-                ranges = spans(objects, defined(library, dynamic=True))
+            hidden = (strong & defined(library).keys()) - exported(library).keys()
+            if wanted := _by_address(defined(library)[name] for name in hidden):
+                ranges = spans(objects, exported(library))
                 for symbol, callers in _users(library, scanner, wanted, own, ranges).items():
                     found[symbol] |= callers
     return {symbol: frozenset(callers) for symbol, callers in found.items()}
@@ -93,9 +97,9 @@ def users(inputs: Inputs, objects: Iterable[Object]) -> dict[str, frozenset[str]
 
 def spelt(found: Mapping[str, frozenset[str]]) -> list[str]:
     """Return one line for each hidden symbol: who uses it."""
-    names = demangle({*found, *(user for callers in found.values() for user in callers)}) if found else {}
+    plain = demangle({*found, *(user for callers in found.values() for user in callers)}) if found else {}
     return [
-        f"{names[symbol]} is used by {', '.join(sorted(names[user] for user in callers)[:3])}"
+        f"{plain[symbol]} is used by {', '.join(sorted(plain[user] for user in callers)[:3])}"
         + (f" and {len(callers) - 3} more" if len(callers) > 3 else "")
         for symbol, callers in sorted(found.items())
     ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import CompileError
-from build.overlay.symbols import defined, table
+from build.overlay.symbols import dynamic, names
 from build.overlay.toolchain import Toolchain, run_compiler
 from build.process import run
 
@@ -63,7 +63,7 @@ def ceiling(libraries: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     """Return for each family the newest version that `libraries`, those of the wheel, need."""
     found = dict(_OLDEST)
     for library in libraries:
-        for version in {item.version for item in table(library, dynamic=True) if item.kind in "Uvw"}:
+        for version in {item.version for item in dynamic(library, "Uvw")}:
             if (parts := parse(version)) and parts[0] in found:
                 found[parts[0]] = max(found[parts[0]], parts[1])
     return found
@@ -71,7 +71,7 @@ def ceiling(libraries: Iterable[Path]) -> dict[str, tuple[int, ...]]:
 
 def beyond(library: Path, limit: dict[str, tuple[int, ...]]) -> list[str]:
     """Return what `library` needs in versions newer than `limit`, e.g. `getrandom@GLIBC_2.25`."""
-    needs = [(item, parse(item.version)) for item in table(library, dynamic=True) if item.kind in "Uvw"]
+    needs = [(item, parse(item.version)) for item in dynamic(library, "Uvw")]
     newer = [item for item, parts in needs if parts and parts[1] > limit.get(*parts)]
     return sorted(f"{item.name}@{item.version}" for item in newer)
 
@@ -180,7 +180,7 @@ def prepare(toolchain: Toolchain, libraries: Iterable[Path], folder: Path) -> Ru
     real = {name: path for name in _SYSTEM if (path := _file(toolchain, name))}
     found = {name: choose(exports(path), limit) for name, path in real.items()}
     archive = _compat(toolchain, folder)
-    elsewhere = defined(archive, dynamic=False).keys()
+    elsewhere = names(archive).defined.keys()
     stubs = []
     for name, (old, newer) in found.items():
         kept = [item for item in newer.values() if item.name not in elsewhere]

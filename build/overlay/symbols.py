@@ -1,8 +1,8 @@
-"""Symbols of objects and shared libraries, by `nm`: libtorch_cuda.so has 100,000 of them."""
+"""Symbols of objects and shared libraries, by `nm`; of the 500,000 of libtorch_cpu.so few are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -43,49 +43,116 @@ class Symbol:
         return self.name.startswith(_STD)
 
 
-def _parse(text: bytes) -> Iterator[Symbol]:
-    """Read `nm --format=posix`: name, letter, value and size in hexadecimal."""
-    for line in text.decode("ascii", "replace").splitlines():
-        fields = line.split()
-        if len(fields) >= 2:
-            numbers = [int(field, 16) for field in fields[2:4]] + [0, 0]
-            name, _, version = fields[0].partition("@")
-            yield Symbol(name, fields[1], numbers[0], numbers[1], version.lstrip("@"))
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The symbols of one object by name: those that it defines, with the letter of each, and those that it needs."""
+
+    defined: Mapping[str, str]
+    undefined: frozenset[str]
+
+    def of_kind(self, letters: str) -> set[str]:
+        return {name for name, kind in self.defined.items() if kind in letters}
 
 
-def _nm(path: Path, *, dynamic: bool) -> bytes:
-    done = run(["nm", "--format=posix", *(["-D"] if dynamic else []), path], timeout=300)
+class Table(Mapping[str, Symbol]):
+    """The symbols that a library defines, by name; each is read when it is asked for; of equal names the last one."""
+
+    __slots__ = ("_lines",)
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = {_name(line): line for line in lines if _kind(line) not in "Uvw"}
+
+    def __getitem__(self, name: str) -> Symbol:
+        return _symbol(self._lines[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._lines
+
+    def keys(self) -> KeysView[str]:
+        return self._lines.keys()
+
+
+def _name(line: str) -> str:
+    return line[: line.find(" ")].partition("@")[0]
+
+
+def _kind(line: str) -> str:
+    return line[line.find(" ") + 1]
+
+
+def _symbol(line: str) -> Symbol:
+    """Read a line of `nm --format=posix`: name, letter, value and size in hexadecimal."""
+    fields = line.split()
+    value, size, *_ = [*(int(field, 16) for field in fields[2:4]), 0, 0]
+    name, _, version = fields[0].partition("@")
+    return Symbol(name, fields[1], value, size, version.lstrip("@"))
+
+
+def _read(path: Path, *, dynamic: bool) -> list[str]:
+    done = run(["nm", "--format=posix", "--no-sort", *(["-D"] if dynamic else []), path], timeout=300)
     if done.returncode:
         raise WheelError(f"cannot read the symbols of {path.name}", cause=done.tail)
-    return done.stdout
+    return [line for line in done.stdout.decode("ascii", "replace").splitlines() if " " in line]
 
 
-@lru_cache(maxsize=64)
-def table(path: Path, *, dynamic: bool) -> tuple[Symbol, ...]:
-    """Return the full symbol table of an object or library, or the dynamic one, which other libraries see.
+#: Of the wheel's five libraries; the full tables take 150 MB.
+_lines = lru_cache(maxsize=12)(_read)
+
+
+def dynamic(path: Path, kinds: str = "") -> list[Symbol]:
+    """Return the dynamic symbol table of a library: what it exports, and what it needs of others.
+
+    Args:
+        kinds: the letters that are wanted; empty for all.
 
     Raises:
         WheelError: it is not an ELF file that `nm` can read.
     """
-    return tuple(_parse(_nm(path, dynamic=dynamic)))
+    return [_symbol(line) for line in _lines(path, dynamic=True) if not kinds or _kind(line) in kinds]
 
 
-def defined(path: Path, *, dynamic: bool) -> dict[str, Symbol]:
-    return {item.name: item for item in table(path, dynamic=dynamic) if item.kind not in "Uvw"}
+@lru_cache(maxsize=12)
+def exported(path: Path) -> Table:
+    """Return what a library defines for others; raise as `dynamic`."""
+    return Table(_lines(path, dynamic=True))
 
 
-def defined_among(path: Path, names: Iterable[str]) -> dict[str, Symbol]:
-    """Return the symbols of `names` that `path` defines; faster than `defined` on a library with 500,000 symbols."""
-    wanted = {name.encode() for name in names}
-    lines = [line for line in _nm(path, dynamic=False).splitlines() if line.split(b" ", 1)[0] in wanted]
-    return {item.name: item for item in _parse(b"\n".join(lines)) if item.kind not in "Uvw"}
+@lru_cache(maxsize=6)
+def defined(path: Path) -> Table:
+    """Return all that a library defines, also what is hidden; raise as `dynamic`."""
+    return Table(_lines(path, dynamic=False))
+
+
+@lru_cache(maxsize=3)
+def functions(path: Path) -> list[tuple[int, str]]:
+    """Return the address and the name of each function of a library, hidden ones too, in the order of addresses."""
+    fields = (line.split(" ", 3) for line in _lines(path, dynamic=False) if _kind(line) in "tTWiu")
+    return sorted((int(value, 16), name.partition("@")[0]) for name, _, value, *_ in fields)
+
+
+@lru_cache(maxsize=256)
+def names(path: Path) -> Names:
+    """Return the symbols of an object, or of an archive of objects.
+
+    Raises:
+        WheelError: `nm` cannot read it.
+    """
+    pairs = [line.split(" ", 2)[:2] for line in _read(path, dynamic=False)]
+    have = {name: kind for name, kind in pairs if kind not in "Uvw"}
+    return Names(have, frozenset(name.partition("@")[0] for name, kind in pairs if kind == "U"))
 
 
 def undefined(paths: Iterable[Path]) -> frozenset[str]:
     """Return what the objects `paths` need and none of them defines."""
-    every = [item for path in paths for item in table(path, dynamic=False)]
-    have = {item.name for item in every if item.kind not in "Uvw"}
-    return frozenset(item.name for item in every if item.kind == "U") - have
+    every = [names(path) for path in paths]
+    needs = frozenset[str]().union(*(item.undefined for item in every))
+    return needs.difference(*(item.defined for item in every))
 
 
 def demangle(names: Iterable[str]) -> dict[str, str]:

@@ -8,40 +8,52 @@ from __future__ import annotations
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 #: How a definition begins: in the first column, and not as one of these.
 _OTHER = re.compile(r"(#|//|/\*|\*|[{})]|namespace\b|using\b|extern\s+\"C\"\s*\{|public:|private:|protected:)")
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+#: Texts are matched, too: they may have in them what looks like a comment.
+_COMMENT = re.compile(r'(R"(\w*)\(.*?\)\2"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\')|//[^\n]*|/\*.*?\*/', re.S)
 _NAME = re.compile(r"([A-Za-z_~]\w*)\s*\(")
+_TYPE = re.compile(r"\s*(?:template\b[^{]*?>\s*)?(?:typedef\s+|static\s+|const\s+)*(?:class|struct|enum|union)\b")
 #: What a line may be about that code depends on without naming it.
 _FAR = re.compile(r"^\s*#|\\$|\busing\s+namespace\b|\boperator\b|\btemplate\b", re.M)
+#: Functions that code calls without naming them: operators, destructors, constructors.
+_UNNAMED = re.compile(r"\boperator\b|~|\b(\w+)(?:<[^<>]*>)?::\1\s*\(")
 #: A name where a declaration has it; the name of a type that is only used is followed by something else.
 _DECLARED = re.compile(r"([A-Za-z_]\w*)(?:\s+final)?\s*(?:[({=;,)\[]|:(?!:))")
 #: A specialization, or a template of a type: it changes what other code means, whatever functions it has.
 _SPECIAL = re.compile(r"template\s*<\s*>|template\b[^{(]*?>\s*(class|struct|enum|union)\b")
 _STATE = re.compile(r"^\s+(static|thread_local)\b(?!\s*(const|constexpr|_cast))", re.M)
+#: They stand where a name stands, and are none.
+_KEYWORDS = frozenset(
+    {"const", "noexcept", "override", "final", "else", "try", "public", "private", "protected"}
+    | {"return", "default", "delete"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The functions of a unit by name, each with the texts of its definitions, and what is outside of them."""
+    """The functions of a unit by name, each with the texts of its definitions, and what is outside of them.
+
+    A function has each name before its body that an argument list may follow: one of them is its own.
+    """
 
     functions: Mapping[str, tuple[str, ...]]
-    rest: str
+    rest: tuple[str, ...]
 
 
 def _blocks(source: str) -> Iterator[str]:
     """Yield definitions, and the lines between them one by one."""
     lines: list[str] = []
-    for line in _COMMENT.sub("", source).splitlines():
+    for line in _COMMENT.sub(lambda found: found[1] or "", source).splitlines():
         if not line.strip():
             continue
         if not lines and (line[0].isspace() or _OTHER.match(line)):
             yield line
             continue
-        lines.append(line)
+        lines.append(line.rstrip())
         opened = any("{" in item for item in lines)
         if (line[0] == "}" and opened) or (not opened and line.rstrip().endswith(";")) or _complete(lines):
             yield "\n".join(lines)
@@ -59,26 +71,64 @@ def read(source: str) -> Text:
     functions: dict[str, list[str]] = defaultdict(list)
     rest = []
     for block in _blocks(source):
-        name = _NAME.search(block)
-        is_function = name and "{" in block and not re.match(r"(class|struct|enum|union|#)", block)
-        if name and is_function:
-            functions[name[1]].append(re.sub(r"\s+", " ", _STATE.sub(r"\n  STATE", block)))
-        if (not is_function and not block.startswith("#include")) or _SPECIAL.match(block):
+        head, opened, _ = block.partition("{")
+        names = _NAME.findall(head) if opened and not _TYPE.match(block) and block[0] not in "# \t" else []
+        for name in names:
+            functions[name].append(_STATE.sub(r"\n  STATE", block))
+        if (not names and not block.startswith("#include")) or _SPECIAL.match(block):
             rest.append(block)
-    return Text({name: tuple(texts) for name, texts in functions.items()}, "\n".join(rest))
+    return Text({name: tuple(texts) for name, texts in functions.items()}, tuple(rest))
 
 
-def _introduced(before: str, after: str) -> frozenset[str] | None:
-    """Return the names that lines beside functions may declare, if the patch only adds such lines; None otherwise.
+def _introduced(before: tuple[str, ...], after: tuple[str, ...]) -> frozenset[str] | None:
+    """Return the names that blocks beside functions may declare, if the patch only adds such blocks; None otherwise.
 
-    Also None where an added line may change what code means that names nothing of it, such as a macro.
+    Also None where an added block may change what code means that names nothing of it, such as a macro, and where it
+    is a part of something that this module does not understand: then it is indented.
     """
-    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0)
-    lines = [line for line in list(diff)[2:] if not line.startswith("@@")]
-    added = "\n".join(line[1:] for line in lines)
-    if any(line[0] == "-" for line in lines) or _FAR.search(added):
+    changes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    added = [block for kind, _, _, low, high in changes if kind == "insert" for block in after[low:high]]
+    if any(kind in {"delete", "replace"} for kind, *_ in changes):
         return None
-    return frozenset(_DECLARED.findall(added))
+    if any(block[0].isspace() or _FAR.search(block) for block in added):
+        return None
+    return frozenset(name for block in added for name in _DECLARED.findall(block))
+
+
+def _declared(block: str) -> frozenset[str]:
+    """Return the names that a block beside functions declares, without those in argument lists and bodies."""
+    head, opened, body = block.partition("{")
+    outer = [_without(r"\{[^{}]*\}", _without(r"\([^()]*\)", part)) for part in (head + opened, body)]
+    return frozenset(name for part in outer for name in _DECLARED.findall(part)) - _KEYWORDS
+
+
+def _without(what: str, text: str) -> str:
+    """Replace what is in brackets, from the inner ones out, by a mark: `int f(int x) { … }` is `int f [ [`."""
+    while (shorter := re.sub(what, " [", text)) != text:
+        text = shorter
+    return text
+
+
+def _reached(text: Text, found: set[str]) -> frozenset[str] | None:
+    """Return the further names through which code reaches what `found` names; None if it may do so without a name."""
+    more = {name for name, texts in text.functions.items() if name not in found and _names(texts, found)}
+    for block in (block for block in text.rest if _names([block], found)):
+        if _FAR.search(block) or _has_special_members(block):
+            return None
+        more |= _declared(block) - found
+    return None if _without_name(text, found | more) else frozenset(more)
+
+
+def _without_name(text: Text, found: Iterable[str]) -> bool:
+    """Whether one of the functions in `found` is called without its name."""
+    every = (item for name in found for item in text.functions.get(name, ()))
+    return any(_UNNAMED.search(item.partition("{")[0]) for item in every)
+
+
+def _has_special_members(block: str) -> bool:
+    """Whether a class has members in it that code calls without naming them."""
+    name = re.search(r"\b(?:class|struct|union)\s+(?:\w+\s+)*?(\w+)\s*(?:final\s*)?[:{]", block)
+    return bool(name and re.search(rf"~|\b{name[1]}\s*\(", block.partition("{")[2]))
 
 
 def affected(old: str, new: str) -> frozenset[str] | None:
@@ -92,10 +142,21 @@ def affected(old: str, new: str) -> frozenset[str] | None:
         return None
     every = before.functions.keys() | after.functions.keys()
     found = {name for name in every if before.functions.get(name) != after.functions.get(name)} | introduced
-    found |= {name for name, texts in after.functions.items() if any("STATE" in text for text in texts)}
-    while more := {name for name, texts in after.functions.items() if name not in found and _names(texts, found)}:
+    if _without_name(before, found):
+        return None
+    while (more := _reached(after, found)) is not None:
+        if not more:
+            return frozenset(found | _with_state(after))
         found |= more
-    return frozenset(found)
+    return None
+
+
+def _with_state(text: Text) -> set[str]:
+    """Return the functions with variables of their own, and those that reach these by the names of functions."""
+    found = {name for name, texts in text.functions.items() if any("STATE" in item for item in texts)}
+    while more := {name for name, texts in text.functions.items() if name not in found and _names(texts, found)}:
+        found |= more
+    return found
 
 
 def spared(old: str, new: str) -> frozenset[str]:
@@ -104,5 +165,5 @@ def spared(old: str, new: str) -> frozenset[str]:
     return frozenset() if concerned is None else frozenset(read(new).functions) - concerned
 
 
-def _names(texts: tuple[str, ...], found: set[str]) -> bool:
+def _names(texts: Iterable[str], found: set[str]) -> bool:
     return any(not found.isdisjoint(re.findall(r"\w+", text)) for text in texts)

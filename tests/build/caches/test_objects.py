@@ -16,7 +16,7 @@ import pytest
 from build import seals
 from build.errors import DigestMismatchError
 from build.overlay.model import Inputs
-from build.overlay.objects import compile_units
+from build.overlay.pool import compile_units
 from build.paths import REPO
 from tests.build.caches import damage
 from tests.build.overlay import little as lt
@@ -74,7 +74,7 @@ def test_any_byte_of_an_entry(given: Inputs) -> None:
 _COMPILE = """
 import pickle, sys
 from pathlib import Path
-from build.overlay.objects import compile_units
+from build.overlay.pool import compile_units
 from build.paths import REPO
 given, unit = pickle.loads(Path(sys.argv[1]).read_bytes())
 compile_units(given, {unit: "test"})

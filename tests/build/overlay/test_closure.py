@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from build.errors import CompileError
+from build.errors import CompileError, NeedsFullBuildError
+from build.overlay import pool
 from build.overlay.closure import compile_closure, hidden_needs
-from build.overlay.objects import compile_units
+from build.overlay.pool import compile_units
+from build.overlay.toolchain import Toolchain
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, USER_CPP, Little
 
@@ -44,6 +47,25 @@ def test_what_is_missing_is_what_stock_hides(little: Little, tmp_path: Path) -> 
     assert hidden_needs(given, [made.path]) == {"_ZN5torch4cuda6Secret5valueEv"}
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_the_unit_of_a_hidden_symbol_compiles_while_others_do(
+    little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler of the second unit ends only after that of the hidden symbol's unit has begun."""
+    monkeypatch.setattr(pool, "jobs", lambda _: 2)
+    script, begun = tmp_path / "meeting-g++", tmp_path / "begun"
+    script.write_text(
+        f'#!/bin/bash\ncase "$*" in *Secret.cpp*) touch "{begun}";; *User.cpp*) for _ in {{1..300}}; do\n'
+        f'[ -e "{begun}" ] && break; sleep 0.1; done; [ -e "{begun}" ] || exit 1;; esac\nexec g++ "$@"\n'
+    )
+    script.chmod(0o755)
+    edits = {**EDIT, **lt.edited(USER_CPP, "return", "return 1 +")}
+    given = replace(lt.inputs(little, tmp_path / "tree", edits), toolchain=Toolchain(script, "meeting", 12))
+    made = compile_closure(given)
+    assert {item.unit for item in made} == {NCCL_CPP, USER_CPP, HIDDEN_CPP}
+    assert made[2].why == "defines torch::cuda::Secret::value(), which stock does not export"
+
+
 def test_a_unit_that_only_looks_like_it_is_passed_over(little: Little, tmp_path: Path) -> None:
     edits = {**EDIT, "torch/csrc/cuda/AAA.cpp": DECOY}
     made = compile_closure(lt.inputs(little, tmp_path / "tree", edits))
@@ -66,6 +88,17 @@ def test_a_definer_that_does_not_compile_is_named(little: Little, tmp_path: Path
     with pytest.raises(CompileError) as caught:
         compile_closure(given)
     assert f"{HIDDEN_CPP} was tried and does not compile" in caught.value.cause
+
+
+def test_a_user_that_does_not_compile_is_named(little: Little, tmp_path: Path) -> None:
+    """Its code was linked to the stock `Secret::value`; with the reason, the user of the tool can help."""
+    edit = lt.edited(HIDDEN_CPP, "return 40", "return 900")
+    given = lt.with_release(lt.inputs(little, tmp_path / "tree", edit), series=())
+    lt.write(given.tree, {NCCL_CPP: "#include <not/there.h>\nint torch::cuda::nccl::answer() {\n  return 1;\n}\n"})
+    with pytest.raises(NeedsFullBuildError) as caught:
+        compile_closure(given)
+    assert "Secret::value() is used by torch::cuda::nccl::answer()" in caught.value.cause
+    assert f"{NCCL_CPP} was tried and does not compile" in caught.value.cause
 
 
 def test_units_that_the_release_names_come_along(little: Little, tmp_path: Path) -> None:

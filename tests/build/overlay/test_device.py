@@ -13,7 +13,7 @@ import pytest
 from build.errors import CompileError, EnvironmentUnfitError
 from build.full import index_toolkit
 from build.overlay import device, toolchain
-from build.overlay.symbols import defined
+from build.overlay.symbols import exported
 from tests.build.overlay.little import shell
 
 _WANTED = ("sm_80", "sm_90", "compute_90")
@@ -95,7 +95,7 @@ def test_one_unit_of_a_library_is_replaced(home: Path, tmp_path: Path) -> None:
     assert device.architectures(stock) == set(_WANTED)
     overlay = compiled(home, tmp_path, "overlay", _KERNEL % "3", wanted=tuple(device.architectures(stock)))
     assert device.architectures(overlay) == set(_WANTED)
-    (kernel,) = (name for name in defined(overlay, dynamic=True) if name.startswith("_Z5scale"))
+    (kernel,) = (name for name in exported(overlay) if name.startswith("_Z5scale"))
     alone = seen(home, stock)
     assert (alone["file"], alone["name"]) == (str(stock), kernel)
     both = seen(home, overlay, stock)

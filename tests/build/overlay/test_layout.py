@@ -52,6 +52,26 @@ def test_a_header_of_the_same_name_elsewhere(
     assert (unit in including(tree, HIDDEN_H)) is meant
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ('fm.write("Secret.h", body)', False),
+        ("# Secret.h is written elsewhere", False),
+        ('f"generated from {folder}/Secret.h"', False),
+        ('f"#include <{folder}/Secret.h>"', True),
+        ('headers = ["torch/csrc/cuda/Secret.h"]', True),
+        ('headers = ["cuda/Secret.h"]', True),
+        ("return '#include \"Secret.h\"'", True),
+        ('return "#include \\"Secret.h\\""', True),
+        ('return "#include <Secret.h>"', True),
+    ],
+)
+def test_a_header_that_a_generator_names(text: str, meant: bool, little: Little, tmp_path: Path) -> None:
+    generator = "tools/autograd/gen_little.py"
+    tree = lt.inputs(little, tmp_path / "tree", {generator: text + "\n"}).tree
+    assert (generator in including(tree, HIDDEN_H)) is meant
+
+
 def test_a_safe_header_brings_no_unit_along(little: Little) -> None:
     safe = Limits(safe={NCCL_H: "an enumerator more"})
     (row,) = make(little.tree, Change(frozenset([NCCL_H])), safe).rows

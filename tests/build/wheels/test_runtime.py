@@ -197,7 +197,7 @@ def test_mangled_names_are_spelt(symbol: str, name: str) -> None:
 
 def test_exports_are_the_strong_ones_that_nm_lists(little: Little) -> None:
     for library in (little.wheel / "torch" / "lib").iterdir():
-        every = symbols.defined(library, dynamic=True)
+        every = symbols.exported(library)
         assert _others.exports(library) == {name for name, item in every.items() if item.strong}
 
 
@@ -206,7 +206,7 @@ def test_what_linkers_export_of_every_library_is_not_shared(tmp_path: Path) -> N
     source, library = tmp_path / "a.c", tmp_path / "liba.so"
     source.write_text("int _edata = 1, _end = 2, other = 3;\n")
     shell("gcc", "-shared", "-fPIC", source, "-o", library)
-    assert {"_edata", "_end", "other"} <= symbols.defined(library, dynamic=True).keys()
+    assert {"_edata", "_end", "other"} <= symbols.exported(library).keys()
     assert _others.exports(library) == {"other"}
 
 
