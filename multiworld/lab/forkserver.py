@@ -64,16 +64,22 @@ def serve(control: socket.socket) -> tuple[int, str] | None:
 
 
 def main() -> None:
-    import torch.distributed  # noqa: F401 - loaded for the children
+    gc.disable()  # what is loaded stays: looking through it is a quarter of the time that the import of torch takes
+    import encodings.idna  # noqa: F401 - the first look-up of a host would import it
+
+    import torch.distributed  # noqa: F401 - loaded for the children, as the others
 
     import multiworld.multi  # noqa: F401
-    from multiworld.lab import context
+    from multiworld.lab import context, huge_pages
 
     for module in sys.argv[2:]:
         importlib.import_module(module)
     if threading.active_count() > 1 or len(list(Path("/proc/self/task").iterdir())) > 1:
         sys.exit("the forkserver must have one thread: something that was imported has started another")
+    gc.collect()
     gc.freeze()
+    gc.enable()
+    huge_pages.collapse()
     control = socket.socket(fileno=int(sys.argv[1]))
     control.send(b"{}")
     role = serve(control)
