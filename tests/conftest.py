@@ -11,8 +11,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-# Until all is loaded; see `pytest_collection`. That is a second of each process with torch. Modules that use hypothesis
-# import it at their top, before the freeze: it asks the collector who refers to what it registers.
+# Until all is loaded; see `pytest_collection`. That is a second of each process with torch.
 gc.disable()
 
 
@@ -44,9 +43,18 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: the garbage collector need not look through torch and all tests again and again."""
+    """What is loaded by now stays: the garbage collector need not look through torch and all tests again and again.
+
+    Tests that use hypothesis have imported it: it asks the collector who refers to what it registers.
+    """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """The plugin of hypothesis imports it at the end, if no test has."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True)
