@@ -311,13 +311,17 @@ def test_ranks_with_other_settings_are_told(job: Job) -> None:
     assert "failure=" in str(errors[0])
 
 
-#: A program that knows nothing of SwitchML, and ends without destroying its process group.
+#: A program that knows nothing of SwitchML, and ends without destroying its process group. It keeps its tensors for
+#: ever: a program of stock torch is ended by SIGABRT if one of Gloo's threads has to free one while Python ends.
 SCRIPT = """
+import ctypes
 import sys
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 a, b = torch.ones(1000), torch.ones(10, dtype=torch.float64)
+for tensor in (a, b):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))
 dist.all_reduce(a)
 dist.all_reduce(b)
 dist.monitored_barrier()
