@@ -135,11 +135,12 @@ def align_all(pairs: Sequence[tuple[Sequence[bytes], Sequence[bytes]]]) -> list[
 def _aligned(pairs: Sequence[_Pair]) -> dict[_Pair, Alignment]:
     normal = {}
     for base, ours in pairs:
-        base_norm = [norm(line) for line in base]
-        normal[base, ours] = base_norm, base_norm if base == ours else [norm(line) for line in ours]
+        known = {line: norm(line) for line in {*base, *ours}}
+        base_norm = [known[line] for line in base]
+        normal[base, ours] = base_norm, base_norm if base == ours else [known[line] for line in ours]
     changed = {key: lines for key, lines in normal.items() if lines[0] != lines[1]}
     files = [(_text(old), _text(new)) for old, new in changed.values()]
-    histogram, minimal = (diffs(files, f"--diff-algorithm={name}") for name in ("histogram", "minimal"))
+    histogram, minimal = diffs(files, ["--diff-algorithm=histogram"], ["--diff-algorithm=minimal"])
     agreed = {
         key: _agreed(_map(first, len(key[0])), _map(second, len(key[0])))
         for key, first, second in zip(changed, histogram, minimal, strict=True)

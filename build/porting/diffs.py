@@ -25,8 +25,10 @@ class Change(NamedTuple):
     new_end: int
 
 
-def diffs(pairs: Sequence[tuple[bytes, bytes]], *options: str, context: int = 0) -> list[list[Change]]:
-    """Return the changes between two files, for each of `pairs`.
+def diffs(
+    pairs: Sequence[tuple[bytes, bytes]], *algorithms: Sequence[str], context: int = 0
+) -> list[list[list[Change]]]:
+    """Return the changes between two files, for each of `pairs`, by each algorithm (options of git's).
 
     Without context, git compares no lines that both files end with. So a copy, of which one end is equal to the
     original's, may be the other one of the two. With a line of `context` it is as in a merge.
@@ -35,22 +37,32 @@ def diffs(pairs: Sequence[tuple[bytes, bytes]], *options: str, context: int = 0)
         SourceError: git failed.
     """
     differing = [number for number, (old, new) in enumerate(pairs) if old != new]
-    found: list[list[Change]] = [[] for _ in pairs]
     if not differing:
-        return found
+        return [[[] for _ in pairs] for _ in algorithms]
     with tempfile.TemporaryDirectory(prefix="multiworld-diff-") as folder:
         for side, name in enumerate("ab"):
             Path(folder, name).mkdir()
             for number in differing:
                 Path(folder, name, str(number)).write_bytes(pairs[number][side])
-        done = Git(Path(folder)).call(
-            *("diff", "--no-index", "--text", f"--unified={context}", "--no-renames", "--no-prefix", "--no-color"),
-            *(*options, "a", "b"),
-        )
+        outputs = [_diff(Path(folder), *options, context=context) for options in algorithms]
+    return [_changes(output, len(pairs), context) for output in outputs]
+
+
+def _diff(folder: Path, *options: str, context: int) -> bytes:
+    """Return git's diffs of the files in the folders `a` and `b`."""
+    done = Git(folder).call(
+        *("diff", "--no-index", "--text", f"--unified={context}", "--no-renames", "--no-prefix", "--no-color"),
+        *(*options, "a", "b"),
+    )
     if done.returncode not in (0, 1):
         raise SourceError("git diff failed", cause=done.tail)
+    return done.stdout
+
+
+def _changes(output: bytes, count: int, context: int) -> list[list[Change]]:
+    found: list[list[Change]] = [[] for _ in range(count)]
     # A line of a file has "+", "-" or a blank before it, so these are git's own.
-    for number, diff in _FILE.findall(done.stdout):
+    for number, diff in _FILE.findall(output):
         made = _inside(diff) if context else (_change(match) for match in _HUNK.finditer(diff))
         found[int(number)] = list(made)
     return found

@@ -197,10 +197,10 @@ def _likely(flat: Sequence[tuple[bytes, int]], wanted: Sequence[bytes], size: in
         return []
     hits, best, found = 0, 0, list[int]()
     for at, (word, _) in enumerate(flat):
-        have[word] += 1
-        hits += have[word] <= need[word]
-        if at >= size:
-            old = flat[at - size][0]
+        if word in need:
+            have[word] += 1
+            hits += have[word] <= need[word]
+        if at >= size and (old := flat[at - size][0]) in need:
             hits -= have[old] <= need[old]
             have[old] -= 1
         start = max(0, at - size + 1)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import posixpath
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from build.git import Git
 from build.porting import merges
 from build.porting.alignment import KEPT, Alignment, align, align_all
+from build.porting.binary import binary_content
 from build.porting.candidates import REACH
 from build.porting.groups import Placed, split
 from build.porting.lines import tokens
@@ -79,15 +77,22 @@ def whole(
 
 
 def prepare(ctx: Context, changes: Sequence[FileChange]) -> None:
-    """Align the files of a patch at once, and make the diffs for merging them: git is started for all together."""
-    files = []
+    """Align the files of a patch at once, make the diffs for merging them, and say which code may be searched for.
+
+    So git is started once for all files, and other files are searched once for all hunks.
+    """
+    hunks, files = [], []
     for change in [change for change in changes if change.hunks][:KEPT]:
         path = change.old_path or change.path
         if (old := ctx.old.get(path)) and (new := ctx.new.get(path)):
-            theirs = apply_hunks(old.data, _hunks(ctx, change, old))
-            files.append([Text(data).lines for data in (old.data, new.data, theirs)])
-    align_all([(base, ours) for base, ours, _ in files])
+            hunks.append(_hunks(ctx, change, old))
+            files.append([Text(data).lines for data in (old.data, new.data, apply_hunks(old.data, hunks[-1]))])
+    alignments = align_all([(base, ours) for base, ours, _ in files])
     merges.prepare((base, ours, theirs) for base, ours, theirs in files if base != ours)
+    for found, alignment in zip(hunks, alignments, strict=True):
+        for placed in _located(alignment, found) if alignment.base != alignment.ours else ():
+            if moved_away(alignment, placed):
+                ctx.finder.expect(_gone(alignment, placed))
 
 
 def port_change(ctx: Context, change: FileChange) -> ChangePort:
@@ -242,29 +247,8 @@ def _after(change: FileChange, base: FileState | None) -> FileState | None:
     commits = change.submodule_commits
     if commits is not None:
         return FileState(mode, commits[1])
-    data = _binary_content(change, base.data if base else None)
+    data = binary_content(change, base.data if base else None)
     return None if data is None else FileState(mode, data)
-
-
-def _binary_content(change: FileChange, base: bytes | None) -> bytes | None:
-    """Return the content that a binary change makes of `base` (None: no file).
-
-    git decodes the change, and refuses a `base` whose blob id is not the one in the patch. The result is None when it
-    does not apply, or the patch has no content (`Binary files differ`).
-    """
-    if not change.binary:
-        return None
-    added = change.kind is ChangeKind.ADDED
-    head = f"diff --git a/f b/f\n{'new file mode 100644' + chr(10) if added else ''}"
-    index = f"index {change.old_blob}..{change.new_blob}{'' if added else ' 100644'}\n"
-    with tempfile.TemporaryDirectory(prefix="multiworld-binary-") as folder:
-        file = Path(folder, "f")
-        if base is not None:
-            file.write_bytes(base)
-        patch = (head + index).encode() + change.binary
-        # GIT_DIR keeps git from using the index of a repository above this folder.
-        done = Git(Path(folder)).call("apply", "--binary", "-", stdin=patch, env={"GIT_DIR": folder})
-        return file.read_bytes() if done.returncode == 0 and file.is_file() else None
 
 
 #: Verdicts that are kept when the file moved; the others become `file moved`.
@@ -329,26 +313,37 @@ def _shared_out(
 ) -> tuple[list[int], list[tuple[str, list[int], str]]]:
     """Return which hunks go to `target`, and which to other files that now have their code."""
     current = ctx.new.get(target) if target else None
-    old = Text(data)
-    alignment = align(old.lines, Text(current.data if current else b"").lines)
-    here: list[int] = []
+    alignment = align(Text(data).lines, Text(current.data if current else b"").lines)
+    here = dict.fromkeys(range(1, len(hunks) + 1))
     moved: dict[str, tuple[list[int], str]] = {}
+    for placed in _located(alignment, hunks):
+        found = _elsewhere(ctx, source, alignment, placed)
+        if found is not None and _fits(ctx, data, found[0], placed.hunk):
+            del here[placed.number]
+            moved.setdefault(found[0], ([], found[1]))[0].append(placed.number)
+    return list(here), [(path, numbers, why) for path, (numbers, why) in moved.items()]
+
+
+def _located(alignment: Alignment, hunks: Sequence[Hunk]) -> Iterator[Placed]:
+    """Yield the hunks that fit the old file, each by itself, at their places in it."""
+    old = Text(b"".join(alignment.base))
     for number, hunk in enumerate(hunks, 1):
         at, _ = locate(old, hunk)
-        found = None if at is None else _elsewhere(ctx, source, alignment, split(hunk, number, at))
-        if found is None or not _fits(ctx, data, found[0], hunk):
-            here.append(number)
-        else:
-            moved.setdefault(found[0], ([], found[1]))[0].append(number)
-    return here, [(path, numbers, why) for path, (numbers, why) in moved.items()]
+        if at is not None:
+            yield split(hunk, number, at)
 
 
 def _elsewhere(ctx: Context, source: str, alignment: Alignment, placed: Placed) -> tuple[str, str] | None:
     """Return the other file that a hunk's code moved to, with the evidence."""
     if not moved_away(alignment, placed) or port_moved(alignment, placed) is not None:
         return None
+    return ctx.finder.piece(source, _gone(alignment, placed))
+
+
+def _gone(alignment: Alignment, placed: Placed) -> list[bytes]:
+    """Return the lines in and around a hunk that the new file has not, or not there."""
     near = range(max(0, placed.start - REACH), min(len(alignment.base), placed.end + REACH))
-    return ctx.finder.piece(source, [alignment.base[n] for n in near if alignment.to[n] < 0])
+    return [alignment.base[n] for n in near if alignment.to[n] < 0]
 
 
 def _fits(ctx: Context, data: bytes, path: str, hunk: Hunk) -> bool:

@@ -131,16 +131,22 @@ def read(language: Language, code: bytes) -> Reading:
     return Reading(errors, tuple(_items(root)) if errors else ())
 
 
+def require_readable(*files: bytes) -> None:
+    """Raise UnreadableError for a file that is binary or too large."""
+    for data in files:
+        if b"\0" in data:
+            raise UnreadableError("it is binary")
+        if len(data) > LARGEST:
+            raise UnreadableError(f"it has more than {LARGEST >> 20} MiB")
+
+
 def forms(language: Language, data: bytes) -> int:
     """Return the number of forms of a file that its grammar is given.
 
     Raises:
         UnreadableError: the file is binary or too large.
     """
-    if b"\0" in data:
-        raise UnreadableError("it is binary")
-    if len(data) > LARGEST:
-        raise UnreadableError(f"it has more than {LARGEST >> 20} MiB")
+    require_readable(data)
     return len(variants(data)) if language.braces else 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from build.porting.alignment import Alignment
 from build.porting.hunks import HunkResult, human
@@ -41,6 +42,25 @@ class Half:
     text: str
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What a hunk has of pairs, read when it is asked for."""
+
+    hunk: Hunk
+
+    @cached_property
+    def halves(self) -> list[Half]:
+        return list(_halves(self.hunk))
+
+    @cached_property
+    def declared(self) -> set[bytes]:
+        return declared(self.hunk.added)
+
+    @cached_property
+    def used(self) -> set[bytes]:
+        return used(self.hunk.added)
+
+
 def flag(alignment: Alignment, hunks: Sequence[Hunk], results: Sequence[HunkResult]) -> list[HunkResult]:
     """Say it of a placed hunk when its other half was not placed.
 
@@ -48,12 +68,13 @@ def flag(alignment: Alignment, hunks: Sequence[Hunk], results: Sequence[HunkResu
     left to a human.
     """
     final = list(results)
+    parts = list(map(_Parts, hunks))
     placed = [n for n, result in enumerate(results) if result.edits]
     for other, result in enumerate(results):
         if result.edits:
             continue
         for number in placed:
-            why = _link(alignment, hunks[number], hunks[other])
+            why = _link(alignment, parts[number], parts[other])
             if not why:
                 continue
             upstream = result.verdict is Verdict.UPSTREAM
@@ -64,13 +85,13 @@ def flag(alignment: Alignment, hunks: Sequence[Hunk], results: Sequence[HunkResu
     return final
 
 
-def _link(alignment: Alignment, placed: Hunk, other: Hunk) -> str:
+def _link(alignment: Alignment, placed: _Parts, other: _Parts) -> str:
     """Return what two hunks share, of which only `placed` is in the new file; empty if nothing."""
-    for mine in _halves(placed):
-        for its in _halves(other):
+    for mine in placed.halves:
+        for its in other.halves:
             if mine.kind == its.kind and mine.first != its.first and mine.names & its.names:
                 return f"{mine.text} goes with {its.text}"
-    fresh = declared(other.added) & used(placed.added) - declared(placed.added)
+    fresh = other.declared & placed.used - placed.declared
     missing = sorted(n for n in fresh if n not in alignment.base_names and n not in alignment.ours_names)
     return f"it alone declares {missing[0].decode()!r}" if missing else ""
 

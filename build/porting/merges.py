@@ -31,7 +31,8 @@ def prepare(files: Iterable[tuple[_Lines, _Lines, _Lines]]) -> None:
 def _scripts(pairs: Iterable[tuple[_Lines, _Lines]]) -> list[list[Change]]:
     wanted: list[_Pair] = [(tuple(old), tuple(new)) for old, new in pairs]
     fresh = [pair for pair in dict.fromkeys(wanted) if pair not in _LAST]
-    _LAST.update(zip(fresh, diffs([(b"".join(a), b"".join(b)) for a, b in fresh], *_AS_MERGED, context=1), strict=True))
+    [made] = diffs([(b"".join(a), b"".join(b)) for a, b in fresh], _AS_MERGED, context=1)
+    _LAST.update(zip(fresh, made, strict=True))
     found = [_LAST[pair] for pair in wanted]
     while len(_LAST) > KEPT:
         del _LAST[next(iter(_LAST))]

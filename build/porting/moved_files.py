@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from build.porting.lines import distinctive, norm
@@ -25,22 +25,29 @@ SPLIT = 0.7
 MARGIN = 0.2
 #: Number of long lines that are searched first: most files have none of them.
 PROBES = 8
+#: Number of lines from which on a file's lines are compared with them: fewer are searched one by one.
+MANY = 12
 #: Greatest size in bytes of a source that may be split or renamed.
 LARGEST = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Files among which one is searched; each line is searched once, since hunks close to each other share lines."""
+    """Files among which one is searched, and which of them have a line: many lines are searched in one pass."""
 
     files: Mapping[str, bytes]
     _having: dict[bytes, list[str]] = field(default_factory=dict)
 
-    def having(self, line: bytes) -> list[str]:
-        """Return the files that have a line."""
-        if line not in self._having:
-            self._having[line] = [name for name, data in self.files.items() if line in data]
-        return self._having[line]
+    def having(self, lines: Collection[bytes], soon: Collection[bytes] = ()) -> Iterator[list[str]]:
+        """Yield the files that have each of `lines`; those that will be asked for `soon` are searched as well."""
+        if new := {line for line in lines if line not in self._having}:
+            new.update(line for line in soon if line not in self._having)
+            self._having.update((line, []) for line in new)
+            for name, data in self.files.items():
+                likely = new if len(new) > MANY else {line for line in new if line in data}
+                for line in likely and likely.intersection(map(bytes.strip, data.split(b"\n"))):
+                    self._having[line].append(name)
+        return (self._having[line] for line in lines)
 
 
 @dataclass(slots=True)
@@ -51,6 +58,11 @@ class Finder:
     new: Layer
     _contents: dict[str, bytes] = field(default_factory=dict)
     _changed_ones: dict[str, _Pool] = field(default_factory=dict)
+    _soon: set[bytes] = field(default_factory=set)
+
+    def expect(self, lines: Iterable[bytes]) -> None:
+        """Say which part of a file may be asked for: the parts of a patch are then searched together."""
+        self._soon.update(_probes(_telling(lines)))
 
     def renamed(self, path: str, data: bytes) -> tuple[str, str] | None:
         """Return the new path of a file that is gone, with the evidence; None if it is uncertain."""
@@ -59,17 +71,17 @@ class Finder:
         same = [name for name in fresh if before and self.new.tree.entries[name].blob == before.blob]
         if len(same) == 1:
             return same[0], "the same content under another name"
-        lines = {norm(line) for line in data.split(b"\n") if distinctive(line)}
+        lines = _telling(data.split(b"\n"))
         found = _best(lines, _Pool(self._read([n for n in fresh if alike(path, n)])), RENAMED, path)
         return (found[0], f"{found[1]:.0%} of its distinctive lines are in {found[0]}") if found else None
 
     def piece(self, path: str, lines: Sequence[bytes]) -> tuple[str, str] | None:
         """Return the one file that a part of `path` moved to, with the evidence."""
-        wanted = {norm(line) for line in lines if distinctive(line)}
+        wanted = _telling(lines)
         if len(wanted) < 3:
             return None
         old = self.old.entries
-        found = _best(wanted, self._changed(path), SPLIT, path)
+        found = _best(wanted, self._changed(path), SPLIT, path, self._soon)
         if found is None:
             return None
         if found[0] in old and _share(wanted, self.old.read_many([found[0]]).get(found[0], b"")) > SPLIT / 2:
@@ -96,6 +108,7 @@ class Finder:
             found = self.new.tree.read_many(part)
             self._contents |= {name: found.get(name, b"") for name in part}
             self._contents |= {name: b"" for name in part if len(found.get(name, b"")) > LARGEST}
+            self.new.tree.keep({name: data for name, data in found.items() if len(data) <= LARGEST})
         return {name: self._contents[name] for name in names}
 
 
@@ -116,10 +129,24 @@ def _share(lines: set[bytes], data: bytes) -> float:
     return sum(line in data for line in lines) / len(lines) if lines else 0.0
 
 
-def _best(lines: set[bytes], pool: _Pool, enough: float, path: str) -> tuple[str, float] | None:
-    """Return the file other than `path` with the largest share of `lines`, if it is enough and ahead of the others."""
-    probe = sorted(lines, key=len, reverse=True)[:PROBES]
-    counts = Counter(name for line in probe for name in pool.having(line))
+def _telling(lines: Iterable[bytes]) -> set[bytes]:
+    return {norm(line) for line in lines if distinctive(line)}
+
+
+def _probes(lines: Collection[bytes]) -> list[bytes]:
+    """Return the lines that are searched first, the longest; of equal length, the same in every run."""
+    return sorted(lines, key=lambda line: (-len(line), line))[:PROBES]
+
+
+def _best(
+    lines: set[bytes], pool: _Pool, enough: float, path: str, soon: Collection[bytes] = ()
+) -> tuple[str, float] | None:
+    """Return the file other than `path` with the largest share of `lines`, if it is enough and ahead of the others.
+
+    Of the lines searched `soon`, see `_Pool.having`.
+    """
+    probe = _probes(lines)
+    counts = Counter(name for files in pool.having(probe, soon) for name in files)
     likely = [name for name in pool.files if counts[name] >= int(enough / 2 * len(probe)) and name != path]
     scored = sorted(((_share(lines, pool.files[name]) + _bonus(path, name), name) for name in likely), reverse=True)
     if not scored or scored[0][0] < enough or (len(scored) > 1 and scored[0][0] - scored[1][0] < MARGIN):

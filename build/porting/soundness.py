@@ -20,6 +20,7 @@ from build.porting.grammar import (
     language_of,
     languages_of,
     read,
+    require_readable,
 )
 from build.porting.groups import Edit, Placed, apply_edits
 from build.porting.hunks import HunkResult
@@ -185,14 +186,15 @@ def _moved(change: Change, place: int, line: int) -> int:
 @lru_cache(maxsize=8)
 def _forms(language: Language, change: Change) -> range:
     """Return which forms of a file a grammar is given: in C and C++ only those variants that show the edits."""
+    require_readable(change.before, change.after)
     if all(_first_shows(language, *side) for side in ((change.after, change.new), (change.before, change.old))):
         return range(1)
     return range(max(forms(language, data) for data in (change.before, change.after)))
 
 
 def _first_shows(language: Language, data: bytes, spans: Sequence[Span]) -> bool:
-    lines = _shown(data, spans) if forms(language, data) > 1 else 0
-    return not lines or _shown(variants(data)[0].plain, spans) == lines
+    lines = _shown(data, spans)
+    return not lines or forms(language, data) == 1 or _shown(variants(data)[0].plain, spans) == lines
 
 
 def _shown(code: bytes, spans: Sequence[Span]) -> int:

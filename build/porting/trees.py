@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -46,9 +46,13 @@ class Tree:
 
     def preload(self, paths: Iterable[str]) -> None:
         """Read several files at once; files that the tree lacks are left out."""
-        wanted = [path for path in paths if path in self.entries and path not in self._read]
-        for path, data in self.read_many(wanted).items() if self.whole else ():
-            self._read[path] = FileState(self.entries[path].mode, data)
+        if self.whole:
+            self.keep(self.read_many(path for path in paths if path in self.entries))
+
+    def keep(self, files: Mapping[str, bytes]) -> None:
+        """Keep files that were read, for whoever reads them next."""
+        for path, data in files.items():
+            self._read.setdefault(path, FileState(self.entries[path].mode, data))
 
     def _load(self, path: str) -> FileState | None:
         entry = self.entries.get(path)
@@ -60,9 +64,12 @@ class Tree:
 
     def read_many(self, paths: Iterable[str]) -> dict[str, bytes]:
         """Return the content of several files in one call; files missing from a partial clone are left out."""
-        wanted = [self.entries[path] for path in paths if self.entries[path].mode != SUBMODULE]
-        contents = self.git.blobs([entry.blob for entry in wanted])
-        return {entry.path: data for entry, data in zip(wanted, contents, strict=True) if data is not None}
+        names = [path for path in paths if self.entries[path].mode != SUBMODULE]
+        wanted = [self.entries[path] for path in names if path not in self._read]
+        contents = self.git.blobs([entry.blob for entry in wanted]) if wanted else ()
+        read = {entry.path: data for entry, data in zip(wanted, contents, strict=True)}
+        found = {path: read[path] if path in read else self._read[path].data for path in names}
+        return {path: data for path, data in found.items() if data is not None}
 
     @cached_property
     def whole(self) -> bool:

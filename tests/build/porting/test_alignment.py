@@ -46,7 +46,7 @@ def test_files_are_aligned_together_as_each_alone() -> None:
 
 def test_changes_are_the_same_with_context() -> None:
     pairs = [(b"".join(base), b"".join(ours)) for base, ours in PAIRS]
-    assert diffs(pairs, context=1) == diffs(pairs)
+    assert diffs(pairs, [], context=1) == diffs(pairs, [])
 
 
 def test_only_the_last_alignments_are_kept() -> None:
