@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import pkgutil
 import subprocess
@@ -52,6 +53,9 @@ def _app(first: str) -> typer.Typer:
     wanted = first.replace("-", "_")
     for name in [wanted] if wanted in names else names:
         app.command()(getattr(importlib.import_module(f"build.commands.{name}"), name))
+    if not gc.isenabled():  # by `python -m build`: what is loaded stays, and need not be looked through
+        gc.freeze()
+        gc.enable()
     return app
 
 

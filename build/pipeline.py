@@ -31,7 +31,6 @@ from build.series.show import show_verdicts
 from build.sources import Proof, SourceTree
 from build.wheels import overlay as overlay_wheel
 from build.wheels import patched as patched_wheel
-from build.wheels import sbom
 from build.wheels.platforms import platform_tag
 
 
@@ -192,6 +191,8 @@ def _stock(request: Request, release: Release, wheel: Path) -> record.Artifact:
 
 def documents(distribution: str, proven: record.Provenance, wheel: record.Artifact) -> dict[str, bytes]:
     """Return what a wheel of `distribution` has in its dist-info about itself; `wheel` is the official one."""
+    from build.wheels import sbom  # a quarter of a second, and most commands make no wheel
+
     return {record.EMBEDDED: record.encode(proven), str(sbom.PLACE): sbom.document(distribution, proven, wheel)}
 
 

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
-import hypothesis  # noqa: F401 - before the freeze: it asks the collector who refers to what it registers
 import pytest
+
+# Until all is loaded; see `pytest_collection`. That is a second of each process with torch.
+gc.disable()
+
+
+def _end_at_once(pid: int) -> None:
+    """End this process, but not what a test has forked from it, without taking torch apart: that takes half a second.
+
+    Registered first, it is called last: a process of pytest-xdist has told all by then.
+    """
+    if os.getpid() == pid:
+        os._exit(0)
+
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    atexit.register(_end_at_once, os.getpid())
 
 # A shell that starts a job in the background has it ignore SIGINT, and so would every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -26,6 +43,24 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: the garbage collector need not look through torch and all tests again and again."""
+    """What is loaded by now stays: the garbage collector need not look through torch and all tests again and again.
+
+    Tests that use hypothesis have imported it: it asks the collector who refers to what it registers.
+    """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """The plugin of hypothesis imports it at the end, if no test has."""
+    gc.unfreeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the garbage collector work again; where pytest-xdist only hands tests out, nothing is frozen."""
+    try:
+        return (yield)
+    finally:
+        gc.enable()

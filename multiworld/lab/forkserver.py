@@ -1,7 +1,7 @@
 """A process that has loaded torch and forks workers on request, so that a fresh worker costs milliseconds, not seconds.
 
-``WorkerPool`` starts it as ``python -m multiworld.lab.forkserver FD MODULE...``. It has one thread and no state but its
-children. It ends when its pool does, and its children end with it.
+``WorkerPool`` starts it as ``python -m multiworld.lab.forkserver FD few|many MODULE...``. It has one thread and no
+state but its children. It ends when its pool does, and its children end with it.
 """
 
 from __future__ import annotations
@@ -64,16 +64,23 @@ def serve(control: socket.socket) -> tuple[int, str] | None:
 
 
 def main() -> None:
-    import torch.distributed  # noqa: F401 - loaded for the children
+    gc.disable()  # what is loaded stays: looking through it is a quarter of the time that the import of torch takes
+    import encodings.idna  # noqa: F401 - the first look-up of a host would import it
+
+    import torch.distributed  # noqa: F401 - loaded for the children, as the others
 
     import multiworld.multi  # noqa: F401
-    from multiworld.lab import context
+    from multiworld.lab import context, huge_pages
 
-    for module in sys.argv[2:]:
+    for module in sys.argv[3:]:
         importlib.import_module(module)
     if threading.active_count() > 1 or len(list(Path("/proc/self/task").iterdir())) > 1:
         sys.exit("the forkserver must have one thread: something that was imported has started another")
+    gc.collect()
     gc.freeze()
+    gc.enable()
+    if sys.argv[2] == "many":
+        huge_pages.collapse()
     control = socket.socket(fileno=int(sys.argv[1]))
     control.send(b"{}")
     role = serve(control)

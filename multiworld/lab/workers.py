@@ -41,6 +41,7 @@ from multiworld.lab.messages import LENGTH, SAID, Call, Cancel, Mark, Outcome, T
 
 DEADLINE = 60.0
 _START_SECONDS = 120.0
+_FORKSERVER = "multiworld.lab.forkserver"
 # One thread each: workers are many, cores are few, and a forkserver must have no other thread when it forks.
 _ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # torch prints the stack of every refused connection, and workers are here to provoke that.
@@ -225,6 +226,7 @@ class WorkerPool:
         preload: modules that the forkserver imports, so that no worker needs to.
         python: the interpreter of the workers; another one than ours finds its own packages and ``python_path``.
         environment: variables of the workers, on top of ours.
+        many: whether dozens of workers come: each costs a third less, and the start a third of a second more.
     """
 
     def __init__(
@@ -234,6 +236,7 @@ class WorkerPool:
         preload: Iterable[str] = (),
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
+        many: bool = False,
     ) -> None:
         self.log = log
         self.workers: list[Worker] = []
@@ -244,7 +247,7 @@ class WorkerPool:
         with contextlib.ExitStack() as stack:
             stderr = stack.enter_context(log.open("ab")) if log is not None else None
             self._forkserver = subprocess.Popen(
-                [python, "-m", "multiworld.lab.forkserver", str(theirs.fileno()), *preload],
+                [python, "-m", _FORKSERVER, str(theirs.fileno()), "many" if many else "few", *preload],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
                 env={**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": path}, start_new_session=True,
             )  # fmt: skip

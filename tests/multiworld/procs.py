@@ -36,7 +36,7 @@ WorkerGone = VanishedError
 @functools.cache
 def shared_pool() -> WorkerPool:
     """The pool of this process; its workers write their errors where we do."""
-    return WorkerPool(python_path=(str(ROOT), str(Path(__file__).parent)), preload=("pytest",))
+    return WorkerPool(python_path=(str(ROOT), str(Path(__file__).parent)), preload=("pytest",), many=True)
 
 
 class Cluster:
