@@ -27,7 +27,6 @@ _TRIED = 4096
 #: errors of an accept that fails for lack of something that others may give back soon
 NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _SAID_BY_TORCH = os.strerror(errno.EMFILE)
-_MAYBE_A_LACK = (socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_FAIL)
 
 
 def descriptor_shortage(error: BaseException) -> str | None:
@@ -35,12 +34,12 @@ def descriptor_shortage(error: BaseException) -> str | None:
 
     Args:
         error: an ``OSError``, or an error of torch's, which carry no number but the system's text. The resolver reports
-            a lack as a temporary failure of the name service, so that it is tried out.
+            a lack as a failure of the name service, or as a name that is not known, so that it is tried out.
     """
     number = getattr(error, "errno", None)
     if number == errno.ENFILE:
         return "the system has no free file descriptors (see /proc/sys/fs/file-max)"
-    by_resolver = isinstance(error, socket.gaierror) and number in _MAYBE_A_LACK and none_free()
+    by_resolver = isinstance(error, socket.gaierror) and none_free()
     if number == errno.EMFILE or by_resolver or _SAID_BY_TORCH in str(error):
         return f"this process has no free file descriptors (limit {limit()})"
     return None
