@@ -39,10 +39,9 @@ def kept(_: Context, place: Place, rank: int) -> dict[str, int]:
 
 
 async def _left(w: World, rank: int, act: Callable[[World, int], Awaitable[Any]]) -> int:
-    before = torch.cuda.memory_allocated()
     await _turns(w, rank, act)
     until = time.monotonic() + _PATIENCE_SECONDS
-    while (left := torch.cuda.memory_allocated() - before) and time.monotonic() < until:
+    while (left := torch.cuda.memory_allocated()) and time.monotonic() < until:
         await asyncio.sleep(0.01)
     return left
 
