@@ -47,14 +47,26 @@ class _Ahead:
         self._inputs, self._definers = inputs, definers
         self._candidates = dict[str, list[str]]()
         self._users_wanted = not inputs.release.series
+        self._seen = set[str]()
         self._lock = threading.Lock()
 
-    def __call__(self, pool: Pool, item: Object) -> None:
-        with self._lock:
-            self._start_definers(pool, item)
+    def __call__(self, pool: Pool) -> None:
+        # Reading takes seconds: a thread does not wait for the other, but compiles on. Its unit is read by whoever
+        # has the lock, or after the next unit; if there is none, nothing compiles beside which it could start.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._read_finished(pool)
             if self._users_wanted and pool.last_round:
                 self._users_wanted = False
                 self._start_user(pool)
+        finally:
+            self._lock.release()
+
+    def _read_finished(self, pool: Pool) -> None:
+        while item := next((made for made in pool.finished if made.unit not in self._seen), None):
+            self._seen.add(item.unit)  # Before it is read: an object that cannot be read fails once.
+            self._start_definers(pool, item)
 
     def _start_definers(self, pool: Pool, item: Object) -> None:
         needs = _hidden(self._inputs, names(item.path).undefined) - self._candidates.keys()

@@ -6,7 +6,7 @@ import re
 from functools import cached_property
 from pathlib import Path
 
-#: Where host units of libtorch_cpu live.
+#: Where the host units of all libraries live.
 _SEARCH = ("torch/csrc", "aten/src/ATen", "c10")
 #: Units that are compiled in search of one hidden symbol before giving up.
 _MOST_TRIED = 6
@@ -39,13 +39,15 @@ class Definers:
         variable of its name, then those that only declare or call such a function.
         """
         scope, name = (re.escape(part).encode() for part in scoped_name(demangled))
+        # No \b: it needs a letter, and `~Holder` begins with none, as `operator==` ends with none.
+        whole = rb"(?<!\w)" + name + rb"(?!\w)"
         # In one line: over several, a table of numbers takes minutes.
-        unqualified = rb"^[\w:<>,&*~ \t]*\b" + name + rb"\s*\("
+        unqualified = rb"^[\w:<>,&*~ \t]*" + whole + rb"\s*\("
         body = re.compile(unqualified + rb"[^;{}]*\)[^;{}]*\{", re.M)
-        qualified = re.compile(rb"\b" + scope + rb"(<[^<>]*>)?::\s*" + name + rb"\b\s*[({=;]")
-        variable = re.compile(rb"^(?!.*\bextern\b)[\w:<>,&* \t]*\b" + name + rb"\s*(=[^=]|\{|;)", re.M)
+        qualified = re.compile(rb"\b" + scope + rb"(<[^<>]*>)?::\s*" + whole + rb"\s*[({=;]")
+        variable = re.compile(rb"^(?!.*\bextern\b)[\w:<>,&* \t]*" + whole + rb"\s*(=[^=]|\{|;)", re.M)
         mention = re.compile(unqualified, re.M)
-        literal, word = scoped_name(demangled)[1].encode(), re.compile(rb"\b" + name + rb"\b")
+        literal, word = scoped_name(demangled)[1].encode(), re.compile(whole)
         texts = {path: text for path, text in self._texts.items() if literal in text and word.search(text)}
         ranks = {
             path: tuple(pattern.search(text) is None for pattern in (body, qualified, variable, mention))

@@ -79,7 +79,7 @@ class Pool:
         self._made[unit].set_result(item)
         try:
             if self._ahead and not all(future.done() for future in tuple(self._made.values())):
-                self._ahead(self, item)
+                self._ahead(self)
         except (ToolError, RuntimeError) as error:  # the pool has ended; what is wrong with the object is found again
             log.debug("no unit is compiled ahead: %s", error)
 
@@ -93,8 +93,8 @@ class Pool:
         self._threads.shutdown(wait=True)
 
 
-#: Is called with each object that is made, in the thread that made it, and may start more units.
-Ahead = Callable[[Pool, Object], None]
+#: Is called after each object that is made, in the thread that made it, and may start more units.
+Ahead = Callable[[Pool], None]
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Which functions of a unit a patch concerns, by the text: bodies end with a `}` in the first column (clang-format).
 
-What is not understood counts as changed: more units are compiled then, or the patch is refused, but none is missed.
+What is not understood counts as changed: more units are compiled then, or the patch is refused. What only headers show
+is not seen here: a macro of theirs that makes names, or a class of theirs whose members are defined in the unit.
 """
 
 from __future__ import annotations
@@ -19,8 +20,20 @@ _NAME = re.compile(r"([A-Za-z_~]\w*)\s*\(")
 _TYPE = re.compile(r"\s*(?:template\b[^{]*?>\s*)?(?:typedef\s+|static\s+|const\s+)*(?:class|struct|enum|union)\b")
 #: What a line may be about that code depends on without naming it.
 _FAR = re.compile(r"^\s*#|\\$|\busing\s+namespace\b|\boperator\b|\btemplate\b", re.M)
-#: Functions that code calls without naming them: operators, destructors, constructors.
+#: Functions that code calls without naming them: operators, destructors, constructors; those of a range-based `for`.
 _UNNAMED = re.compile(r"\boperator\b|~|\b(\w+)(?:<[^<>]*>)?::\1\s*\(")
+_RANGE = frozenset({"begin", "end"})
+#: The same in a class, where they are declared, and not called as `x.begin()` or `std::begin(x)`.
+_RANGE_MEMBER = r"(?<![.>:])\b(?:begin|end)\s*\("
+#: Before these words, `##` only drops the comma; elsewhere a macro makes names of parts with it.
+_COMMA = re.compile(r",\s*##\s*__VA_ARGS__\b")
+_PARENTHESES, _BRACES = r"\([^()]*\)", r"\{[^{}]*\}"
+#: What may stand between `struct` and the name.
+_ATTRIBUTE = re.compile(
+    r"\[\[.*?\]\]|\b(?:alignas|__attribute__|__declspec)\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)", re.S
+)
+_CLASS = re.compile(r"\b(?:class|struct|union)\b([^;{]*)\{")
+_CLASS_NAME = re.compile(r"\s*(?:\w+\s+)*?(?:\w+\s*::\s*)*(\w+)\s*(?:final\s*)?(?::(?!:)|$)")
 #: A name where a declaration has it; the name of a type that is only used is followed by something else.
 _DECLARED = re.compile(r"([A-Za-z_]\w*)(?:\s+final)?\s*(?:[({=;,)\[]|:(?!:))")
 #: A specialization, or a template of a type: it changes what other code means, whatever functions it has.
@@ -44,10 +57,15 @@ class Text:
     rest: tuple[str, ...]
 
 
+def _bare(source: str) -> str:
+    """Return `source` without comments."""
+    return _COMMENT.sub(lambda found: found[1] or "", source)
+
+
 def _blocks(source: str) -> Iterator[str]:
     """Yield definitions, and the lines between them one by one."""
     lines: list[str] = []
-    for line in _COMMENT.sub(lambda found: found[1] or "", source).splitlines():
+    for line in _bare(source).splitlines():
         if not line.strip():
             continue
         if not lines and (line[0].isspace() or _OTHER.match(line)):
@@ -75,9 +93,18 @@ def read(source: str) -> Text:
         names = _NAME.findall(head) if opened and not _TYPE.match(block) and block[0] not in "# \t" else []
         for name in names:
             functions[name].append(_STATE.sub(r"\n  STATE", block))
-        if (not names and not block.startswith("#include")) or _SPECIAL.match(block):
+        if not block.startswith("#include") and not (names and _is_function(block) and not _SPECIAL.match(block)):
             rest.append(block)
     return Text({name: tuple(texts) for name, texts in functions.items()}, tuple(rest))
+
+
+def _is_function(block: str) -> bool:
+    """Whether a block with `name(` before its `{` is one function.
+
+    A variable may have such a name in its type or initialiser, and the lines after it may be taken for a part of it.
+    """
+    head, opened, body = _COMMENT.sub('""', block).partition("{")
+    return not re.search(r"[=()]", _without(_PARENTHESES, head)) and _without(_BRACES, opened + body) == " ["
 
 
 def _introduced(before: tuple[str, ...], after: tuple[str, ...]) -> frozenset[str] | None:
@@ -98,7 +125,7 @@ def _introduced(before: tuple[str, ...], after: tuple[str, ...]) -> frozenset[st
 def _declared(block: str) -> frozenset[str]:
     """Return the names that a block beside functions declares, without those in argument lists and bodies."""
     head, opened, body = block.partition("{")
-    outer = [_without(r"\{[^{}]*\}", _without(r"\([^()]*\)", part)) for part in (head + opened, body)]
+    outer = [_without(_BRACES, _without(_PARENTHESES, part)) for part in (head + opened, body)]
     return frozenset(name for part in outer for name in _DECLARED.findall(part)) - _KEYWORDS
 
 
@@ -121,14 +148,20 @@ def _reached(text: Text, found: set[str]) -> frozenset[str] | None:
 
 def _without_name(text: Text, found: Iterable[str]) -> bool:
     """Whether one of the functions in `found` is called without its name."""
+    found = frozenset(found)
+    if not found.isdisjoint(_RANGE):
+        return True
     every = (item for name in found for item in text.functions.get(name, ()))
     return any(_UNNAMED.search(item.partition("{")[0]) for item in every)
 
 
 def _has_special_members(block: str) -> bool:
-    """Whether a class has members in it that code calls without naming them."""
-    name = re.search(r"\b(?:class|struct|union)\s+(?:\w+\s+)*?(\w+)\s*(?:final\s*)?[:{]", block)
-    return bool(name and re.search(rf"~|\b{name[1]}\s*\(", block.partition("{")[2]))
+    """Whether a class has members in it that code calls without naming them; also if its name is not understood."""
+    for found in _CLASS.finditer(_ATTRIBUTE.sub(" ", block)):
+        name, body = _CLASS_NAME.match(found[1]), found.string[found.end() :]
+        if not name or re.search(rf"~|\b{name[1]}\s*\(|{_RANGE_MEMBER}", body):
+            return True
+    return False
 
 
 def affected(old: str, new: str) -> frozenset[str] | None:
@@ -136,6 +169,8 @@ def affected(old: str, new: str) -> frozenset[str] | None:
 
     Functions with variables of their own count as well, whether they differ or not: an overlay has a second copy.
     """
+    if any("##" in _COMMA.sub("", _bare(source)) for source in (old, new)):
+        return None
     before, after = read(old), read(new)
     introduced = _introduced(before.rest, after.rest)
     if introduced is None:

@@ -33,6 +33,130 @@ constexpr int kLimit = 3;
 } // namespace c10d
 """
 
+#: `Tensor(` and `op(` stand where a function has its name.
+_TABLE = """
+static const std::map<std::string, std::function<Tensor(const Tensor&)>> kOps = {
+    {"relu", relu_impl},
+};
+
+static auto registered = Registry().op("a", [](int x) {
+  return work(x);
+});
+
+static Table<int(int)> kBraced{
+    work,
+};
+
+static Registry kLast(
+    "b",
+    [](int x) { return work(x); });
+
+int swallowed() {
+  return 6;
+}
+
+int Tensor::work(int x) {
+  return x;
+}
+
+int Tensor::run(int x) {
+  return kOps.at("relu")(x);
+}
+
+int registers() {
+  return registered.size();
+}
+
+int braced() {
+  return kBraced(1);
+}
+
+int last() {
+  return kLast.size();
+}
+
+int after() {
+  return swallowed();
+}
+
+int other(int x = 3) {
+  return x;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("relu_impl", "gelu_impl", None),
+        ("  return work(x);", "  return work(-x);", None),
+        ("    work,", "    other,", None),
+        ("[](int x) { return work(x); }", "[](int x) { return work(-x); }", None),
+        ("return 6", "return 7", None),
+        ("  return x;\n}\n\nint Tensor::run", "  return -x;\n}\n\nint Tensor::run", {"registers", "braced", "last"}),
+        ("int other(int x = 3) {\n  return x;", "int other(int x = 3) {\n  return -x;", {"other"}),
+    ],
+)
+def test_a_variable_that_looks_like_a_function(old: str, new: str, found: set[str] | None) -> None:
+    assert old in _TABLE
+    concerned = affected(_TABLE, _TABLE.replace(old, new))
+    assert concerned is None if found is None else concerned is not None and found <= concerned
+    assert "after" in spared(_TABLE, _TABLE.replace(old, new)) if found == {"other"} else True
+
+
+_CLASS = """
+static int drain(int x) {
+  return x;
+}
+
+struct Slot {
+  int get() {
+    return MEMBER;
+  }
+};
+
+int other(int x) {
+  return x + 1;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "struct Slot {",
+        "struct alignas(64) Slot {",
+        "class __attribute__((aligned(8))) Slot {",
+        "struct [[nodiscard]] Slot : Base {",
+        "struct Outer::Slot final {",
+    ],
+)
+def test_a_class_whose_special_members_change(head: str) -> None:
+    plain = _CLASS.replace("struct Slot {", head)
+    for member in ("~Slot() { drain(1); }", "Slot() { drain(1); }", "int* begin() { return drain(1); }"):
+        unit = plain.replace("int get() {\n    return MEMBER;\n  }", member)
+        assert affected(unit, unit.replace("return x;", "return -x;")) is None, member
+    unit = plain.replace("MEMBER", "drain(items_.begin() - 1)")
+    assert "other" in spared(unit, unit.replace("return x;", "return -x;"))
+
+
+@pytest.mark.parametrize("name", ["begin", "end"])
+def test_a_range_based_for_calls_without_a_name(name: str) -> None:
+    unit = f"int* Items::{name}() {{\n  return start_;\n}}\nint sum(Items& items) {{\n  for (int x : items) f(x);\n}}\n"
+    assert affected(unit, unit.replace("start_", "start_ + 1")) is None
+    assert affected(unit, f"int* {name}(Items& items);\n{unit}") is None
+    assert spared(unit, unit.replace("f(x)", "f(-x)")) == {name}
+
+
+def test_a_macro_that_makes_names() -> None:
+    functions = "int do_it() {\n  return 1;\n}\nint run() {\n  return DO(it);\n}\n"
+    for macro, found in (
+        ("#define DO(x) do_##x()\n", None),
+        ("#define DO(...) \\\n  do_##__VA_ARGS__()\n", None),
+        ("#define LOG(x, ...) log(x, ##__VA_ARGS__)\n", {"do_it"}),
+    ):
+        assert affected(macro + functions, macro + functions.replace("return 1", "return 2")) == found
+
 
 @pytest.mark.parametrize(
     ("old", "new", "found"),
