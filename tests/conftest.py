@@ -18,14 +18,17 @@ gc.disable()
 def _end_at_once(pid: int) -> None:
     """End this process, but not what a test has forked from it, without taking torch apart: that takes half a second.
 
-    Registered first, it is called last: a process of pytest-xdist has told all by then.
+    What tests register later is called before. A process of pytest-xdist has told all by then.
     """
     if os.getpid() == pid:
         os._exit(0)
 
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    atexit.register(_end_at_once, os.getpid())
+def pytest_configure(config: pytest.Config) -> None:
+    """Not by the variable of pytest-xdist: a pytest that a test starts has it, too, and its exit status counts."""
+    if hasattr(config, "workerinput"):
+        atexit.register(_end_at_once, os.getpid())
+
 
 # A shell that starts a job in the background has it ignore SIGINT, and so would every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -49,9 +49,10 @@ class Pool:
         """Compile a unit as soon as a compiler is free; return what it becomes."""
         with self._lock:
             if unit not in self._made:
+                size = (self._inputs.tree / unit).stat().st_size
                 self._made[unit] = Future()
                 self._shown.expect(1)
-                self._waiting.put((-(self._inputs.tree / unit).stat().st_size, unit))
+                self._waiting.put((-size, unit))
                 self._tasks.append(self._threads.submit(self._next))
             return self._made[unit]
 
@@ -71,11 +72,11 @@ class Pool:
         _, unit = self._waiting.get_nowait()
         try:
             item = compile_one(self._inputs, unit, self._overrides, self._shown)
+            note(f"{unit}: {f'{item.seconds:.1f} s' if item.seconds else 'unchanged, reused'}")
+            self._shown.advance()
         except BaseException as error:  # noqa: BLE001 - whoever waits for the unit gets it
             self._made[unit].set_exception(error)
             return
-        note(f"{unit}: {f'{item.seconds:.1f} s' if item.seconds else 'unchanged, reused'}")
-        self._shown.advance()
         self._made[unit].set_result(item)
         try:
             if self._ahead and not all(future.done() for future in tuple(self._made.values())):

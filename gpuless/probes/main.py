@@ -26,13 +26,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # -I left it out; nothing else of the repository is visible
+# -I left it out; nothing else of the repository can be imported
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 gc.disable()  # what is loaded stays: looking through it is a quarter of the time that the import of torch takes
 import fake  # noqa: E402
 import world  # noqa: E402, F401 - imports torch
 
-#: of a package that the probed interpreter need not have
+#: run by its path: the probed interpreter need not have the package
 _HUGE_PAGES = Path(__file__).resolve().parents[2] / "multiworld" / "lab" / "huge_pages.py"
 
 

@@ -108,7 +108,10 @@ def patches(setup: Setup) -> Check:
         return Check(
             "NCCL patches", Verdict.NOTE, f"an overlay is installed and not in effect: {setup.overlay}", remedy
         )
-    remedy = "nothing for Gloo and for the driver nccl; the driver torch-nccl needs the patched wheel or the overlay"
+    remedy = (
+        "nothing for Gloo and for the driver nccl; the driver torch-nccl needs the patched wheel or the overlay, where "
+        "the release has one"
+    )
     return Check("NCCL patches", Verdict.NOTE, f"none: stock torch {setup.torch}", remedy)
 
 
@@ -121,7 +124,12 @@ def faults(setup: Setup) -> Check:
     found = f"{setup.group} of this torch does not survive: {'; '.join(known)}"
     if setup.driver == "nccl":
         return Check(name, Verdict.OK, f"{found}. The driver nccl does not use it")
-    return Check(name, Verdict.NOTE, found, f"{_BINDINGS}; or install the patched wheel or the overlay")
+    return Check(
+        name,
+        Verdict.NOTE,
+        found,
+        f"{_BINDINGS}; or install the patched wheel or the overlay, where the release has one",
+    )
 
 
 def fact_check(fact: nccl_environment.Fact, setup: Setup) -> Check:

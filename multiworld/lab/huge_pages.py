@@ -1,6 +1,6 @@
 """Huge pages for a process that forks: a fork copies the tables of its pages, and the child's end takes them apart.
 
-With torch loaded these are some 40,000 pages. As huge pages they cost a third of the kernel's time for each worker, and
+With torch loaded these are some 40,000 pages, most of the kernel's work for a worker; as huge pages they are few, and
 what a worker writes to is copied in small pages all the same.
 """
 

@@ -226,7 +226,8 @@ class WorkerPool:
         preload: modules that the forkserver imports, so that no worker needs to.
         python: the interpreter of the workers; another one than ours finds its own packages and ``python_path``.
         environment: variables of the workers, on top of ours.
-        many: whether dozens of workers come: each costs a third less, and the start a third of a second more.
+        many: whether dozens of workers come: each costs a third less processor time, and the start a third of a second
+            more.
     """
 
     def __init__(

@@ -252,7 +252,8 @@ class Operation:
 
     def waited_since(self) -> float:
         """Since when somebody waits for it, or for the batch that it is part of; infinite if nobody does."""
-        return self.since if self.parent is None else self.parent.since
+        parent = self.parent  # read once: without the lock it may be let go of meanwhile
+        return self.since if parent is None else parent.since
 
     def _settle(self) -> None:
         self.done = True
@@ -333,7 +334,7 @@ class BatchOperation(Operation):
         return ", ".join(part.waiting_for() for part in self.parts if not part.done)
 
     def _check(self) -> None:
-        if self._missing == 0:
+        if self._missing == 0 and not self.done:
             self.finish = lambda _: [_result(part) for part in self.parts]
             self.complete()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import queue
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -205,3 +208,25 @@ def test_no_more_compilers_at_once_than_asked_for(
     given = replace(lt.inputs(little, tmp_path / "tree", {}), toolchain=Toolchain(script, "lone", 12), jobs=1)
     compile_units(given, {NCCL_CPP: "test", HIDDEN_CPP: "test", USER_CPP: "test"})
     assert not more.exists()
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_output_that_cannot_be_written_ends_the_build(
+    little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as `build-2.6.0 | head`: nobody waits for a unit whose thread has ended with an error."""
+
+    def closed(_: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(pool, "note", closed)
+    given, ended = lt.inputs(little, tmp_path / "tree", {}), queue.SimpleQueue[OSError]()
+
+    def compiled() -> None:
+        try:
+            compile_units(given, {NCCL_CPP: "test"})
+        except OSError as error:
+            ended.put(error)
+
+    threading.Thread(target=compiled, daemon=True).start()
+    assert isinstance(ended.get(timeout=60), BrokenPipeError)

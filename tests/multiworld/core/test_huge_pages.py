@@ -27,12 +27,13 @@ def test_what_can_be_huge() -> None:
 
 
 def _huge(link: Link) -> tuple[int, bytes, bytes]:
-    """The size in kB of what is huge of 16 MB, and what is in them before and after they are written to."""
+    """By how many kB more is huge than before of 16 MB, and what is in them before and after they are written to."""
     memory = ctypes.create_string_buffer(b"told", 16 << 20)
+    small = _kilobytes("AnonHugePages")
     collapse()
-    before = memory.raw[:4]
+    before, more = memory.raw[:4], _kilobytes("AnonHugePages") - small
     memory[1] = b"A"
-    return _kilobytes("AnonHugePages"), before, memory.raw[:4]
+    return more, before, memory.raw[:4]
 
 
 def _kilobytes(what: str) -> int:
@@ -48,7 +49,7 @@ def test_memory_is_huge_and_the_same() -> None:
         pytest.skip("this kernel does not put memory into huge pages when it is asked (Linux 6.1 does)")
     with cluster() as c:
         huge, before, after = c.start(_huge).result()
-    assert huge >= 14 << 10
+    assert huge >= 2 << 10  # a kernel whose memory is in pieces need not find room for all
     assert (before, after) == (b"told", b"tAld")
 
 

@@ -47,7 +47,8 @@ def _said(process: subprocess.Popen[str]) -> str:
     [
         (
             "leader_native.py",
-            ["left: rank 1 is lost, noticed by eof", "right: 300 requests", "back as generation 2", "done"],
+            # By its end, or by its silence: a loaded kernel may close a killed process's connections after 0.8 s.
+            ["left: rank 1 is lost, noticed by", "right: 300 requests", "back as generation 2", "done"],
         ),
         ("leader_pymultiworld.py", ["left: broken, noticed after", "right: 300 requests answered", "done"]),
     ],
