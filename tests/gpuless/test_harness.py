@@ -28,6 +28,8 @@ from gpuless.subject import Subject, examine
 
 _BY_ID = {probe.id: probe for probe in PROBES}
 _REPOSITORY = Path(__file__).resolve().parents[2]
+#: Seconds: enough for a probe to get to what hangs while many other tests run.
+_DEADLINE = 8
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +88,9 @@ def test_failing_program_is_no_outcome_of_torch(ready: Runner) -> None:
 
 
 def test_deadline_is_hard(ready: Runner) -> None:
-    result = _run(replace(_BY_ID["abort-hangs"], timeout=1), ready)
+    result = _run(replace(_BY_ID["abort-hangs"], timeout=_DEADLINE), ready)
     assert result.got is Outcome.STALLED
-    assert result.seconds < 5
+    assert result.seconds < 2 * _DEADLINE
 
 
 def test_probes_share_nothing_but_the_import(ready: Runner) -> None:
@@ -127,7 +129,7 @@ def test_a_deadline_and_an_end_leave_no_process(ready: Runner) -> None:
         hanging = pool.submit(own.run, replace(_BY_ID["abort-hangs"], timeout=100), Form.STOCK)
         while not (running := _children(server)):
             time.sleep(0.05)
-        assert own.run(replace(_BY_ID["abort-hangs"], timeout=1), Form.STOCK).got is Outcome.STALLED
+        assert own.run(replace(_BY_ID["abort-hangs"], timeout=_DEADLINE), Form.STOCK).got is Outcome.STALLED
         own.end()
         with pytest.raises(EnvironmentUnfitError, match="the server that starts the probes has ended"):
             hanging.result(timeout=30)
