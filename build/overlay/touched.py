@@ -27,6 +27,8 @@ _RANGE = frozenset({"begin", "end"})
 _RANGE_MEMBER = r"(?<![.>:])\b(?:begin|end)\s*\("
 #: Before these words, `##` only drops the comma; elsewhere a macro makes names of parts with it.
 _COMMA = re.compile(r",\s*##\s*__VA_ARGS__\b")
+_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+\w+(?:\(([^)]*)\))?((?:[^\n\\]|\\.)*)", re.M | re.S)
+_PASTED = re.compile(r"\w+(?:\s*##\s*\w+)+")
 _PARENTHESES, _BRACES = r"\([^()]*\)", r"\{[^{}]*\}"
 #: What may stand between `struct` and the name.
 _ATTRIBUTE = re.compile(
@@ -169,8 +171,6 @@ def affected(old: str, new: str) -> frozenset[str] | None:
 
     Functions with variables of their own count as well, whether they differ or not: an overlay has a second copy.
     """
-    if any("##" in _COMMA.sub("", _bare(source)) for source in (old, new)):
-        return None
     before, after = read(old), read(new)
     introduced = _introduced(before.rest, after.rest)
     if introduced is None:
@@ -181,9 +181,22 @@ def affected(old: str, new: str) -> frozenset[str] | None:
         return None
     while (more := _reached(after, found)) is not None:
         if not more:
-            return frozenset(found | _with_state(after))
+            return None if _made_of_parts(old + "\n" + new, found) else frozenset(found | _with_state(after))
         found |= more
     return None
+
+
+def _made_of_parts(source: str, found: Iterable[str]) -> bool:
+    """Whether a macro may make one of the names by `##`: with `k##name`, all that begin with `k`."""
+    bare = _COMMA.sub("", _bare(source))
+    patterns = []
+    for macro in _MACRO.finditer(bare):
+        arguments = {word.strip() for word in (macro[1] or "").split(",")} | {"__VA_ARGS__"}
+        for pasted in _PASTED.findall(macro[2]):
+            parts = re.split(r"\s*##\s*", pasted)
+            patterns.append("".join(r"\w*" if part in arguments else re.escape(part) for part in parts))
+            bare = bare.replace(pasted, "")
+    return "##" in bare or any(re.fullmatch(pattern, name) for pattern in patterns for name in found)
 
 
 def _with_state(text: Text) -> set[str]:

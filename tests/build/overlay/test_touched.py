@@ -152,6 +152,9 @@ def test_a_macro_that_makes_names() -> None:
     functions = "int do_it() {\n  return 1;\n}\nint run() {\n  return DO(it);\n}\n"
     for macro, found in (
         ("#define DO(x) do_##x()\n", None),
+        ("#define DO(x) x##_it()\n", None),
+        ("#define DO(x, y) x##y()\n", None),
+        ("#define KIND(x) \\\n  kind = k##x;\n", {"do_it"}),
         ("#define DO(...) \\\n  do_##__VA_ARGS__()\n", None),
         ("#define LOG(x, ...) log(x, ##__VA_ARGS__)\n", {"do_it"}),
     ):
