@@ -189,14 +189,18 @@ def affected(old: str, new: str) -> frozenset[str] | None:
 def _made_of_parts(source: str, found: Iterable[str]) -> bool:
     """Whether a macro may make one of the names by `##`: with `k##name`, all that begin with `k`."""
     bare = _COMMA.sub("", _bare(source))
-    patterns = []
-    for macro in _MACRO.finditer(bare):
-        arguments = {word.strip() for word in (macro[1] or "").split(",")} | {"__VA_ARGS__"}
-        for pasted in _PASTED.findall(macro[2]):
-            parts = re.split(r"\s*##\s*", pasted)
-            patterns.append("".join(r"\w*" if part in arguments else re.escape(part) for part in parts))
-            bare = bare.replace(pasted, "")
-    return "##" in bare or any(re.fullmatch(pattern, name) for pattern in patterns for name in found)
+    pasted = [(macro[1] or "", text) for macro in _MACRO.finditer(bare) for text in _PASTED.findall(macro[2])]
+    if sum(text.count("##") for _, text in pasted) != bare.count("##"):
+        return True  # some are not understood
+    patterns = [_pattern(arguments, text) for arguments, text in pasted]
+    return any(pattern.fullmatch(name) for pattern in patterns for name in found)
+
+
+def _pattern(arguments: str, pasted: str) -> re.Pattern[str]:
+    """Return what the name matches that a macro with `arguments` makes of `pasted`."""
+    names = {word.replace("...", "").strip() for word in arguments.split(",")} | {"__VA_ARGS__"}
+    parts = re.split(r"\s*##\s*", pasted)
+    return re.compile("".join(r"\w*" if part in names else re.escape(part) for part in parts))
 
 
 def _with_state(text: Text) -> set[str]:

@@ -90,7 +90,7 @@ def test_failing_program_is_no_outcome_of_torch(ready: Runner) -> None:
 def test_deadline_is_hard(ready: Runner) -> None:
     result = _run(replace(_BY_ID["abort-hangs"], timeout=_DEADLINE), ready)
     assert result.got is Outcome.STALLED
-    assert result.seconds < 2 * _DEADLINE
+    assert result.seconds < _DEADLINE + 4
 
 
 def test_probes_share_nothing_but_the_import(ready: Runner) -> None:

@@ -154,6 +154,8 @@ def test_a_macro_that_makes_names() -> None:
         ("#define DO(x) do_##x()\n", None),
         ("#define DO(x) x##_it()\n", None),
         ("#define DO(x, y) x##y()\n", None),
+        ("#define DO(x...) do_##x()\n", None),
+        ('#define A(x) k##x\n#define DO(x) do_k##x "##"()\n', None),
         ("#define KIND(x) \\\n  kind = k##x;\n", {"do_it"}),
         ("#define DO(...) \\\n  do_##__VA_ARGS__()\n", None),
         ("#define LOG(x, ...) log(x, ##__VA_ARGS__)\n", {"do_it"}),

@@ -47,8 +47,7 @@ def _said(process: subprocess.Popen[str]) -> str:
     [
         (
             "leader_native.py",
-            # By its end, or by its silence: a loaded kernel may close a killed process's connections after 0.8 s.
-            ["left: rank 1 is lost, noticed by", "right: 300 requests", "back as generation 2", "done"],
+            ["left: rank 1 is lost, noticed by eof", "right: 300 requests", "back as generation 2", "done"],
         ),
         ("leader_pymultiworld.py", ["left: broken, noticed after", "right: 300 requests answered", "done"]),
     ],
