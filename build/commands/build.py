@@ -16,7 +16,6 @@ from build.anypatch.plan import MOST_UNITS
 from build.console import console, step
 from build.errors import NeedsFullBuildError, UsageError
 from build.full.caching import CompilerCache
-from build.full.run import Options, full_build
 from build.full.toolchains import Kind
 from build.pipeline import Own, Request, build_release
 from build.record import BuildRecord
@@ -63,8 +62,14 @@ def build(
     compiler_cache: Annotated[CompilerCache, typer.Option(help="with --full")] = CompilerCache.AUTO,
 ) -> None:
     """Build the patched wheel and the overlay wheel of RELEASE into dist/RELEASE, or with --full all of PyTorch."""
-    options = Options(toolchain, compiler_cache, arch, jobs, plan)
     given = Path(source) if source else None
+
+    def whole() -> None:
+        from build.full.run import Options, full_build  # with what few builds need, which takes long to load
+
+        options = Options(toolchain, compiler_cache, arch, jobs, plan)
+        full_build(release, python, dist.absolute(), given, options)
+
     if full or plan:
         if patches or from_branch or label or include or define or beside:
             raise UsageError(
@@ -72,7 +77,7 @@ def build(
                 "--beside",
                 remedy="leave them out, or leave out --full for an overlay of your patches",
             )
-        full_build(release, python, dist.absolute(), given, options)
+        whole()
         return
     python = python or ".".join(platform.python_version_tuple()[:2])
     request = Request(
@@ -89,7 +94,7 @@ def build(
     except NeedsFullBuildError as error:
         if request.own.of_user or not _agreed(error):  # a full build takes the project's series only
             raise
-        full_build(release, python, dist.absolute(), given, options)
+        whole()
         return
     _show(made)
     step(f"record: {request.folder / 'build.json'}, log: {request.folder / 'build.log'}")

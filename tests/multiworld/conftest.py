@@ -15,7 +15,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # For `procs`, in this process and in the workers. So no folder here may have the name of a library: not `nccl` either.
 sys.path.insert(0, str(Path(__file__).parent))
 
-torch_distributed = pytest.importorskip("torch.distributed", reason="multiworld needs torch")
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule() -> None:
+    """Not while the conftests are loaded: a process of pytest-xdist that only hands tests out does without torch."""
+    pytest.importorskip("torch.distributed", reason="multiworld needs torch")
 
 
 @pytest.fixture
@@ -29,9 +33,11 @@ def tcp_store() -> Iterator[str]:
     """A TCP store hosted by the test itself, which outlives every worker."""
     import socket
 
+    from torch.distributed import TCPStore
+
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    hosted = torch_distributed.TCPStore(
+    hosted = TCPStore(
         "127.0.0.1", port, None, True, timedelta(seconds=30), False, master_listen_fd=listener.detach(), use_libuv=False
     )
     yield f"tcp://127.0.0.1:{port}"

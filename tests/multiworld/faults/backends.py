@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 import pytest
-import torch
 
 #: imitated devices: one for each worker of a test but the largest
 DEVICES = 16
@@ -46,6 +45,8 @@ class Backend:
         """The device of a scene's ``number``-th worker; None for the backend's own choice."""
         if self.kind is Kind.CPU:
             return None
+        import torch  # not above: the conftest imports this module
+
         return f"cuda:{number % (DEVICES if self.kind is Kind.SIMULATED else torch.cuda.device_count())}"
 
     def variables(self, number: int) -> dict[str, str]:
@@ -62,6 +63,8 @@ class Backend:
 def _missing(row: Backend) -> str | None:
     if row.kind is Kind.CPU:
         return None
+    import torch
+
     if row.backend == "nccl" and importlib.util.find_spec("nccl") is None:
         return f"{row}: nccl4py is not installed; nothing about this driver is shown by this run"
     if row.kind is Kind.GPU:

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from multiworld.lab.injector import Injector
 from multiworld.lab.workers import WorkerPool
-from tests.multiworld.faults import on_stock
 from tests.multiworld.faults.backends import DEVICES, GLOO, Backend, Kind, rows
-from tests.multiworld.faults.scene import CONTROL, Scene
+
+if TYPE_CHECKING:  # it loads torch, see ../conftest.py
+    from tests.multiworld.faults.scene import Scene
 
 ROOT = Path(__file__).resolve().parents[3]
 #: what the modules of the tests import, and each worker would import anew
@@ -51,6 +52,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
 
 def _imitation(folder: Path) -> dict[str, str]:
     from gpuless import imitation  # needs the tooling's libraries, which a run on gloo alone does without
+    from tests.multiworld.faults.scene import CONTROL
 
     (folder / CONTROL).mkdir()
     return imitation.environment(Path(sys.executable), folder / CONTROL, devices=DEVICES)
@@ -81,12 +83,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what an official wheel is known to fail."""
-    on_stock.expect([item for item in items if Path(__file__).parent in item.path.parents])
+    if ours := [item for item in items if Path(__file__).parent in item.path.parents]:
+        from tests.multiworld.faults import on_stock
+
+        on_stock.expect(ours)
 
 
 @pytest.fixture
 def scene(pool: WorkerPool, injector: Injector, backend: Backend, request: pytest.FixtureRequest) -> Iterator[Scene]:
     """A store, workers and worlds for one test; nothing of them is left behind."""
+    from tests.multiworld.faults.scene import Scene
+
     start = pool.log.stat().st_size
     yield Scene(pool, injector, backend)
     pool.dismiss_all()
