@@ -33,8 +33,10 @@ def repeated(language: Language, code: bytes, spans: Sequence[Span]) -> dict[str
     waiting = [parse(language, code).root_node]
     while waiting:
         children = waiting.pop().named_children
-        counts = Counter(name for child in children for name in names(child))
-        found |= {name: max(count, found.get(name, 0)) for name, count in counts.items() if count > 1}
+        defined = [name for child in children for name in names(child)]
+        if len(defined) > len(set(defined)):
+            counts = Counter(defined)
+            found |= {name: max(count, found.get(name, 0)) for name, count in counts.items() if count > 1}
         waiting += [child for child in children if child.type in HOLDERS or touches(child, spans)]
     return found
 

@@ -54,6 +54,10 @@ _IMPORT = re.compile(rb"\s*(#\s*include\b|import\b|from\s+\S+\s+import\b|using\s
 _OF_NAMES = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
 
 
+#: Pairs of bytes that are inside a name.
+NAMED = frozenset(one + other for one in _OF_NAMES for other in _OF_NAMES)
+
+
 def imports_only(lines: Iterable[bytes]) -> bool:
     """Whether lines do nothing but make names known."""
     return all(_IMPORT.match(line) or not line.strip() for line in lines)

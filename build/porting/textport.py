@@ -90,19 +90,21 @@ def _each(
 def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
     found: list[Placed | None] = []
     floor = 0
+    others = _only_others(hunks)
     for number, hunk in enumerate(hunks, 1):
         at, _ = locate(old, hunk, floor)
-        found.append(None if at is None else replace(split(hunk, number, at), others=_only_others(hunk, hunks)))
+        found.append(None if at is None else replace(split(hunk, number, at), others=others[number - 1]))
         floor = floor if at is None else at + len(hunk.old)
     return found
 
 
-def _only_others(hunk: Hunk, hunks: Sequence[Hunk]) -> frozenset[bytes]:
-    """Return the lines, normalised, that other hunks add and this one does not."""
+def _only_others(hunks: Sequence[Hunk]) -> list[frozenset[bytes]]:
+    """Return for each hunk the lines, normalised, that other hunks add and it does not."""
     if len(hunks) > MOST_HUNKS:
-        return frozenset()
-    theirs = {norm(line) for other in hunks if other is not hunk for line in other.added if line.strip()}
-    return frozenset(theirs - {norm(line) for line in hunk.added})
+        return [frozenset() for _ in hunks]
+    added = [frozenset(map(norm, hunk.added)) for hunk in hunks]
+    every = frozenset().union(*added) - {b""}
+    return [every - own for own in added]
 
 
 def _port(alignment: Alignment, placed: Placed) -> HunkResult:
