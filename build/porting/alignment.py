@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from build.porting.diffs import Change, diffs
 from build.porting.lines import PARTED, words
 from build.porting.lookup import Lookup
 from build.porting.names import NAMED, used
+from build.series.inspect import Text
 
-#: Number of alignments that are kept.
+#: Number of alignments that are kept: of files, and as many of functions in them.
 KEPT = 64
 
 
@@ -109,6 +110,12 @@ class Alignment:
         return len(self.base), len(self.ours)
 
 
+@lru_cache(maxsize=128)
+def text_of(data: bytes) -> Text:
+    """Return a file's lines; those of the last files are kept, since each is asked for several times."""
+    return Text(data)
+
+
 def _solid(lines: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
     return [n for n, line in enumerate(lines) if line], [line for line in lines if line]
 
@@ -132,7 +139,7 @@ def align_all(pairs: Sequence[tuple[Sequence[bytes], Sequence[bytes]]]) -> list[
     found = {key: _LAST.pop(key) for key in wanted if key in _LAST}
     found |= _aligned([key for key in wanted if key not in found])
     _LAST.update(found)
-    while len(_LAST) > KEPT:
+    while len(_LAST) > 2 * KEPT:
         del _LAST[next(iter(_LAST))]
     return [found[key] for key in wanted]
 

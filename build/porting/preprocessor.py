@@ -78,7 +78,8 @@ def variants(data: bytes) -> tuple[Variant, ...]:
             texts.append((start - 1, end - 1))
     groups = _groups(directives)
     branches = (0, -2) if any(len(group) > 2 for group in groups) else (0,)
-    plain = dict.fromkeys(_plain(data, directives, groups, which) for which in branches)
+    code = _without_directives(data, directives)
+    plain = dict.fromkeys(_plain(code, groups, which) for which in branches)
     return tuple(Variant(lines, tuple(texts)) for lines in plain)
 
 
@@ -96,18 +97,22 @@ def _groups(directives: list[tuple[int, int, bytes]]) -> list[list[tuple[int, in
     return groups
 
 
-def _plain(
-    data: bytes, directives: list[tuple[int, int, bytes]], groups: list[list[tuple[int, int]]], which: int
-) -> bytes:
-    code = bytearray(data)
+def _without_directives(data: bytes, directives: list[tuple[int, int, bytes]]) -> bytes:
+    parts, done = [], 0
     for start, end, _ in directives:
-        code[start:end] = _blank(data[start:end])
+        parts += [data[done:start], _blank(data[start:end])]
+        done = end
+    return b"".join((*parts, data[done:]))
+
+
+def _plain(code: bytes, groups: list[list[tuple[int, int]]], which: int) -> bytes:
+    """Return the lines of one branch of each `#if`."""
+    kept = bytearray(code)
     for group in groups:
-        kept = group[which]
         for this, following in pairwise(group):
-            if this != kept:
-                code[this[1] : following[0]] = _blank(data[this[1] : following[0]])
-    return bytes(code)
+            if this != group[which]:
+                kept[this[1] : following[0]] = _blank(code[this[1] : following[0]])
+    return bytes(kept)
 
 
 def _without_macros(code: bytes) -> bytes:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from build.porting import halves, markers, renames, soundness
-from build.porting.alignment import Alignment, align
+from build.porting.alignment import Alignment, align, text_of
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import HunkResult, context_changes, human, port_hunk
@@ -76,7 +76,7 @@ def _each(
 
     What was found last is kept: a patch is ported again when some of its hunks turn out to be suspect.
     """
-    old, new = Text(base), Text(ours)
+    old, new = text_of(base), text_of(ours)
     alignment = align(old.lines, new.lines)
     located = _locate(old, hunks)
     results = [
