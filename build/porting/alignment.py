@@ -13,8 +13,8 @@ from build.porting.lookup import Lookup
 from build.porting.names import NAMED, used
 from build.series.inspect import Text
 
-#: Number of alignments that are kept: of files, and as many of functions in them.
-KEPT = 64
+#: Number of alignments that are kept: half of them for the files of a patch, half for functions in them.
+KEPT = 128
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def align_all(pairs: Sequence[tuple[Sequence[bytes], Sequence[bytes]]]) -> list[
     found = {key: _LAST.pop(key) for key in wanted if key in _LAST}
     found |= _aligned([key for key in wanted if key not in found])
     _LAST.update(found)
-    while len(_LAST) > 2 * KEPT:
+    while len(_LAST) > KEPT:
         del _LAST[next(iter(_LAST))]
     return [found[key] for key in wanted]
 

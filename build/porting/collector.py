@@ -1,4 +1,4 @@
-"""Pause Python's collector of cycles: a port makes none, and holds many objects that it would look at again and again."""
+"""Pause the collector of cycles: a port makes none, and has many objects that it would go through again and again."""
 
 from __future__ import annotations
 

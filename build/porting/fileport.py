@@ -82,7 +82,7 @@ def prepare(ctx: Context, changes: Sequence[FileChange]) -> None:
     So git is started once for all files, and other files are searched once for all hunks.
     """
     hunks, files = [], []
-    for change in [change for change in changes if change.hunks][:KEPT]:
+    for change in [change for change in changes if change.hunks][: KEPT // 2]:
         path = change.old_path or change.path
         if (old := ctx.old.get(path)) and (new := ctx.new.get(path)):
             hunks.append(_hunks(ctx, change, old))

@@ -51,7 +51,7 @@ def prepare(hunks: Iterable[tuple[Alignment, Placed]]) -> None:
     """Align the functions of several hunks whose lines changed, at once: git is started once for them."""
     changed = [(alignment, placed) for alignment, placed in hunks if rigid(alignment, placed) is None]
     found = [(alignment, spans) for alignment, placed in changed if (spans := _spans(alignment, placed))]
-    align_all([_sides(alignment, spans) for alignment, spans in found[:KEPT]])
+    align_all([_sides(alignment, spans) for alignment, spans in found[: KEPT // 2]])
 
 
 def _sides(alignment: Alignment, spans: tuple[range, range]) -> tuple[Sequence[bytes], Sequence[bytes]]:
