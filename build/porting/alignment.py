@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from build.porting.diffs import Change, diffs
-from build.porting.lines import norm, words
+from build.porting.lines import PARTED, words
 from build.porting.lookup import Lookup
-from build.porting.names import used
+from build.porting.names import NAMED, used
+from build.series.inspect import Text
 
-#: Number of alignments that are kept.
-KEPT = 64
+#: Number of alignments that are kept: half of them for the files of a patch, half for functions in them.
+KEPT = 128
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Alignment:
     @cached_property
     def vocabulary(self) -> Lookup:
         """The words of the old file."""
-        return Lookup(self.base, words, folded=True)
+        return Lookup(self.base, words, PARTED, folded=True)
 
     @cached_property
     def base_solid(self) -> tuple[list[int], list[bytes]]:
@@ -58,12 +59,12 @@ class Alignment:
     @cached_property
     def base_names(self) -> Lookup:
         """The names that the code of the old file uses."""
-        return Lookup(self.base, used)
+        return Lookup(self.base, used, NAMED)
 
     @cached_property
     def ours_names(self) -> Lookup:
         """The names that the code of the new file uses."""
-        return Lookup(self.ours, used)
+        return Lookup(self.ours, used, NAMED)
 
     @cached_property
     def fresh_words(self) -> list[tuple[bytes, int]]:
@@ -75,6 +76,11 @@ class Alignment:
         sides = zip([False, *new], new, [*new[1:], False], strict=False)
         around = [is_new or (above and below) for above, is_new, below in sides]
         return [(word, n) for n, line in enumerate(self.ours) if around[n] for word in words([line])]
+
+    @cached_property
+    def fresh_counts(self) -> Counter[bytes]:
+        """How often each of them is there."""
+        return Counter([word for word, _ in self.fresh_words])
 
     @cached_property
     def fresh_runs(self) -> list[tuple[int, int]]:
@@ -102,6 +108,12 @@ class Alignment:
             if self.to[index] >= 0:
                 return index, self.to[index]
         return len(self.base), len(self.ours)
+
+
+@lru_cache(maxsize=128)
+def text_of(data: bytes) -> Text:
+    """Return a file's lines; those of the last files are kept, since each is asked for several times."""
+    return Text(data)
 
 
 def _solid(lines: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
@@ -135,7 +147,7 @@ def align_all(pairs: Sequence[tuple[Sequence[bytes], Sequence[bytes]]]) -> list[
 def _aligned(pairs: Sequence[_Pair]) -> dict[_Pair, Alignment]:
     normal = {}
     for base, ours in pairs:
-        known = {line: norm(line) for line in {*base, *ours}}
+        known = {line: b" ".join(line.split()) for line in {*base, *ours}}  # `norm`, of most lines of a patch's files
         base_norm = [known[line] for line in base]
         normal[base, ours] = base_norm, base_norm if base == ours else [known[line] for line in ours]
     changed = {key: lines for key, lines in normal.items() if lines[0] != lines[1]}

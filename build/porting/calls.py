@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from build.porting.grammar import HOLDERS, Language, Span, parse, touches
+from build.porting.grammar import HOLDERS, Language, Span, areas_of, parse, touches
+from build.porting.names import places
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -29,6 +29,8 @@ _CALLS = frozenset({"call", "call_expression"})
 #: Number of other calls that agree from which they tell as much as a declaration.
 _ENOUGH = 2
 
+_Areas = Sequence[tuple[int, int]]
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -46,12 +48,12 @@ def judged(language: Language, code: bytes, spans: Sequence[Span]) -> dict[str, 
     """
     if language is Language.CMAKE:
         return {}
-    root = parse(language, code).root_node
-    calls = list(_calls(root, spans))
+    root, areas = parse(language, code).root_node, areas_of(code, spans)
+    calls = list(_calls(root, areas))
     names = {call.name for call in calls}
     wanted = _declarations(root) if calls else {}
     if names - wanted.keys():
-        wanted = {**_habits(root, code, names, spans), **wanted}
+        wanted = {**_habits(root, code, names, areas), **wanted}
     found: dict[str, str] = {}
     for call in calls:
         if call.name in wanted:
@@ -68,11 +70,11 @@ def _misfit(language: Language, call: Call, wanted: Sequence[tuple[int, float]])
     return f"`{call.name}` at line {call.line + 1} has {call.arguments} arguments, it takes {most:g}"
 
 
-def _calls(root: Node, spans: Sequence[Span]) -> Iterator[Call]:
+def _calls(root: Node, areas: _Areas) -> Iterator[Call]:
     waiting = [root]
     while waiting:
         node = waiting.pop()
-        met = [child for child in node.named_children if touches(child, spans)]
+        met = [child for child in node.named_children if touches(child, areas)]
         waiting += met
         for child in met:
             call = _call(child)
@@ -124,14 +126,12 @@ def _accepted(parameters: Node) -> tuple[int, float]:
     return sum(item.type not in _OPTIONAL for item in items), len(items)
 
 
-def _habits(
-    root: Node, code: bytes, names: Collection[str], spans: Sequence[Span]
-) -> dict[str, list[tuple[int, float]]]:
-    """Return what the calls outside `spans` agree on; a function with few calls, or calls that differ, is left out."""
+def _habits(root: Node, code: bytes, names: Collection[str], areas: _Areas) -> dict[str, list[tuple[int, float]]]:
+    """Return what the calls outside `areas` agree on; a function with few calls, or calls that differ, is left out."""
     seen: dict[str, list[int]] = {}
     for item in _calls_of(names, root, code):
         call = _call(item)
-        if call and not touches(item, spans):
+        if call and not touches(item, areas):
             seen.setdefault(call.name, []).append(call.arguments)
     return {
         name: [(numbers[0], numbers[0])]
@@ -142,8 +142,9 @@ def _habits(
 
 def _calls_of(names: Collection[str], root: Node, code: bytes) -> Iterator[Node]:
     """Yield the calls of some functions, which are searched in the text: a file has many other calls."""
-    for match in re.finditer(rb"\b(?:%s)\b" % b"|".join(re.escape(name.encode()) for name in names), code):
-        name = root.named_descendant_for_byte_range(*match.span())
-        parent = name.parent if name and name.type == "identifier" and name.text == match[0] else None
-        if parent and parent.type in _CALLS:
-            yield parent
+    for word in (name.encode() for name in names):
+        for at in places(code, word):
+            name = root.named_descendant_for_byte_range(at, at + len(word))
+            parent = name.parent if name and name.type == "identifier" and name.text == word else None
+            if parent and parent.type in _CALLS:
+                yield parent

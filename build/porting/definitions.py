@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from build.porting.grammar import HOLDERS, Language, Span, parse, touches
+from build.porting.grammar import HOLDERS, Language, Span, areas_of, parse, touches
 from build.porting.lines import tokens
 
 if TYPE_CHECKING:
@@ -30,12 +30,15 @@ def repeated(language: Language, code: bytes, spans: Sequence[Span]) -> dict[str
     """
     names = _NAMES[language]
     found: dict[str, int] = {}
+    areas = areas_of(code, spans)
     waiting = [parse(language, code).root_node]
     while waiting:
         children = waiting.pop().named_children
-        counts = Counter(name for child in children for name in names(child))
-        found |= {name: max(count, found.get(name, 0)) for name, count in counts.items() if count > 1}
-        waiting += [child for child in children if child.type in HOLDERS or touches(child, spans)]
+        defined = [name for child in children for name in names(child)]
+        if len(defined) > len(set(defined)):
+            counts = Counter(defined)
+            found |= {name: max(count, found.get(name, 0)) for name, count in counts.items() if count > 1}
+        waiting += [child for child in children if child.type in HOLDERS or touches(child, areas)]
     return found
 
 

@@ -101,15 +101,18 @@ class _Wanted:
 def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | None:
     """Return where the new file has what a hunk adds: the best place near by, else with `far` the best of the file."""
     groups = placed.groups
-    added = words(added_only(alignment, groups))[:MOST_WORDS]
+    lines = added_only(alignment, groups)
+    added = words(lines)[:MOST_WORDS]
     fresh = Counter(added) - Counter(words(alignment.base[n] for n in removed_only(alignment, groups)))
     gap = _gap(alignment, groups)
     if not fresh or len(added) < SHARES[-1][0]:
-        return _same_lines(alignment, groups, gap)
-    place = range(max(0, gap.start - NEAR), min(len(alignment.ours), gap.stop + NEAR))
+        return _same_lines(alignment, lines, gap)
     share = next(share for least, share in SHARES if len(added) >= least)
+    if (Counter(added) & alignment.fresh_counts).total() < share * len(added):
+        return None  # the new file has too few of the words, wherever they are
+    place = range(max(0, gap.start - NEAR), min(len(alignment.ours), gap.stop + NEAR))
     novel = frozenset(word for word in fresh if word not in alignment.vocabulary)
-    wanted = _Wanted(added, share, fresh, novel, _defined(added_only(alignment, groups)), placed.others)
+    wanted = _Wanted(added, share, fresh, novel, _defined(lines), placed.others)
     found = _best(alignment, wanted, place, gap)
     if found is None and far and len(added) >= FAR_WORDS:
         found = _best(alignment, wanted.at_least(FAR_SHARE), range(len(alignment.ours)), gap)
@@ -128,12 +131,12 @@ def _gap(alignment: Alignment, groups: Sequence[Group]) -> range:
     return range(max(0, min(first, last)), max(first, last) + 1)
 
 
-def _same_lines(alignment: Alignment, groups: Sequence[Group], gap: range) -> Echo | None:
+def _same_lines(alignment: Alignment, lines: Sequence[bytes], gap: range) -> Echo | None:
     """Return where a few short lines stand, all of them unchanged.
 
     With a word that the old file has nowhere they may be anywhere, else only at their place or next to it.
     """
-    wanted = [norm(line) for line in added_only(alignment, groups)]
+    wanted = [norm(line) for line in lines]
     if not any(re.search(rb"\w\w", line) for line in wanted):
         return None
     beside = range(max(0, gap.start - BESIDE), min(len(alignment.ours), gap.stop + BESIDE))

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import zip_longest
 
 from build.porting import companions, vanished
+from build.porting.collector import paused
 from build.porting.companions import Place
 from build.porting.fileport import ChangePort, Context, Files, port_change, prepare
 from build.porting.markers import Labels
@@ -59,6 +60,7 @@ class PatchPort:
     notes: tuple[str, ...] = ()
 
 
+@paused()
 def port_series(
     patches: Sequence[PatchFile], old: Tree, new: Tree, resolved: Mapping[str, Files] | None = None
 ) -> tuple[PatchPort, ...]:

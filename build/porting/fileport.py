@@ -6,8 +6,8 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from build.porting import merges
-from build.porting.alignment import KEPT, Alignment, align, align_all
+from build.porting import functions, merges
+from build.porting.alignment import KEPT, Alignment, align, align_all, text_of
 from build.porting.binary import binary_content
 from build.porting.candidates import REACH
 from build.porting.groups import Placed, split
@@ -82,17 +82,19 @@ def prepare(ctx: Context, changes: Sequence[FileChange]) -> None:
     So git is started once for all files, and other files are searched once for all hunks.
     """
     hunks, files = [], []
-    for change in [change for change in changes if change.hunks][:KEPT]:
+    for change in [change for change in changes if change.hunks][: KEPT // 2]:
         path = change.old_path or change.path
         if (old := ctx.old.get(path)) and (new := ctx.new.get(path)):
             hunks.append(_hunks(ctx, change, old))
-            files.append([Text(data).lines for data in (old.data, new.data, apply_hunks(old.data, hunks[-1]))])
+            files.append([text_of(data).lines for data in (old.data, new.data, apply_hunks(old.data, hunks[-1]))])
     alignments = align_all([(base, ours) for base, ours, _ in files])
     merges.prepare((base, ours, theirs) for base, ours, theirs in files if base != ours)
-    for found, alignment in zip(hunks, alignments, strict=True):
-        for placed in _located(alignment, found) if alignment.base != alignment.ours else ():
-            if moved_away(alignment, placed):
-                ctx.finder.expect(_gone(alignment, placed))
+    changed = [(a, found) for a, found in zip(alignments, hunks, strict=True) if a.base != a.ours]
+    located = [(alignment, placed) for alignment, found in changed for placed in _located(alignment, found)]
+    functions.prepare(located)
+    for alignment, placed in located:
+        if moved_away(alignment, placed):
+            ctx.finder.expect(_gone(alignment, placed))
 
 
 def port_change(ctx: Context, change: FileChange) -> ChangePort:
@@ -313,7 +315,7 @@ def _shared_out(
 ) -> tuple[list[int], list[tuple[str, list[int], str]]]:
     """Return which hunks go to `target`, and which to other files that now have their code."""
     current = ctx.new.get(target) if target else None
-    alignment = align(Text(data).lines, Text(current.data if current else b"").lines)
+    alignment = align(text_of(data).lines, text_of(current.data if current else b"").lines)
     here = dict.fromkeys(range(1, len(hunks) + 1))
     moved: dict[str, tuple[list[int], str]] = {}
     for placed in _located(alignment, hunks):
@@ -326,7 +328,7 @@ def _shared_out(
 
 def _located(alignment: Alignment, hunks: Sequence[Hunk]) -> Iterator[Placed]:
     """Yield the hunks that fit the old file, each by itself, at their places in it."""
-    old = Text(b"".join(alignment.base))
+    old = text_of(b"".join(alignment.base))
     for number, hunk in enumerate(hunks, 1):
         at, _ = locate(old, hunk)
         if at is not None:
@@ -360,7 +362,7 @@ def _mode_after(change: FileChange, current: str) -> str:
 
 def apply_hunks(data: bytes, hunks: Sequence[Hunk]) -> bytes:
     """Apply hunks to their own file; a hunk that does not fit is left out."""
-    text = Text(data)
+    text = text_of(data)
     lines = list(text.lines)
     shift, floor = 0, 0
     for hunk in hunks:

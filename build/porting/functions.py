@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from build.porting.alignment import Alignment, align
+from build.porting.alignment import KEPT, Alignment, align, align_all
 from build.porting.already_upstream import only_moved
 from build.porting.echoes import echo
 from build.porting.groups import Edit, Group, Placed
-from build.porting.hunks import HunkResult, port_hunk
+from build.porting.hunks import HunkResult, port_hunk, rigid
 from build.porting.lines import headings
 from build.porting.markers import Region, region
 from build.porting.placement import added_elsewhere, text
@@ -43,17 +43,33 @@ class Function:
 
 def function_of(alignment: Alignment, placed: Placed) -> Function | None:
     """Return the function (or class) of a hunk; None unless its first line is in each file exactly once."""
+    spans = _spans(alignment, placed)
+    return Function(spans[0].start, spans[1].start, align(*_sides(alignment, spans))) if spans else None
+
+
+def prepare(hunks: Iterable[tuple[Alignment, Placed]]) -> None:
+    """Align the functions of several hunks whose lines changed, at once: git is started once for them."""
+    changed = [(alignment, placed) for alignment, placed in hunks if rigid(alignment, placed) is None]
+    found = [(alignment, spans) for alignment, placed in changed if (spans := _spans(alignment, placed))]
+    align_all([_sides(alignment, spans) for alignment, spans in found[: KEPT // 2]])
+
+
+def _sides(alignment: Alignment, spans: tuple[range, range]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    old, new = spans
+    return alignment.base[old.start : old.stop], alignment.ours[new.start : new.stop]
+
+
+def _spans(alignment: Alignment, placed: Placed) -> tuple[range, range] | None:
+    """Return the lines of a hunk's function in both files."""
     chain = headings(alignment.base, placed.groups[0].start)
     if not chain or placed.start < chain[-1]:
         return None
     first = alignment.base_norm[chain[-1]]
-    if list(alignment.base_norm).count(first) != 1 or list(alignment.ours_norm).count(first) != 1:
+    if alignment.base_norm.count(first) != 1 or alignment.ours_norm.count(first) != 1:
         return None
-    old, new = chain[-1], list(alignment.ours_norm).index(first)
+    old, new = chain[-1], alignment.ours_norm.index(first)
     old_end = _end(alignment.base, old)
-    if placed.end > old_end:
-        return None
-    return Function(old, new, align(alignment.base[old:old_end], alignment.ours[new : _end(alignment.ours, new)]))
+    return (range(old, old_end), range(new, _end(alignment.ours, new))) if placed.end <= old_end else None
 
 
 def conflict_of(alignment: Alignment, placed: Placed) -> Region:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import time
 import warnings
 from collections.abc import Sequence
@@ -240,12 +241,20 @@ def span_of(node: tree_sitter.Node) -> Span:
     return Span(*_rows(node))
 
 
-def touches(node: tree_sitter.Node, spans: Sequence[Span]) -> bool:
-    """Whether a node has lines of one of `spans`."""
-    # Neither a `Span` nor `any()`, which take twice the time: this is asked of most nodes of a file.
-    start, end = _rows(node)
-    for span in spans:  # noqa: SIM110
-        if start < span.end and span.start < end:
+def areas_of(code: bytes, spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """Return where the lines of spans begin and end in a file, for `touches`."""
+    starts = [0, *(match.end() for match in re.finditer(rb"\n", code))]
+    beyond = [len(code) + 1] * (max((span.end for span in spans), default=0) + 1)
+    starts += beyond[len(starts) :]
+    return [(starts[span.start], starts[span.end]) for span in spans]
+
+
+def touches(node: tree_sitter.Node, areas: Sequence[tuple[int, int]]) -> bool:
+    """Whether a node has lines of one of the areas of a file; a node without text has the line it is in."""
+    # Bytes and no lines, and no `any()`, which take more time: this is asked of most nodes of a file.
+    start, end = node.start_byte, node.end_byte
+    for first, last in areas:  # noqa: SIM110
+        if start < last and (first < end or first == end == start):
             return True
     return False
 

@@ -55,7 +55,7 @@ def human(evidence: str) -> HunkResult:
 
 
 def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
-    at = _rigid(alignment, placed)
+    at = rigid(alignment, placed)
     if at is not None:
         return _unchanged(alignment, placed, at)
     results = [_group(alignment, placed, group) for group in placed.groups]
@@ -78,7 +78,7 @@ def _echo_result(alignment: Alignment, placed: Placed, result: HunkResult, found
     return _perhaps(found, result.evidence)
 
 
-def _rigid(alignment: Alignment, placed: Placed) -> int | None:
+def rigid(alignment: Alignment, placed: Placed) -> int | None:
     """Return where the hunk's old side is unchanged as a whole, by alignment; else None."""
     if placed.end == placed.start:
         return None

@@ -6,10 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from itertools import product
+from string import ascii_letters, ascii_lowercase
 
 _TOKEN = re.compile(rb"\w+|[^\w\s]")
 _WORD = re.compile(rb"[A-Za-z_]\w+")
 _PART = re.compile(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+#: Pairs of bytes that are inside one of the words that `_PART` finds.
+PARTED = frozenset(bytes(pair) for pair in product(ascii_letters.encode(), ascii_lowercase.encode()))
 _STATEMENT = re.compile(rb";\s*(?://.*)?$")
 _NO_HEADING = (b"#", b"//", b"/*", b"* ")
 #: Words that are in too many places to be distinctive.
@@ -47,6 +52,12 @@ def indent(line: bytes) -> bytes:
     return line[: len(line) - len(line.lstrip(b" \t"))]
 
 
+@lru_cache(maxsize=256)
+def _width(blanks: bytes) -> int:
+    """Return the number of columns of an indentation."""
+    return len(blanks.expandtabs(8))
+
+
 def occurrences(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]:
     """Return every index at which `needle` begins in `haystack`; none for an empty needle."""
     if not needle:
@@ -79,7 +90,7 @@ def headings(lines: Sequence[bytes], at: int) -> list[int]:
             break
         line = lines[index]
         text = line.strip()
-        size = len(indent(line.expandtabs(8)))
+        size = _width(indent(line))
         if not text or size >= depth or text.startswith(_NO_HEADING) or _STATEMENT.search(text):
             continue
         if _WORD.search(text) is None or text in {b"public:", b"private:", b"protected:"}:
@@ -95,7 +106,7 @@ def _depth_at(lines: Sequence[bytes], at: int) -> int:
     """Return the indentation of the place before line `at`, from the nearest lines that have one."""
     after = next((line for line in lines[at:] if line.strip() and not line.startswith(b"#")), b"")
     before = next((line for line in reversed(lines[:at]) if line.strip() and not line.startswith(b"#")), b"")
-    sizes = [len(indent(line.expandtabs(8))) for line in (before, after)]
+    sizes = [_width(indent(line)) for line in (before, after)]
     if after.strip().startswith((b"}", b")")) or before.strip().endswith((b"{", b":")):
         return max(sizes[0], sizes[1], 1 if before.strip().endswith((b"{", b":")) else 0)
     return max(sizes) if before.strip() != b"}" else sizes[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 #: Strings, comments and conditions of the preprocessor, in which a word is no name. An apostrophe that is not closed on
 #: its line is left alone.
@@ -12,6 +12,8 @@ _TEXT = re.compile(
     rb"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""",
     re.MULTILINE,
 )
+#: What one of them needs: most lines have none.
+_MARK = re.compile(rb"[#/*\"']")
 NAME = re.compile(rb"(?<!\w)[A-Za-z_]\w+")
 #: A name, or what no name is in: none of the latter begins with a letter.
 _USED = re.compile(rb"(" + NAME.pattern + rb")|" + _TEXT.pattern, re.MULTILINE)
@@ -54,6 +56,10 @@ _IMPORT = re.compile(rb"\s*(#\s*include\b|import\b|from\s+\S+\s+import\b|using\s
 _OF_NAMES = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
 
 
+#: Pairs of bytes that are inside a name.
+NAMED = frozenset(one + other for one in _OF_NAMES for other in _OF_NAMES)
+
+
 def imports_only(lines: Iterable[bytes]) -> bool:
     """Whether lines do nothing but make names known."""
     return all(_IMPORT.match(line) or not line.strip() for line in lines)
@@ -66,7 +72,8 @@ def everyones(name: bytes) -> bool:
 
 def code(lines: Iterable[bytes]) -> bytes:
     """Return lines without strings and comments."""
-    return _TEXT.sub(b" ", b"".join(lines))
+    text = b"".join(lines)
+    return _TEXT.sub(b" ", text) if _MARK.search(text) else text
 
 
 def used(lines: Iterable[bytes]) -> set[bytes]:
@@ -75,13 +82,17 @@ def used(lines: Iterable[bytes]) -> set[bytes]:
 
 def has_word(data: bytes, name: bytes) -> bool:
     """Whether a file has a name as a whole word, wherever that is."""
+    return next(places(data, name), None) is not None
+
+
+def places(data: bytes, name: bytes) -> Iterator[int]:
+    """Yield where a file has a name as a whole word."""
     at = data.find(name)
     while at >= 0:
         end = at + len(name)
         if data[at - 1 : at] not in _OF_NAMES and data[end : end + 1] not in _OF_NAMES:
-            return True
+            yield at
         at = data.find(name, end)
-    return False
 
 
 def declared(lines: Iterable[bytes]) -> set[bytes]:

@@ -7,21 +7,28 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-#: What brackets and `#` do not count in: comments, strings, characters; and numbers, which may have an apostrophe.
+#: What brackets and `#` do not count in: comments, strings, characters; and numbers, which may have an apostrophe. Each
+#: alternative begins with one of few bytes, so that most of a file is passed over quickly: a directive with the line
+#: end before it, so a file is given with one more in front.
 _SCAN = re.compile(
-    rb"""(?P<directive>^[ \t]*\#[ \t]*(?P<word>\w*)(?:[^\n\\/]|\\\r?\n|\\.|/(?!\*)|/\*.*?\*/)*)
-    |(?P<comment>//(?:[^\n\\]|\\\r?\n|\\.)*|/\*.*?(?:\*/|\Z))
-    |(?P<text>\b(?:u8|[uUL])?R"(?P<end>[^()\\\s]{0,16})\(.*?(?:\)(?P=end)"|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?)
-    |\b\d(?:'?[\w.])*""",
-    re.MULTILINE | re.DOTALL | re.VERBOSE,
+    rb"""\n(?P<directive>[ \t]*\#[ \t]*(?P<word>\w*)(?:[^\n\\/]+|\\\r?\n|\\.|/(?!\*)|/\*[^*]*(?:\*(?!/)[^*]*)*\*/)*)
+    |(?P<comment>//(?:[^\n\\]+|\\\r?\n|\\.)*|/\*[^*]*(?:\*(?!/)[^*]*)*(?:\*/)?)
+    |(?P<text>[RuUL](?<!\w.)(?:(?<=R)|(?:(?<=u)8)?R)"(?P<end>[^()\\\s]{0,16})\(.*?(?:\)(?P=end)"|\Z)
+        |"(?:[^"\\\n]+|\\.)*"?|'(?:[^'\\\n]+|\\.)*'?)
+    |\d(?<!\w.)(?:'?[\w.]+)*""",
+    re.DOTALL | re.VERBOSE,
 )
 #: Every byte as a blank, but for the line end.
 _BLANKS = b" " * 10 + b"\n" + b" " * 245
-#: `class TORCH_API Name`, and a macro before a declaration: a grammar takes such a word for the name or the type.
-_ATTRIBUTE = re.compile(rb"(\b(?:class|struct|enum|union)\s+)([A-Z][A-Z0-9_]{2,}(?:\([^()\n]*\))?)(?=\s+[A-Za-z_])")
+#: `class TORCH_API Name`, and a macro before a declaration: a grammar takes such a word for the name or the type. As
+#: above, they begin with one of few bytes.
+_ATTRIBUTE = re.compile(
+    rb"((?:class(?<!\w.{5})|struct(?<!\w.{6})|enum(?<!\w.{4})|union(?<!\w.{5}))\s+)"
+    rb"([A-Z][A-Z0-9_]{2,}(?:\([^()\n]*\))?)(?=\s+[A-Za-z_])",
+    re.DOTALL,
+)
 _BEFORE = re.compile(
-    rb"^([ \t]*(?:(?:static|inline|extern|virtual)[ \t]+)*)([A-Z][A-Z0-9]*_[A-Z0-9_]+)(?=[ \t]+[\w:<>*&]+[ \t*&:(])",
-    re.MULTILINE,
+    rb"(\n[ \t]*(?:(?:static|inline|extern|virtual)[ \t]+)*)([A-Z][A-Z0-9]*_[A-Z0-9_]+)(?=[ \t]+[\w:<>*&]+[ \t*&:(])"
 )
 #: The launch of a CUDA kernel.
 _LAUNCH = re.compile(rb"<<<[^;{}]*?>>>")
@@ -60,15 +67,19 @@ def variants(data: bytes) -> tuple[Variant, ...]:
     """
     texts: list[tuple[int, int]] = []
     directives: list[tuple[int, int, bytes]] = []
-    for match in _SCAN.finditer(data):
+    for match in _SCAN.finditer(b"\n" + data):
         kind = match.lastgroup
+        if kind is None:
+            continue
+        start, end = match.span(kind)
         if kind == "directive":
-            directives.append((*match.span(), match["word"]))
-        elif kind is not None:
-            texts.append(match.span())
+            directives.append((start - 1, end - 1, match["word"]))
+        else:
+            texts.append((start - 1, end - 1))
     groups = _groups(directives)
     branches = (0, -2) if any(len(group) > 2 for group in groups) else (0,)
-    plain = dict.fromkeys(_plain(data, directives, groups, which) for which in branches)
+    code = _without_directives(data, directives)
+    plain = dict.fromkeys(_plain(code, groups, which) for which in branches)
     return tuple(Variant(lines, tuple(texts)) for lines in plain)
 
 
@@ -86,24 +97,29 @@ def _groups(directives: list[tuple[int, int, bytes]]) -> list[list[tuple[int, in
     return groups
 
 
-def _plain(
-    data: bytes, directives: list[tuple[int, int, bytes]], groups: list[list[tuple[int, int]]], which: int
-) -> bytes:
-    code = bytearray(data)
+def _without_directives(data: bytes, directives: list[tuple[int, int, bytes]]) -> bytes:
+    parts, done = [], 0
     for start, end, _ in directives:
-        code[start:end] = _blank(data[start:end])
+        parts += [data[done:start], _blank(data[start:end])]
+        done = end
+    return b"".join((*parts, data[done:]))
+
+
+def _plain(code: bytes, groups: list[list[tuple[int, int]]], which: int) -> bytes:
+    """Return the lines of one branch of each `#if`."""
+    kept = bytearray(code)
     for group in groups:
-        kept = group[which]
         for this, following in pairwise(group):
-            if this != kept:
-                code[this[1] : following[0]] = _blank(data[this[1] : following[0]])
-    return bytes(code)
+            if this != group[which]:
+                kept[this[1] : following[0]] = _blank(code[this[1] : following[0]])
+    return bytes(kept)
 
 
 def _without_macros(code: bytes) -> bytes:
+    code = b"\n" + code
     for pattern in (_ATTRIBUTE, _BEFORE):
         code = pattern.sub(lambda match: match[1] + b" " * len(match[2]), code)
-    return _LAUNCH.sub(lambda match: _blank(match[0]), code)
+    return _LAUNCH.sub(lambda match: _blank(match[0]), code[1:])
 
 
 def _blank(data: bytes) -> bytes:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from build.porting import halves, markers, renames, soundness
-from build.porting.alignment import Alignment, align
+from build.porting.alignment import Alignment, align, text_of
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import HunkResult, context_changes, human, port_hunk
@@ -76,7 +76,7 @@ def _each(
 
     What was found last is kept: a patch is ported again when some of its hunks turn out to be suspect.
     """
-    old, new = Text(base), Text(ours)
+    old, new = text_of(base), text_of(ours)
     alignment = align(old.lines, new.lines)
     located = _locate(old, hunks)
     results = [
@@ -90,19 +90,21 @@ def _each(
 def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
     found: list[Placed | None] = []
     floor = 0
+    others = _only_others(hunks)
     for number, hunk in enumerate(hunks, 1):
         at, _ = locate(old, hunk, floor)
-        found.append(None if at is None else replace(split(hunk, number, at), others=_only_others(hunk, hunks)))
+        found.append(None if at is None else replace(split(hunk, number, at), others=others[number - 1]))
         floor = floor if at is None else at + len(hunk.old)
     return found
 
 
-def _only_others(hunk: Hunk, hunks: Sequence[Hunk]) -> frozenset[bytes]:
-    """Return the lines, normalised, that other hunks add and this one does not."""
+def _only_others(hunks: Sequence[Hunk]) -> list[frozenset[bytes]]:
+    """Return for each hunk the lines, normalised, that other hunks add and it does not."""
     if len(hunks) > MOST_HUNKS:
-        return frozenset()
-    theirs = {norm(line) for other in hunks if other is not hunk for line in other.added if line.strip()}
-    return frozenset(theirs - {norm(line) for line in hunk.added})
+        return [frozenset() for _ in hunks]
+    added = [frozenset(map(norm, hunk.added)) for hunk in hunks]
+    every = frozenset().union(*added) - {b""}
+    return [every - own for own in added]
 
 
 def _port(alignment: Alignment, placed: Placed) -> HunkResult:

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from build.errors import SourceError
-from build.porting import alignment
-from build.porting.alignment import Alignment, align, align_all
-from build.porting.diffs import diffs
+from build.porting import alignment, functions
+from build.porting.alignment import Alignment, align, align_all, text_of
+from build.porting.diffs import Change, diffs
+from build.porting.groups import split
+
+from .code import hunks, replaced, source
 
 #: Lines that look like those of a diff.
 LIKE_A_DIFF = [b"diff --git 1 1\n", b"@@ -1 +1 @@\n", b"-a\n", b"+b\n", b"\\ No newline at end of file\n"]
@@ -55,6 +58,25 @@ def test_only_the_last_alignments_are_kept() -> None:
     assert len(alignment._LAST) == alignment.KEPT
     kept = align(*pairs[-1])
     assert align(*pairs[-1]) is kept
+
+
+def test_functions_of_changed_hunks_are_aligned_by_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = source()
+    new = replaced(old, ("step_alpha_7(", "stage_alpha_7("), ("step_zeta_7(", "stage_zeta_7("))
+    patched = replaced(old, ("step_alpha_6(", "my_step_6("), ("step_zeta_6(", "my_step_6("))
+    [found] = align_all([(text_of(old.encode()).lines, text_of(new.encode()).lines)])
+    changed = [split(hunk, 1, hunk.first) for hunk in hunks(old, patched)]
+    calls: list[int] = []
+
+    def counted(pairs: Sequence[tuple[bytes, bytes]], *algorithms: Sequence[str]) -> list[list[list[Change]]]:
+        calls.extend([len(pairs)] if pairs else [])
+        return diffs(pairs, *algorithms)
+
+    monkeypatch.setattr(alignment, "diffs", counted)
+    functions.prepare((found, placed) for placed in changed)
+    assert len(changed) == 2
+    assert all(functions.function_of(found, placed) for placed in changed)
+    assert calls == [2]
 
 
 def test_a_diff_that_fails_is_no_alignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from build.porting.lines import words
+from build.porting.lines import PARTED, words
 from build.porting.lookup import Lookup
-from build.porting.names import used
+from build.porting.names import NAMED, used
 
 LINE = st.lists(
     st.sampled_from(["alphaBeta", "alpha", "beta_2", "ALPHA", "x.gamma", '"alpha"', "// beta_2", "(", " ", "#", "*"]),
@@ -24,9 +24,12 @@ def ordered(lines: Sequence[bytes]) -> set[bytes]:
 
 
 @given(st.lists(LINE, max_size=8))
-@pytest.mark.parametrize(("of", "folded"), [(used, False), (ordered, True)])
-def test_what_is_looked_up(of: Callable[[Sequence[bytes]], set[bytes]], folded: bool, lines: list[bytes]) -> None:
-    every, lookup = of(lines), Lookup(lines, of, folded=folded)
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(("of", "pairs", "folded"), [(used, NAMED, False), (ordered, PARTED, True)])
+def test_what_is_looked_up(
+    of: Callable[[Sequence[bytes]], set[bytes]], pairs: frozenset[bytes], folded: bool, inside: bool, lines: list[bytes]
+) -> None:
+    every, lookup = of(lines), Lookup(lines, of, pairs if inside else frozenset(), folded=folded)
     for _ in range(2):  # the second answer is kept from the first
         assert {item for item in ITEMS if item in lookup} == every.intersection(ITEMS)
     for head in ITEMS:
@@ -43,3 +46,15 @@ def test_a_line_is_read_once() -> None:
     lookup = Lookup([b"one two three " * 1000], of)
     assert [name in lookup for name in (b"one", b"three", b"hree", b"four")] == [True, True, False, False]
     assert len(read) == 1
+
+
+def test_a_line_with_the_letters_inside_another_name_is_not_read() -> None:
+    read: list[Sequence[bytes]] = []
+
+    def of(lines: Sequence[bytes]) -> set[bytes]:
+        read.append(lines)
+        return used(lines)
+
+    lookup = Lookup([b"one_two = none;\n"], of, NAMED)
+    assert not any([b"one" in lookup, b"two" in lookup, lookup.begins(b"two"), lookup.begins(b"ne")])
+    assert not read
