@@ -113,7 +113,10 @@ def test_another_unit_counts(tmp_path: Path) -> None:
 
 def test_what_is_hidden_is_not_shared(tmp_path: Path) -> None:
     """Stock exports the name, the overlay does not: then the overlay's own code has the overlay's copy."""
-    texts = {way: f"{way} int next() {{ static int n; return ++n; }} int asked() {{ return next(); }}" for way in ("", "SHARED")}
+    texts = {
+        way: f"{way} int next() {{ static int n; return ++n; }} int asked() {{ return next(); }}"
+        for way in ("", "SHARED")
+    }
     (hidden,), (shared,) = (_compiled(tmp_path, **{f"unit{way}": text}) for way, text in texts.items())
     assert "_Z5askedv" in reaching([hidden], {"_Z4nextv"}, ())
     assert "_Z5askedv" not in reaching([shared], {"_Z4nextv"}, ())
