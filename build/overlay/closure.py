@@ -118,8 +118,8 @@ def _definer(work: _Work, symbol: str, demangled: str, have: Collection[str], wh
     raise CompileError(
         f"the overlay needs {demangled}, which the official wheel does not export",
         cause="\n".join([f"no unit of the tree defines {symbol}, which is hidden in the wheel's libraries", *tried]),
-        remedy="do what the cause says of a unit that does not compile; if none is named that has it, enter the one that "
-        "does under `extra_units` of the release in build/releases.toml",
+        remedy="do what the cause says of a unit that does not compile; or name the unit that defines it under "
+        "`extra_units` of the release in build/releases.toml",
     )
 
 

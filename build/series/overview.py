@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -73,12 +73,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A release: its entry in the manifest if it has one, how its port went (counts by verdict), whether it needs one."""
+    """A release: its entry in the manifest if it has one, and how its port went (counts by verdict).
+
+    Attributes:
+        needed: whether it lacks a patch that it needs.
+    """
 
     release: str
     entry: ReleaseEntry | None
-    port: tuple[tuple[str, int], ...] = ()
-    needed: bool = True
+    port: tuple[tuple[str, int], ...]
+    needed: bool
 
     @property
     def progress(self) -> Progress:
@@ -99,11 +103,15 @@ def overview(folder: Path, releases: Sequence[str]) -> Overview:
     manifest = manifests.load(folder)
     names = sorted({*releases, *manifest.release}, key=Version)
     rows = tuple(Row(patch, tuple(_cell(folder, manifest, patch, name) for name in names)) for patch in manifest.patch)
-    needed = [any(row.cells[at].status is PatchStatus.MISSING for row in rows) for at in range(len(names))]
     columns = (
-        Column(name, manifest.release.get(name), _port(folder / name), needed[at]) for at, name in enumerate(names)
+        Column(name, manifest.release.get(name), _port(folder / name), _lacks(row.cells[at] for row in rows))
+        for at, name in enumerate(names)
     )
     return Overview(manifest, tuple(columns), rows)
+
+
+def _lacks(cells: Iterable[Cell]) -> bool:
+    return any(cell.status is PatchStatus.MISSING for cell in cells)
 
 
 def _cell(folder: Path, manifest: Manifest, patch: PatchEntry, release: str) -> Cell:

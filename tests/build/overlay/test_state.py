@@ -11,6 +11,7 @@ from build.overlay.state import reaching
 from tests.build.overlay import little as lt
 
 _HEAD = """
+struct Text { Text(int); int size; };
 #define APART __attribute__((noinline))
 #define SHARED __attribute__((visibility("default")))
 extern int given();
@@ -26,9 +27,9 @@ _STATE = {
     "of a thread, with a value": "thread_local int count = 4; int asked() { return ++count; }",
     "hidden": "int count; int asked() { return ++count; }",
     "an element": "static int counts[64]; int asked() { return ++counts[given() & 63]; }",
-    "a constant made at load": "struct Text { Text(int); int size; }; static const Text kText(given()); int asked() { return kText.size; }",
-    "a constant made once": "struct Text { Text(int); int size; }; int asked() { static const Text kText(given()); return kText.size; }",
-    "of an inline function": "APART inline int next() { static int count; return ++count; } int asked() { return next(); }",
+    "a constant made at load": "static const Text kText(given()); int asked() { return kText.size; }",
+    "a constant made once": "int asked() { static const Text kText(given()); return kText.size; }",
+    "of an inline function": "inline APART int next() { static int n; return ++n; } int asked() { return next(); }",
     "of a function beside it": (
         "int asked(); int gap() { return 7; } static APART int next() { static int count; return count += given(); }"
         "int asked() { return next() + 1; }"
@@ -56,8 +57,9 @@ _STATE = {
     ),
     "through a table of jumps": (
         "static int count; static APART __attribute__((cold)) int fail() { return ++count; }"
-        "int asked() { switch (given()) { case 0: return given() + 5; case 1: return given() * 3; case 2: return fail();"
-        "case 3: return given() - 7; case 4: return given() / 9; case 5: return given() % 11; } return 1; }"
+        "int asked() { switch (given()) { case 0: return given() + 5; case 1: return given() * 3;"
+        "case 2: return fail(); case 3: return given() - 7; case 4: return given() / 9; "
+        "case 5: return given() % 11; } return 1; }"
     ),
     "through an address": (
         "static APART int next() { static int count; return ++count; } extern void take(int (*)());"
@@ -68,7 +70,7 @@ _STATE = {
 _NONE = {
     "nothing": "static int count; int other() { return ++count; } int asked() { return given(); }",
     "an exported variable": "SHARED int shared = 1; int asked() { return ++shared; }",
-    "an exported function": "static int count; SHARED int shared() { return ++count; } int asked() { return shared(); }",
+    "an exported function": "static int n; SHARED int shared() { return ++n; } int asked() { return shared(); }",
     "a constant": 'static const char* const kTexts[] = {"a", "b"}; const char* asked() { return kTexts[given() & 1]; }',
     "a table": (
         "static int one() { return 1; } static int two() { return 2; } static int count;"
@@ -113,11 +115,8 @@ def test_another_unit_counts(tmp_path: Path) -> None:
 
 def test_what_is_hidden_is_not_shared(tmp_path: Path) -> None:
     """Stock exports the name, the overlay does not: then the overlay's own code has the overlay's copy."""
-    texts = {
-        way: f"{way} int next() {{ static int n; return ++n; }} int asked() {{ return next(); }}"
-        for way in ("", "SHARED")
-    }
-    (hidden,), (shared,) = (_compiled(tmp_path, **{f"unit{way}": text}) for way, text in texts.items())
+    text = "int next() { static int n; return ++n; } int asked() { return next(); }"
+    hidden, shared = _compiled(tmp_path, hidden=text, shared=f"SHARED {text}")
     assert "_Z5askedv" in reaching([hidden], {"_Z4nextv"}, ())
     assert "_Z5askedv" not in reaching([shared], {"_Z4nextv"}, ())
     assert "_Z5askedv" in reaching([shared], (), ())
