@@ -61,6 +61,12 @@ _STATE = {
         "case 2: return fail(); case 3: return given() - 7; case 4: return given() / 9; "
         "case 5: return given() % 11; } return 1; }"
     ),
+    "through a table of jumps into such a part": (
+        "static int count; [[noreturn]] __attribute__((cold)) void fail(int);"
+        "int asked() { switch (given() & 7) { case 0: return given() + 5; case 1: return given() * 3;"
+        "case 2: fail(++count); case 3: return given() - 7; case 4: return given() / 9; case 5: return given() % 11;"
+        "case 6: return given() << 3; case 7: return given() >> 2; } return 0; }"
+    ),
     "through an address": (
         "static APART int next() { static int count; return ++count; } extern void take(int (*)());"
         "int asked() { take(next); return 1; }"
@@ -79,6 +85,14 @@ _NONE = {
         "int other() { return kOther[given() & 1](); }"
     ),
     "a variable of the standard library": "#include <iostream>\nint asked() { std::cout << given(); return 1; }",
+    "a variable of fmt": (
+        "namespace fmt { inline APART int next() { static int id = given(); return id; } }"
+        "int asked() { return fmt::next(); }"
+    ),
+    "parts that do not return": (
+        "static int count; [[noreturn]] __attribute__((cold)) void fail(int);"
+        "int asked() { if (given()) fail(1); return 1; } int other() { if (given()) fail(++count); return 1; }"
+    ),
     "calls that do not return": (
         "static int count; extern void fail() __attribute__((noreturn));"
         "int asked() { if (given()) fail(); if (given() > 1) throw 1; return 1; }"
@@ -115,7 +129,7 @@ def test_another_unit_counts(tmp_path: Path) -> None:
 
 def test_what_is_hidden_is_not_shared(tmp_path: Path) -> None:
     """Stock exports the name, the overlay does not: then the overlay's own code has the overlay's copy."""
-    text = "int next() { static int n; return ++n; } int asked() { return next(); }"
+    text = "inline APART int next() { static int n; return ++n; } int asked() { return next(); }"
     hidden, shared = _compiled(tmp_path, hidden=text, shared=f"SHARED {text}")
     assert "_Z5askedv" in reaching([hidden], {"_Z4nextv"}, ())
     assert "_Z5askedv" not in reaching([shared], {"_Z4nextv"}, ())
