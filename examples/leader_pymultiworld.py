@@ -20,13 +20,6 @@ from multiworld.manager import WorldManager
 REQUESTS = 300
 
 
-def free_port() -> int:
-    """A TCP port that nobody has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 async def worker(world_name: str, port: int) -> None:
     """Double whatever comes, until the world breaks."""
     print("torch is loaded", flush=True)
@@ -66,8 +59,10 @@ async def leader() -> None:
     manager = WorldManager()
     workers = {}
     for world_name in ("left", "right"):
-        port = free_port()
-        workers[world_name] = start_worker(world_name, port)
+        with socket.socket() as kept:  # nobody else gets the port while the worker loads torch
+            kept.bind(("127.0.0.1", 0))
+            port = kept.getsockname()[1]
+            workers[world_name] = start_worker(world_name, port)
         await manager.initialize_world(world_name, 0, 2, backend="gloo", addr="127.0.0.1", port=port)
     print("both worlds are up", flush=True)
 

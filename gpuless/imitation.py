@@ -53,7 +53,7 @@ class Native:
 
 
 def environment(
-    python: Path, control: Path, *, devices: int = 2, network: bool = False, free_waits: bool = False
+    python: Path, control: Path, *, devices: int = 2, network: bool = False, free_waits: bool = False, link: float = 0.0
 ) -> dict[str, str]:
     """Return the variables with which any process of an interpreter runs on the imitation, with real peers.
 
@@ -67,6 +67,9 @@ def environment(
         network: peers count as being on other hosts: NCCL notices their death and reports `ncclRemoteError`. Else
             it does not, and an operation with a dead peer hangs until its communicator is aborted.
         free_waits: `cudaFree` waits for all work of the device.
+        link: GB/s at which a message of more than 64 KiB travels. It takes that time and no processor, as where a
+            device's own engines copy, and only its first 64 KiB are moved: for measurements. 0 copies all of it, on
+            this host's processors.
 
     Returns:
         The variables, to be set on top of others.
@@ -76,6 +79,8 @@ def environment(
     """
     own = {"GPULESS_CONTROL": str(control), "GPULESS_DEVICES": str(devices)}
     switches = {"GPULESS_NETWORK": network, "GPULESS_FREE_WAITS": free_waits}
+    if link:
+        own["GPULESS_LINK"] = str(link)
     return built(examine(python)).environment | own | {name: "1" for name, on in switches.items() if on}
 
 

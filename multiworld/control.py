@@ -101,11 +101,6 @@ class Control:
         """Close the connections, after what was told. From any thread."""
         self._session.hub.call(self._close_all)
 
-    def drop(self) -> None:
-        """Close our copies of the connections in a forked child; the parent's stay as they are."""
-        for sock in self._socks.values():
-            sock.close()
-
     def _tell(self, message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
         for sock in tuple(self._socks.values()):

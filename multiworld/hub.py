@@ -75,9 +75,6 @@ class Hub(Reactor):
             return self._responder
 
     def drop_in_child(self) -> None:
-        """Close our copies in a forked child, without a word to the selector, which is the parent's too."""
-        for endpoint in self._endpoints.values():
-            endpoint.drop_in_child()
+        """Close our copies in a forked child; its sockets have been closed."""
         if self._responder is not None:
             self._responder.drop_in_child()
-        self.monitor.drop_in_child()

@@ -394,8 +394,6 @@ class MultiWorld:
         return Remains(sessions, self._hub, self._callbacks, self._stores)
 
     def _drop_in_child(self) -> None:
-        """Close our copies of everything in a forked child."""
         for world in self.worlds.values():
             world._current.drop_in_child()
-        self._stores.drop_in_child()
         self._hub.drop_in_child()

@@ -11,6 +11,7 @@ import time
 import weakref
 from typing import Protocol
 
+from multiworld.net import sockets
 from multiworld.net.descriptors import reserve
 from multiworld.parking import immortal as immortal
 from multiworld.parking import park
@@ -42,12 +43,15 @@ def register(owner: Owner) -> None:
         _alive.add(owner)
         if not _hooked:
             _hooked = True
-            os.register_at_fork(after_in_child=_after_fork)
+            os.register_at_fork(
+                before=sockets.before_fork, after_in_parent=sockets.after_fork_in_parent, after_in_child=_after_fork
+            )
             atexit.register(_at_exit)
 
 
 def _after_fork() -> None:
-    """Close our copies of connections, so that peers see the end of the parent; the parent's own stay as they are."""
+    """Close our copies of what peers see the end of the parent by."""
+    sockets.after_fork_in_child()
     for owner in list(_alive):
         with contextlib.suppress(Exception):
             owner._drop_in_child()

@@ -359,10 +359,7 @@ class Session:
         self.freed.set()
 
     def drop_in_child(self) -> None:
-        """Close our copies in a forked child; nothing is shut down, so the parent's connections stay as they are."""
-        for lane in self.lanes.values():
-            lane.sock.close()
-        self.control.drop()
+        """Leave the backends alone in a forked child."""
         for slot in self.slots.values():
             slot.drop_in_child()
 

@@ -25,6 +25,9 @@ from multiworld.lab.workers import WorkerPool
 ADDED, PIPELINED = 60.0, 1.05
 #: and of a peer's death: seconds until all who wait are released, and what it may cost the other worlds.
 RELEASED, UNDISTURBED = 1.0, 1.05
+#: Speeds of imitated links, GB/s: 100, 200 and 400 Gbit/s. With none, a transfer is a copy by this host's processors,
+#: which the driver needs, too.
+LINKS = (12.5, 25.0, 50.0)
 #: Worlds on one device, of which half break.
 WORLDS = 100
 _SECONDS = 300.0
@@ -47,25 +50,42 @@ def measure(release: str, dist: Path, rounds: int) -> list[Figure]:
     wheel = official.fetch_wheel(releases.get(release), made.python)
     with environment(Form.STOCK, made.python, [wheel]) as python:
         install(python, "--editable", f"{REPO}[nccl]")
-        return [figure for backend in ("nccl", "torch-nccl") for figure in of_driver(python, backend, rounds)] + [
-            figure for backend in ("nccl", "torch-nccl") for figure in of_breaks(python, backend, rounds)
+        parts = (of_driver, of_links, of_breaks)
+        return [
+            figure for part in parts for backend in ("nccl", "torch-nccl") for figure in part(python, backend, rounds)
         ]
 
 
 def of_driver(python: Path, backend: str, rounds: int) -> list[Figure]:
     """Measure one driver in an interpreter with a CUDA build of torch and nccl4py."""
-    with _members(python) as (pool, folder):
-        members = [pool.run(device.rounds, str(folder), rank, backend, rounds) for rank in range(2)]
-        found, _ = (member.result(_SECONDS) for member in members)
+    found = _rounds(python, backend, rounds)
     added = [(one.trip - one.bare_trip) / 2 * 1e6 for one in found]
     name = f"{backend} (simulated)"
     return [
         of_samples(f"{name}: added to 4 bytes, receive posted ahead", added, ADDED, "us"),
-        of_ratios(
-            f"{name}: 4 MB pipelined, over bare", [one.transfer for one in found],
-            [one.bare_transfer for one in found], PIPELINED,
-        ),
-    ]  # fmt: skip
+        _pipelined(f"{name}: 4 MB pipelined, over bare", found),
+    ]
+
+
+def of_links(python: Path, backend: str, rounds: int) -> list[Figure]:
+    """Measure transfers that take the time of a link, and no processor."""
+    return [
+        _pipelined(
+            f"{backend} (simulated): 4 MB pipelined at {link:g} GB/s, over bare", _rounds(python, backend, rounds, link)
+        )
+        for link in LINKS
+    ]
+
+
+def _pipelined(name: str, found: list[device.Round]) -> Figure:
+    return of_ratios(name, [one.transfer for one in found], [one.bare_transfer for one in found], PIPELINED)
+
+
+def _rounds(python: Path, backend: str, count: int, link: float = 0.0) -> list[device.Round]:
+    with _members(python, link) as (pool, folder):
+        members = [pool.run(device.rounds, str(folder), rank, backend, count) for rank in range(2)]
+        found: tuple[list[device.Round], ...] = tuple(member.result(_SECONDS) for member in members)
+    return found[0]
 
 
 def of_breaks(python: Path, backend: str, rounds: int) -> list[Figure]:
@@ -115,12 +135,12 @@ def _broken(pool: WorkerPool, folder: Path, backend: str, each: int, turns: int)
 
 
 @contextlib.contextmanager
-def _members(python: Path) -> Iterator[tuple[WorkerPool, Path]]:
+def _members(python: Path, link: float = 0.0) -> Iterator[tuple[WorkerPool, Path]]:
     """Processes on the imitation, and a folder for what they share."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         control = folder / "control"
         control.mkdir()
-        variables = imitation.environment(python, control)
+        variables = imitation.environment(python, control, link=link)
         with WorkerPool(python_path=(str(REPO),), python=str(python), environment=variables) as pool:
             yield pool, folder

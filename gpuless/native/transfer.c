@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "futex.h"
+#include "link.h"
 
 #define STEP_BYTES (128u << 10) /* moved before the other side is told: both copy at the same time */
 #define SPINS 50                /* looks before a sleep */
@@ -117,7 +118,7 @@ static struct pass pass_or_sleep(comm_t c, struct transfer *transfers, int count
 int transfer_all(comm_t c, struct transfer *transfers, int count) {
   uint32_t *claimed = calloc(4 * c->ranks, sizeof *claimed);
   if (!claimed) abort();
-  for (int i = 0; i < count; i++) transfers[i].left = transfers[i].bytes;
+  for (int i = 0; i < count; i++) transfers[i].left = link_moved(&transfers[i]);
   int idle = 0;
   struct pass pass = {0, 1};
   for (uint32_t number = 1; pass.unfinished && !c->stopped; number++) {
@@ -127,5 +128,6 @@ int transfer_all(comm_t c, struct transfer *transfers, int count) {
     if (!pass.moved) cpu_relax();
   }
   free(claimed);
-  return pass.unfinished ? -1 : 0;
+  link_carry(c, transfers, count);
+  return pass.unfinished || c->stopped ? -1 : 0;
 }

@@ -123,13 +123,6 @@ class Monitor:
         self._hub.call_and_wait(look)
         return list(found)  # should the hub look too late
 
-    def drop_in_child(self) -> None:
-        for process in self._processes.values():
-            process.drop_in_child()
-        for pulses in self._arriving.values():
-            for sock in pulses.values():
-                sock.close()
-
     def _connected(self, claim: PeerPlace) -> bool:
         process = self._processes.get((claim.process, claim.address))
         return process is not None and process.connected

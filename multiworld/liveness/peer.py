@@ -162,10 +162,6 @@ class PeerProcess:
         self._closed = True
         self._drop()
 
-    def drop_in_child(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-
     def _silent_since(self, watch: Watch, now: float) -> float:
         """When its silence began: at its last sign of life, but no sooner than an interval before the first question
         that it has not answered: before that, nothing was asked."""

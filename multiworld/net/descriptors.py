@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, ParamSpec, TypeVar
 
 from multiworld.errors import DescriptorsExhausted
+from multiworld.net.sockets import accepted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,7 +119,7 @@ class Reserve:
                 return False
             os.close(self._held.pop())
             try:
-                listener.accept()[0].close()
+                accepted(listener).close()
             except OSError:
                 return False
             finally:

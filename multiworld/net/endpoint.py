@@ -21,6 +21,7 @@ from multiworld.net.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Re
 from multiworld.net.handshake import Acceptor
 from multiworld.net.reactor import Reactor
 from multiworld.net.settings import listen
+from multiworld.net.sockets import accepted
 
 logger = logging.getLogger(__name__)
 
@@ -108,11 +109,6 @@ class Endpoint:
         for visitor in tuple(self._visitors.values()):
             self._dismiss(visitor)
 
-    def drop_in_child(self) -> None:
-        self._listener.close()
-        for sock in tuple(self._visitors):
-            sock.close()
-
     # connections that have not introduced themselves
 
     def _watch(self) -> None:
@@ -136,7 +132,7 @@ class Endpoint:
     def _accept_one(self) -> bool:
         """Accept a connection, and hear what it has said already: then what comes after it cannot push it out."""
         try:
-            sock, _address = self._listener.accept()
+            sock = accepted(self._listener)
         except OSError as error:
             self._exhausted = error.errno in NO_RESOURCES and not reserve.refuse(self._listener)
             return False

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from multiworld.config import NetworkSettings
 from multiworld.errors import InvalidArgument, RendezvousError
 from multiworld.net.interfaces import check_interfaces
+from multiworld.net.sockets import made
 
 SECRET, PORTS, INTERFACES = "MULTIWORLD_SECRET", "MULTIWORLD_PORTS", "MULTIWORLD_INTERFACES"
 
@@ -110,11 +111,11 @@ def listen(host: str, port: int, network: NetworkSettings, backlog: int = 1024) 
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     both = host == "::" and socket.has_dualstack_ipv6()
     if port or network.ports is None:
-        return socket.create_server(address, family=family, backlog=backlog, dualstack_ipv6=both)
+        return made(socket.create_server, address, family=family, backlog=backlog, dualstack_ipv6=both)
     for candidate in network.ports:
         try:
             place = (address[0], candidate, *address[2:])
-            return socket.create_server(place, family=family, backlog=backlog, dualstack_ipv6=both)
+            return made(socket.create_server, place, family=family, backlog=backlog, dualstack_ipv6=both)
         except OSError as error:  # noqa: PERF203 - a port in use is why there is a loop
             if error.errno != errno.EADDRINUSE:
                 raise

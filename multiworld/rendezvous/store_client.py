@@ -23,6 +23,7 @@ from multiworld.net.causes import cause_of, system_message
 from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
 from multiworld.net.handshake import Dialler
+from multiworld.net.sockets import made
 from multiworld.rendezvous.addresses import Resolved, resolved
 from multiworld.rendezvous.store_wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
 
@@ -293,7 +294,7 @@ def _ready(sock: socket.socket, event: int, deadline: Deadline) -> None:
 def _connected(places: list[Resolved], deadline: Deadline) -> socket.socket:
     failed: OSError = OSError("the name has no address")
     for place in places:
-        sock = socket.socket(place.family, socket.SOCK_STREAM)
+        sock = made(socket.socket, place.family, socket.SOCK_STREAM)
         try:
             _connect(sock, place, deadline)
         except OSError as error:

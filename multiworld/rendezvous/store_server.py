@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from multiworld.net.causes import system_message
 from multiworld.net.descriptors import NO_RESOURCES, limit
 from multiworld.net.reactor import Reactor
+from multiworld.net.sockets import accepted
 from multiworld.rendezvous.store_data import Limits, Refused, StoreData
 from multiworld.rendezvous.store_protocol import ServerProtocol
 
@@ -67,12 +68,6 @@ class StoreServer:
         """Stop serving; the port is free when this returns."""
         self._hub.call_and_wait(self._close)
 
-    def drop_in_child(self) -> None:
-        """Close our copies in a forked child, without a word to the selector, which is the parent's too."""
-        self._listener.close()
-        for connection in tuple(self._connections):
-            connection.sock.close()
-
     def dismiss(self, connection: _Connection) -> None:
         """Close a connection; the hub's thread only, as all that follows."""
         if connection in self._connections:
@@ -119,7 +114,7 @@ class StoreServer:
                 self._back_off("the limit for this store is reached")
                 return
             try:
-                sock, _address = self._listener.accept()
+                sock = accepted(self._listener)
             except OSError as error:
                 if error.errno in NO_RESOURCES:
                     self._back_off(system_message(error))

@@ -74,12 +74,6 @@ class ClientPool:
         while (client := self._pop()) is not None:
             client.close()
 
-    def drop_in_child(self) -> None:
-        """Close our copies in a forked child, where the thread that held the lock does not exist."""
-        for client in self._clients:
-            client.close()
-        self._clients = []
-
     def _pop(self) -> StoreClient | None:
         with self._guard:
             return self._clients.pop() if self._clients else None
@@ -199,12 +193,6 @@ class HostedStores:
         for clients in kept:
             clients.close()
         self._gate.close()
-
-    def drop_in_child(self) -> None:
-        for server in set(self._hosted.values()):
-            server.drop_in_child()
-        for clients in self._kept.values():
-            clients.drop_in_child()
 
     def _host(self, listener: socket.socket, *places: tuple[str, int]) -> None:
         if self._closed:

@@ -23,6 +23,7 @@ from multiworld.liveness.ring import watched_by
 from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.greeting import GreetingError, Hello, Reason, Role
 from multiworld.net.handshake import greet
+from multiworld.net.sockets import connected
 from multiworld.rendezvous.ledger import Claim
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float) -
 
 
 def _dial_once(claim: Claim, hello: Hello, network: NetworkSettings, until: float) -> socket.socket:
-    sock = socket.create_connection((claim.address, claim.port), timeout=max(0.001, until - time.monotonic()))
+    sock = connected(claim.address, claim.port, max(0.001, until - time.monotonic()))
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         greet(sock, hello, network, until - time.monotonic())

@@ -6,6 +6,7 @@ import base64
 import math
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ _NOT_READY = 600
 _CHAR, _FLOAT = 0, 7
 # Bytes: what a send completes without its receive, what is more than that, what is more than fits into the memory
 # between the two.
-_SMALL, _MIDDLE, _LARGE = 1000, 70_000, 3_000_001
+_SMALL, _EAGER, _MIDDLE, _LARGE = 1000, 65_536, 70_000, 3_000_001
 _REMOTE_ERROR = 6
 
 
@@ -124,6 +125,40 @@ def test_messages_keep_their_order_and_content(pair: list[Rank], size: int) -> N
     assert ask_all(pair, "synchronize") == [0, 0]
     if size:
         assert [sender.ask("digest", n) for n in sent] == [receiver.ask("digest", n) for n in received]
+
+
+def _timed(sender: Rank, receiver: Rank, size: int) -> float:
+    """Seconds from the receive on, which is given last."""
+    assert sender.ask("operate", "ncclSend", 0, -1, size, _CHAR, [receiver.number]) == 0
+    began = time.monotonic()
+    assert receiver.ask("operate", "ncclRecv", -1, 0, size, _CHAR, [sender.number]) == 0
+    assert ask_all([sender, receiver], "synchronize") == [0, 0]
+    return time.monotonic() - began
+
+
+def test_a_link_takes_its_time_and_moves_the_first_part(imitated: dict[str, str]) -> None:
+    with started(2, imitated, GPULESS_LINK="0.01") as pair:
+        connect(pair)
+        sender, receiver = pair
+        sender.ask("pattern", _LARGE, 1)
+        receiver.ask("buffer", size=_LARGE)
+        assert _timed(sender, receiver, _LARGE) >= _LARGE / 0.01e9
+        sent, came = (base64.b64decode(rank.ask("content", 0)) for rank in pair)
+        assert came == sent[:_EAGER] + bytes(_LARGE - _EAGER)
+        assert _timed(sender, receiver, _EAGER) < _LARGE / 0.01e9, "short messages are not delayed"
+
+
+def test_an_abort_ends_what_a_link_carries(imitated: dict[str, str]) -> None:
+    with started(2, imitated, GPULESS_LINK="0.00001") as pair:  # five minutes for this message
+        connect(pair)
+        sender, receiver = pair
+        for rank in pair:
+            rank.ask("buffer", size=_LARGE)
+        assert sender.ask("operate", "ncclSend", 0, -1, _LARGE, _CHAR, [1]) == 0
+        assert receiver.ask("operate", "ncclRecv", -1, 0, _LARGE, _CHAR, [0]) == 0
+        assert ask_all(pair, "settle", 0.3) == [_NOT_READY, _NOT_READY]
+        assert ask_all(pair, "call", "ncclCommAbort") == [0, 0]
+        assert ask_all(pair, "settle", 10) == [0, 0]
 
 
 # ---- order, groups ---------------------------------------------------------------------

@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
+from free_port import free_port
 from procs import Link, cluster
-
-
-def _port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _leader(link: Link, ports: dict[str, int]) -> Any:
@@ -67,7 +62,7 @@ def _worker(link: Link, world: str, port: int, count: int) -> None:
 
 
 def test_leader_goes_on_with_the_other_world_when_a_worker_is_killed() -> None:
-    ports = {"world1": _port(), "world2": _port()}
+    ports = {"world1": free_port(), "world2": free_port()}
     with cluster() as c:
         leader = c.start(_leader, ports)
         c.start(_worker, "world1", ports["world1"], 40)
@@ -114,7 +109,7 @@ def _all_coroutines(link: Link, port: int, rank: int) -> Any:
 
 
 def test_the_eight_coroutines() -> None:
-    port = _port()
+    port = free_port()
     with cluster() as c:
         c.start(_all_coroutines, port, 0), c.start(_all_coroutines, port, 1)
         for rank, out in enumerate(c.results()):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import socket
 from typing import Any
 
 import pytest
 import torch
+from free_port import free_port
 from procs import Link, cluster, wait_until
 
 import multiworld
@@ -65,8 +65,7 @@ def _disagrees_as_before(link: Link, port: int, rank: int) -> Any:
 
 
 def test_programs_for_pymultiworld_still_catch_a_mismatch_as_they_did() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with cluster() as c:
         for rank in range(2):
             c.start(_disagrees_as_before, port, rank)

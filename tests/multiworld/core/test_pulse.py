@@ -203,6 +203,44 @@ def test_a_forked_child_holds_no_heartbeat_connection(store: str) -> None:
         c.results()
 
 
+def _forks_while_it_takes_a_connection_over(link: Link, store: str, rank: int) -> None:
+    """The hub has just taken the connection off one table, and it is on no other yet."""
+    between, go_on, adopt = threading.Event(), threading.Event(), Responder.adopt
+
+    def slow(responder: Responder, sock: socket.socket) -> None:
+        between.set()
+        assert go_on.wait(SECONDS)
+        adopt(responder, sock)
+
+    def fork() -> None:
+        assert between.wait(SECONDS)
+        child = os.fork()
+        if child == 0:
+            link.send([s for s in open_links() if s.startswith("socket:")])
+            signal.pause()
+        go_on.set()
+        link.recv()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+    Responder.adopt = slow  # type: ignore[method-assign]
+    forker = threading.Thread(target=fork)
+    forker.start()
+    with MultiWorld() as mw:
+        mw.sync.join("w", rank, 2, store=store)
+        forker.join()
+
+
+def test_a_child_forked_while_a_connection_is_taken_over_does_not_hold_it(store: str) -> None:
+    with cluster() as c:
+        forks = [c.start(_forks_while_it_takes_a_connection_over, store, rank) for rank in (0, 1)]
+        held = [set(proc.recv()) for proc in forks]
+        assert [len(sockets) for sockets in held] == [1, 1], "more than the pipe to the test"
+        for proc in forks:
+            proc.send("go")
+        c.results()
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 64])
 def test_any_lost_member_is_behind_a_live_one_that_watches_it(size: int) -> None:
     draw = random.Random(size)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from multiworld.lab.injector import proven
-from tests.multiworld.faults.free_port import free_port
 from tests.multiworld.faults.programs import ENVIRONMENT, ROOT, SECONDS, Program, documented_commands, started
 from tests.multiworld.faults.settings import SETTINGS, Setting
+from tests.multiworld.free_port import free_port
 
 pytestmark = pytest.mark.slow  # every process imports torch
 

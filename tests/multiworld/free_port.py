@@ -1,0 +1,22 @@
+"""A port for programs that want to be told one."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from pathlib import Path
+
+_FIRST = 10_000
+
+
+def free_port() -> int:
+    """A TCP port that nobody has at the moment, below those that the kernel gives to whoever asks for any.
+
+    So only a program that is told the same number takes it before the caller's program does.
+    """
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.SystemRandom().sample(range(_FIRST, end), 100):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise AssertionError(f"none of 100 ports from {_FIRST} to {end - 1} is free")
