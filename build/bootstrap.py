@@ -128,13 +128,12 @@ def advice(arguments: list[str], sessions: Collection[str] = ()) -> str:
 def _unknown(name: str, sessions: Collection[str]) -> str:
     kind, _, release = name.partition("-")
     releases = [other.partition("-")[2] for other in sessions if other.startswith(f"{kind}-") and other[-1].isdigit()]
-    if releases and re.fullmatch(r"[0-9.]+", release):
-        near = min(releases, key=lambda known: _distance(known, release))
-        return (
-            f"PyTorch {release} is not a release that this project knows: {', '.join(releases)}\n"
-            f"to do:\n  python3 noxfile.py -s {kind}-{near}\n"
-            f"  python3 noxfile.py -s regenerate-patch -- {release}    # adds it"
-        )
+    if releases and (number := re.match(r"[0-9]+(\.[0-9]+)*", release)):
+        near = min(releases, key=lambda known: _distance(known, number[0]))
+        said = f"PyTorch {release} is not a release that this project knows: {', '.join(releases)}\n"
+        said += f"to do:\n  python3 noxfile.py -s {kind}-{near}"
+        adds = f"\n  python3 noxfile.py -s regenerate-patch -- {release}    # adds it"
+        return said + (adds if number[0] == release else "")
     similar = difflib.get_close_matches(name, sessions, 1, 0.5)
     hint = f"python3 noxfile.py -s {similar[0]}" if similar else "python3 noxfile.py -l lists the sessions"
     return f"there is no session {name}\nto do:\n  {hint}"

@@ -45,6 +45,11 @@ def note(message: str) -> None:
     log.info("  %s", message)
 
 
+def counted(number: int, what: str) -> str:
+    """Return `1 unit` or `2 units`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def progress() -> Progress:
     """Return a progress display, which prints nothing on a pipe."""
     return Progress(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from build.console import counted
 from build.errors import NeedsFullBuildError, PatchError
 from build.git import Git
 from build.overlay import layout
@@ -253,10 +254,14 @@ def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]
     if generators:
         return Row(path, Serves.FULL, f"code that is generated from {generators[0]} includes it, or what includes it")
     if device:
-        return Row(path, Serves.FULL, f"{len(device)} device units include it, e.g. {device[0]}")
+        return Row(path, Serves.FULL, f"included by {counted(len(device), 'device unit')}, e.g. {device[0]}")
     if len(units) > most:
         cost = f"{', '.join(units[:3])}, …; about {len(units) * _SECONDS} core-seconds"
-        return Row(path, Serves.FULL, f"{len(units)} units include it ({cost}); --most-units {len(units)} allows it")
+        return Row(
+            path,
+            Serves.FULL,
+            f"included by {counted(len(units), 'unit')} ({cost}); --most-units {len(units)} allows it",
+        )
     unfit = [row for unit in units if (row := _unit(tree, unit, owners, limits)).serves is Serves.FULL]
     if unfit:
         return Row(path, Serves.FULL, f"{unfit[0].path} includes it: {unfit[0].why}")
@@ -264,7 +269,7 @@ def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]
         return Row(
             path, Serves.ALONE, "no unit of the wheel includes it; code of others, which has to be compiled anew"
         )
-    return Row(path, Serves.HEADER, f"{len(units)} units include it", tuple(units))
+    return Row(path, Serves.HEADER, f"included by {counted(len(units), 'unit')}", tuple(units))
 
 
 def make(tree: Path, change: Change, limits: Limits = DEFAULT) -> Plan:

@@ -14,7 +14,7 @@ from build import releases, sources
 from build.anypatch import beside as others
 from build.anypatch import patchset
 from build.anypatch.plan import MOST_UNITS, Limits, Plan, changes, make
-from build.console import console, note, step
+from build.console import console, counted, note, step
 from build.git import Git
 from build.series.apply import commit_patches
 
@@ -57,8 +57,8 @@ def explain(
     others.refuse(beside, tree.repo, plan.units, "the overlay of this patch")
     cores = len(os.sched_getaffinity(0))
     if plan.units:
-        need = f"about {plan.seconds(cores)} s on {cores} cores, and the hidden symbols they need"
-        step(f"{len(plan.units)} units, {need}")
+        need = f"about {plan.seconds(cores)} s on {cores} cores, and units with hidden symbols that are needed"
+        step(f"{counted(len(plan.units), 'unit')}, {need}")
     if plan.per_python:
         step("the wheels are for one Python version: units of libtorch_python are compiled against its headers")
     if plan.python:

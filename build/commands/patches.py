@@ -29,6 +29,7 @@ def patches(html: Annotated[Path, typer.Option(help="where to write the page")] 
     found = [overview(folder, list(releases.load())) for folder in manifests.folders().values()]
     for item in found:
         console.print(_table(item))
+        note(item.manifest.series.purpose)
     for status in PatchStatus:
         note(f"{status.symbol} {status.word}: {status.meaning}")
     with paths.atomic_write(html.absolute()) as part:

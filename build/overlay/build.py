@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build.console import step
+from build.console import counted, step
 from build.errors import NeedsFullBuildError
 from build.overlay import checks, layout
 from build.overlay.closure import compile_closure
@@ -50,7 +50,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
         OverlayCheckError: a check failed; then `target` has no new library.
     """
     checks.require([checks.check_made_for(inputs), checks.check_stock(inputs)])
-    step(f"compiling {len(inputs.units)} patched units and what they need")
+    step(f"compiling {counted(len(inputs.units), 'patched unit')}, and units with hidden symbols that are needed")
     objects = compile_closure(inputs)
     _check_owner(inputs, objects)
     step("linking against the official wheel")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from build.console import counted
 from build.errors import OverlayCheckError
 from build.overlay.model import LIBRARIES, Check, Inputs, Object
 from build.overlay.runtime import beyond, ceiling
@@ -93,7 +94,7 @@ def check_exports_nothing_new(inputs: Inputs, overlay: Path, units: Sequence[Obj
     stock = _exports(inputs, inputs.replaceable)
     new = {name for name, item in exported(overlay).items() if item.strong and name not in stock}
     spelt = sorted(demangle(new).values()) if new else []
-    return Check("exports beyond stock", True, ", ".join(spelt) or f"none from {len(units)} units")
+    return Check("exports beyond stock", True, ", ".join(spelt) or f"none from {counted(len(units), 'unit')}")
 
 
 def check_age(inputs: Inputs, overlay: Path) -> Check:

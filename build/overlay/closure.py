@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import CompileError, NeedsFullBuildError
-from build.overlay import reach, touched
-from build.overlay.definers import Definers, scoped_name
-from build.overlay.layout import is_header
+from build.overlay import differing, reach
+from build.overlay.definers import Definers
 from build.overlay.model import Inputs, Object
 from build.overlay.pool import Pool, compiling
 from build.overlay.symbols import defined, demangle, exported, names, undefined
@@ -119,7 +118,8 @@ def _definer(work: _Work, symbol: str, demangled: str, have: Collection[str], wh
     raise CompileError(
         f"the overlay needs {demangled}, which the official wheel does not export",
         cause="\n".join([f"no unit of the tree defines {symbol}, which is hidden in the wheel's libraries", *tried]),
-        remedy="name the unit that defines it under `extra_units` of the release in build/releases.toml",
+        remedy="do what the cause says of a unit that does not compile; or name the unit that defines it under "
+        "`extra_units` of the release in build/releases.toml",
     )
 
 
@@ -157,22 +157,8 @@ def _add_users(work: _Work, done: dict[str, Object]) -> None:
 def _concerned(inputs: Inputs, done: Mapping[str, Object]) -> dict[str, frozenset[str]]:
     """Return the hidden symbols that stock code uses and that the overlay has otherwise, with their users."""
     found = reach.users(inputs, done.values())
-    spelt, concerned = _spelt(found), {}
-    for unit, item in done.items():
-        mine = {name: kind for name, kind in names(item.path).defined.items() if name in found}
-        spared = _spared(inputs, unit) if mine else frozenset[str]()
-        for name, kind in mine.items():
-            if kind != "T" or scoped_name(spelt[name])[1] not in spared:
-                concerned[name] = found[name]
-    return concerned
-
-
-def _spared(inputs: Inputs, unit: str) -> frozenset[str]:
-    """Return the functions of a unit that the patch does not concern: none, if it changes a header that is not safe."""
-    if any(is_header(path) and path not in inputs.safe_headers for path in inputs.changed):
-        return frozenset()
-    new = (inputs.tree / unit).read_text(encoding="utf-8", errors="surrogateescape")
-    return touched.spared(inputs.originals.get(unit, new), new)
+    same = differing.same(inputs, done.values(), found) if found else frozenset[str]()
+    return {name: callers for name, callers in found.items() if name not in same}
 
 
 def _add_needed(work: _Work, done: dict[str, Object]) -> None:

@@ -42,7 +42,7 @@ class Definers:
         # No \b: it needs a letter, and `~Holder` begins with none, as `operator==` ends with none.
         whole = rb"(?<!\w)" + name + rb"(?!\w)"
         # In one line: over several, a table of numbers takes minutes.
-        unqualified = rb"^[\w:<>,&*~ \t]*" + whole + rb"\s*\("
+        unqualified = rb"^(?:extern\s+\"C\"\s)?[\w:<>,&*~ \t]*" + whole + rb"\s*\("
         body = re.compile(unqualified + rb"[^;{}]*\)[^;{}]*\{", re.M)
         qualified = re.compile(rb"\b" + scope + rb"(<[^<>]*>)?::\s*" + whole + rb"\s*[({=;]")
         variable = re.compile(rb"^(?!.*\bextern\b)[\w:<>,&* \t]*" + whole + rb"\s*(=[^=]|\{|;)", re.M)

@@ -40,7 +40,6 @@ _CLASS_NAME = re.compile(r"\s*(?:\w+\s+)*?(?:\w+\s*::\s*)*(\w+)\s*(?:final\s*)?(
 _DECLARED = re.compile(r"([A-Za-z_]\w*)(?:\s+final)?\s*(?:[({=;,)\[]|:(?!:))")
 #: A specialization, or a template of a type: it changes what other code means, whatever functions it has.
 _SPECIAL = re.compile(r"template\s*<\s*>|template\b[^{(]*?>\s*(class|struct|enum|union)\b")
-_STATE = re.compile(r"^\s+(static|thread_local)\b(?!\s*(const|constexpr|_cast))", re.M)
 #: They stand where a name stands, and are none.
 _KEYWORDS = frozenset(
     {"const", "noexcept", "override", "final", "else", "try", "public", "private", "protected"}
@@ -94,7 +93,7 @@ def read(source: str) -> Text:
         head, opened, _ = block.partition("{")
         names = _NAME.findall(head) if opened and not _TYPE.match(block) and block[0] not in "# \t" else []
         for name in names:
-            functions[name].append(_STATE.sub(r"\n  STATE", block))
+            functions[name].append(block)
         if not block.startswith("#include") and not (names and _is_function(block) and not _SPECIAL.match(block)):
             rest.append(block)
     return Text({name: tuple(texts) for name, texts in functions.items()}, tuple(rest))
@@ -167,10 +166,7 @@ def _has_special_members(block: str) -> bool:
 
 
 def affected(old: str, new: str) -> frozenset[str] | None:
-    """Return the functions whose code differs, and those whose text names one of them; None for all.
-
-    Functions with variables of their own count as well, whether they differ or not: an overlay has a second copy.
-    """
+    """Return the functions whose code differs, and those whose text names one of them; None for all."""
     before, after = read(old), read(new)
     introduced = _introduced(before.rest, after.rest)
     if introduced is None:
@@ -181,7 +177,7 @@ def affected(old: str, new: str) -> frozenset[str] | None:
         return None
     while (more := _reached(after, found)) is not None:
         if not more:
-            return None if _made_of_parts(old + "\n" + new, found) else frozenset(found | _with_state(after))
+            return None if _made_of_parts(old + "\n" + new, found) else frozenset(found)
         found |= more
     return None
 
@@ -201,14 +197,6 @@ def _pattern(arguments: str, pasted: str) -> re.Pattern[str]:
     names = {word.replace("...", "").strip() for word in arguments.split(",")} | {"__VA_ARGS__"}
     parts = re.split(r"\s*##\s*", pasted)
     return re.compile("".join(r"\w*" if part in names else re.escape(part) for part in parts))
-
-
-def _with_state(text: Text) -> set[str]:
-    """Return the functions with variables of their own, and those that reach these by the names of functions."""
-    found = {name for name, texts in text.functions.items() if any("STATE" in item for item in texts)}
-    while more := {name for name, texts in text.functions.items() if name not in found and _names(texts, found)}:
-        found |= more
-    return found
 
 
 def spared(old: str, new: str) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -19,6 +19,7 @@ from build.series.patchfile import read
 class Progress(Enum):
     """The state of a release's patches, in the words of all tables and pages; each step includes the ones before."""
 
+    NOT_NEEDED = ("not needed", "no patch of the series is for the release, or it has all of them itself")
     NONE = ("not ported", "patches are missing, or do not apply yet")
     PORTED = ("ported", "the patches apply to the release's source")
     BUILT = ("built", "they are compiled and linked against the official wheel")
@@ -72,15 +73,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A release: its entry in the manifest if it has one, and how its port went (counts by verdict)."""
+    """A release: its entry in the manifest if it has one, and how its port went (counts by verdict).
+
+    Attributes:
+        needed: whether it lacks a patch that it needs.
+    """
 
     release: str
     entry: ReleaseEntry | None
-    port: tuple[tuple[str, int], ...] = ()
+    port: tuple[tuple[str, int], ...]
+    needed: bool
 
     @property
     def progress(self) -> Progress:
-        return progress(self.entry)
+        return progress(self.entry) if self.entry or self.needed else Progress.NOT_NEEDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,15 @@ def overview(folder: Path, releases: Sequence[str]) -> Overview:
     manifest = manifests.load(folder)
     names = sorted({*releases, *manifest.release}, key=Version)
     rows = tuple(Row(patch, tuple(_cell(folder, manifest, patch, name) for name in names)) for patch in manifest.patch)
-    columns = tuple(Column(name, manifest.release.get(name), _port(folder / name)) for name in names)
-    return Overview(manifest, columns, rows)
+    columns = (
+        Column(name, manifest.release.get(name), _port(folder / name), _lacks(row.cells[at] for row in rows))
+        for at, name in enumerate(names)
+    )
+    return Overview(manifest, tuple(columns), rows)
+
+
+def _lacks(cells: Iterable[Cell]) -> bool:
+    return any(cell.status is PatchStatus.MISSING for cell in cells)
 
 
 def _cell(folder: Path, manifest: Manifest, patch: PatchEntry, release: str) -> Cell:

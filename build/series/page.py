@@ -65,6 +65,7 @@ _CLASS = {
     Progress.BUILT: "unproven",
     Progress.PORTED: "unproven",
     Progress.NONE: "missing",
+    Progress.NOT_NEEDED: "unneeded",
 }
 #: The colours of a bar have one hue: the stronger the colour, the more work the hunks needed.
 _HUNKS = {

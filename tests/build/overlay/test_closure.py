@@ -169,3 +169,39 @@ def test_the_unit_of_a_hidden_variable_comes_along(little: Little, tmp_path: Pat
     text += 'extern "C" TORCH_API int use_version() { return 1; }\n'
     made = compile_closure(lt.inputs(other, tmp_path / "tree", {USER_CPP: text}))
     assert [item.unit for item in made] == [USER_CPP, HIDDEN_CPP]
+
+
+_BUMP = "namespace torch::cuda::nccl { int bump(); }\n"
+_STATES = {
+    "through a table": (
+        "static __attribute__((noinline)) int next() {\n  static int count = 0;\n  return ++count;\n}\n"
+        "using Way = int (*)();\nstatic const Way kWays[] = {\n  next,\n};\nint bump() {\n  return kWays[0]();\n}\n"
+    ),
+    "of the file": "static int count = 0;\nint bump() {\n  return ++count;\n}\n",
+    "of a namespace without name": "namespace {\nint count = 0;\n}\nint bump() {\n  return ++count;\n}\n",
+    "": "int bump() {\n  return 1;\n}\n",
+}
+
+
+@pytest.mark.parametrize("state", _STATES)
+def test_stock_code_does_not_keep_a_function_with_a_variable(little: Little, tmp_path: Path, state: str) -> None:
+    """The patch does not concern `bump`, but with two copies of its variable each counts half of the calls."""
+    (text,) = lt.edited(NCCL_CPP, "int version() {", _STATES[state] + "int version() {").values()
+    (user,) = lt.edited(USER_CPP, "return torch::cuda::nccl::answer", "return torch::cuda::nccl::bump").values()
+    stock = lt.inputs(little, tmp_path / "stock", {NCCL_CPP: text, USER_CPP: _BUMP + user})
+    other = lt.relink_cuda(little, stock.tree, tmp_path / "wheel")
+    patch = {NCCL_CPP: text.replace("int v = 0, d = 0;", "int v = 0, d = 1;")}
+    made = compile_closure(lt.with_release(lt.inputs(other, tmp_path / "tree", patch), series=()))
+    assert {item.unit for item in made} == {NCCL_CPP, HIDDEN_CPP, *([USER_CPP] if state else [])}
+
+
+def test_stock_code_does_not_keep_a_function_that_reaches_a_changed_one(little: Little, tmp_path: Path) -> None:
+    """The patch changes `Secret::value` only; of its user, `bump` in another unit, only the text stays."""
+    bump = "int bump() {\n  return Secret::value();\n}\n"
+    (text,) = lt.edited(NCCL_CPP, "int version() {", bump + "int version() {").values()
+    (user,) = lt.edited(USER_CPP, "return torch::cuda::nccl::answer", "return torch::cuda::nccl::bump").values()
+    stock = lt.inputs(little, tmp_path / "stock", {NCCL_CPP: text, USER_CPP: _BUMP + user})
+    other = lt.relink_cuda(little, stock.tree, tmp_path / "wheel")
+    edit = lt.edited(HIDDEN_CPP, "return 40", "return 900")
+    made = compile_closure(lt.with_release(lt.inputs(other, tmp_path / "tree", edit), series=()))
+    assert {item.unit for item in made} == {HIDDEN_CPP, NCCL_CPP, USER_CPP}

@@ -23,6 +23,7 @@ int Holder::size() const {
 }
 int LIMIT = 3;
 }
+extern "C" TORCH_API int take_holder(int x) { return x; }
 """
 #: Has parts of the names only.
 _OTHER = """int resize() { return 1; }
@@ -39,6 +40,7 @@ Placeholder::~Placeholder() {}
         "ns::Holder::operator!() const",
         "ns::Holder::size() const",
         "ns::LIMIT",
+        "take_holder",
     ],
 )
 def test_a_definer_is_found_by_the_whole_name(tmp_path: Path, symbol: str) -> None:

@@ -85,6 +85,8 @@ SESSIONS = ["lint", "tests", "patches", "build-2.6.0", "test-2.6.0", "build-2.15
         ("-s lnt tests", ["there is no session lnt", "-s lint"]),
         ("--session xyzzy", ["there is no session xyzzy", "python3 noxfile.py -l"]),
         ("-s build-2.6.1", ["PyTorch 2.6.1 is not", "2.6.0, 2.15.0", "-s build-2.6.0\n", "regenerate-patch -- 2.6.1"]),
+        ("-s build-2.6.0x", ["PyTorch 2.6.0x is not", "2.6.0, 2.15.0\nto do:\n  python3 noxfile.py -s build-2.6.0"]),
+        ("-s test-2.7.0rc1", ["PyTorch 2.7.0rc1 is not", "-s test-2.6.0"]),
         ("-s build-2.5.1", ["-s build-2.6.0\n"]),
         ("build-2.6.0", ["a session is named with -s\nto do:\n  python3 noxfile.py -s build-2.6.0"]),
         ("build-2.6.0 -- --no-test", ["  python3 noxfile.py -s build-2.6.0 -- --no-test"]),
@@ -141,3 +143,7 @@ def test_a_typo_with_nox_installed(command: list[str]) -> None:
     assert done.returncode == 2
     assert "there is no session buld-2.6.0\nto do:\n  python3 noxfile.py -s build-2.6.0" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_number_with_letters_is_not_ported() -> None:
+    assert "regenerate-patch" not in bootstrap.advice(["-s", "build-2.6.0x"], SESSIONS)

@@ -35,7 +35,7 @@ def test_units_and_python_files(place: Place) -> None:
     own = patch(place, edits)
     status, output = explain(place, "--patches", own)
     assert status == 0, output
-    assert "1 units" in output
+    assert ":: 1 unit, " in output
     assert "no overlay wheel" in output
     status, output = build(place, "--patches", own)
     assert status == 0, output

@@ -1,0 +1,200 @@
+"""Which parts of an object reach which, as its relocations and its code show: the linker and the loader see no more.
+
+x86-64 only. What is not certain counts as reached.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from elftools.elf.constants import SH_FLAGS
+from elftools.elf.elffile import ELFFile
+
+_SYMBOL, _RELOCATION = struct.Struct("<IBBHQQ"), struct.Struct("<QQq")
+_LOCAL, _OBJECT, _FUNCTION, _SECTION = 0, 1, 2, 3
+#: A number that did not fit, and variables of C that the linker places: nothing is known of them.
+_ELSEWHERE = frozenset({0xFFFF, 0xFFF2})
+_HIDDEN = frozenset({1, 2})
+#: Their value is an address as it is; that of all others counts from the end of the field, or of the instruction.
+_ABSOLUTE = frozenset({1, 10, 11})
+#: A cold or split part of a function, `f.cold`: a table of jumps may be the only way to it.
+_SPLIT = re.compile(r"\.(cold|part)\b.*")
+#: What may hold a distance of four bytes: call, jmp, jcc, and ModRM with [rip + disp32]; or of one: the short jumps.
+_NEAR = re.compile(rb"(?=(?:[\xe8\xe9\x05\x0d\x15\x1d\x25\x2d\x35\x3d]|\x0f[\x80-\x8f])(....))", re.S)
+_SHORT = re.compile(rb"(?=[\xe3\xeb\x70-\x7f](.))", re.S)
+
+
+class Part(NamedTuple):
+    """A function, or a table of pointers that nothing writes after loading; section 0 is all that is written."""
+
+    path: Path
+    section: int
+    start: int
+
+    @property
+    def written(self) -> bool:
+        return not self.section
+
+
+class _Symbol(NamedTuple):
+    name: str
+    local: bool
+    kind: int
+    hidden: bool
+    section: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reaches:
+    """What the parts of one object reach: parts of itself, and names that the linker or the loader resolves.
+
+    Attributes:
+        defined: the part of each name that is not local to the object.
+        hidden: those of the names that the loader never sees.
+    """
+
+    reached: Mapping[Part, set[Part | str]]
+    defined: Mapping[str, Part]
+    hidden: frozenset[str]
+
+
+@dataclass(slots=True)
+class _Object:
+    """An object while it is read.
+
+    Attributes:
+        code, tables: numbers of the sections with functions, and of those that only the loader writes.
+        written: numbers of the sections with variables.
+        starts: the addresses where something begins, by section.
+    """
+
+    path: Path
+    elf: ELFFile
+    code: set[int] = field(default_factory=set)
+    tables: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=lambda: set(_ELSEWHERE))
+    symbols: list[_Symbol] = field(default_factory=list)
+    starts: dict[int, list[int]] = field(default_factory=dict)
+
+    def part(self, section: int, address: int) -> Part | None:
+        """Return what lies at an address; None for constants without pointers."""
+        if section in self.written:
+            return Part(self.path, 0, 0)
+        if section not in self.code and section not in self.tables:
+            return None
+        starts = self.starts.get(section, [])
+        at = bisect_right(starts, address) - 1
+        return Part(self.path, section, starts[at] if at >= 0 else -1)
+
+
+def _sort_sections(made: _Object) -> None:
+    for number, section in enumerate(made.elf.iter_sections()):
+        flags = section["sh_flags"]
+        if flags & SH_FLAGS.SHF_EXECINSTR:
+            made.code.add(number)
+        elif flags & SH_FLAGS.SHF_WRITE:
+            (made.tables if section.name.startswith(".data.rel.ro") else made.written).add(number)
+
+
+def _read_symbols(made: _Object) -> None:
+    table = made.elf.get_section_by_name(".symtab")
+    strings = made.elf.get_section(table["sh_link"]).data()
+    for at, info, other, section, value, _ in _SYMBOL.iter_unpack(table.data()):
+        name = strings[at : strings.index(b"\0", at)].decode("ascii", "replace")
+        made.symbols.append(_Symbol(name, info >> 4 == _LOCAL, info & 15, other & 3 in _HIDDEN, section, value))
+    begins: dict[int, set[int]] = defaultdict(set)
+    for symbol in made.symbols:
+        if symbol.kind in {_FUNCTION, _OBJECT} and symbol.section in made.code | made.tables:
+            begins[symbol.section].add(symbol.value)
+    made.starts = {section: sorted(every) for section, every in begins.items()}
+
+
+def _targets(made: _Object, symbol: _Symbol, kind: int, addend: int) -> Iterator[Part | str]:
+    """Yield what a relocation means."""
+    if not symbol.local:
+        yield symbol.name
+        return
+    offsets = [addend] if kind in _ABSOLUTE else [addend + 4]
+    if symbol.kind == _SECTION and kind not in _ABSOLUTE and symbol.section in made.tables:
+        offsets += [addend + 5, addend + 6, addend + 8]  # The field may have a constant of the instruction behind it.
+    for offset in offsets if symbol.kind == _SECTION else [0]:
+        if part := made.part(symbol.section, symbol.value + offset):
+            yield part
+
+
+def _relocations(made: _Object) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield section, offset, symbol, kind and addend of each relocation of code and tables."""
+    for section in made.elf.iter_sections():
+        if section["sh_type"] == "SHT_RELA" and section["sh_info"] in made.code | made.tables:
+            for offset, info, addend in _RELOCATION.iter_unpack(section.data()):
+                yield section["sh_info"], offset, info >> 32, info & 0xFFFFFFFF, addend
+
+
+def _distances(code: bytes) -> Iterator[tuple[int, int]]:
+    """Yield each place that may hold a distance, with the address that it would lead to."""
+    for found in (*_NEAR.finditer(code), *_SHORT.finditer(code)):
+        yield found.start(1), found.end(1) + int.from_bytes(found[1], "little", signed=True)
+
+
+def _within_sections(made: _Object, relocated: Mapping[int, set[int]]) -> Iterator[tuple[Part, Part]]:
+    """Yield what code reaches in its own section: the assembler resolves that without a relocation."""
+    for section in sorted(made.code):
+        starts = frozenset(made.starts.get(section, ()))
+        if len(starts) < 2:
+            continue
+        code, known = made.elf.get_section(section).data(), relocated.get(section, set())
+        for place, target in _distances(code):
+            if target in starts and place not in known:
+                source, part = made.part(section, place), made.part(section, target)
+                if source and part and source != part:
+                    yield source, part
+
+
+def _split_parts(made: _Object) -> Iterator[tuple[Part, Part]]:
+    functions: dict[str, list[_Symbol]] = defaultdict(list)
+    for symbol in made.symbols:
+        if symbol.kind == _FUNCTION and symbol.section in made.code:
+            functions[symbol.name].append(symbol)
+    for name in [name for name in functions if _SPLIT.search(name)]:
+        for whole in functions.get(_SPLIT.sub("", name), ()):
+            for split in functions[name]:
+                source, part = made.part(whole.section, whole.value), made.part(split.section, split.value)
+                if source and part:
+                    yield source, part
+
+
+def _defined(made: _Object) -> dict[str, Part]:
+    found = {item.name: made.part(item.section, item.value) for item in made.symbols if not item.local}
+    return {name: part for name, part in found.items() if part}
+
+
+@lru_cache(maxsize=64)
+def read(path: Path) -> Reaches:
+    """Read an object.
+
+    Raises:
+        ELFError: it is none.
+    """
+    reached: dict[Part, set[Part | str]] = defaultdict(set)
+    relocated: dict[int, set[int]] = defaultdict(set)
+    with path.open("rb") as stream:
+        made = _Object(path, ELFFile(stream))
+        _sort_sections(made)
+        _read_symbols(made)
+        for section, offset, symbol, kind, addend in _relocations(made):
+            relocated[section].add(offset)
+            if source := made.part(section, offset):
+                reached[source].update(_targets(made, made.symbols[symbol], kind, addend))
+        for source, part in (*_within_sections(made, relocated), *_split_parts(made)):
+            reached[source].add(part)
+    hidden = frozenset(symbol.name for symbol in made.symbols if not symbol.local and symbol.hidden)
+    return Reaches(reached, _defined(made), hidden)
