@@ -111,26 +111,26 @@ def _compiled(folder: Path, **units: str) -> list[Path]:
 
 @pytest.mark.parametrize("what", _STATE)
 def test_a_variable_is_found(what: str, tmp_path: Path) -> None:
-    assert "_Z5askedv" in reaching(_compiled(tmp_path, one=_STATE[what]), _SHARED, ())
+    assert "_Z5askedv" in reaching(_compiled(tmp_path, one=_STATE[what]), _SHARED, {})
 
 
 @pytest.mark.parametrize("what", _NONE)
 def test_what_has_no_variable_is_left(what: str, tmp_path: Path) -> None:
-    assert "_Z5askedv" not in reaching(_compiled(tmp_path, one=_NONE[what]), _SHARED, ())
+    assert "_Z5askedv" not in reaching(_compiled(tmp_path, one=_NONE[what]), _SHARED, {})
 
 
 def test_another_unit_counts(tmp_path: Path) -> None:
     """It has a variable of its own, or a function that the patch changes."""
     users = {"asked": "int next(); int asked() { return next(); }", "user": "int more(); int user() { return more(); }"}
     made = _compiled(tmp_path, **users, counts="int next() { static int n; return ++n; } int more() { return 2; }")
-    assert reaching(made, _SHARED, ()) == {"_Z5askedv", "_Z4nextv"}
-    assert reaching(made, _SHARED, ["_Z4morev"]) == {"_Z5askedv", "_Z4nextv", "_Z4userv", "_Z4morev"}
+    assert reaching(made, _SHARED, {}) == {"_Z5askedv", "_Z4nextv"}
+    assert reaching(made, _SHARED, {made[2]: ["_Z4morev"]}) == {"_Z5askedv", "_Z4nextv", "_Z4userv", "_Z4morev"}
 
 
 def test_what_is_hidden_is_not_shared(tmp_path: Path) -> None:
     """Stock exports the name, the overlay does not: then the overlay's own code has the overlay's copy."""
     text = "inline APART int next() { static int n; return ++n; } int asked() { return next(); }"
     hidden, shared = _compiled(tmp_path, hidden=text, shared=f"SHARED {text}")
-    assert "_Z5askedv" in reaching([hidden], {"_Z4nextv"}, ())
-    assert "_Z5askedv" not in reaching([shared], {"_Z4nextv"}, ())
-    assert "_Z5askedv" in reaching([shared], (), ())
+    assert "_Z5askedv" in reaching([hidden], {"_Z4nextv"}, {})
+    assert "_Z5askedv" not in reaching([shared], {"_Z4nextv"}, {})
+    assert "_Z5askedv" in reaching([shared], (), {})
