@@ -14,6 +14,9 @@ from build.overlay.symbols import demangle, exported, names
 
 #: Letters of `nm`: weak, so mostly of headers; local to the object.
 _WEAK, _LOCAL = "WVu", "tdbr"
+_KINDS = "TWtDBRVudbr"
+#: Labels of the compiler; the texts of types' names, which are what the symbols say.
+_SAME = re.compile(r"\.|_ZTS")
 #: What compilers mangle of a function that is local to a unit: `static`, or in a namespace without name.
 _INTERNAL = re.compile(r"L\d|_GLOBAL__N_")
 
@@ -63,7 +66,7 @@ def _differing(inputs: Inputs, item: Object) -> set[str]:
         return set()
     functions, variables = _texts(old, new)
     made = names(item.path).defined
-    plain = demangle(name for name, letter in made.items() if letter in "TWtDBRVudbr" and name[0] != ".")
+    plain = demangle(name for name, letter in made.items() if letter in _KINDS and not _SAME.match(name))
     letters = ((name, made[name]) for name in plain)
     texts = ((name, letter, functions if letter in "TWt" else variables) for name, letter in letters)
     return {name for name, letter, text in texts if text.differs(letter, name, plain[name])}
