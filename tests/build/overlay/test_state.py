@@ -49,17 +49,17 @@ _STATE = {
     ),
     "through an address before the table": (
         "static int next() { static int count; return ++count; } static int other() { return 1; }"
-        "static int (*const kWays[])() = {other, next}; int asked() { return kWays[given() - 1](); }"
+        "static int (*const kWays[])() = {other, next}; int (*const* asked())() { return kWays - 1; }"
     ),
     "through an address before the table, in another one": (
         "static int next() { static int count; return ++count; } static int other() { return 1; }"
         "static int (*const kFirst[])() = {other, given}; static int (*const kWays[])() = {other, next};"
-        "int first() { return kFirst[given() & 1](); } int asked() { return kWays[given() - 1](); }"
+        "int first() { return kFirst[given() & 1](); } int (*const* asked())() { return kWays - 1; }"
     ),
     "through an address before the table, in a short one": (
         "static int next() { static int count; return ++count; } static int other() { return 1; }"
         "static int (*const kFirst[])() = {other}; static int (*const kWays[])() = {other, next};"
-        "int first() { return kFirst[given()](); } int asked() { return kWays[given() - 1](); }"
+        "int first() { return kFirst[given()](); } int (*const* asked())() { return kWays - 1; }"
     ),
     "through a virtual function": (
         "struct Base { virtual int next() = 0; }; static int count;"
