@@ -101,7 +101,7 @@ def releases(
     """Print what each release needs, the progress of its patches, and what is built and proven here."""
     known = list(load().values())
     console.print(table(known, dist))
-    for item in Progress:
+    for item in (item for item in Progress if item is not Progress.NOT_NEEDED):
         note(f"{item.word}: {item.meaning}")
     for release in known:
         if release.notes:

@@ -92,7 +92,7 @@ def places(data: bytes, name: bytes) -> Iterator[int]:
         end = at + len(name)
         if data[at - 1 : at] not in _OF_NAMES and data[end : end + 1] not in _OF_NAMES:
             yield at
-        at = data.find(name, end)
+        at = data.find(name, max(end, at + 1))
 
 
 def declared(lines: Iterable[bytes]) -> set[bytes]:

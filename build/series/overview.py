@@ -19,11 +19,12 @@ from build.series.patchfile import read
 class Progress(Enum):
     """The state of a release's patches, in the words of all tables and pages; each step includes the ones before."""
 
-    NOT_NEEDED = ("not needed", "no patch of the series is for the release, or it has all of them itself")
     NONE = ("not ported", "patches are missing, or do not apply yet")
     PORTED = ("ported", "the patches apply to the release's source")
     BUILT = ("built", "they are compiled and linked against the official wheel")
     PROVEN = ("proven", "the probes fail on the official wheel and pass on the patched one")
+    #: No step: there is nothing to do.
+    NOT_NEEDED = ("not needed", "no patch of the series is for the release, or it has all of them itself")
 
     def __init__(self, word: str, meaning: str) -> None:
         self.word, self.meaning = word, meaning

@@ -1,23 +1,32 @@
 """The connections of this process that a forked child must not keep: peers learn of our end by the end of these.
 
-A fork waits while a socket is made, so a child knows all of them, whatever the threads that have them were doing.
+A fork waits while a socket is made, so a child knows all of them, whatever the threads that have them were doing. Only
+one that a thread copies or closes in the very moment of the fork may stay open in the child.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Final, ParamSpec
+from typing import Any, Final, ParamSpec
 
 #: how long a fork waits at most; to make a socket takes microseconds
 FORK_SECONDS: Final = 1.0
 
 P = ParamSpec("P")
 
+
+class _Held(threading.local):
+    """How often the calling thread, which forks, has the guard: threads may fork at the same time, and forks nest."""
+
+    times = 0
+
+
 _guard = threading.RLock()
-_waited = False  # for the guard, by the thread that forks
+_held = _Held()
 _ours: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -43,39 +52,40 @@ def connected(host: str, port: int, timeout: float) -> socket.socket:
     Raises:
         OSError: no address answers in time; that of the last one.
     """
-    failed = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = made(socket.socket, family, kind, protocol)
-        try:
-            sock.settimeout(timeout)
-            sock.connect(address)
-        except OSError as error:
-            sock.close()
-            failed = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise failed
+    *others, (family, *_, address) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for other, *_, elsewhere in others:
+        with contextlib.suppress(OSError):
+            return _connected(other, elsewhere, timeout)
+    return _connected(family, address, timeout)
+
+
+def _connected(family: socket.AddressFamily, address: Any, timeout: float) -> socket.socket:
+    sock = made(socket.socket, family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def before_fork() -> None:
-    global _waited
-    _waited = _guard.acquire(timeout=FORK_SECONDS)
+    if _guard.acquire(timeout=FORK_SECONDS):
+        _held.times += 1
 
 
 def after_fork_in_parent() -> None:
-    global _waited
-    if _waited:
-        _waited = False
+    if _held.times:
+        _held.times -= 1
         _guard.release()
 
 
 def after_fork_in_child() -> None:
     """Close our copies; the parent's stay as they are, as nothing is shut down and no selector is told."""
-    global _guard, _waited
-    _guard, _waited = threading.RLock(), False
+    global _guard, _held
+    _guard, _held = threading.RLock(), _Held()
     for sock in list(_ours):
-        sock.close()
+        with contextlib.suppress(OSError):  # another library's hook has closed it
+            sock.close()
     _ours.clear()

@@ -292,20 +292,23 @@ def _ready(sock: socket.socket, event: int, deadline: Deadline) -> None:
 
 
 def _connected(places: list[Resolved], deadline: Deadline) -> socket.socket:
-    failed: OSError = OSError("the name has no address")
-    for place in places:
-        sock = made(socket.socket, place.family, socket.SOCK_STREAM)
-        try:
-            _connect(sock, place, deadline)
-        except OSError as error:
-            sock.close()
-            failed = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise failed
+    if not places:
+        raise OSError("the name has no address")
+    *others, last = places
+    for place in others:
+        with contextlib.suppress(OSError):
+            return _connected_to(place, deadline)
+    return _connected_to(last, deadline)
+
+
+def _connected_to(place: Resolved, deadline: Deadline) -> socket.socket:
+    sock = made(socket.socket, place.family, socket.SOCK_STREAM)
+    try:
+        _connect(sock, place, deadline)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _connect(sock: socket.socket, place: Resolved, deadline: Deadline) -> None:

@@ -31,6 +31,7 @@ def test_directives_are_taken_away(code: bytes, plain: bytes) -> None:
         (b'R"(")" "', [b'R"(")"', b'"']),
         (b'u8R"x(")")x" ]', [b'u8R"x(")")x"']),
         (b'aR"(b" c', [b'"(b"']),
+        (b'RR"(b" c)" d', [b'"(b"', b'" d']),
         (b'8R"(b" c', [b'"(b"']),
         (b"1'000 + 0x1'f + a1'b'", [b"'b'"]),
         (b"/* a **/ b */ /* c", [b"/* a **/", b"/* c"]),
