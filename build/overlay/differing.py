@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from build.overlay import state, touched
 from build.overlay.definers import scoped_name
@@ -10,31 +12,77 @@ from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.overlay.symbols import demangle, exported, names
 
+#: Letters of `nm`: weak, so mostly of headers; local to the object.
+_WEAK, _LOCAL = "WVu", "tdbr"
+_KINDS = "TWtDBRVudbr"
+#: Labels of the compiler; the texts of types' names, which are what the symbols say.
+_SAME = re.compile(r"\.|_ZTS")
+#: What compilers mangle of a function that is local to a unit: `static`, or in a namespace without name.
+_INTERNAL = re.compile(r"L\d|_GLOBAL__N_")
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """What the text of a unit shows: the names that it defines, and those of them that the patch does not concern."""
+
+    known: frozenset[str]
+    spared: frozenset[str]
+
+    def differs(self, letter: str, name: str, spelt: str) -> bool:
+        """Whether the patch concerns a symbol: also if the text does not have it, unless it is one of a header."""
+        short = scoped_name(spelt)[1]
+        return short not in self.spared and (short in self.known or not self._of_header(letter, name, spelt))
+
+    def _of_header(self, letter: str, name: str, spelt: str) -> bool:
+        """Whether a symbol that the text does not have comes of a header, and not of a macro in the text."""
+        if letter in _WEAK:
+            return True
+        if name.startswith("_ZT") or letter in "dbr":
+            return bool(self.spared)  # Of a class, or `static` in a header, perhaps; if all is concerned, it is, too.
+        return letter in _LOCAL and _is_copy(name, spelt)
+
+
+def _is_copy(name: str, spelt: str) -> bool:
+    """Whether a local function is an instance of a template, or what the compiler made of one that is not local."""
+    return "<" in spelt.replace("(anonymous namespace)", "").partition("(")[0] or (
+        "." in name and not _INTERNAL.search(name)
+    )
+
+
+def _texts(old: str, new: str) -> tuple[_Text, _Text]:
+    """Return what the text shows of functions, and of variables."""
+    text, concerned = touched.read(new), touched.affected(old, new)
+    functions = frozenset(text.functions)
+    every = (functions, functions | touched.declared(text))
+    first, second = (_Text(known, frozenset() if concerned is None else known - concerned) for known in every)
+    return first, second
+
 
 def _differing(inputs: Inputs, item: Object) -> set[str]:
-    """Return the functions of a unit that the patch concerns, by its text."""
+    """Return the functions and variables of a unit that the patch concerns, by its text."""
     new = (inputs.tree / item.unit).read_text(encoding="utf-8", errors="surrogateescape")
     old = inputs.originals.get(item.unit, new)
     if old == new:
         return set()
-    spared, known, made = touched.spared(old, new), touched.read(new).functions, names(item.path)
-    plain = {name: scoped_name(spelt)[1] for name, spelt in demangle(made.of_kind("TW")).items()}
-    # Most weak functions are those of headers, which the text does not have.
-    weak = made.of_kind("W")
-    return {name for name, short in plain.items() if short not in spared and (name not in weak or short in known)}
+    functions, variables = _texts(old, new)
+    made = names(item.path).defined
+    plain = demangle(name for name, letter in made.items() if letter in _KINDS and not _SAME.match(name))
+    letters = ((name, made[name]) for name in plain)
+    texts = ((name, letter, functions if letter in "TWt" else variables) for name, letter in letters)
+    return {name for name, letter, text in texts if text.differs(letter, name, plain[name])}
 
 
 def same(inputs: Inputs, objects: Collection[Object], wanted: Collection[str]) -> frozenset[str]:
     """Return those of the hidden symbols `wanted` that are functions and whose stock copy does the same.
 
-    The patch leaves them as they are, with all that they reach without the loader, and they reach no variable: stock
-    and overlay have a copy each.
+    The patch leaves them as they are, with all that they reach without the loader, constants too, and they reach no
+    variable: stock and overlay have a copy each.
     """
     if any(is_header(path) and path not in inputs.safe_headers for path in inputs.changed):
         return frozenset()
-    differing = set[str]().union(*(_differing(inputs, item) for item in objects))
+    differing = {item.path: _differing(inputs, item) for item in objects}
     functions = set[str]().union(*(names(item.path).of_kind("T") for item in objects))
-    candidates = functions.intersection(wanted) - differing
+    candidates = functions.intersection(wanted).difference(*differing.values())
     if not candidates:
         return frozenset()
     shared = frozenset[str]().union(*(exported(inputs.lib / name).keys() for name in inputs.replaceable))

@@ -25,6 +25,8 @@ _ELSEWHERE = frozenset({0xFFFF, 0xFFF2})
 _HIDDEN = frozenset({1, 2})
 #: Their value is an address as it is; that of all others counts from the end of the field, or of the instruction.
 _ABSOLUTE = frozenset({1, 10, 11})
+#: What is no longer may lie before a table of which the code wants `kTable[i - 1]`: it has the address of that.
+_ELEMENT = 8
 #: A cold or split part of a function, `f.cold`: a table of jumps may be the only way to it.
 _SPLIT = re.compile(r"\.(cold|part)\b.*")
 #: What may hold a distance of four bytes: call, jmp, jcc, and ModRM with [rip + disp32]; or of one: the short jumps.
@@ -33,7 +35,7 @@ _SHORT = re.compile(rb"(?=[\xe3\xeb\x70-\x7f](.))", re.S)
 
 
 class Part(NamedTuple):
-    """A function, or a table of pointers that nothing writes after loading; section 0 is all that is written."""
+    """A function, a constant, or a table of pointers that only the loader writes; section 0 is all that is written."""
 
     path: Path
     section: int
@@ -51,6 +53,12 @@ class _Symbol(NamedTuple):
     hidden: bool
     section: int
     value: int
+    size: int
+
+    @property
+    def begins(self) -> bool:
+        """Whether a function or a variable begins here."""
+        return self.kind in {_FUNCTION, _OBJECT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +67,13 @@ class Reaches:
 
     Attributes:
         defined: the part of each name that is not local to the object.
-        hidden: those of the names that the loader never sees.
+        local: the parts of each name that is: several may have the same one.
+        hidden: those of the names that the loader never sees, also of names that another object defines.
     """
 
     reached: Mapping[Part, set[Part | str]]
     defined: Mapping[str, Part]
+    local: Mapping[str, set[Part]]
     hidden: frozenset[str]
 
 
@@ -73,27 +83,42 @@ class _Object:
 
     Attributes:
         code, tables: numbers of the sections with functions, and of those that only the loader writes.
+        constants: numbers of the sections that nothing writes.
         written: numbers of the sections with variables.
         starts: the addresses where something begins, by section.
+        short: those of them, with their sections, where no more than an element of a table lies.
     """
 
     path: Path
     elf: ELFFile
     code: set[int] = field(default_factory=set)
     tables: set[int] = field(default_factory=set)
+    constants: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=lambda: set(_ELSEWHERE))
     symbols: list[_Symbol] = field(default_factory=list)
     starts: dict[int, list[int]] = field(default_factory=dict)
+    short: set[tuple[int, int]] = field(default_factory=set)
 
     def part(self, section: int, address: int) -> Part | None:
-        """Return what lies at an address; None for constants without pointers."""
+        """Return what lies at an address; None for what is not in memory."""
         if section in self.written:
             return Part(self.path, 0, 0)
-        if section not in self.code and section not in self.tables:
+        if not any(section in every for every in (self.code, self.tables, self.constants)):
             return None
         starts = self.starts.get(section, [])
         at = bisect_right(starts, address) - 1
         return Part(self.path, section, starts[at] if at >= 0 else -1)
+
+    def parts(self, section: int, address: int) -> Iterator[Part]:
+        """Yield what code may want that has an address: also what comes behind it, if nothing long begins there."""
+        if not (part := self.part(section, address)):
+            return
+        yield part
+        exact = part.start == address and (section, address) not in self.short
+        starts = self.starts.get(part.section, [])
+        behind = bisect_right(starts, address)
+        if section not in self.code and not exact and behind < len(starts):
+            yield Part(self.path, section, starts[behind])
 
 
 def _sort_sections(made: _Object) -> None:
@@ -103,18 +128,26 @@ def _sort_sections(made: _Object) -> None:
             made.code.add(number)
         elif flags & SH_FLAGS.SHF_WRITE:
             (made.tables if section.name.startswith(".data.rel.ro") else made.written).add(number)
+        elif flags & SH_FLAGS.SHF_ALLOC:
+            made.constants.add(number)
 
 
 def _read_symbols(made: _Object) -> None:
     table = made.elf.get_section_by_name(".symtab")
     strings = made.elf.get_section(table["sh_link"]).data()
-    for at, info, other, section, value, _ in _SYMBOL.iter_unpack(table.data()):
+    for at, info, other, section, value, size in _SYMBOL.iter_unpack(table.data()):
         name = strings[at : strings.index(b"\0", at)].decode("ascii", "replace")
-        made.symbols.append(_Symbol(name, info >> 4 == _LOCAL, info & 15, other & 3 in _HIDDEN, section, value))
+        made.symbols.append(_Symbol(name, info >> 4 == _LOCAL, info & 15, other & 3 in _HIDDEN, section, value, size))
+
+
+def _find_starts(made: _Object) -> None:
+    apart = made.code | made.tables | made.constants
     begins: dict[int, set[int]] = defaultdict(set)
     for symbol in made.symbols:
-        if symbol.kind in {_FUNCTION, _OBJECT} and symbol.section in made.code | made.tables:
+        if symbol.begins and symbol.section in apart:
             begins[symbol.section].add(symbol.value)
+            if symbol.size <= _ELEMENT:
+                made.short.add((symbol.section, symbol.value))
     made.starts = {section: sorted(every) for section, every in begins.items()}
 
 
@@ -123,12 +156,13 @@ def _targets(made: _Object, symbol: _Symbol, kind: int, addend: int) -> Iterator
     if not symbol.local:
         yield symbol.name
         return
-    offsets = [addend] if kind in _ABSOLUTE else [addend + 4]
-    if symbol.kind == _SECTION and kind not in _ABSOLUTE and symbol.section in made.tables:
-        offsets += [addend + 5, addend + 6, addend + 8]  # The field may have a constant of the instruction behind it.
-    for offset in offsets if symbol.kind == _SECTION else [0]:
-        if part := made.part(symbol.section, symbol.value + offset):
-            yield part
+    if symbol.kind != _SECTION:
+        yield from filter(None, [made.part(symbol.section, symbol.value)])
+        return
+    yield from made.parts(symbol.section, addend if kind in _ABSOLUTE else addend + 4)
+    if kind not in _ABSOLUTE and symbol.section not in made.code:
+        # The field may have a constant of the instruction behind it.
+        yield from filter(None, (made.part(symbol.section, addend + more) for more in (5, 6, 8)))
 
 
 def _relocations(made: _Object) -> Iterator[tuple[int, int, int, int, int]]:
@@ -177,6 +211,14 @@ def _defined(made: _Object) -> dict[str, Part]:
     return {name: part for name, part in found.items() if part}
 
 
+def _local(made: _Object) -> dict[str, set[Part]]:
+    found: dict[str, set[Part]] = defaultdict(set)
+    for symbol in made.symbols:
+        if symbol.local and symbol.begins and (part := made.part(symbol.section, symbol.value)):
+            found[symbol.name].add(part)
+    return dict(found)
+
+
 @lru_cache(maxsize=64)
 def read(path: Path) -> Reaches:
     """Read an object.
@@ -190,6 +232,7 @@ def read(path: Path) -> Reaches:
         made = _Object(path, ELFFile(stream))
         _sort_sections(made)
         _read_symbols(made)
+        _find_starts(made)
         for section, offset, symbol, kind, addend in _relocations(made):
             relocated[section].add(offset)
             if source := made.part(section, offset):
@@ -197,4 +240,4 @@ def read(path: Path) -> Reaches:
         for source, part in (*_within_sections(made, relocated), *_split_parts(made)):
             reached[source].add(part)
     hidden = frozenset(symbol.name for symbol in made.symbols if not symbol.local and symbol.hidden)
-    return Reaches(reached, _defined(made), hidden)
+    return Reaches(reached, _defined(made), _local(made), hidden)

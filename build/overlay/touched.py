@@ -199,6 +199,11 @@ def _pattern(arguments: str, pasted: str) -> re.Pattern[str]:
     return re.compile("".join(r"\w*" if part in names else re.escape(part) for part in parts))
 
 
+def declared(text: Text) -> frozenset[str]:
+    """Return the names that are declared beside functions, as variables are."""
+    return frozenset[str]().union(*(_declared(block) for block in text.rest))
+
+
 def spared(old: str, new: str) -> frozenset[str]:
     """Return the functions that a patch surely does not concern: an overlay's copy does what the stock one does."""
     concerned = affected(old, new)

@@ -205,3 +205,46 @@ def test_stock_code_does_not_keep_a_function_that_reaches_a_changed_one(little: 
     edit = lt.edited(HIDDEN_CPP, "return 40", "return 900")
     made = compile_closure(lt.with_release(lt.inputs(other, tmp_path / "tree", edit), series=()))
     assert {item.unit for item in made} == {HIDDEN_CPP, NCCL_CPP, USER_CPP}
+
+
+_CHANGED = {
+    "a constant": ("extern const int kLimit;\nconst int kLimit = 3;\n", "int bump() {\n  return kLimit;\n}\n"),
+    "a table": (
+        'extern const char* const kLimits[];\nconst char* const kLimits[] = {\n  "3",\n};\n',
+        "int bump() {\n  return *kLimits[0];\n}\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", _CHANGED)
+def test_stock_code_does_not_keep_a_function_that_reads_a_changed_constant(
+    little: Little, tmp_path: Path, what: str
+) -> None:
+    """The patch changes a hidden constant of another unit; of its reader `bump`, only the text stays."""
+    constant, bump = _CHANGED[what]
+    (secret,) = lt.edited(HIDDEN_CPP, "int Secret::value", constant + "int Secret::value").values()
+    reader = constant.splitlines()[0].join(["namespace torch::cuda { ", " }\nnamespace torch::cuda::nccl {"])
+    (text,) = lt.edited(NCCL_CPP, "int version() {", bump + "int version() {").values()
+    text = text.replace("namespace torch::cuda::nccl {", reader, 1)
+    (user,) = lt.edited(USER_CPP, "return torch::cuda::nccl::answer", "return torch::cuda::nccl::bump").values()
+    stock = lt.inputs(little, tmp_path / "stock", {HIDDEN_CPP: secret, NCCL_CPP: text, USER_CPP: _BUMP + user})
+    other = lt.relink_cuda(little, stock.tree, tmp_path / "wheel")
+    patch = {HIDDEN_CPP: secret.replace("= 3;", "= 4;").replace('"3"', '"4"')}
+    made = compile_closure(lt.with_release(lt.inputs(other, tmp_path / "tree", patch), series=()))
+    assert {item.unit for item in made} == {HIDDEN_CPP, NCCL_CPP, USER_CPP}
+
+
+def test_stock_code_does_not_keep_a_function_that_calls_a_changed_one_by_a_macro(
+    little: Little, tmp_path: Path
+) -> None:
+    """The text of `bump` does not name the function: a header's macro does."""
+    helper = "static __attribute__((noinline)) int helper() {\n  return 5;\n}\nint bump() {\n  return HELPED;\n}\n"
+    (text,) = lt.edited(NCCL_CPP, "int version() {", helper + "int version() {").values()
+    (header,) = lt.edited(lt.NCCL_H, "#pragma once", "#pragma once\n#define HELPED helper()").values()
+    (user,) = lt.edited(USER_CPP, "return torch::cuda::nccl::answer", "return torch::cuda::nccl::bump").values()
+    stock = lt.inputs(little, tmp_path / "stock", {NCCL_CPP: text, lt.NCCL_H: header, USER_CPP: _BUMP + user})
+    other = lt.relink_cuda(little, stock.tree, tmp_path / "wheel")
+    lt.write(other.wheel / "torch" / "include", {lt.NCCL_H: header})
+    given = lt.inputs(other, tmp_path / "tree", {NCCL_CPP: text.replace("return 5", "return 6")})
+    made = compile_closure(lt.with_release(given, series=()))
+    assert {item.unit for item in made} == {NCCL_CPP, HIDDEN_CPP, USER_CPP}

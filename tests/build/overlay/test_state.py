@@ -8,6 +8,7 @@ import pytest
 
 from build.overlay.flags import COMMON
 from build.overlay.state import reaching
+from build.overlay.symbols import names
 from tests.build.overlay import little as lt
 
 _HEAD = """
@@ -45,6 +46,20 @@ _STATE = {
         "static int next() { static int count; return ++count; } static int other() { return 1; }"
         "static int (*const kFirst[])() = {other, given}; static int (*const kWays[])() = {other, next};"
         "int first() { return kFirst[given() & 1](); } int asked() { return kWays[given() & 1](); }"
+    ),
+    "through an address before the table": (
+        "static int next() { static int count; return ++count; } static int other() { return 1; }"
+        "static int (*const kWays[])() = {other, next}; int (*const* asked())() { return kWays - 1; }"
+    ),
+    "through an address before the table, in another one": (
+        "static int next() { static int count; return ++count; } static int other() { return 1; }"
+        "static int (*const kFirst[])() = {other, given}; static int (*const kWays[])() = {other, next};"
+        "int first() { return kFirst[given() & 1](); } int (*const* asked())() { return kWays - 1; }"
+    ),
+    "through an address before the table, in a short one": (
+        "static int next() { static int count; return ++count; } static int other() { return 1; }"
+        "static int (*const kFirst[])() = {other}; static int (*const kWays[])() = {other, next};"
+        "int first() { return kFirst[given()](); } int (*const* asked())() { return kWays - 1; }"
     ),
     "through a virtual function": (
         "struct Base { virtual int next() = 0; }; static int count;"
@@ -111,26 +126,56 @@ def _compiled(folder: Path, **units: str) -> list[Path]:
 
 @pytest.mark.parametrize("what", _STATE)
 def test_a_variable_is_found(what: str, tmp_path: Path) -> None:
-    assert "_Z5askedv" in reaching(_compiled(tmp_path, one=_STATE[what]), _SHARED, ())
+    assert "_Z5askedv" in reaching(_compiled(tmp_path, one=_STATE[what]), _SHARED, {})
 
 
 @pytest.mark.parametrize("what", _NONE)
 def test_what_has_no_variable_is_left(what: str, tmp_path: Path) -> None:
-    assert "_Z5askedv" not in reaching(_compiled(tmp_path, one=_NONE[what]), _SHARED, ())
+    assert "_Z5askedv" not in reaching(_compiled(tmp_path, one=_NONE[what]), _SHARED, {})
 
 
 def test_another_unit_counts(tmp_path: Path) -> None:
     """It has a variable of its own, or a function that the patch changes."""
     users = {"asked": "int next(); int asked() { return next(); }", "user": "int more(); int user() { return more(); }"}
     made = _compiled(tmp_path, **users, counts="int next() { static int n; return ++n; } int more() { return 2; }")
-    assert reaching(made, _SHARED, ()) == {"_Z5askedv", "_Z4nextv"}
-    assert reaching(made, _SHARED, ["_Z4morev"]) == {"_Z5askedv", "_Z4nextv", "_Z4userv", "_Z4morev"}
+    assert reaching(made, _SHARED, {}) == {"_Z5askedv", "_Z4nextv"}
+    assert reaching(made, _SHARED, {made[2]: ["_Z4morev"]}) == {"_Z5askedv", "_Z4nextv", "_Z4userv", "_Z4morev"}
 
 
 def test_what_is_hidden_is_not_shared(tmp_path: Path) -> None:
     """Stock exports the name, the overlay does not: then the overlay's own code has the overlay's copy."""
     text = "inline APART int next() { static int n; return ++n; } int asked() { return next(); }"
     hidden, shared = _compiled(tmp_path, hidden=text, shared=f"SHARED {text}")
-    assert "_Z5askedv" in reaching([hidden], {"_Z4nextv"}, ())
-    assert "_Z5askedv" not in reaching([shared], {"_Z4nextv"}, ())
-    assert "_Z5askedv" in reaching([shared], (), ())
+    assert "_Z5askedv" in reaching([hidden], {"_Z4nextv"}, {})
+    assert "_Z5askedv" not in reaching([shared], {"_Z4nextv"}, {})
+    assert "_Z5askedv" in reaching([shared], (), {})
+
+
+def test_what_one_object_hides_is_hidden_for_all(tmp_path: Path) -> None:
+    """The linker takes the strictest visibility, and a declaration has one."""
+    text = "SHARED APART int next() { static int n; return ++n; } int asked() { return next(); }"
+    hides = '__attribute__((visibility("hidden"))) int next(); int user() { return next(); }'
+    one, two = _compiled(tmp_path, one=text, two=hides)
+    assert "_Z5askedv" not in reaching([one], {"_Z4nextv"}, {})
+    assert "_Z5askedv" in reaching([one, two], {"_Z4nextv"}, {})
+
+
+_CONSTANTS = {
+    "of the file": "static const int kTexts[] = {1, 2, 3}; int asked() { return kTexts[given()]; }",
+    "hidden": "extern const int kTexts[]; const int kTexts[] = {1, 2, 3}; int asked() { return kTexts[given()]; }",
+}
+
+
+@pytest.mark.parametrize("what", _CONSTANTS)
+def test_a_constant_counts_if_wanted(what: str, tmp_path: Path) -> None:
+    (made,) = _compiled(tmp_path, one=_CONSTANTS[what])
+    name = next(name for name in names(made).defined if "kTexts" in name)
+    assert "_Z5askedv" in reaching([made], _SHARED, {made: [name]})
+    assert "_Z5askedv" not in reaching([made], _SHARED, {})
+
+
+def test_a_local_function_counts_in_its_own_object_only(tmp_path: Path) -> None:
+    text = "static APART int aid() {{ return given(); }} int {0}() {{ return aid() + 1; }}"
+    one, two = _compiled(tmp_path, one=text.format("asked"), two=text.format("user"))
+    assert "_Z5askedv" in (found := reaching([one, two], _SHARED, {one: ["_ZL3aidv"]}))
+    assert "_Z4userv" not in found
