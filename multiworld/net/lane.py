@@ -114,7 +114,8 @@ class Lane:
             if len(self._held) >= TOGETHER_BYTES:
                 self._let_out()
             return
-        self._let_out()
+        if self._held:
+            self._let_out()
         self._write((header, *payload) if payload else (header,), HEADER_BYTES + (nbytes if payload else 0), operation)
 
     def hold(self) -> None:
@@ -259,6 +260,8 @@ class Lane:
                 self._fill = 0
             elif self._body is not None:
                 self._advance_body(got)
+            elif self._fill + got < 2 * HEADER_BYTES:
+                self._parse(self._fill + got)
             else:
                 self._parse_together(self._fill + got)
             self._whole = True
@@ -278,12 +281,11 @@ class Lane:
 
     def _parse_together(self, end: int) -> None:
         """Parse; the answers to what came together go out together."""
-        self._holding = end >= 2 * HEADER_BYTES
+        self.hold()
         try:
             self._parse(end)
         finally:
-            if self._holding:
-                self.release()
+            self.release()
 
     def _parse(self, end: int) -> None:
         at = 0
