@@ -63,22 +63,27 @@ def of_driver(python: Path, backend: str, rounds: int) -> list[Figure]:
     name = f"{backend} (simulated)"
     return [
         of_samples(f"{name}: added to 4 bytes, receive posted ahead", added, ADDED, "us"),
-        _pipelined(f"{name}: 4 MB pipelined, over bare", found),
+        *_pipelined(f"{name}: 4 MB pipelined", found),
     ]
 
 
 def of_links(python: Path, backend: str, rounds: int) -> list[Figure]:
     """Measure transfers that take the time of a link, and no processor."""
     return [
-        _pipelined(
-            f"{backend} (simulated): 4 MB pipelined at {link:g} GB/s, over bare", _rounds(python, backend, rounds, link)
-        )
+        figure
         for link in LINKS
+        for figure in _pipelined(
+            f"{backend} (simulated): 4 MB pipelined at {link:g} GB/s", _rounds(python, backend, rounds, link)
+        )
     ]
 
 
-def _pipelined(name: str, found: list[device.Round]) -> Figure:
-    return of_ratios(name, [one.transfer for one in found], [one.bare_transfer for one in found], PIPELINED)
+def _pipelined(name: str, found: list[device.Round]) -> list[Figure]:
+    bare = [one.bare_transfer for one in found]
+    return [
+        of_ratios(f"{name}, a call each, over bare", [one.transfer for one in found], bare, PIPELINED),
+        of_ratios(f"{name}, calls of {device.BATCH}, over bare", [one.batched for one in found], bare, PIPELINED),
+    ]
 
 
 def _rounds(python: Path, backend: str, count: int, link: float = 0.0) -> list[device.Round]:

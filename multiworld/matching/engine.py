@@ -7,8 +7,8 @@ ends the generation is the host's to do. So tests drive it with a transport and 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from multiworld.errors import BrokenWorldException
@@ -155,6 +155,18 @@ class Engine(Registry):
             if self.register(operation, tuple(self.departed.intersection(ranks))):
                 self._group(gid).start(operation)
         return operation
+
+    @contextmanager
+    def together(self, peers: Iterable[int]) -> Iterator[None]:
+        """Let what is sent to ``peers`` meanwhile go out together. The caller holds the lock."""
+        sinks = [self._sinks[peer] for peer in set(peers)]
+        for sink in sinks:
+            sink.hold()
+        try:
+            yield
+        finally:
+            for sink in sinks:
+                sink.release()
 
     def synchronize(self) -> Operation:
         """Start to wait for the end of all that the backend does for us now."""

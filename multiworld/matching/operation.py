@@ -39,6 +39,12 @@ class Sink(Protocol):
     ) -> None:
         """Send a frame; ``operation`` is told when all of it is written."""
 
+    def hold(self) -> None:
+        """Let frames without a payload go out together, from now until ``release``."""
+
+    def release(self) -> None:
+        """Write what is held."""
+
     def disown(self, operation: Sent) -> None:
         """Copy what is not written yet of ``operation``: its memory is the caller's again."""
 

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from multiworld.net.frames import HEADER_BYTES, WITH_PAYLOAD, Done, Placement, Sent, pack, unpack_from
 
 STAGING_BYTES = 16 * 1024
+# Frames that go out together save the peer a turn each; more than these keep it waiting.
+TOGETHER_BYTES = 8 * HEADER_BYTES
 # Many small reads in one go are fine; a large payload gives way to others in the event loop after this much.
 TURN_BYTES = 8 << 20
 
@@ -50,6 +52,8 @@ class Lane:
         "_deaf",
         "_fill",
         "_got",
+        "_held",
+        "_holding",
         "_on_body",
         "_owner",
         "_sent",
@@ -82,6 +86,8 @@ class Lane:
         self._on_body: Done | None = None
         self._skip = 0  # bytes of an unwanted payload still to come
         self._deaf = False  # what comes is dropped
+        self._held = b""  # frames that go out with those that follow
+        self._holding = False
         # A signal handler may raise between any two steps. What a call has moved is here with the call, in one step.
         self._got: list[int] = []
         self._sent: list[int] = []
@@ -103,17 +109,40 @@ class Lane:
             return
         header = pack(kind, dtype, flags, seq, key, nbytes)
         self.sent += HEADER_BYTES + nbytes if payload else HEADER_BYTES
-        parts = (header, *payload) if payload else (header,)
+        if self._holding and not payload and operation is None:
+            self._held += header
+            if len(self._held) >= TOGETHER_BYTES:
+                self._let_out()
+            return
+        if self._held:
+            self._let_out()
+        self._write((header, *payload) if payload else (header,), HEADER_BYTES + (nbytes if payload else 0), operation)
+
+    def hold(self) -> None:
+        """Let frames without a payload go out together, from now until ``release``."""
+        self._holding = True
+
+    def release(self) -> None:
+        """Write what is held."""
+        self._holding = False
+        self._let_out()
+
+    def _let_out(self) -> None:
+        held, self._held = self._held, b""
+        if held and not self.ended:
+            self._write((held,), len(held), None)
+
+    def _write(self, parts: tuple[Any, ...], nbytes: int, operation: Sent | None) -> None:
         sent = 0
         if not self.backlog:
             try:
-                sent = self.sock.sendmsg(parts) if payload else self.sock.send(header)
+                sent = self.sock.sendmsg(parts) if len(parts) > 1 else self.sock.send(parts[0])
             except BlockingIOError:
                 sent = 0
             except OSError as error:
                 self._end(error)
                 return
-            if sent == HEADER_BYTES + (nbytes if payload else 0):
+            if sent == nbytes:
                 if operation is not None:
                     operation.on_sent()
                 return
@@ -231,8 +260,10 @@ class Lane:
                 self._fill = 0
             elif self._body is not None:
                 self._advance_body(got)
-            else:
+            elif self._fill + got < 2 * HEADER_BYTES:
                 self._parse(self._fill + got)
+            else:
+                self._parse_together(self._fill + got)
             self._whole = True
             if not full:  # the socket was empty: a further read would only say so
                 return
@@ -247,6 +278,14 @@ class Lane:
         on_body, self._on_body = self._on_body, None
         if on_body is not None:
             on_body()
+
+    def _parse_together(self, end: int) -> None:
+        """Parse; the answers to what came together go out together."""
+        self.hold()
+        try:
+            self._parse(end)
+        finally:
+            self.release()
 
     def _parse(self, end: int) -> None:
         at = 0

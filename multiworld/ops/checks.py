@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: whether a storage tells memory of PyTorch's own, which may be resized, from memory of somebody else
 _tells_owner = hasattr(torch.UntypedStorage, "resizable")
-#: sets of dispatch keys of plain tensors on the CPU, as they come by: for these a look at the memory is all it takes
-_plain_on_cpu: set[Hashable] = set()
+#: sets of dispatch keys of plain tensors, as they come by, and whether on the CPU: it takes a look at the memory then
+_plain: dict[Hashable, bool] = {}
 
 
 def check_tensor(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
@@ -30,13 +30,16 @@ def check_tensor(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
         InvalidArgument: not a tensor, or one whose memory is not simply its values: see ``ops.kinds``; not contiguous,
             not on the world's device, of an unknown dtype, or in memory that cannot be written to.
     """
-    if type(tensor) in PLAIN_TYPES and key_set(tensor) in _plain_on_cpu and tensor.is_contiguous():
-        storage = tensor.untyped_storage()
-        needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
-        if storage.nbytes() >= needed and (storage.resizable() if _tells_owner else True):
-            code = CODES.get(tensor.dtype)
-            if code is not None:
-                return code
+    if type(tensor) in PLAIN_TYPES and (keys := key_set(tensor)) in _plain and tensor.is_contiguous():
+        if _plain[keys]:
+            storage = tensor.untyped_storage()
+            needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
+            known = storage.nbytes() >= needed and (storage.resizable() if _tells_owner else True)
+        else:
+            known = _is_where_the_world_is(group, tensor)
+        code = CODES.get(tensor.dtype) if known else None
+        if code is not None:
+            return code
     code = _checked(group, operation, tensor, Form.PLAIN)
     _check_writable(group, operation, tensor)
     return code
@@ -48,13 +51,20 @@ def check_source(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
     Raises:
         InvalidArgument: as ``check_tensor``; but read-only memory and what is lazily conjugated or negated may be sent.
     """
-    if type(tensor) in PLAIN_TYPES and key_set(tensor) in _plain_on_cpu and tensor.is_contiguous():
-        needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
-        if tensor.untyped_storage().nbytes() >= needed:
-            code = CODES.get(tensor.dtype)
-            if code is not None:
-                return code
+    if type(tensor) in PLAIN_TYPES and (keys := key_set(tensor)) in _plain and tensor.is_contiguous():
+        if _plain[keys]:
+            needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
+            known = tensor.untyped_storage().nbytes() >= needed
+        else:
+            known = _is_where_the_world_is(group, tensor)
+        code = CODES.get(tensor.dtype) if known else None
+        if code is not None:
+            return code
     return _checked(group, operation, tensor, Form.LAZY)
+
+
+def _is_where_the_world_is(group: GroupBase, tensor: torch.Tensor) -> bool:
+    return group._world.on_device and tensor.device == group.device
 
 
 def _checked(group: GroupBase, operation: str, tensor: torch.Tensor, most: Form) -> int:
@@ -72,8 +82,8 @@ def _checked(group: GroupBase, operation: str, tensor: torch.Tensor, most: Form)
     code = _check_dense(group, operation, bare)
     if bare.device.type == "cpu":
         _check_extent(group, operation, bare)
-        if kind is PLAIN:
-            _plain_on_cpu.add(keys)
+    if kind is PLAIN:
+        _plain[keys] = bare.is_cpu
     return code
 
 

@@ -71,15 +71,14 @@ def _key(group: GroupBase, operation: str, tag: int) -> int:
 
 
 def send(engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False) -> Operation:
-    return _prepared_send(engine, group, tensor, dst, tag, stream)()
+    code = check_source(group, "send", tensor)
+    return _prepared_send(engine, group, tensor, code, *_peer_and_key(group, "send", "dst", dst, tag), stream)()
 
 
 def _prepared_send(
-    engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int, stream: bool
+    engine: Engine, group: GroupBase, tensor: torch.Tensor, code: int, peer: int, key: int, stream: bool
 ) -> Callable[[], Operation]:
-    """What starts the send; all that is checked, copied or asked of the device is done before."""
-    code = check_source(group, "send", tensor)
-    peer, key = _peer_and_key(group, "send", "dst", dst, tag)
+    """What starts the send of a checked tensor; all that is copied or asked of the device is done before."""
     device = None if engine.device is None else device_for(engine, group, "send", tensor)
     if device is not None:
         plain, end = source(device, tensor, stream)
@@ -92,15 +91,20 @@ def _prepared_send(
 def recv(
     engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int | None, tag: int, stream: bool = False
 ) -> Operation:
-    return _prepared_recv(engine, group, tensor, src, tag, stream)()
+    code = check_tensor(group, "recv", tensor)
+    return _prepared_recv(engine, group, tensor, code, *_from(engine, group, src, tag), stream)()
 
 
 def _prepared_recv(
-    engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int | None, tag: int, stream: bool
+    engine: Engine,
+    group: GroupBase,
+    tensor: torch.Tensor,
+    code: int,
+    begin: Callable[..., ReceiveOperation | AnyReceive],
+    whence: tuple[Any, ...],
+    stream: bool,
 ) -> Callable[[], Operation]:
-    """What starts the receive; as for a send."""
-    code = check_tensor(group, "recv", tensor)
-    begin, whence = _from(engine, group, src, tag)
+    """What starts the receive, ``begin`` with ``whence`` as its first arguments; as for a send."""
     device = None if engine.device is None else device_for(engine, group, "recv", tensor)
     if device is not None:
         begin = partial(begin, *whence, (Mode.DEVICE, code, tensor.nbytes), None, tensor)
@@ -206,27 +210,23 @@ def recv_object(engine: Engine, group: GroupBase, src: int, tag: int, allow: Seq
 def batch_p2p(engine: Engine, group: GroupBase, operations: Sequence[P2P], stream: bool = False) -> Operation:
     """Start ``Group.batch_p2p``: all arguments are checked first, so that either all operations are started or none."""
     check_list(group, "batch_p2p", "operations", operations)
-    for entry in operations:
-        _check_entry(group, entry)
     begins = [_prepared(engine, group, entry, stream) for entry in operations]
     whole = BatchOperation(engine, len(operations))
-    with engine.lock:
+    with engine.lock, engine.together(group.ranks[entry.peer] for entry in operations):
         if engine.register(whole, ()):
             whole.take([begin() for begin in begins])
     return whole
 
 
-def _check_entry(group: GroupBase, entry: Any) -> None:
+def _prepared(engine: Engine, group: GroupBase, entry: Any, stream: bool) -> Callable[[], Operation]:
     if not isinstance(entry, P2P) or entry.kind not in _CHECKS:
         what = f"{type(entry).__name__} given where P2P('send' | 'recv', ...) is expected"
         raise invalid(group, "batch_p2p", what, "pass P2P entries")
-    _CHECKS[entry.kind](group, "batch_p2p", entry.tensor)
-    _peer_and_key(group, "batch_p2p", "peer", entry.peer, entry.tag)
-
-
-def _prepared(engine: Engine, group: GroupBase, entry: P2P, stream: bool) -> Callable[[], Operation]:
-    prepare = _prepared_send if entry.kind == "send" else _prepared_recv
-    return prepare(engine, group, entry.tensor, entry.peer, entry.tag, stream)
+    code = _CHECKS[entry.kind](group, "batch_p2p", entry.tensor)
+    peer, key = _peer_and_key(group, "batch_p2p", "peer", entry.peer, entry.tag)
+    if entry.kind == "send":
+        return _prepared_send(engine, group, entry.tensor, code, peer, key, stream)
+    return _prepared_recv(engine, group, entry.tensor, code, engine.receive, ("recv", peer, key), stream)
 
 
 def synchronize(engine: Engine, _: GroupBase) -> Operation:

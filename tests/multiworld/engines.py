@@ -41,9 +41,14 @@ class Clock:
 
 
 class MemorySocket:
-    """One end of a stream in memory that takes ``capacity`` bytes until the other end reads."""
+    """One end of a stream in memory that takes ``capacity`` bytes until the other end reads.
+
+    Attributes:
+        writes: how many bytes each write had.
+    """
 
     def __init__(self, capacity: int) -> None:
+        self.writes: list[int] = []
         self._capacity = capacity
         self._unread = bytearray()
         self.other = self
@@ -66,6 +71,7 @@ class MemorySocket:
             raise BlockingIOError
         taken = bytes(memoryview(data).cast("B")[:room])
         self.other._unread += taken
+        self.writes.append(len(taken))
         return len(taken)
 
     def sendmsg(self, parts: Any) -> int:
@@ -84,12 +90,14 @@ class Member:
     """One engine with its lanes, and all that it asks of its host, noted down.
 
     Attributes:
+        socks: to the other members, by rank.
         alarms: the times at which it asked for a look at the deadlines.
         launched: collectives that are agreed on.
     """
 
     def __init__(self, rank: int, size: int, clock: Clock, socks: dict[int, MemorySocket]) -> None:
         us = Membership("w", rank, size, 1, "gloo", Limits(OP_TIMEOUT, 1 << 20))
+        self.socks = socks
         self.lanes = {peer: Lane(sock, peer, self) for peer, sock in socks.items()}  # type: ignore[arg-type]
         self.engine = Engine(us, self, self.lanes, contextlib.nullcontext(), clock)
         self.on_frame = self.engine.on_frame

@@ -14,10 +14,13 @@ import torch
 from multiworld.drivers import cuda, nccl
 from multiworld.lab.context import Context
 from multiworld.multi import MultiWorld
+from multiworld.ops.p2p import P2P
 from multiworld.world import World
 
-#: round trips of 4 bytes, and transfers of 4 MB, in one round
-TURNS, TRANSFERS = 100, 20
+#: round trips of 4 bytes, and transfers of 4 MB, in one round; enough of these to see how they flow, not how they begin
+TURNS, TRANSFERS = 100, 100
+#: transfers in a call of ``batch_p2p``
+BATCH = 20
 _FLOAT = 7  # ncclFloat32
 _ELEMENTS = 1 << 20
 
@@ -30,13 +33,15 @@ class Round:
         bare_trip: seconds of a round trip of 4 bytes by the communicator alone, the median.
         trip: the same in a world, the receive posted ahead.
         bare_transfer: seconds of one of many transfers of 4 MB, one after the other.
-        transfer: the same in a world, with ``stream=True``.
+        transfer: the same in a world, with ``stream=True``, in a call each.
+        batched: the same, in calls of ``batch_p2p``.
     """
 
     bare_trip: float
     trip: float
     bare_transfer: float
     transfer: float
+    batched: float
 
 
 def rounds(_: Context, folder: str, rank: int, backend: str, count: int) -> list[Round]:
@@ -51,10 +56,11 @@ def rounds(_: Context, folder: str, rank: int, backend: str, count: int) -> list
             w = await mw.join("bench", rank, 2, store=f"file://{folder}/store", backend=backend, device=str(device))
             await _trips(w, small, 3)
             await _transfers(w, large, 3)
+            await _batches(w, large, BATCH)
             return [
                 Round(
                     bare.trips(small), await _trips(w, small, TURNS), bare.transfers(large),
-                    await _transfers(w, large, TRANSFERS),
+                    await _transfers(w, large, TRANSFERS), await _batches(w, large, TRANSFERS),
                 )
                 for _ in range(count)
             ]  # fmt: skip
@@ -86,6 +92,15 @@ async def _transfers(w: World, large: torch.Tensor, count: int) -> float:
     else:
         for _ in range(count):
             await w.send(large, 1, stream=True)
+    await w.synchronize()
+    return (time.perf_counter() - began) / count
+
+
+async def _batches(w: World, large: torch.Tensor, count: int) -> float:
+    batch = [P2P("recv" if w.rank else "send", large, 1 - w.rank)] * BATCH
+    await w.barrier()
+    began = time.perf_counter()
+    await asyncio.gather(*(w.batch_p2p(batch, stream=True) for _ in range(count // BATCH)))
     await w.synchronize()
     return (time.perf_counter() - began) / count
 
