@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-#: What brackets and `#` do not count in: comments, strings, characters; and numbers, which may have an apostrophe. Each
-#: alternative begins with one of few bytes, so that most of a file is passed over quickly: a directive with the line
-#: end before it, so a file is given with one more in front.
+#: What brackets and `#` do not count in: comments, strings, characters; and numbers, which may have an apostrophe. All
+#: begin with one of few bytes, the first thing that the expression asks for, so that most of a file is passed over
+#: quickly. It is the line end for a directive, so a file is given with one more in front.
 _SCAN = re.compile(
-    rb"""\n(?P<directive>[ \t]*\#[ \t]*(?P<word>\w*)(?:[^\n\\/]+|\\\r?\n|\\.|/(?!\*)|/\*[^*]*(?:\*(?!/)[^*]*)*\*/)*)
-    |(?P<comment>//(?:[^\n\\]+|\\\r?\n|\\.)*|/\*[^*]*(?:\*(?!/)[^*]*)*(?:\*/)?)
-    |(?P<text>[RuUL](?<!\w.)(?:(?<=R)|(?<!R)(?:(?<=u)8)?R)"(?P<end>[^()\\\s]{0,16})\(.*?(?:\)(?P=end)"|\Z)
-        |"(?:[^"\\\n]+|\\.)*"?|'(?:[^'\\\n]+|\\.)*'?)
-    |\d(?<!\w.)(?:'?[\w.]+)*""",
+    rb"""[\n/"'0-9RuUL](?:
+    (?<=\n)(?P<directive>[ \t]*\#[ \t]*(?P<word>\w*)(?:[^\n\\/]+|\\\r?\n|\\.|/(?!\*)|/\*[^*]*(?:\*(?!/)[^*]*)*\*/)*)
+    |(?<=/)(?P<comment>/(?:[^\n\\]+|\\\r?\n|\\.)*|\*[^*]*(?:\*(?!/)[^*]*)*(?:\*/)?)
+    |(?P<text>(?<=")(?:[^"\\\n]+|\\.)*"?|(?<=')(?:[^'\\\n]+|\\.)*'?
+        |(?<=[RuUL])(?<!\w.)(?:(?<=R)|(?<!R)(?:(?<=u)8)?R)"(?P<end>[^()\\\s]{0,16})\(.*?(?:\)(?P=end)"|\Z))
+    |(?<=[0-9])(?<!\w.)(?:'?[\w.]+)*)""",
     re.DOTALL | re.VERBOSE,
 )
 #: Every byte as a blank, but for the line end.
@@ -69,13 +70,10 @@ def variants(data: bytes) -> tuple[Variant, ...]:
     directives: list[tuple[int, int, bytes]] = []
     for match in _SCAN.finditer(b"\n" + data):
         kind = match.lastgroup
-        if kind is None:
-            continue
-        start, end = match.span(kind)
         if kind == "directive":
-            directives.append((start - 1, end - 1, match["word"]))
-        else:
-            texts.append((start - 1, end - 1))
+            directives.append((match.start(), match.end() - 1, match["word"]))
+        elif kind:
+            texts.append((match.start() - 1, match.end() - 1))
     groups = _groups(directives)
     branches = (0, -2) if any(len(group) > 2 for group in groups) else (0,)
     code = _without_directives(data, directives)
