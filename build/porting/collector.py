@@ -16,12 +16,4 @@ def paused() -> Iterator[None]:
         yield
     finally:
         if was:
-            _settle()
             gc.enable()
-
-
-def _settle() -> None:
-    """Count what the block has made as old, without a look at it: else the next search would begin with all of it."""
-    if not gc.get_freeze_count():  # what others froze stays frozen
-        gc.freeze()
-        gc.unfreeze()

@@ -24,7 +24,7 @@ LARGEST = 4 << 20
 #: Seconds of processor time after which reading a file is given up. Code takes 0.1 s for a megabyte, noise minutes.
 LONGEST = 2.0
 #: Bytes of code that the parser asks for at once. So many are copied each time that the text of a node is asked for.
-PIECE = 512
+PIECE = 4096
 #: Largest file in bytes whose tree is kept for the next question, and number of trees that are.
 _KEPT, _MOST_TREES = 1 << 19, 4
 #: Errors after which a file counts as one that the grammar cannot read, and the others are not collected.
@@ -220,11 +220,17 @@ def _parsed(language: Language, code: bytes, known: tree_sitter.Tree | None = No
 
     end = time.thread_time() + LONGEST
     parser = tree_sitter.Parser(grammar(language))
-    by = {} if known is None else {"old_tree": known}
+
+    def piece(at: int, _: object) -> bytes:
+        return code[at : at + PIECE]
+
+    def too_long(*_: object) -> bool:
+        return time.thread_time() > end
+
     try:
-        return parser.parse(
-            lambda at, _: code[at : at + PIECE], progress_callback=lambda *_: time.thread_time() > end, **by
-        )
+        if known is None:  # the parser refuses it as an argument
+            return parser.parse(piece, progress_callback=too_long)
+        return parser.parse(piece, known, progress_callback=too_long)
     except ValueError:
         raise UnreadableError("it takes too long") from None
 

@@ -84,7 +84,7 @@ def used(lines: Iterable[bytes]) -> set[bytes]:
 
 def has_word(data: bytes, name: bytes) -> bool:
     """Whether a file has a name as a whole word, wherever that is."""
-    return next(places(data, name), None) is not None
+    return name in data and next(places(data, name), None) is not None
 
 
 def places(data: bytes, name: bytes) -> Iterator[int]:
