@@ -76,11 +76,12 @@ def test_the_tree_is_the_same_as_without_the_other_one(changed: Change) -> None:
         (changed.before, changed.after, like(changed)),
         (changed.after, changed.before, Like(changed.after, like(changed).new, like(changed).old)),
     ):
-        alone = nodes(parse_alone(code).root_node)
+        root = parse_alone(code).root_node
+        alone = nodes(root)
         tree = parse(Language.C, known)
         told = edited(tree, found, code)
         assert told is not None
-        assert told.root_node.end_point == parse_alone(code).root_node.end_point
+        assert told.root_node.end_point == root.end_point
         parse_like(Language.C, code, found)
         assert list(grammar._TREES) == [(Language.C, known), (Language.C, code)]
         assert nodes(parse(Language.C, code).root_node) == alone
