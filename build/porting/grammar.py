@@ -24,7 +24,7 @@ LARGEST = 4 << 20
 #: Seconds of processor time after which reading a file is given up. Code takes 0.1 s for a megabyte, noise minutes.
 LONGEST = 2.0
 #: Bytes of code that the parser asks for at once. So many are copied each time that the text of a node is asked for.
-PIECE = 4096
+PIECE = 512
 #: Largest file in bytes whose tree is kept for the next question, and number of trees that are.
 _KEPT, _MOST_TREES = 1 << 19, 4
 #: Errors after which a file counts as one that the grammar cannot read, and the others are not collected.
