@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from build.porting.diffs import Change, diffs
-from build.porting.lines import PARTED, words
+from build.porting.lines import PARTED, words, words_by_line
 from build.porting.lookup import Lookup
 from build.porting.names import NAMED, used
 from build.series.inspect import Text
@@ -75,7 +75,8 @@ class Alignment:
         new = [image < 0 for image in self.back]
         sides = zip([False, *new], new, [*new[1:], False], strict=False)
         around = [is_new or (above and below) for above, is_new, below in sides]
-        return [(word, n) for n, line in enumerate(self.ours) if around[n] for word in words([line])]
+        numbers = [n for n, counts in enumerate(around) if counts]
+        return [(word, numbers[n]) for word, n in words_by_line([self.ours[n] for n in numbers])]
 
     @cached_property
     def fresh_counts(self) -> Counter[bytes]:
@@ -130,7 +131,11 @@ def align(base: Sequence[bytes], ours: Sequence[bytes]) -> Alignment:
     Histogram and minimal Myers differ where an alignment is ambiguous (repeated blocks, lone brackets). Only what
     they agree on is used.
     """
-    return align_all([(base, ours)])[0]
+    key = tuple(base), tuple(ours)
+    if (known := _LAST.pop(key, None)) is None:
+        return align_all([key])[0]
+    _LAST[key] = known  # the last one now; most are known, and each look reads all lines
+    return known
 
 
 def align_all(pairs: Sequence[tuple[Sequence[bytes], Sequence[bytes]]]) -> list[Alignment]:

@@ -10,8 +10,7 @@ _PAIRS = (b"{}", b"()", b"[]")
 def surplus(data: bytes) -> tuple[tuple[int, ...], ...]:
     """Return how many brackets of each kind are open at the end, for each of the preprocessor's variants."""
     return tuple(
-        tuple(variant.bare.count(pair[:1]) - variant.bare.count(pair[1:]) for pair in _PAIRS)
-        for variant in variants(data)
+        tuple(variant.count(pair[:1]) - variant.count(pair[1:]) for pair in _PAIRS) for variant in variants(data)
     )
 
 

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from build.porting.preprocessor import variants
+from build.porting.reparse import Like, edited
 
 # Imported where a file is read: no other command waits for it.
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ LARGEST = 4 << 20
 LONGEST = 2.0
 #: Bytes of code that the parser asks for at once. So many are copied each time that the text of a node is asked for.
 PIECE = 512
-#: Largest file in bytes whose tree is kept for the next question.
-_KEPT = 1 << 19
+#: Largest file in bytes whose tree is kept for the next question, and number of trees that are.
+_KEPT, _MOST_TREES = 1 << 19, 4
 #: Errors after which a file counts as one that the grammar cannot read, and the others are not collected.
 _MANY = 500
 
@@ -58,6 +59,9 @@ HOLDERS = frozenset({
     "ERROR", "block", "class_definition", "class_specifier", "declaration_list", "field_declaration_list",
     "linkage_specification", "namespace_definition", "struct_specifier", "template_declaration",
 })  # fmt: skip
+
+
+_TREES: dict[tuple[Language, bytes], tree_sitter.Tree] = {}
 
 
 class UnreadableError(Exception):
@@ -178,27 +182,55 @@ def grammar(language: Language) -> tree_sitter.Language:
     return tree_sitter.Language(made[language].language())
 
 
-def parse(language: Language, code: bytes) -> tree_sitter.Tree:
+def parse(language: Language, code: bytes, like: Like | None = None) -> tree_sitter.Tree:
     """Return the syntax tree of a form of a file; the last trees of files that are not large are kept.
+
+    Where the tree of `like` is kept, only what differs from it is read.
 
     Raises:
         UnreadableError: it takes too long.
     """
-    return _kept(language, code) if len(code) <= _KEPT else _parsed(language, code)
+    if len(code) > _KEPT:
+        return _parsed(language, code)
+    tree = _TREES.pop((language, code), None) or _parsed(language, code, _known(language, code, like))
+    _TREES[language, code] = tree
+    while len(_TREES) > _MOST_TREES:
+        del _TREES[next(iter(_TREES))]
+    return tree
 
 
-@lru_cache(maxsize=4)
-def _kept(language: Language, code: bytes) -> tree_sitter.Tree:
-    return _parsed(language, code)
+def parse_like(language: Language, code: bytes, like: Like) -> None:
+    """Parse a text by the tree of one that it resembles, if that is kept: whoever asks next finds its tree."""
+    if (language, like.code) in _TREES and len(code) <= _KEPT:
+        parse(language, code, like)
 
 
-def _parsed(language: Language, code: bytes) -> tree_sitter.Tree:
+def _known(language: Language, code: bytes, like: Like | None) -> tree_sitter.Tree | None:
+    """Return the tree of a text that `code` resembles: of `like`, or of another form of the file, as long as it."""
+    if like and (tree := _TREES.get((language, like.code))):
+        return edited(tree, like, code)
+    for (of, other), tree in reversed(_TREES.items()):
+        if of is language and len(other) == len(code):
+            return edited(tree, Like(other), code)
+    return None
+
+
+def _parsed(language: Language, code: bytes, known: tree_sitter.Tree | None = None) -> tree_sitter.Tree:
     import tree_sitter
 
     end = time.thread_time() + LONGEST
     parser = tree_sitter.Parser(grammar(language))
+
+    def piece(at: int, _: object) -> bytes:
+        return code[at : at + PIECE]
+
+    def too_long(*_: object) -> bool:
+        return time.thread_time() > end
+
     try:
-        return parser.parse(lambda at, _: code[at : at + PIECE], progress_callback=lambda *_: time.thread_time() > end)
+        if known is None:  # the parser refuses it as an argument
+            return parser.parse(piece, progress_callback=too_long)
+        return parser.parse(piece, known, progress_callback=too_long)
     except ValueError:
         raise UnreadableError("it takes too long") from None
 

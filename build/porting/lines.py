@@ -13,6 +13,7 @@ from string import ascii_letters, ascii_lowercase
 _TOKEN = re.compile(rb"\w+|[^\w\s]")
 _WORD = re.compile(rb"[A-Za-z_]\w+")
 _PART = re.compile(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_PART_OR_END = re.compile(_PART.pattern + rb"|\n")
 #: Pairs of bytes that are inside one of the words that `_PART` finds.
 PARTED = frozenset(bytes(pair) for pair in product(ascii_letters.encode(), ascii_lowercase.encode()))
 _STATEMENT = re.compile(rb";\s*(?://.*)?$")
@@ -36,6 +37,19 @@ def tokens(lines: Iterable[bytes]) -> list[bytes]:
 def words(lines: Iterable[bytes]) -> list[bytes]:
     """Return the words of code in lower case; names are split at underscores and capitals."""
     return b" ".join(_PART.findall(b"\n".join(lines))).lower().split()
+
+
+def words_by_line(lines: Sequence[bytes]) -> list[tuple[bytes, int]]:
+    """Return the words of each line, each with the line's index; all lines are read at once."""
+    found: list[tuple[bytes, int]] = []
+    at = 0
+    text = b"\n".join([line.removesuffix(b"\n") for line in lines])
+    for word in b" ".join(_PART_OR_END.findall(text)).lower().split(b" "):
+        if word == b"\n":
+            at += 1
+        elif word:
+            found.append((word, at))
+    return found
 
 
 def distinctive(line: bytes) -> bool:

@@ -30,13 +30,14 @@ def prepare(files: Iterable[tuple[_Lines, _Lines, _Lines]]) -> None:
 
 def _scripts(pairs: Iterable[tuple[_Lines, _Lines]]) -> list[list[Change]]:
     wanted: list[_Pair] = [(tuple(old), tuple(new)) for old, new in pairs]
-    fresh = [pair for pair in dict.fromkeys(wanted) if pair not in _LAST]
+    known = [_LAST.get(pair) for pair in wanted]  # asked once: each look reads all lines
+    fresh = [pair for pair, found in zip(wanted, known, strict=True) if found is None]
     [made] = diffs([(b"".join(a), b"".join(b)) for a, b in fresh], _AS_MERGED, context=1)
     _LAST.update(zip(fresh, made, strict=True))
-    found = [_LAST[pair] for pair in wanted]
     while len(_LAST) > KEPT:
         del _LAST[next(iter(_LAST))]
-    return found
+    rest = iter(made)
+    return [next(rest) if found is None else found for found in known]
 
 
 @dataclass(frozen=True, slots=True)

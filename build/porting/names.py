@@ -39,8 +39,10 @@ _STATEMENT = (
     rb"(?:and|assert|await|case|co_await|co_return|co_yield|del|delete|elif|else|goto|if|in|new|not|or|raise|return|throw"
     rb"|while|yield)\b"
 )
+#: It first asks for a blank or the like: of most bytes no word before them is compared.
 _DECLARED = re.compile(
-    rb"(?<=[\w>])(?:" + _BEFORE_USE + rb"[ \t]+[*&]*|[ \t]*[*&]+[ \t]*)([A-Za-z_]\w+)[ \t]*(?=[;,=)\[:]|$)"
+    rb"(?=[ \t*&])(?<=[\w>])"
+    rb"(?:(?=[ \t])" + _BEFORE_USE + rb"[ \t]+[*&]*|[ \t]*[*&]+[ \t]*)([A-Za-z_]\w+)[ \t]*(?=[;,=)\[:]|$)"
     rb"|^[ \t]*(?!" + _STATEMENT + rb")(?:[A-Za-z_][\w:<>]*[ \t*&]+){1,4}([A-Za-z_]\w+)[ \t]*[({]"
     rb"|\b(?:def|class|as|import|for|struct|enum|union|define)[ \t]+([A-Za-z_]\w+)"
     rb"|^[ \t]*([A-Za-z_]\w+)[ \t]*=(?!=)[^;\n]*$",
@@ -82,7 +84,7 @@ def used(lines: Iterable[bytes]) -> set[bytes]:
 
 def has_word(data: bytes, name: bytes) -> bool:
     """Whether a file has a name as a whole word, wherever that is."""
-    return next(places(data, name), None) is not None
+    return name in data and next(places(data, name), None) is not None
 
 
 def places(data: bytes, name: bytes) -> Iterator[int]:

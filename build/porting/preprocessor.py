@@ -7,26 +7,28 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-#: What brackets and `#` do not count in: comments, strings, characters; and numbers, which may have an apostrophe. Each
-#: alternative begins with one of few bytes, so that most of a file is passed over quickly: a directive with the line
-#: end before it, so a file is given with one more in front.
+#: What brackets and `#` do not count in: comments, strings, characters; and numbers, which may have an apostrophe. All
+#: begin with one of few bytes, the first thing that the expression asks for, so that most of a file is passed over
+#: quickly. It is the line end for a directive, so a file is given with one more in front.
 _SCAN = re.compile(
-    rb"""\n(?P<directive>[ \t]*\#[ \t]*(?P<word>\w*)(?:[^\n\\/]+|\\\r?\n|\\.|/(?!\*)|/\*[^*]*(?:\*(?!/)[^*]*)*\*/)*)
-    |(?P<comment>//(?:[^\n\\]+|\\\r?\n|\\.)*|/\*[^*]*(?:\*(?!/)[^*]*)*(?:\*/)?)
-    |(?P<text>[RuUL](?<!\w.)(?:(?<=R)|(?<!R)(?:(?<=u)8)?R)"(?P<end>[^()\\\s]{0,16})\(.*?(?:\)(?P=end)"|\Z)
-        |"(?:[^"\\\n]+|\\.)*"?|'(?:[^'\\\n]+|\\.)*'?)
-    |\d(?<!\w.)(?:'?[\w.]+)*""",
+    rb"""[\n/"'0-9RuUL](?:
+    (?<=\n)(?P<directive>[ \t]*\#[ \t]*(?P<word>\w*)(?:[^\n\\/]+|\\\r?\n|\\.|/(?!\*)|/\*[^*]*(?:\*(?!/)[^*]*)*\*/)*)
+    |(?<=/)(?P<comment>/(?:[^\n\\]+|\\\r?\n|\\.)*|\*[^*]*(?:\*(?!/)[^*]*)*(?:\*/)?)
+    |(?P<text>(?<=")(?:[^"\\\n]+|\\.)*"?|(?<=')(?:[^'\\\n]+|\\.)*'?
+        |(?<=[RuUL])(?<!\w.)(?:(?<=R)|(?<!R)(?:(?<=u)8)?R)"(?P<end>[^()\\\s]{0,16})\(.*?(?:\)(?P=end)"|\Z))
+    |(?<=[0-9])(?<!\w.)(?:'?[\w.]+)*)""",
     re.DOTALL | re.VERBOSE,
 )
 #: Every byte as a blank, but for the line end.
 _BLANKS = b" " * 10 + b"\n" + b" " * 245
-#: `class TORCH_API Name`, and a macro before a declaration: a grammar takes such a word for the name or the type. As
-#: above, they begin with one of few bytes.
-_ATTRIBUTE = re.compile(
-    rb"((?:class(?<!\w.{5})|struct(?<!\w.{6})|enum(?<!\w.{4})|union(?<!\w.{5}))\s+)"
-    rb"([A-Z][A-Z0-9_]{2,}(?:\([^()\n]*\))?)(?=\s+[A-Za-z_])",
-    re.DOTALL,
-)
+#: `class TORCH_API Name`, and a macro before a declaration: a grammar takes such a word for the name or the type. Each
+#: word has an expression of its own: one that begins with it is searched much more quickly than one of several.
+_ATTRIBUTES = {
+    word: re.compile(
+        rb"(%s(?<!\w.{%d})\s+)([A-Z][A-Z0-9_]{2,}(?:\([^()\n]*\))?)(?=\s+[A-Za-z_])" % (word, len(word)), re.DOTALL
+    )
+    for word in (b"class", b"struct", b"enum", b"union")
+}
 _BEFORE = re.compile(
     rb"(\n[ \t]*(?:(?:static|inline|extern|virtual)[ \t]+)*)([A-Z][A-Z0-9]*_[A-Z0-9_]+)(?=[ \t]+[\w:<>*&]+[ \t*&:(])"
 )
@@ -41,7 +43,7 @@ class Variant:
     Attributes:
         plain: its lines.
         texts: where its strings, characters and comments are.
-        code: `plain` for a grammar, without what looks like macros; `bare` without texts. Made when asked for.
+        code: `plain` for a grammar, without what looks like macros, made when asked for.
     """
 
     plain: bytes
@@ -51,12 +53,13 @@ class Variant:
     def code(self) -> bytes:
         return _without_macros(self.plain)
 
+    def count(self, letter: bytes) -> int:
+        """Return how often a letter stands outside the texts."""
+        return self.plain.count(letter) - self._inside.count(letter)
+
     @cached_property
-    def bare(self) -> bytes:
-        bare = bytearray(self.plain)
-        for start, end in self.texts:
-            bare[start:end] = _blank(self.plain[start:end])
-        return bytes(bare)
+    def _inside(self) -> bytes:
+        return b"".join([self.plain[start:end] for start, end in self.texts])
 
 
 @lru_cache(maxsize=8)
@@ -69,13 +72,10 @@ def variants(data: bytes) -> tuple[Variant, ...]:
     directives: list[tuple[int, int, bytes]] = []
     for match in _SCAN.finditer(b"\n" + data):
         kind = match.lastgroup
-        if kind is None:
-            continue
-        start, end = match.span(kind)
         if kind == "directive":
-            directives.append((start - 1, end - 1, match["word"]))
-        else:
-            texts.append((start - 1, end - 1))
+            directives.append((match.start(), match.end() - 1, match["word"]))
+        elif kind:
+            texts.append((match.start() - 1, match.end() - 1))
     groups = _groups(directives)
     branches = (0, -2) if any(len(group) > 2 for group in groups) else (0,)
     code = _without_directives(data, directives)
@@ -117,7 +117,7 @@ def _plain(code: bytes, groups: list[list[tuple[int, int]]], which: int) -> byte
 
 def _without_macros(code: bytes) -> bytes:
     code = b"\n" + code
-    for pattern in (_ATTRIBUTE, _BEFORE):
+    for pattern in (*(found for word, found in _ATTRIBUTES.items() if word in code), _BEFORE):
         code = pattern.sub(lambda match: match[1] + b" " * len(match[2]), code)
     return _LAUNCH.sub(lambda match: _blank(match[0]), code[1:])
 

@@ -14,6 +14,7 @@ from typing import cast
 from build.porting.alignment import Alignment
 from build.porting.groups import Placed
 from build.porting.hunks import HunkResult, human
+from build.porting.lookup import Lookup
 from build.porting.names import declared, everyones, names, shape, used
 from build.series.verdicts import Verdict
 
@@ -37,7 +38,7 @@ class Renames:
 
     names: dict[bytes, bytes]
     prefixes: dict[bytes, bytes]
-    known: frozenset[bytes]
+    known: Lookup
 
     def of(self, name: bytes) -> bytes | None:
         """Return the new name of a name that the new file lacks; None if it was not renamed."""
@@ -51,10 +52,10 @@ class Renames:
 
 def find(alignment: Alignment) -> Renames:
     """Find renames in the lines that differ between the two files in names alone."""
-    before, known = used(alignment.base), frozenset(used(alignment.ours))
+    before, known = alignment.base_names, alignment.ours_names
     votes: dict[bytes, Counter[bytes]] = {}
     for old, new in _changed_names(alignment):
-        if old not in known and new not in before and not (everyones(old) or everyones(new)):
+        if not (everyones(old) or everyones(new)) and old not in known and new not in before:
             votes.setdefault(old, Counter())[new] += 1
     found = {old: elected for old, counts in votes.items() if (elected := _elected(old, counts))}
     return Renames(found, _prefixes(found, known), known)
@@ -99,7 +100,7 @@ def _ends(alignment: Alignment) -> tuple[int, int]:
     return len(alignment.base), len(alignment.ours)
 
 
-def _prefixes(found: dict[bytes, bytes], known: frozenset[bytes]) -> dict[bytes, bytes]:
+def _prefixes(found: dict[bytes, bytes], known: Lookup) -> dict[bytes, bytes]:
     """Return the beginnings that at least two names lost in the same way."""
     heads: dict[tuple[bytes, bytes], list[bytes]] = {}
     for old, new in found.items():
@@ -108,7 +109,7 @@ def _prefixes(found: dict[bytes, bytes], known: frozenset[bytes]) -> dict[bytes,
     result: dict[bytes, bytes] = {}
     for (old, new), tails in heads.items():
         shared = _shared(tails)
-        if len(tails) > 1 and len(old + shared) >= PREFIX and not any(name.startswith(old + shared) for name in known):
+        if len(tails) > 1 and len(old + shared) >= PREFIX and not known.begins(old + shared):
             result[old + shared] = new + shared
     return result
 

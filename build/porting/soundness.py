@@ -19,12 +19,14 @@ from build.porting.grammar import (
     forms,
     language_of,
     languages_of,
+    parse_like,
     read,
     require_readable,
 )
 from build.porting.groups import Edit, Placed, apply_edits
 from build.porting.hunks import HunkResult
 from build.porting.preprocessor import variants
+from build.porting.reparse import Like
 
 #: Largest file in bytes in which definitions and calls are compared: they take more time than the syntax.
 LARGEST = 1 << 20
@@ -162,7 +164,7 @@ def _made(language: Language, change: Change) -> _Syntax:
         after = read(language, form(language, change.after, number))
         if not after.errors:
             continue
-        before = read(language, form(language, change.before, number))
+        before = read(language, _before(language, change, number))
         if not before.errors:
             errors += after.errors
             continue
@@ -175,6 +177,14 @@ def _made(language: Language, change: Change) -> _Syntax:
                 whole = Span(min(around.start + moved, now.start), max(_moved(change, place, around.end), now.end))
                 errors += after.broken(after.around(whole))
     return _Syntax(tuple(errors), tuple(unread))
+
+
+def _before(language: Language, change: Change, number: int) -> bytes:
+    """Return a form of the file before the edits; it is parsed by the tree of that after them, if that is kept."""
+    was, now = (form(language, data, number) for data in (change.before, change.after))
+    spans = ([(span.start, span.end) for span in side] for side in (change.new, change.old))
+    parse_like(language, was, Like(now, *spans))
+    return was
 
 
 def _moved(change: Change, place: int, line: int) -> int:
@@ -240,7 +250,7 @@ def _doubled(language: Language, change: Change) -> dict[str, int]:
     found: dict[str, int] = {}
     for number in _forms(language, change):
         now = repeated(language, form(language, change.after, number), change.new)
-        known = repeated(language, form(language, change.before, number), change.old) if now else {}
+        known = repeated(language, _before(language, change, number), change.old) if now else {}
         found |= {name: count for name, count in now.items() if count > known.get(name, 1)}
     return found
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 from build.porting.companions import Place, defined, hunks_of, placed_of
 from build.porting.grammar import languages_of
@@ -46,18 +47,31 @@ class Names:
     enough: int = sys.maxsize
     _found: dict[bytes, dict[str, bytes]] = field(default_factory=dict)
 
-    def files(self, names: Collection[bytes]) -> Found:
-        """Return the files with each name; a name that none has is left out."""
+    def files(self, names: Collection[bytes], likely: Found = MappingProxyType({})) -> Found:
+        """Return the files with each name; a name that none has is left out.
+
+        Many names are searched first in the files that are `likely` to have them, so that few are searched in all.
+        """
         rare = {name for name in names if name not in self._found}
         self._found.update((name, {}) for name in rare)
-        for path, data in self.layer.read_all(self.paths) if rare else ():
-            for name in among(rare, data):
+        if len(rare) > MANY:
+            hints: dict[str, set[bytes]] = {}
+            for name in rare:
+                for path in likely.get(name, ()):
+                    hints.setdefault(path, set()).add(name)
+            self._search(rare, [path for path in self.paths if path in hints], hints)
+        self._search(rare, self.paths)
+        return {name: found for name in names if (found := self._found[name])}
+
+    def _search(self, rare: set[bytes], paths: Collection[str], hints: Mapping[str, set[bytes]] | None = None) -> None:
+        """Search files for the names that are `rare`, or for those of the file's `hints`, until none is rare."""
+        for path, data in self.layer.read_all(paths) if rare else ():
+            for name in among(rare if hints is None else rare & hints[path], data):
                 self._found[name][path] = data
                 if len(self._found[name]) == self.enough:
                     rare.discard(name)
             if not rare:
                 break
-        return {name: found for name in names if (found := self._found[name])}
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,7 @@ def suspects(patch: PatchFile, verdicts: Iterable[HunkVerdict], trees: Trees) ->
     if not 0 < len(wanted) <= MOST or not (trees.old.tree.whole and trees.new.tree.whole):
         return {}
     once = trees.once.files(wanted)
-    now = trees.now.files(once.keys())
+    now = trees.now.files(once.keys(), once)
     here = {name for names in defines.values() for name in names}
     rare = {name for name in once if len(now.get(name, ())) < (ENOUGH if name in here else 1)}
     known = {name: once[name] for name in rare if len(once[name]) < ENOUGH}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from build.porting.lines import PARTED, words
+from build.porting.lines import PARTED, words, words_by_line
 from build.porting.lookup import Lookup
 from build.porting.names import NAMED, used
 
@@ -58,3 +58,9 @@ def test_a_line_with_the_letters_inside_another_name_is_not_read() -> None:
     lookup = Lookup([b"one_two = none;\n"], of, NAMED)
     assert not any([b"one" in lookup, b"two" in lookup, lookup.begins(b"two"), lookup.begins(b"ne")])
     assert not read
+
+
+@given(st.lists(LINE, max_size=6), st.sampled_from([b"", b"last", b"last\r", b"\xc3\xa9 aB"]))
+def test_the_words_of_lines_are_those_of_each(lines: list[bytes], last: bytes) -> None:
+    lines = [*lines, last]
+    assert words_by_line(lines) == [(word, n) for n, line in enumerate(lines) for word in words([line])]

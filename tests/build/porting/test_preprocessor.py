@@ -48,6 +48,8 @@ def test_texts_are_found(code: bytes, texts: list[bytes]) -> None:
     [
         (b"class A_API Name {", b"class       Name {"),
         (b"subclass A_API Name {", b"subclass A_API Name {"),
+        (b"struct A_API(x) a; enum ABC\n b; union A_C c;", b"struct          a; enum    \n b; union     c;"),
+        (b"enum class A_API Name : int {", b"enum class       Name : int {"),
         (b"A_API int f();\n\tstatic B_C x(y)\n", b"      int f();\n\tstatic     x(y)\n"),
         (b"x = A_API int;", b"x = A_API int;"),
         (b"f<<<a, b>>>(c);", b"f          (c);"),
@@ -55,3 +57,8 @@ def test_texts_are_found(code: bytes, texts: list[bytes]) -> None:
 )
 def test_macros_are_taken_away(code: bytes, read: bytes) -> None:
     assert variants(code)[0].code == read
+
+
+def test_letters_in_texts_are_not_counted() -> None:
+    [variant] = variants(b"f(a, \"(((\", ')'); // (\n/* ( */ g(")
+    assert [variant.count(letter) for letter in (b"(", b")", b"x")] == [2, 1, 0]

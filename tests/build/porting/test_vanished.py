@@ -116,6 +116,27 @@ def test_a_name_is_searched_once(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("more", [0, MANY])
+def test_it_does_not_matter_where_a_name_is_likely(tmp_path: Path, more: int) -> None:
+    """Many names are searched first where they are likely to be; each is found wherever it is."""
+    every = b"".join(b"name_%d " % number for number in range(more))
+    files: Files = {"a.h": b"alpha beta\n", "b.h": b"beta gamma\n", "c.h": b"alpha gamma beta\n", "d.h": every}
+    _, before, _ = old_and_new(tmp_path, files, {"a.h": None})
+    layer = Layer(before)
+    wanted = {b"alpha", b"beta", b"gamma", b"delta", *every.split()}
+    likely = {b"alpha": ("c.h", "gone.h"), b"beta": ("c.h", "b.h"), b"gamma": ("d.h",), b"delta": ("a.h",)}
+    found = Names(layer, layer.paths({".h"}), 2).files(
+        wanted, {name: dict.fromkeys(paths, b"") for name, paths in likely.items()}
+    )
+    beta = {"b.h", "c.h"} if more else {"a.h", "b.h"}
+    assert {name: set(paths) for name, paths in found.items()} == {
+        b"alpha": {"a.h", "c.h"},
+        b"beta": beta,
+        b"gamma": {"b.h", "c.h"},
+        **{name: {"d.h"} for name in every.split()},
+    }
+
+
 def test_a_layer_is_searched_as_it_is(tmp_path: Path) -> None:
     _, before, _ = old_and_new(tmp_path, {"api.h": HEADER, "b.h": HEADER, "c.txt": HEADER}, {"d.c": b""})
     layer = Layer(before)
