@@ -16,6 +16,8 @@ import torch
 from multiworld import MultiWorld, PeerLost, TcpStoreAddress, World
 
 REQUESTS = 300
+#: seconds until a worker has joined: it loads torch first, which takes long where much else runs
+JOIN_SECONDS = 100.0
 
 
 def worker(name: str, store: TcpStoreAddress) -> None:
@@ -52,7 +54,8 @@ async def main() -> None:
         workers = {name: context.Process(target=worker, args=(name, store)) for name in ("left", "right")}
         for process in workers.values():
             process.start()
-        left, _ = await asyncio.gather(*(mw.join(name, 0, 2, store=store) for name in workers))
+        joins = (mw.join(name, 0, 2, store=store, join_timeout=JOIN_SECONDS) for name in workers)
+        left, _ = await asyncio.gather(*joins)
         print("both worlds are up")
 
         asking = {name: asyncio.create_task(ask(mw[name], REQUESTS)) for name in workers}

@@ -35,6 +35,8 @@ def _run(*arguments: str, cwd: Path = ROOT) -> subprocess.Popen[str]:
 def _said(process: subprocess.Popen[str]) -> str:
     try:
         text, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired as late:
+        pytest.fail(f"not done after {SECONDS} s; it said: {(late.output or b'').decode()}")
     finally:
         process.kill()
         process.wait()
