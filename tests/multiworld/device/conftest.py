@@ -13,11 +13,12 @@ if TYPE_CHECKING:  # what loads torch is loaded where it is used, see ../conftes
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _pool_ends() -> Iterator[None]:
-    from tests.multiworld.device.ranks import close_pool
+def _pool(run_folder: Path | None) -> Iterator[None]:
+    from tests.multiworld.device import ranks
 
+    ranks.shared = run_folder and run_folder / "device"
     yield
-    close_pool()
+    ranks.close_pool()
 
 
 @pytest.fixture
