@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -64,41 +63,30 @@ def serve(control: socket.socket) -> tuple[int, str] | None:
             return channel, request["name"]
 
 
-def load(modules: Iterable[str], *, many: bool) -> None:
-    """Load torch and ``modules`` for the children."""
+def main() -> None:
     gc.disable()  # what is loaded stays: looking through it is a quarter of the time that the import of torch takes
     import encodings.idna  # noqa: F401 - the first look-up of a host would import it
 
     import torch.distributed  # noqa: F401 - loaded for the children, as the others
 
     import multiworld.multi  # noqa: F401
-    from multiworld.lab import context, huge_pages  # noqa: F401
+    from multiworld.lab import context, huge_pages
 
-    for module in modules:
+    for module in sys.argv[3:]:
         importlib.import_module(module)
     if threading.active_count() > 1 or len(list(Path("/proc/self/task").iterdir())) > 1:
         sys.exit("the forkserver must have one thread: something that was imported has started another")
     gc.collect()
     gc.freeze()
     gc.enable()
-    if many:
+    if sys.argv[2] == "many":
         huge_pages.collapse()
-
-
-def attend(control: socket.socket) -> None:
-    """Be the forkserver of the pool at the other end of ``control``, and return in no process but its workers."""
-    control.send(json.dumps({"pid": os.getpid()}).encode())
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.send(b"{}")
     role = serve(control)
     if role is None:
         os._exit(0)  # nothing here needs an orderly end
-    from multiworld.lab import context
-
     context.main(*role)
-
-
-def main() -> None:
-    load(sys.argv[3:], many=sys.argv[2] == "many")
-    attend(socket.socket(fileno=int(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ from types import TracebackType
 from typing import Any
 
 from multiworld.lab.messages import LENGTH, SAID, Call, Cancel, Mark, Outcome, Tell, packed
-from multiworld.lab.shared import ask
 
 DEADLINE = 60.0
 _START_SECONDS = 120.0
@@ -218,16 +217,6 @@ class Worker:
             self._outcomes[message.number] = message
 
 
-def _start(
-    python: str, control: socket.socket, command: Iterable[str], variables: Mapping[str, str], errors: int | None
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [python, "-m", _FORKSERVER, str(control.fileno()), *command],
-        pass_fds=[control.fileno()], stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
-        env=variables, start_new_session=True,
-    )  # fmt: skip
-
-
 class WorkerPool:
     """A forkserver and its workers.
 
@@ -239,8 +228,6 @@ class WorkerPool:
         environment: variables of the workers, on top of ours.
         many: whether dozens of workers come: each costs a third less processor time, and the start a third of a second
             more.
-        shared: a folder that pools in other processes name, too: those that have the same modules to load do so once.
-            Only for pools whose variables differ in nothing that a module looks at while it is loaded.
     """
 
     def __init__(
@@ -251,29 +238,24 @@ class WorkerPool:
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
         many: bool = False,
-        shared: Path | None = None,
     ) -> None:
         self.log = log
         self.workers: list[Worker] = []
         self._numbers = itertools.count(1)
         self._asking = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = os.pathsep.join([*python_path, *(filter(None, sys.path) if python == sys.executable else ())])
-        variables = {**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": path}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(theirs)
-            errors = stack.enter_context(log.open("ab")).fileno() if log is not None else None
-            command = ["many" if many else "few", *preload]
-            if shared is None:
-                self._process = _start(python, theirs, command, variables, errors)
-            else:
-                given = (theirs.fileno(), errors or 1, errors or 2)
-                ask(shared, (python, *command), variables, given)
+            stderr = stack.enter_context(log.open("ab")) if log is not None else None
+            self._forkserver = subprocess.Popen(
+                [python, "-m", _FORKSERVER, str(theirs.fileno()), "many" if many else "few", *preload],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
+                env={**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": path}, start_new_session=True,
+            )  # fmt: skip
+        theirs.close()
         self._control.settimeout(_START_SECONDS)
-        if not (said := self._control.recv(64)):
+        if not self._control.recv(16):
             raise VanishedError(f"the forkserver did not start: {log and log.read_text(errors='replace')[-2000:]}")
-        self._ended = os.pidfd_open(json.loads(said)["pid"])
 
     def worker(self, name: str = "") -> Worker:
         """Start a worker that runs one function after the other in an event loop."""
@@ -320,11 +302,7 @@ class WorkerPool:
     def close(self) -> None:
         self.dismiss_all()
         self._control.close()
-        if not select.select([self._ended], [], [], 10)[0]:
-            raise OverdueError("the forkserver has not ended 10 s after its pool")
-        os.close(self._ended)
-        if self._process is not None:
-            self._process.wait()
+        self._forkserver.wait(timeout=10)
 
     def __enter__(self) -> WorkerPool:  # noqa: PYI034 - typing.Self is not in 3.10
         return self

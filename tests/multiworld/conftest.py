@@ -22,19 +22,6 @@ def pytest_pycollect_makemodule() -> None:
     pytest.importorskip("torch.distributed", reason="multiworld needs torch")
 
 
-@pytest.fixture(scope="session")
-def run_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """A folder of all processes of this run; None where there is one alone."""
-    return tmp_path_factory.getbasetemp().parent if hasattr(request.config, "workerinput") else None
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _loaded_once(run_folder: Path | None) -> None:
-    import procs
-
-    procs.run_folder = run_folder
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> str:
     """A file store of the test's own: no port, no host to die."""

@@ -33,14 +33,10 @@ ROOT = Path(__file__).resolve().parents[2]
 WorkerGone = VanishedError
 
 
-run_folder: Path | None = None  # of all processes of this run, see conftest.py
-
-
 @functools.cache
 def shared_pool() -> WorkerPool:
     """The pool of this process; its workers write their errors where we do."""
-    path = (str(ROOT), str(Path(__file__).parent))
-    return WorkerPool(python_path=path, preload=("pytest",), many=True, shared=run_folder)
+    return WorkerPool(python_path=(str(ROOT), str(Path(__file__).parent)), preload=("pytest",), many=True)
 
 
 class Cluster:

@@ -13,12 +13,11 @@ if TYPE_CHECKING:  # what loads torch is loaded where it is used, see ../conftes
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _pool(run_folder: Path | None) -> Iterator[None]:
-    from tests.multiworld.device import ranks
+def _pool_ends() -> Iterator[None]:
+    from tests.multiworld.device.ranks import close_pool
 
-    ranks.shared = run_folder and run_folder / "device"
     yield
-    ranks.close_pool()
+    close_pool()
 
 
 @pytest.fixture

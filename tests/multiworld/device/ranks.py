@@ -55,9 +55,6 @@ def backends() -> list[Any]:
     return [pytest.param("nccl", marks=bindings), "torch-nccl"]
 
 
-shared: Path | None = None  # a folder of all processes of this run, see conftest.py
-
-
 class Pool:
     """Where the processes of this run come from: one that has loaded torch on the imitation forks them.
 
@@ -71,7 +68,7 @@ class Pool:
         variables = environment(torch_python(), self.control)
         self.workers = WorkerPool(
             python_path=(str(ROOT), str(ROOT / "tests" / "multiworld")), preload=(rank.__name__,),
-            python=str(torch_python()), environment=variables, shared=shared,
+            python=str(torch_python()), environment=variables,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -34,8 +34,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 @pytest.fixture(scope="session")
-def pools(tmp_path_factory: pytest.TempPathFactory, run_folder: Path | None) -> Iterator[Pools]:
-    """Where workers come from, one forkserver for each kind of device."""
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    """Where workers come from, one forkserver for each kind of device; torch is loaded once in each."""
     made: dict[Kind, WorkerPool] = {}
     with ExitStack() as stack:
 
@@ -43,9 +43,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory, run_folder: Path | None) -> 
             if kind not in made:
                 folder = tmp_path_factory.mktemp(f"workers-{kind.value}")
                 env = _imitation(folder) if kind is Kind.SIMULATED else {}
-                shared = run_folder and run_folder / kind.value
-                log = folder / "workers.log"
-                pool = WorkerPool(log, (str(ROOT),), PRELOAD, environment=env, many=True, shared=shared)
+                pool = WorkerPool(folder / "workers.log", (str(ROOT),), PRELOAD, environment=env, many=True)
                 made[kind] = stack.enter_context(pool)
             return made[kind]
 
