@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 from multiworld.errors import BrokenWorldException
@@ -159,14 +159,11 @@ class Engine(Registry):
     @contextmanager
     def together(self, peers: Iterable[int]) -> Iterator[None]:
         """Let what is sent to ``peers`` meanwhile go out together. The caller holds the lock."""
-        sinks = [self._sinks[peer] for peer in set(peers)]
-        for sink in sinks:
-            sink.hold()
-        try:
+        with ExitStack() as stack:
+            for sink in {self._sinks[peer] for peer in peers}:
+                stack.callback(sink.release)
+                sink.hold()
             yield
-        finally:
-            for sink in sinks:
-                sink.release()
 
     def synchronize(self) -> Operation:
         """Start to wait for the end of all that the backend does for us now."""

@@ -78,7 +78,12 @@ def _watched(session: OperationHost, group: GroupBase, starter: Starter, *args: 
     us = session.membership
     span = torch.profiler.record_function(f"multiworld::{starter.__name__} world={us.name} generation={us.generation}")
     with span, quarantine.watching() as watch:
-        yield watch(_begin(session.engine, group, starter, *args))
+        try:
+            operation = watch(_begin(session.engine, group, starter, *args))
+        except BaseException as error:
+            _look_after(session, starter, error)
+            raise
+        yield operation
 
 
 def _outcome(operation: Operation) -> Any:

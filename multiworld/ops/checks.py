@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: whether a storage tells memory of PyTorch's own, which may be resized, from memory of somebody else
 _tells_owner = hasattr(torch.UntypedStorage, "resizable")
-#: sets of dispatch keys of plain tensors, as they come by, and whether on the CPU: it takes a look at the memory then
+#: sets of dispatch keys of plain tensors, as they come by; True if on the CPU, where the memory is looked at, too
 _plain: dict[Hashable, bool] = {}
 
 

@@ -208,7 +208,7 @@ def recv_object(engine: Engine, group: GroupBase, src: int, tag: int, allow: Seq
 
 
 def batch_p2p(engine: Engine, group: GroupBase, operations: Sequence[P2P], stream: bool = False) -> Operation:
-    """Start ``Group.batch_p2p``: all arguments are checked first, so that either all operations are started or none."""
+    """Start ``Group.batch_p2p``: all arguments are checked before any is started, so either all are started or none."""
     check_list(group, "batch_p2p", "operations", operations)
     begins = [_prepared(engine, group, entry, stream) for entry in operations]
     whole = BatchOperation(engine, len(operations))

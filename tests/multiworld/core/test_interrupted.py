@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from table import members
 
 from multiworld import World, WorldClosed
 from multiworld.ops import p2p
+from multiworld.ops.p2p import P2P
 
 SECONDS = 10.0
 COUNT = 1_000
@@ -98,10 +100,13 @@ def test_a_message_is_whole_or_its_world_says_that_it_was_interrupted(tmp_path: 
     assert broke
 
 
-def test_a_start_that_is_interrupted_leaves_nothing_behind(store: str) -> None:
-    with members(store, 2) as ((first, _), _):
-        got = torch.zeros(COUNT)
-        assert interrupted_at(0, "lane.py", lambda: first.sync.recv(got, 1))  # in the middle of its start
+@pytest.mark.parametrize("profiled", [False, True])
+@pytest.mark.parametrize("step", [0, 60])
+def test_a_start_that_is_interrupted_leaves_nothing_behind(store: str, step: int, profiled: bool) -> None:
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with members(store, 2) as ((first, _), _), profiler if profiled else contextlib.nullcontext():
+        batch = [P2P("recv", torch.zeros(COUNT), 1, tag) for tag in range(2)]
+        assert interrupted_at(step, "lane.py", lambda: first.sync.batch_p2p(batch))  # in the middle of its start
         assert not first._current.engine.operations
         assert isinstance(first.failure, WorldClosed)
 
