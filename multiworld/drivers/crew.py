@@ -9,15 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from typing import Protocol
 
 from multiworld.drivers.work import Work
 
 #: how often failures in the background are looked for while something is under way
 LOOK_SECONDS = 0.1
-#: of operations that nobody waits for, how many are waited for at once: their memory is kept until then
-AT_ONCE = 8
 
 
 class Owner(Protocol):
@@ -153,15 +150,9 @@ class Crew:
         The report is the last of it: whoever is woken needs the interpreter, and this thread does not any more.
         """
         last = False
-        reached: Work | None = None  # its end has come, and so has that of those before it
         while not last:
             work = self._works[0]
-            if reached is None and work.streamed:
-                reached = self._next_awaited()
-                self._owner.outcome(reached)
             error = self._owner.outcome(work)
-            if work is reached:
-                reached = None
             work.release()
             with self._jobs:
                 self._works.popleft()
@@ -170,14 +161,6 @@ class Crew:
                     self._waits = False
                     self._emptied.notify_all()
             work.is_over(error)
-
-    def _next_awaited(self) -> Work:
-        """The next one whose end somebody waits for, or a later one: its end is that of those before it, too."""
-        with self._jobs:
-            for work in islice(self._works, AT_ONCE):
-                if not work.streamed:
-                    break
-            return work
 
     def _look(self) -> None:
         self._owner.look()

@@ -27,7 +27,6 @@ class Work:
     Attributes:
         end: CUDA event after it in the driver's stream; None until it is launched.
         handle: what ``launch`` returned.
-        streamed: whether those who watch go on when it is launched; nobody waits for its end.
     """
 
     __slots__ = (
@@ -43,7 +42,6 @@ class Work:
         "end",
         "handle",
         "launch",
-        "streamed",
         "tensors",
     )  # fmt: skip
 
@@ -54,7 +52,7 @@ class Work:
         self.handle: Any = None
         self._guard = threading.Lock()
         self._calls: deque[Callable[[], None]] = deque()
-        self._calling = self._is_launched = self._is_over = self.streamed = False
+        self._calling = self._is_launched = self._is_over = False
         self._error: BaseException | None = None
         self._finished: Finished | None = None
         self._launched: Launched | None = None
@@ -67,7 +65,7 @@ class Work:
     def watch(self, finished: Finished, launched: Launched | None) -> None:
         """See ``Driver.watch``."""
         with self._guard:
-            self._finished, self._launched, self.streamed = finished, launched, launched is not None
+            self._finished, self._launched = finished, launched
             self._tell(launched=self._is_launched, over=self._is_over)
         self._call()
 

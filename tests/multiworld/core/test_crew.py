@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from multiworld.drivers.crew import AT_ONCE, Crew
+from multiworld.drivers.crew import Crew
 from multiworld.drivers.work import Work
 
 SECONDS = 20.0
@@ -56,9 +56,9 @@ class Device:
     def end(self) -> None:
         self.ended.set()
 
-    def report_of(self, number: int, *, streamed: bool = False) -> threading.Event:
+    def report_of(self, number: int) -> threading.Event:
         over = threading.Event()
-        self._works[number].watch(lambda _: over.set(), (lambda: None) if streamed else None)
+        self._works[number].watch(lambda _: over.set(), None)
         return over
 
 
@@ -97,36 +97,6 @@ def test_the_other_one_launches_meanwhile_and_the_ends_keep_their_order(device: 
     device.done[first].set()
     assert over[0].wait(SECONDS)
     assert over[1].wait(SECONDS)
-
-
-def test_what_nobody_waits_for_is_waited_for_with_what_follows(device: Device) -> None:
-    first = device.start()
-    assert device.waits[first].wait(SECONDS)
-    streamed = [device.start() for _ in range(3)]
-    over = [device.report_of(number, streamed=True) for number in streamed]
-    awaited = device.start()
-    after = device.start()
-    assert device.launched[after].wait(SECONDS)
-    device.done[first].set()
-    assert device.waits[awaited].wait(SECONDS)
-    assert not any(device.waits[number].is_set() for number in streamed), "each would wake the thread"
-    for number in (*streamed, awaited):
-        device.done[number].set()
-    assert all(one.wait(SECONDS) for one in over)
-    assert device.waits[after].wait(SECONDS)
-    assert len(device.crew.left) == 1
-
-
-def test_the_memory_of_what_nobody_waits_for_is_not_kept_for_long(device: Device) -> None:
-    first = device.start()
-    assert device.waits[first].wait(SECONDS)
-    streamed = [device.start() for _ in range(AT_ONCE + 1)]
-    over = [device.report_of(number, streamed=True) for number in streamed]
-    assert device.launched[streamed[-1]].wait(SECONDS)
-    for number in (first, *streamed[:-1]):
-        device.done[number].set()
-    assert all(one.wait(SECONDS) for one in over[:-1])
-    assert not over[-1].is_set()
 
 
 def test_failures_are_looked_for_while_something_is_under_way(device: Device) -> None:
