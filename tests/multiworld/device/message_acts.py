@@ -142,6 +142,7 @@ def refused(_: Context, place: Place, rank: int) -> list[str]:
     async def main() -> list[str]:
         async with world(place, rank, 2) as w:
             elsewhere = torch.zeros(4).to("cuda:1")
+            await w.all_reduce(room(4))  # plain tensors are known now; where each lies is looked at anew
             found = [
                 await error_of(w.send(elsewhere, 1 - rank)),
                 await error_of(w.all_reduce(elsewhere)),
