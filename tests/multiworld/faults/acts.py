@@ -15,6 +15,7 @@ import torch
 from procs import open_links
 
 from multiworld import BrokenWorldException, TcpStoreAddress, WorldBroken, WorldState
+from multiworld.drivers import cuda
 from multiworld.lab.context import Context
 from multiworld.rendezvous.ledger import Ledger
 from multiworld.rendezvous.store_client import Deadline, StoreClient
@@ -214,6 +215,11 @@ def device_memory(context: Context) -> tuple[int, int]:
     gc.collect()
     devices = range(torch.cuda.device_count())
     return sum(map(torch.cuda.memory_allocated, devices)), sum(map(torch.cuda.memory_reserved, devices))
+
+
+def spare_streams(context: Context) -> int:
+    """How many streams of drivers wait to be used again."""
+    return sum(map(len, cuda._free.values()))
 
 
 def thread_id(context: Context, name: str) -> int:

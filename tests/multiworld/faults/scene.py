@@ -31,18 +31,26 @@ class OnDevice:
     Attributes:
         communicators: of NCCL.
         streams: that were made.
+        spare: those of them that wait to be used again. A generation that begins before the one before it is freed
+            takes others.
         tensors: bytes of live tensors.
         others: bytes that torch's allocator knows nothing of.
     """
 
     communicators: int
     streams: int
+    spare: int
     tensors: int
     others: int
 
+    @property
+    def streams_in_use(self) -> int:
+        """Streams that are not given back, or are nobody's."""
+        return self.streams - self.spare
+
     def adds_little_to(self, before: OnDevice) -> bool:
         """Whether it is no more, but for tensors of what happened last: the smallest takes 512 bytes."""
-        same = self.communicators <= before.communicators and self.streams <= before.streams
+        same = self.communicators <= before.communicators and self.streams_in_use <= before.streams_in_use
         return same and self.others <= before.others and self.tensors < before.tensors + 50 * 512
 
 
@@ -112,9 +120,10 @@ class Scene:
         if self.backend.kind is not Kind.SIMULATED:
             return None
         tensors, reserved = worker.run(acts.device_memory)
+        spare = worker.run(acts.spare_streams)
         with self.imitation(worker) as remote:
             found = remote.counters()
-        return OnDevice(found.communicators, found.streams, tensors, found.allocated - reserved)
+        return OnDevice(found.communicators, found.streams, spare, tensors, found.allocated - reserved)
 
     def options(self, worker: Worker) -> dict[str, Any]:
         """What a worker joins a world of this scene with."""

@@ -15,10 +15,11 @@ from tests.multiworld.faults import acts
 from tests.multiworld.faults.backends import Kind
 from tests.multiworld.faults.bounds import GONE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import SMALL, Row
-from tests.multiworld.faults.scene import CALM, Scene, lost
+from tests.multiworld.faults.scene import CALM, OnDevice, Scene, lost
 from tests.multiworld.faults.test_crash_phases import crash_at
 
 WORLD = "struck"
+TURNS = 100
 RECV = Row("recv", SMALL)
 
 
@@ -56,33 +57,40 @@ def test_rejoin_a_hundred_times(scene: Scene) -> None:
     scene.works(WORLD, members)  # with its backend, as it will stand afterwards
     before, device = [worker.run(acts.held) for worker in members], [scene.on_device(worker) for worker in members]
     keys = scene.host.run(store_keys, scene.store)
-    running = [worker.start(break_and_rejoin, WORLD, 100) for worker in members]
+    running = [worker.start(break_and_rejoin, WORLD, TURNS) for worker in members]
     seconds = [value for call in running for value in call.result(90)]
-    assert len(seconds) == 200
+    assert len(seconds) == 2 * TURNS
     scene.injector.record("abort", "rank 0", time.monotonic(), "a hundred generations more")
-    assert members[0].run(acts.standing, WORLD).generation == 104
+    assert members[0].run(acts.standing, WORLD).generation == 4 + TURNS
     scene.works(WORLD, members)
-    _settles(scene, members, before, keys)
-    for worker, held in zip(members, device, strict=True):
-        now = scene.on_device(worker)
-        assert now is None or held is None or now.adds_little_to(held), f"before {held}, a hundred times later {now}"
+    _settles(scene, members, before, device, keys)
 
 
-def _settles(scene: Scene, members: list[Worker], before: list[acts.Held], keys: int) -> None:
+def _settles(
+    scene: Scene, members: list[Worker], before: list[acts.Held], device: list[OnDevice | None], keys: int
+) -> None:
     """What is freed is freed in the background: soon, not at once."""
     deadline = time.monotonic() + 5
     # A stream of the imitation starts its thread when it is first used; torch has 32 of them in its pool.
     lazy = 0 if scene.backend.kind is Kind.CPU else 32
     while True:
-        now = [worker.run(acts.held) for worker in members]
+        now, there = [worker.run(acts.held) for worker in members], [scene.on_device(worker) for worker in members]
         left = scene.host.run(store_keys, scene.store)
         fewer = all(
             n.threads <= b.threads + lazy and n.descriptors <= b.descriptors for n, b in zip(now, before, strict=True)
         )
-        if fewer and left <= keys:
+        if fewer and left <= keys and all(map(_as_before, device, there)):
             return
-        assert time.monotonic() < deadline, f"before {before} and {keys} keys, a hundred times later {now} and {left}"
+        told = f"before {before}, {device} and {keys} keys, a hundred times later {now}, {there} and {left}"
+        assert time.monotonic() < deadline, told
         time.sleep(0.05)  # nothing tells when a thread of the backend has ended
+
+
+def _as_before(before: OnDevice | None, now: OnDevice | None) -> bool:
+    """Whether nothing is held that was not, and streams were used again."""
+    if before is None or now is None:
+        return before is now
+    return now.adds_little_to(before) and now.streams < before.streams + TURNS
 
 
 def test_replacement_rank(scene: Scene) -> None:
