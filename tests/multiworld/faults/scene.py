@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from tests.multiworld.faults.network import enter_network
 CALM = "calm"
 #: folder of the simulated devices' control blocks, next to the log of the workers
 CONTROL = "control"
+#: How a death is noticed. A dying process frees its memory and ends all its threads before its sockets: on a loaded
+#: machine it is silent first.
+DEATH = frozenset({"eof", "silence", "reported"})
 _numbers = itertools.count(1)
 
 
@@ -174,7 +177,7 @@ def _came_of(call: Running) -> str:
     return repr(outcome.error or "done")
 
 
-def lost(outcome: Outcome, world: str, rank: int | None, within: float, fired: Fired, how: set[str]) -> PeerLost:
+def lost(outcome: Outcome, world: str, rank: int | None, within: float, fired: Fired, how: Collection[str]) -> PeerLost:
     """Assert that a call ended with the loss of ``rank`` (None: any), noticed in one of the ways ``how``, in time."""
     error = outcome.error
     assert isinstance(error, PeerLost), f"got {error!r} and value {outcome.value!r}"

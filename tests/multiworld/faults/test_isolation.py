@@ -13,7 +13,7 @@ from multiworld.lab.context import Context
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GONE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import SMALL, Row
-from tests.multiworld.faults.scene import Scene, lost
+from tests.multiworld.faults.scene import DEATH, Scene, lost
 
 WORLDS = 8
 
@@ -103,7 +103,7 @@ def test_every_world_of_a_dead_peer_breaks_and_no_other(scene: Scene) -> None:
         leader.wait_for("operating")
     fired = scene.injector.kill(victim)
     for name, call in waiting.items():
-        lost(call.outcome(), name, 1, GONE_SECONDS, fired, {"eof"})
+        lost(call.outcome(), name, 1, GONE_SECONDS, fired, DEATH - {"reported"})
     scene.works("other", [leader, other])
 
 

@@ -15,7 +15,7 @@ from multiworld.lab.workers import Worker
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GONE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import COLLECTIVES, LARGE, OPERATIONS, Row, rows
-from tests.multiworld.faults.scene import CALM, Scene, lost
+from tests.multiworld.faults.scene import CALM, DEATH, Scene, lost
 
 WORLD, VICTIM = "struck", 2
 
@@ -65,11 +65,10 @@ class Fault:
         return self.name
 
 
-# A dying process frees its memory and ends all its threads before its sockets: on a loaded machine it is silent first.
-KILL = Fault("kill", _killed, frozenset({"eof", "silence", "reported"}), GONE_SECONDS)
+KILL = Fault("kill", _killed, DEATH, GONE_SECONDS)
 FREEZE = Fault("freeze", _frozen, frozenset({"silence", "reported"}), SILENT_SECONDS)
-EXIT = Fault("exit", _exits, frozenset({"eof", "reported", "left"}), GONE_SECONDS)
-VANISH = Fault("vanish", _vanishes, frozenset({"eof", "reported"}), GONE_SECONDS)
+EXIT = Fault("exit", _exits, DEATH | {"left"}, GONE_SECONDS)
+VANISH = Fault("vanish", _vanishes, DEATH, GONE_SECONDS)
 LEAVE = Fault("leave", _leaves, frozenset({"left", "reported"}), GONE_SECONDS)
 ABORT = Fault("abort", _aborts, frozenset({"reported"}), GONE_SECONDS)
 

@@ -15,7 +15,7 @@ from tests.multiworld.faults import acts
 from tests.multiworld.faults.backends import Kind
 from tests.multiworld.faults.bounds import GONE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.operations import SMALL, Row
-from tests.multiworld.faults.scene import CALM, OnDevice, Scene, lost
+from tests.multiworld.faults.scene import CALM, DEATH, OnDevice, Scene, lost
 from tests.multiworld.faults.test_crash_phases import crash_at
 
 WORLD = "struck"
@@ -100,7 +100,7 @@ def test_replacement_rank(scene: Scene) -> None:
     scene.join(WORLD, members)
     fired = scene.injector.kill(victim)
     for worker in (a, b):
-        lost(worker.start(acts.operate, WORLD, RECV, 2).outcome(), WORLD, 2, GONE_SECONDS, fired, {"eof", "reported"})
+        lost(worker.start(acts.operate, WORLD, RECV, 2).outcome(), WORLD, 2, GONE_SECONDS, fired, DEATH)
     spare = scene.worker()
     running = [a.start(acts.rejoin, WORLD), b.start(acts.rejoin, WORLD)]
     assert scene.start_join(WORLD, spare, 2, 3).result() == (2, 2)
@@ -195,7 +195,7 @@ def test_failure_while_another_world_initialises(scene: Scene) -> None:
     scene.host.run(acts.await_claims, scene.store, "new", (0, 1))
     fired = scene.injector.kill(victim)
     for worker in (a, b):
-        lost(worker.start(acts.operate, WORLD, RECV, 2).outcome(), WORLD, 2, GONE_SECONDS, fired, {"eof", "reported"})
+        lost(worker.start(acts.operate, WORLD, RECV, 2).outcome(), WORLD, 2, GONE_SECONDS, fired, DEATH)
     joining.append(scene.start_join("new", late, 2, 3))
     assert [call.result() for call in joining] == [(0, 1), (1, 1), (2, 1)]
     scene.works("new", [a, b, late])

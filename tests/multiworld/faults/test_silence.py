@@ -19,7 +19,7 @@ from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GRACE_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.groups import group_frozen, root_of, thread_frozen, throttled
 from tests.multiworld.faults.operations import SMALL, Row
-from tests.multiworld.faults.scene import CALM, Scene, lost
+from tests.multiworld.faults.scene import CALM, DEATH, Scene, lost
 
 WORLD = "struck"
 RECV = Row("recv", SMALL)
@@ -266,5 +266,5 @@ def test_monitor_thread_stalls(scene: Scene) -> None:
     scene.works(WORLD, members)
     assert not [event for event in a.run(acts.events) if not isinstance(event, OwnStall)]
     fired = scene.injector.kill(victim)
-    lost(a.start(acts.operate, WORLD, RECV, 2).outcome(), WORLD, 2, SILENT_SECONDS, fired, {"eof", "reported"})
+    lost(a.start(acts.operate, WORLD, RECV, 2).outcome(), WORLD, 2, SILENT_SECONDS, fired, DEATH)
     scene.works(CALM, [a, b])
