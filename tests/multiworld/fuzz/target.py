@@ -64,18 +64,22 @@ class _Errors(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.seen.append(record.getMessage() + (f": {record.exc_info[1]!r}" if record.exc_info else ""))
 
+    def check(self) -> None:
+        """Fail if there was any."""
+        assert not self.seen, self.seen[:3]
+
 
 @contextlib.contextmanager
-def no_errors_logged() -> Iterator[None]:
-    """Fail if the package logs an error in the block."""
+def no_errors_logged() -> Iterator[_Errors]:
+    """Fail if the package logs an error in the block: at its end, and whenever it is checked."""
     handler = _Errors()
     logger = logging.getLogger("multiworld")
     logger.addHandler(handler)
     try:
-        yield
+        yield handler
     finally:
         logger.removeHandler(handler)
-    assert not handler.seen, handler.seen[:3]
+    handler.check()
 
 
 @dataclass
@@ -224,7 +228,7 @@ def run(
         AssertionError: something was broken that is not the fuzzed world.
     """
     started = time.monotonic()
-    with no_errors_logged():
+    with no_errors_logged() as errors:
         fuzzed = Fuzzed(store, random.Random(seed), wildness)
         try:
             turns = 0
@@ -233,6 +237,7 @@ def run(
                 turns += 1
                 if turns % 500 == 0:
                     fuzzed.check_the_others()
+                    errors.check()
                 if turns % 50_000 == 0:
                     fuzzed.report.seconds = time.monotonic() - started
                     progress(fuzzed.report)
