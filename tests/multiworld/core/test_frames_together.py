@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -38,6 +40,24 @@ def test_a_long_batch_does_not_keep_the_peer_waiting() -> None:
     net = Network(2)
     net.start(0, p2p.batch_p2p, receives(20))
     assert writes(net, 0, 1) == [TOGETHER_BYTES, TOGETHER_BYTES, 4 * HEADER_BYTES]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_an_interrupt_while_one_peer_is_let_go_keeps_nothing_from_the_other(first: int) -> None:
+    """Which of the two is let go first is chance: so each of them is the one at which Ctrl-C comes."""
+    net = Network(3)
+    socks = net.members[0].socks
+
+    def interrupted(data: Any) -> int:
+        raise KeyboardInterrupt
+
+    socks[first].send = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        net.start(0, p2p.batch_p2p, [*receives(2), *receives(2, peer=2)])
+    other = 3 - first
+    assert writes(net, 0, other) == [2 * HEADER_BYTES]
+    net.start(0, p2p.recv, torch.zeros(1), other, 7)
+    assert writes(net, 0, other) == [2 * HEADER_BYTES, HEADER_BYTES], "it is held still"
 
 
 def test_what_is_held_goes_out_before_a_payload() -> None:

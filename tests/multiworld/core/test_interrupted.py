@@ -15,7 +15,7 @@ from procs import wait_until
 from table import members
 
 from multiworld import World, WorldClosed
-from multiworld.ops import p2p
+from multiworld.ops import p2p, quarantine
 from multiworld.ops.p2p import P2P
 
 SECONDS = 10.0
@@ -100,11 +100,14 @@ def test_a_message_is_whole_or_its_world_says_that_it_was_interrupted(tmp_path: 
     assert broke
 
 
-@pytest.mark.parametrize("profiled", [False, True])
+@pytest.mark.parametrize("watched", ["", "profiler", "debug memory"])
 @pytest.mark.parametrize("step", [0, 60])
-def test_a_start_that_is_interrupted_leaves_nothing_behind(store: str, step: int, profiled: bool) -> None:
+def test_a_start_that_is_interrupted_leaves_nothing_behind(
+    store: str, step: int, watched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarantine, "ACTIVE", watched == "debug memory")  # as MULTIWORLD_DEBUG_MEMORY does
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    with members(store, 2) as ((first, _), _), profiler if profiled else contextlib.nullcontext():
+    with members(store, 2) as ((first, _), _), profiler if watched == "profiler" else contextlib.nullcontext():
         batch = [P2P("recv", torch.zeros(COUNT), 1, tag) for tag in range(2)]
         assert interrupted_at(step, "lane.py", lambda: first.sync.batch_p2p(batch))  # in the middle of its start
         assert not first._current.engine.operations
