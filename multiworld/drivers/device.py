@@ -236,8 +236,11 @@ class DeviceDriver:
 
     def _make(self) -> None:
         us = self._us
-        self._stream = cuda.take_stream(self._device)
-        bus = cuda.bus_id(self._device.index)
+        try:
+            self._stream = cuda.take_stream(self._device)
+            bus = cuda.bus_id(self._device.index)
+        except RuntimeError as error:
+            raise self._refused(error) from error
         ours = peers.Facts(us.rank, self.name, self._communicator.version(), peers.host_id(), bus)
         try:
             peers.meet(self._store, us, ours)
@@ -350,6 +353,14 @@ class DeviceDriver:
             return error if lost is None else lost
         code = self._stream.sticky_error()
         return device_failures.report(self._us.device, code, str(error)) if code else error
+
+    def _refused(self, error: RuntimeError) -> BackendFailed:
+        us = self._us
+        return BackendFailed(
+            us.world, f"CUDA refuses the device {us.device}: {str(error).partition(chr(10))[0]}", rank=us.rank,
+            cause="another process has it for itself (compute mode Exclusive Process), or its memory is full",
+            remedy="pass another device=, or end the process that nvidia-smi shows on this one",
+        )  # fmt: skip
 
     def _late(self, limit: float) -> BackendFailed:
         us = self._us

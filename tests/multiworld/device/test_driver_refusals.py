@@ -11,7 +11,7 @@ from tests.multiworld.device.ranks import Process, ask_all, await_true, backends
 
 assert has_bindings  # named in the marks of ``backends``
 
-ILLEGAL_ADDRESS = 700
+ILLEGAL_ADDRESS, DEVICES_UNAVAILABLE = 700, 46
 SECONDS = 15.0
 EACH = pytest.mark.parametrize("backend", backends())
 
@@ -45,6 +45,19 @@ def test_two_ranks_on_one_device_as_two_hosts(tmp_path: Path, backend: str) -> N
             rank.ask("start", "sum", "w", "all_reduce", "t", "SUM")
         assert ask_all(ranks, "end", "sum") == [None, None]
         assert ranks[0].ask("values", "t") == [2.0]
+
+
+@EACH
+def test_a_device_that_another_process_has_for_itself(tmp_path: Path, backend: str) -> None:
+    """CUDA makes no context there; it can be used as soon as the other process has ended."""
+    with started(2) as ranks, ranks[0].remote() as remote:
+        make(ranks, "w", tmp_path, backend, timeout=2.0)
+        remote.inject("cudaStreamCreateWithPriority", Action.FAIL, DEVICES_UNAVAILABLE)
+        error = _opening(ranks, "w")[0]
+        words = "world 'world-w'", "rank 0", "refuses the device cuda:0", "error 46", "Exclusive", "nvidia-smi"
+        assert _names(error, "BackendFailed", *words), error
+        remote.lift("cudaStreamCreateWithPriority")
+        opened(ranks, "next", tmp_path, backend)
 
 
 @pytest.mark.skipif("not has_bindings()", reason="nccl4py is not installed beside that torch")
