@@ -289,6 +289,11 @@ class Session:
             self.publish(DeviceLost(**self._event(), device=failure.device, failure=cast("DeviceFailed", ours)))
             self.break_(cast("DeviceFailed", ours))
 
+    def start_failed(self, error: RuntimeError) -> None:
+        """An operation could not begin, for ``error`` of torch: the device may be lost, and then this world ends."""
+        if self.engine.device is not None:
+            device_failures.look(self.config.device, error)
+
     def abort(self, reason: str) -> None:
         """Break the world here and for everybody."""
         where, again = self.membership.where("abort"), "call rejoin() to bring the world back, or leave()"

@@ -6,11 +6,15 @@ returns the same error. So all worlds on it end, whichever driver saw the error 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable
 
+import torch
+
+from multiworld.drivers import cuda
 from multiworld.errors import DeviceFailed
 
 logger = logging.getLogger(__name__)
@@ -41,6 +45,17 @@ def listen(device: str, lost: Lost) -> Callable[[], None]:
             _listeners[device].pop(id(lost), None)
 
     return cancel
+
+
+def look(device: str, error: RuntimeError) -> None:
+    """A call in the calling thread has raised ``error``: if that is the loss of ``device``, tell everybody who listens.
+
+    The program's own kernels run in that thread's streams, so that it is often the first to hear of it.
+    """
+    with contextlib.suppress(RuntimeError):  # CUDA cannot even be asked
+        code = cuda.sticky_error(torch.device(device))
+        if code:
+            report(device, code, str(error).partition("\n")[0])
 
 
 def report(device: str, code: int, what: str) -> DeviceFailed:

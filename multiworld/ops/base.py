@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from multiworld.config import is_duration
-from multiworld.errors import InvalidArgument
+from multiworld.errors import DeviceFailed, InvalidArgument, MultiWorldError
 from multiworld.modes import disturbed, transform, undisturbed
 from multiworld.ops import quarantine
 from multiworld.ops.waiting import OperationHost, wait_async, wait_sync
@@ -63,9 +63,17 @@ def _begin(engine: Engine, group: GroupBase, starter: Starter, *args: Any) -> Op
 
 
 def _look_after(session: OperationHost, starter: Starter, error: BaseException) -> None:
-    """After an interrupt in the middle of a start, nobody knows how much of it was done, nor has what was started."""
+    """After an interrupt in the middle of a start, nobody knows how much of it was done, nor has what was started.
+
+    Raises:
+        DeviceFailed: the error is the loss of the world's device.
+    """
     if not isinstance(error, Exception):
         session.interrupted(f"{starter.__name__} began")
+    elif isinstance(error, RuntimeError) and not isinstance(error, MultiWorldError):
+        session.start_failed(error)
+        if isinstance(session.engine.failure, DeviceFailed):
+            raise session.engine.failure.with_context(operation=starter.__name__) from error
 
 
 def _profiled() -> bool:

@@ -14,11 +14,12 @@ ILLEGAL_ADDRESS = 700
 
 
 @pytest.mark.parametrize("backend", backends()[:1])  # stock torch's own watchdog ends the process: see the refusals
-def test_all_worlds_on_it_end_and_one_on_gloo_goes_on(members: Cluster) -> None:
+@pytest.mark.parametrize("call", ["cudaStreamWaitEvent", "cudaEventRecord"], ids=["the driver's", "the caller's"])
+def test_all_worlds_on_it_end_and_one_on_gloo_goes_on(members: Cluster, call: str) -> None:
     loser, other = workers = [members.start(lost_acts.loses_its_device, rank) for rank in range(2)]
     for worker in workers:
         assert worker.recv() == "ready"
-    Remote(members.control, loser.pid).inject("cudaStreamWaitEvent", Action.FAIL, ILLEGAL_ADDRESS, times=1)
+    Remote(members.control, loser.pid).inject(call, Action.FAIL, ILLEGAL_ADDRESS, times=1)
     for worker in workers:
         worker.send("go")
     lost, told = loser.result(90), other.result(90)
