@@ -28,18 +28,26 @@ class Needed:
         value: what it has to be.
         why: what happens otherwise.
         may_be_unset: whether the default of every release is right.
+        old: a name that torch reads where the first one is not set; empty for none.
     """
 
     name: str
     value: str
     why: str
     may_be_unset: bool = False
+    old: str = ""
+
+    def found(self, environment: Mapping[str, str]) -> tuple[str, str | None]:
+        """The name under which torch reads it, and what it says there; None if it is not set."""
+        name = self.old if self.old in environment and self.name not in environment else self.name
+        return name, environment.get(name)
 
 
 NEEDED = (
     Needed(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2",
-        "in any other mode torch ends this process over a dead peer, or leaves its kernel on the device",
+        "in any other mode torch ends this process over a dead peer, or leaves its kernel on the device; torchrun sets "
+        "it to 1 for its workers, unless it is set where torchrun starts",
     ),
     Needed(
         "TORCH_NCCL_DUMP_ON_TIMEOUT", "0",
@@ -51,7 +59,7 @@ NEEDED = (
     ),
     Needed(
         "TORCH_NCCL_BLOCKING_WAIT", "0", "a wait blocks the thread that launches, so that nothing can be aborted",
-        may_be_unset=True,
+        may_be_unset=True, old="NCCL_BLOCKING_WAIT",
     ),
 )  # fmt: skip
 
@@ -75,7 +83,7 @@ class Fact:
 
 def wrong(environment: Mapping[str, str]) -> list[Needed]:
     """What is set otherwise than the driver ``torch-nccl`` needs it."""
-    return [one for one in NEEDED if environment.get(one.name, one.value) != one.value]
+    return [one for one in NEEDED if one.found(environment)[1] not in (None, one.value)]
 
 
 def settle(world: str, rank: int) -> None:
@@ -87,9 +95,10 @@ def settle(world: str, rank: int) -> None:
     others = wrong(os.environ)
     if others:
         first = others[0]
+        name, value = first.found(os.environ)
         raise BackendFailed(
-            world, f"{first.name} is {os.environ[first.name]!r} in the environment", cause=first.why, rank=rank,
-            remedy=f"unset {first.name} or set it to {first.value}, or use backend='nccl' with the extra 'nccl'",
+            world, f"{name} is {value!r} in the environment", cause=first.why, rank=rank,
+            remedy=f"unset {name} or set it to {first.value}, or use backend='nccl' with the extra 'nccl'",
         )  # fmt: skip
     for one in NEEDED:
         if not one.may_be_unset:
@@ -140,12 +149,13 @@ def _devices() -> Fact:
 
 
 def _variable(one: Needed) -> Fact:
-    given = os.environ.get(one.name)
+    name, given = one.found(os.environ)
     if given is None:
         found = "not set; backend='torch-nccl' sets it" if not one.may_be_unset else "not set"
         return Fact(one.name, True, found)
     good = given == one.value
-    return Fact(one.name, good, given, "" if good else f"unset it or set it to {one.value}: {one.why}")
+    said = given if name == one.name else f"{given}, by its old name {name}"
+    return Fact(one.name, good, said, "" if good else f"unset it or set it to {one.value}: {one.why}")
 
 
 def _module_loading() -> Fact:

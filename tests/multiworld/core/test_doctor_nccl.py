@@ -8,6 +8,7 @@ import pytest
 
 from multiworld.cli.checks import Verdict
 from multiworld.cli.nccl_checks import Setup, driver, fact_check, faults, host_id, nccl_checks, old_names, patches
+from multiworld.drivers import nccl_environment
 from multiworld.drivers.nccl_environment import NEEDED, Fact
 
 #: stock torch with a device, without NVIDIA's bindings
@@ -61,6 +62,15 @@ def test_a_variable_that_would_be_refused_fails_where_it_would_be(name: str) -> 
     assert fact_check(bad, BINDINGS).verdict is Verdict.NOTE
     assert fact_check(bad, WITHOUT_DEVICE).verdict is Verdict.NOTE
     assert fact_check(Fact(name, good=True, found="2"), STOCK).verdict is Verdict.OK
+
+
+def test_a_variable_that_would_be_refused_by_its_old_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+    monkeypatch.setenv("NCCL_BLOCKING_WAIT", "1")
+    (fact,) = [fact for fact in nccl_environment.examine() if fact.name == "TORCH_NCCL_BLOCKING_WAIT"]
+    assert (fact.good, fact.found) == (False, "1, by its old name NCCL_BLOCKING_WAIT")
+    assert fact_check(fact, STOCK).verdict is Verdict.FAIL
+    assert nccl_environment.wrong({"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_BLOCKING_WAIT": "0"}) == []
 
 
 def test_a_variable_that_is_only_advice_is_noted() -> None:

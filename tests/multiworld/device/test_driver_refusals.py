@@ -177,10 +177,19 @@ def test_an_environment_that_was_set_otherwise(tmp_path: Path) -> None:
     with started(1, TORCH_NCCL_ASYNC_ERROR_HANDLING="1") as ranks:
         make(ranks, "w", tmp_path, "torch-nccl")
         (error,) = _opening(ranks, "w")
-        words = "TORCH_NCCL_ASYNC_ERROR_HANDLING is '1'", "set it to 2", "rank 0", "world 'world-w'"
+        words = "TORCH_NCCL_ASYNC_ERROR_HANDLING is '1'", "set it to 2", "rank 0", "world 'world-w'", "torchrun sets it"
         assert _names(error, "BackendFailed", *words), error
         with pytest.raises(RuntimeError, match=r"(?s)BackendFailed.*ASYNC_ERROR_HANDLING is '1'.*set it to 2"):
             ranks[0].ask("config", "torch-nccl", None)
+
+
+def test_an_environment_that_was_set_otherwise_by_an_old_name() -> None:
+    """Torch reads it where the new one is not set; the thread that launches would wait for each operation's end."""
+    said = r"(?s)rank 0.*: NCCL_BLOCKING_WAIT is '1'.*unset NCCL_BLOCKING_WAIT"
+    with started(1, NCCL_BLOCKING_WAIT="1") as ranks, pytest.raises(RuntimeError, match=said):
+        ranks[0].ask("config", "torch-nccl", None)
+    with started(1, NCCL_BLOCKING_WAIT="1", TORCH_NCCL_BLOCKING_WAIT="0") as ranks:
+        assert ranks[0].ask("config", "torch-nccl", None) == "cuda:0"
 
 
 def test_the_environment_is_set_by_who_joins() -> None:
