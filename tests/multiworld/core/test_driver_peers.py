@@ -69,15 +69,15 @@ class Library:
     def get_version(self) -> int:
         return self._version
 
-    def comm_revoke(self, comm: Any, flags: int) -> None:
+    def comm_revoke(self, _: Any, __: int) -> None:
         self.called.append("revoke")
         if not self._revokes:
             raise RuntimeError("it cannot be revoked")
 
-    def comm_get_async_error(self, comm: Any) -> int:
+    def comm_get_async_error(self, _: Any) -> int:
         return 0
 
-    def comm_abort(self, comm: Any) -> None:
+    def comm_abort(self, _: Any) -> None:
         self.called.append("abort")
 
 

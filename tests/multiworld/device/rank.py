@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from multiworld.config import Heartbeat, NetworkSettings, WorldConfig
+from multiworld.drivers import device as device_driver
 from multiworld.drivers.choice import make_driver
 from multiworld.drivers.values import LaneStore
 from multiworld.lab.context import Context
@@ -78,6 +80,7 @@ works: dict[str, tuple[Any, Outcome]] = {}
 tensors: dict[str, torch.Tensor] = {}
 streams: dict[str, Any] = {}
 ended_by: list[str] = []
+logged: list[str] = []
 
 
 def make(name: str, folder: str, backend: str, place: int, size: int, device: str, timeout: float = PATIENCE) -> str:
@@ -305,6 +308,15 @@ def threads() -> list[str]:
     return sorted(one.name for one in threading.enumerate() if one.name.startswith("mw-"))
 
 
+def give_up_aborts_after(seconds: float) -> None:
+    device_driver.ABORT_SECONDS = seconds
+
+
+def errors_logged() -> list[str]:
+    """What the package has logged as an error."""
+    return logged
+
+
 def variable(name: str) -> str | None:
     return os.environ.get(name)
 
@@ -312,6 +324,8 @@ def variable(name: str) -> str | None:
 def serve(context: Context, variables: dict[str, str]) -> None:
     """Answer the calls of a test, until it ends us."""
     os.environ.update(variables)
+    logging.getLogger("multiworld").addHandler(errors := logging.Handler(logging.ERROR))
+    errors.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     threading.excepthook = lambda given: ended_by.append(f"{given.thread}: {given.exc_value!r}")
     while True:
         name, arguments, named = context.recv(timeout=IDLE_SECONDS)

@@ -102,6 +102,7 @@ def test_an_abort_that_hangs(tmp_path: Path, backend: str) -> None:
             rank.ask("tensor", "u", [1.0], device=f"cuda:{place}")
         remote.inject("ncclAllReduce", Action.HOLD, times=1)
         remote.inject("ncclCommAbort", Action.HANG)
+        ranks[0].ask("give_up_aborts_after", 1.0)
         ranks[0].ask("start", "held", "w", "all_reduce", "t", "SUM")
         assert ranks[0].ask("launched", "held")
         ranks[0].ask("abort", "w")
@@ -111,6 +112,10 @@ def test_an_abort_that_hangs(tmp_path: Path, backend: str) -> None:
             rank.ask("start", "sum", "other", "all_reduce", "u", "SUM")
         assert ask_all(ranks, "end", "sum") == [None, None]
         assert ranks[0].ask("values", "u") == [2.0]
+        await_true(lambda: bool(ranks[0].ask("errors_logged")), SECONDS, "nobody is told of the abort that hangs")
+        (said,) = ranks[0].ask("errors_logged")
+        for words in ("world 'world-w', rank 0", "has not ended in 1.0 s", "what to do: other worlds go on"):
+            assert words in said
 
 
 @EACH
