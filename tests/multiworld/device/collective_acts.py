@@ -113,6 +113,25 @@ def late_member(_: Context, place: Place, rank: int) -> Any:
     return run(main)
 
 
+def of_a_group(_: Context, place: Place, rank: int) -> Any:
+    """Ranks 2 and 0 as a group of their own, in this order; rank 1 takes no part."""
+
+    async def main() -> Any:
+        async with world(place, rank, 3) as w:
+            found = None
+            if rank != 1:
+                pair = w.group([2, 0])
+                total, told, parts = numbers(4, rank), numbers(4, rank), [room(2), room(2)]
+                await pair.all_reduce(total)
+                await pair.broadcast(told, 1)
+                await pair.all_gather(parts, numbers(2, rank))
+                found = listed([total, told, parts])
+            await w.barrier()
+            return found
+
+    return run(main)
+
+
 def alone(_: Context, place: Place, rank: int) -> Any:
     """The only member."""
 

@@ -61,5 +61,11 @@ def test_a_cancelled_collective_goes_on_from_copies(members: Cluster) -> None:
     assert other == [1.0, 3.0]
 
 
+def test_collectives_of_a_group(members: Cluster) -> None:
+    """Ranks, roots and the order of parts are the group's."""
+    pair = [count(2, step=2.0), count(0), [[2.0, 3.0], [0.0, 1.0]]]
+    assert members.all(3, collective_acts.of_a_group) == [pair, None, pair]
+
+
 def test_the_only_member(members: Cluster) -> None:
     assert members.all(1, collective_acts.alone) == [[count(0), count(0)]]
