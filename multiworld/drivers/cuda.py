@@ -14,8 +14,9 @@ import torch
 
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit order with the legacy default stream
 _NOT_READY = 600
-#: what a call reports about its own arguments or about stream capture; the device is well
-_CONTAINED = frozenset({0, 1, 2, 101, 400, _NOT_READY, *range(900, 910)})
+#: what a call reports about its own arguments, about stream capture, or about a device that another process has for
+#: itself: the device is well
+_CONTAINED = frozenset({0, 1, 2, 46, 101, 400, _NOT_READY, *range(900, 910)})
 _BUS_ID_BYTES = 32
 _NAP = 1e-3
 
