@@ -125,7 +125,7 @@ def _table(plan: Plan) -> Table:
     counted = "counted in the tree" if plan.counted else "estimated: the tree is not here yet"
     table = Table(title=f"to compile, {counted}")
     for column in ("units", "how many", "each", "on one core"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for row in plan.rows:
         each = f"{row.kind.seconds:.1f} s" + (" per architecture" if row.kind.device and plan.project.targets else "")
         table.add_row(escape(row.kind.name), str(row.units), each, hours(row.seconds))
