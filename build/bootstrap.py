@@ -101,9 +101,28 @@ def _prepare(folder: Path, requirements: Path) -> None:
     (folder / _READY).write_text(_digest(folder), encoding="ascii")
 
 
-#: Options that belong behind `--`: before it nox refuses them, or takes `--python` for its own option.
-_OURS = ("--no-test", "--no-multiworld", "--stock", "--python", "--source", "--into", "--dist", "--torch", "--bundle",
-         "--full", "--toolchain", "--arch", "--jobs", "--conda", "--check", "--upgrade")  # fmt: skip
+#: The long options of nox. Any other one after the names of sessions is an argument of a session.
+_NOX = (
+    "--add-timestamp", "--allow-parallel", "--default-venv-backend", "--download-python", "--envdir",
+    "--error-on-external-run", "--error-on-missing-interpreters", "--extra-pythons", "--force-color", "--force-pythons",
+    "--force-venv-backend", "--forcecolor", "--help", "--install-only", "--json", "--keywords", "--list-sessions",
+    "--no-allow-parallel", "--no-color", "--no-dependencies", "--no-error-on-external-run",
+    "--no-error-on-missing-interpreters", "--no-install", "--no-reuse-existing-virtualenvs",
+    "--no-stop-on-first-error", "--no-venv", "--no-verbose", "--nocolor", "--non-interactive", "--noxfile",
+    "--parallel", "--parallel-worker", "--pythons", "--report", "--reuse-existing-virtualenvs", "--reuse-venv",
+    "--script-mode", "--script-venv-backend", "--sessions", "--stop-on-first-error", "--tags", "--usage", "--verbose",
+    "--version",
+)  # fmt: skip
+
+
+def _is_argument(word: str) -> bool:
+    """Whether a word is an option of a session, such as `--python`, which nox has too, or `--key`.
+
+    nox takes its options cut short: `--key` would be its `--keywords`.
+    """
+    option = word.partition("=")[0]
+    known = option not in ("--python", "--key") and any(name.startswith(option) for name in _NOX)
+    return option.startswith("--") and not known
 
 
 def advice(arguments: list[str], sessions: Collection[str] = ()) -> str:
@@ -118,11 +137,15 @@ def advice(arguments: list[str], sessions: Collection[str] = ()) -> str:
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
     words = list(dropwhile(lambda word: word not in ("-s", "--session", "--sessions"), before))
     names = list(takewhile(lambda word: not word.startswith("-"), words[1:]))
-    for place, word in enumerate(before):
-        if names and word.partition("=")[0] in _OURS:
-            line = " ".join([*before[:place], "--", *before[place:], *arguments[len(before) + 1 :]])
-            return f"{word} is an argument of the session: it goes behind --\nto do:\n  python3 noxfile.py {line}"
-    return "\n".join(_unknown(name, sessions) for name in names if sessions and name not in sessions)
+    if names and (wrong := next(filter(_is_argument, words), "")):
+        place = before.index(wrong, len(before) - len(words))
+        line = " ".join([*before[:place], "--", *before[place:], *arguments[len(before) + 1 :]])
+        return f"{wrong} is an argument of the session: it goes behind --\nto do:\n  python3 noxfile.py {line}"
+    unknown = [name for name in names if sessions and name not in sessions]
+    said = "\n".join(_unknown(name, sessions) for name in unknown)
+    if unknown and names[0] in sessions:  # `-s bench overlay`
+        said += f"\n  python3 noxfile.py -s {names[0]} -- {' '.join(names[1:])}    # gives it the rest as arguments"
+    return said
 
 
 def _unknown(name: str, sessions: Collection[str]) -> str:

@@ -12,6 +12,7 @@ from textwrap import indent
 
 import uv
 
+from build.console import counted
 from build.errors import EnvironmentUnfitError
 from build.official.headers import cached_package
 from build.official.index import index_problem
@@ -167,7 +168,7 @@ def check(
         problems.append(f"--source {source}: no such file or folder")
     if problems:
         raise EnvironmentUnfitError(
-            f"this machine cannot build PyTorch {release.version}: {len(problems)} problem(s)",
+            f"this machine cannot build PyTorch {release.version}: {counted(len(problems), 'problem')}",
             cause="\n".join(problems),
             remedy="fix these and run again; nothing was started",
         )

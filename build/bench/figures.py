@@ -79,7 +79,9 @@ def of_ratios(name: str, ours: Sequence[float], theirs: Sequence[float], limit: 
 def table(figures: Sequence[Figure], title: str, load: Load) -> Table:
     made = Table(title=title, title_justify="left")
     for column in ("figure", "limit", "measured", "spread", "how", "verdict"):
-        made.add_column(column, justify="right" if column in ("limit", "measured", "spread") else "left")
+        made.add_column(
+            column, justify="right" if column in ("limit", "measured", "spread") else "left", overflow="fold"
+        )
     for item in figures:
         spread = "" if item.low == item.high else f"{_number(item.low)} to {_number(item.high)}"
         verdict = item.verdict_under(load)

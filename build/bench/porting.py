@@ -154,10 +154,10 @@ def table(scores: Scores, seed: int) -> Table:
         title=f"ports: {scores.cases} patches, seed {seed}; hunks placed right / wrong / left to a human",
         title_justify="left",
     )
-    made.add_column("what upstream did")
+    made.add_column("what upstream did", overflow="fold")
     for name in scores.tallies:
-        made.add_column(name, justify="right")
-    made.add_column("verdict right", justify="right")
+        made.add_column(name, justify="right", overflow="fold")
+    made.add_column("verdict right", justify="right", overflow="fold")
     for scenario, _, _ in SCENARIOS:
         made.add_row(scenario, *_cells(scores, scenario), _share(scores.tallies[OURS], scenario))
     made.add_section()

@@ -39,9 +39,9 @@ def patches(html: Annotated[Path, typer.Option(help="where to write the page")] 
 
 def _table(item: Overview) -> Table:
     table = Table(title=f"{item.manifest.series.name}: patches by release", title_justify="left")
-    table.add_column("patch")
+    table.add_column("patch", overflow="fold")
     for column in item.columns:
-        table.add_column(column.release, justify="center")
+        table.add_column(column.release, justify="center", overflow="fold")
     for row in item.rows:
         table.add_row(row.patch.id, *(Text(cell.status.symbol, style=_STYLE[cell.status]) for cell in row.cells))
     table.add_section()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.markup import escape
 from rich.table import Table
 
-from build.console import console, note, step
+from build.console import console, counted, note, step
 from build.errors import EnvironmentUnfitError
 from build.full import resources, toolchains
 from build.full.caching import CompilerCache
@@ -115,17 +115,18 @@ def show(plan: Plan) -> None:
     if project.targets:
         note(f"architectures: {', '.join(f'{target} ({target.architecture.gpus})' for target in project.targets)}")
     note(f"compiler cache: {plan.caching.value}")
-    note(f"{plan.jobs or 'no'} compiler(s) at once, {project.memory_per_job / _GIB:.1f} GiB of memory for each")
+    compilers = counted(plan.jobs, "compiler") if plan.jobs else "no compiler"
+    note(f"{compilers} at once, {project.memory_per_job / _GIB:.1f} GiB of memory for each")
     note(f"disk: {project.disk / _GIB:.1f} GiB in {cache()}, {plan.free / _GIB:.1f} GiB are free")
     for problem in plan.missing:
         note(f"missing: {problem}")
 
 
 def _table(plan: Plan) -> Table:
-    counted = "counted in the tree" if plan.counted else "estimated: the tree is not here yet"
-    table = Table(title=f"to compile, {counted}")
+    how = "counted in the tree" if plan.counted else "estimated: the tree is not here yet"
+    table = Table(title=f"to compile, {how}")
     for column in ("units", "how many", "each", "on one core"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for row in plan.rows:
         each = f"{row.kind.seconds:.1f} s" + (" per architecture" if row.kind.device and plan.project.targets else "")
         table.add_row(escape(row.kind.name), str(row.units), each, hours(row.seconds))
@@ -139,7 +140,7 @@ def require(plan: Plan) -> None:
     if plan.missing:
         raise EnvironmentUnfitError(
             f"this machine cannot make a full build of {plan.project.name} {plan.project.version}: "
-            f"{len(plan.missing)} problem(s)",
+            f"{counted(len(plan.missing), 'problem')}",
             cause="\n".join(plan.missing),
             remedy="fix these and run again; nothing was started",
         )

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from build.console import counted
 from build.errors import EnvironmentUnfitError, UsageError
 
 _GIB = 1 << 30
@@ -59,7 +60,7 @@ def jobs(per_job: int, have: Machine, asked: int | None = None) -> int:
     fit = have.memory // per_job
     if max(wanted or 1, 1) > fit:
         raise EnvironmentUnfitError(
-            f"the memory is too small for {wanted or 1} job(s)",
+            f"the memory is too small for {counted(wanted or 1, 'job')}",
             cause=f"{have.memory / _GIB:.1f} GiB are available, {(wanted or 1) * per_job / _GIB:.1f} GiB are needed: "
             f"{per_job / _GIB:.1f} GiB for each compiler at its peak",
             remedy=f"--jobs {fit} fits" if fit else "end other programs, or build on a machine with more memory",

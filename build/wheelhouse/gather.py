@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from build import record, seals
+from build.console import counted
 from build.errors import ClaimError, ToolError, UsageError
 from build.paths import locked
 from build.record import BuildRecord
@@ -85,7 +86,8 @@ def _gather(folders: Sequence[Path]) -> tuple[Wheel, ...]:
             problems.append(f"{len(wheels)} wheels are called {name}, with different bytes:\n{places}")
     if problems:
         raise ClaimError(
-            f"nothing is published, {len(problems)} problem(s):\n" + "\n".join(f"- {item}" for item in problems),
+            f"nothing is published, {counted(len(problems), 'problem')}:\n"
+            + "\n".join(f"- {item}" for item in problems),
             cause="a file was damaged, replaced or renamed after its build, or two builds share a version",
             remedy="build again, or take these files out of the folders",
         )

@@ -154,7 +154,7 @@ def _outcome(case: Case | None) -> str:
 def run_table(runs: tuple[Run, ...]) -> Table:
     table = Table(title="runs")
     for column in ("form", "suite", "passed", "failed", "failed as expected", "skipped", "result"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for item in runs:
         counts = [str(item.counts.get(key, 0)) for key in ("passed", "failed", "failed as expected", "skipped")]
         result = "[green]green[/]" if item.green else "[bold red]red[/]"

@@ -144,7 +144,7 @@ def _group() -> Fact:
 
 def _devices() -> Fact:
     count = torch.cuda.device_count()
-    found = f"{count} CUDA device(s)"
+    found = "1 CUDA device" if count == 1 else f"{count} CUDA devices"
     return Fact("CUDA devices", count > 0, found, "" if count else "nothing, if this machine has no GPU")
 
 

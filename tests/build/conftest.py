@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from build.process import FOREIGN
+from tests.build.with_nox import nox_is_here as nox_is_here
 
 if TYPE_CHECKING:
     from tests.build.overlay.little import Little

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -12,12 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from build.paths import REPO
 from build.signals import END_WITH
+from tests.build.with_nox import PYTHON
 
 _TIMEOUT = 60.0
 _BUILD = """
@@ -43,6 +42,15 @@ signals.handle()
 number = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(number))
 print(number.value, signals.END_WITH in os.environ)
+"""
+_TOOL = """
+import os, noxfile
+class Session:
+    def install(self, *_):
+        pass
+    def run(self, *_, env, **options):
+        print(env["MULTIWORLD_END_WITH_PARENT"], os.getpid())
+noxfile._tool(Session(), "releases")
 """
 #: Two steps, one beside the other, which with `block` run until they are told to end, as Ctrl-C does.
 _STEP = """
@@ -109,25 +117,11 @@ def test_only_the_parent_that_asked_counts(value: str, answer: str) -> None:
     assert done.stdout.split() == [answer, "False"]
 
 
-def test_nox_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("nox")
-    monkeypatch.setattr(sys, "argv", ["nox"])  # the noxfile reads them
-    spec = importlib.util.spec_from_file_location("the_noxfile", REPO / "noxfile.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    asked: list[dict[str, Any]] = []
-
-    class Session:
-        def install(self, *_: str) -> None:
-            """As nox's."""
-
-        def run(self, *_: str, **options: Any) -> None:
-            asked.append(options)
-
-    module._tool(Session(), "releases")
-    assert asked[0]["env"][END_WITH] == str(os.getpid())
+@pytest.mark.usefixtures("nox_is_here")
+def test_nox_asks_for_it() -> None:
+    done = subprocess.run([PYTHON, "-c", _TOOL], cwd=REPO, capture_output=True, text=True, timeout=_TIMEOUT, check=True)
+    asked, ours = done.stdout.split()
+    assert asked == ours
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ import pytest
 
 from build.paths import REPO
 from tests.build.series.repos import commit, make_patch, make_repo, numbered
+from tests.build.with_nox import PYTHON
 
-#: The Python that has nox: the one that runs these tests' own session, else this one.
-PYTHON = os.environ.get("MULTIWORLD_NOX") or sys.executable
+pytestmark = pytest.mark.usefixtures("nox_is_here")
+
 _TIMEOUT = 120.0
 #: Sessions that end as their names say; `lost` is one whose command is not the tooling's.
 _NOXFILE = f"""
@@ -46,12 +47,6 @@ if __name__ == "__main__":
     nox.main()
 """
 WAYS = {"nox": ["-m", "nox", "-f", "noxfile.py"], "python": ["noxfile.py"]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nox_is_here() -> None:
-    if subprocess.run([PYTHON, "-c", "import nox"], capture_output=True, timeout=_TIMEOUT, check=False).returncode:
-        pytest.skip(f"{PYTHON} has no nox")
 
 
 def ends_with(folder: Path, way: str, *arguments: str) -> tuple[int, str]:

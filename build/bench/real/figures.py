@@ -85,9 +85,9 @@ def _table(
     scores: Sequence[CaseScore], kind: Kind, title: str, cells: Callable[[Sequence[HunkScore]], list[str]]
 ) -> Table:
     made = Table(title=title, title_justify="left")
-    made.add_column("package")
+    made.add_column("package", overflow="fold")
     for name in (*(() if kind is Kind.REFRESHED else ("all", "recognised")), *TOOLS):
-        made.add_column(name, justify="right")
+        made.add_column(name, justify="right", overflow="fold")
     for package in dict.fromkeys(score.package for score in scores):
         if hunks := hunks_of((score for score in scores if score.package == package), kind):
             made.add_row(package, *cells(hunks))

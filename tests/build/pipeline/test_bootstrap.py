@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-from build import bootstrap
+from build import bootstrap, cli
 from build.paths import REPO
+from tests.build.with_nox import PYTHON
 
 _RUN = """
 import sys
@@ -93,12 +95,33 @@ SESSIONS = ["lint", "tests", "patches", "build-2.6.0", "test-2.6.0", "build-2.15
         ("build-2.6.0 --no-test", ["goes behind --", "noxfile.py -s build-2.6.0 -- --no-test"]),
         ("buld-2.6.0", ["there is no session buld-2.6.0", "python3 noxfile.py -s build-2.6.0"]),
         ("-s build-2.6.0 --no-test", ["goes behind --", "noxfile.py -s build-2.6.0 -- --no-test"]),
+        ("-s patches --html x.html", ["--html is an argument of the session", "-s patches -- --html x.html"]),
+        ("-r -s tests -v --torch=2.6.0 x.py", ["--torch=2.6.0 is", "noxfile.py -r -s tests -v -- --torch=2.6.0 x.py"]),
+        ("-s lint overlay", ["there is no session overlay", "python3 noxfile.py -s lint -- overlay "]),
         ("-s build-2.6.0 --python 3.12 -- --no-test", ["noxfile.py -s build-2.6.0 -- --python 3.12 --no-test"]),
     ],
 )
 def test_what_nox_would_refuse_without_a_hint(arguments: str, said: list[str]) -> None:
     found = bootstrap.advice(arguments.split(), SESSIONS)
     assert all(text in found for text in said), found
+
+
+def test_every_option_of_a_session_goes_behind_the_dashes() -> None:
+    commands = typer.main.get_command(cli._app("")).commands.values()  # type: ignore[attr-defined]
+    options = {name for command in commands for item in command.params for name in (*item.opts, *item.secondary_opts)}
+    found = {name for name in options if f"{name} is an argument" in bootstrap.advice(["-s", "build-2.6.0", name])}
+    assert found == {name for name in options if name.startswith("--")} - {"--json"}, "--json is an option of nox, too"
+
+
+@pytest.mark.usefixtures("nox_is_here")
+def test_the_options_of_nox_are_known() -> None:
+    code = "from nox._options import options; print(*(o for a in options.parser()._actions for o in a.option_strings))"
+    options = subprocess.run(
+        [PYTHON, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.split()
+    assert "--session" in options
+    wrong = {name for name in options if bootstrap.advice(["-s", "lint", name])}
+    assert wrong == {"--python"}, "what nox takes is refused"
 
 
 @pytest.mark.parametrize("arguments", ["", "-l", "-s lint tests", "-s build-2.6.0 -- --no-test", "-r -s lint -v"])
@@ -112,11 +135,11 @@ def test_misplaced_arguments_are_told_before_anything_is_made(tmp_path: Path) ->
     assert (done.returncode, list(tmp_path.iterdir())) == (2, []), done.stderr
 
 
+@pytest.mark.usefixtures("nox_is_here")
 def test_a_session_without_its_option() -> None:
     """nox itself would print its usage, without what is missing."""
-    pytest.importorskip("nox", reason="needs nox")
     done = subprocess.run(
-        [sys.executable, "noxfile.py", "build-2.6.0"],
+        [PYTHON, "noxfile.py", "build-2.6.0"],
         cwd=REPO, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
@@ -133,11 +156,11 @@ def test_without_nox_the_option_is_asked_for_before_anything_is_made(tmp_path: P
     assert "python3 noxfile.py -s lint\n" in done.stderr
 
 
+@pytest.mark.usefixtures("nox_is_here")
 @pytest.mark.parametrize("command", [["-m", "nox", "-f", "noxfile.py"], ["noxfile.py"]])
 def test_a_typo_with_nox_installed(command: list[str]) -> None:
-    pytest.importorskip("nox", reason="needs nox")
     done = subprocess.run(
-        [sys.executable, *command, "-s", "buld-2.6.0"],
+        [PYTHON, *command, "-s", "buld-2.6.0"],
         cwd=REPO, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2

@@ -102,7 +102,7 @@ def test_a_setting_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
         paths.lock_timeout()
 
 
-def test_written_beside(tmp_path: Path) -> None:
+def test_an_atomic_write(tmp_path: Path) -> None:
     final = tmp_path / "sub" / "file"
     with paths.atomic_write(final) as part:
         part.write_text("new")

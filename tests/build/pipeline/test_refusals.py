@@ -15,6 +15,7 @@ from build.paths import REPO
 from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
 from tests.build.pipeline.test_bootstrap import run
+from tests.build.with_nox import PYTHON
 
 
 def test_the_last_good_log_stays(little: Little, tmp_path: Path) -> None:
@@ -63,11 +64,11 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "venv" not in done.stderr
 
 
+@pytest.mark.usefixtures("nox_is_here")
 def test_the_noxfile_alone_lists_its_sessions() -> None:
     """It does not lint, test and fetch torch for one who only looked."""
-    nox = pytest.importorskip("nox", reason="needs nox")
     done = subprocess.run(
-        [sys.executable, "-m", nox.__name__, "-f", REPO / "noxfile.py"],
+        [PYTHON, "-m", "nox", "-f", REPO / "noxfile.py"],
         cwd=REPO, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert "- build-2.6.0" in done.stdout

@@ -69,6 +69,8 @@ def test_no_network_is_said_only_if_something_must_be_fetched(release: Release, 
 
 
 def test_python_without_a_wheel(release: Release, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnfitError, match=r"cannot build PyTorch 2\.6\.0: 1 problem\n"):
+        preflight.check(release, "3.7", tmp_path / "dist")
     (said,) = problems(release, tmp_path / "dist", "3.7")
     assert "no official wheel for Python 3.7" in said
     assert "3.9, 3.10, 3.11, 3.12, 3.13" in said

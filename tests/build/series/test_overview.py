@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import ast
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+from rich.console import Console
+
+from build.commands import patches
+from build.paths import REPO
 from build.series.overview import PatchStatus, overview
 from build.series.page import _CLASS, page
 
@@ -105,3 +110,23 @@ def test_no_column_is_wider_than_a_narrow_screen(tmp_path: Path) -> None:
     fixed = re.findall(r"(?<!max-)(?:min-width|minmax\(|[; ]width): ?(\d+)px", text)
     assert all(int(width) < 300 for width in fixed)
     assert "minmax(330px" not in text
+
+
+def test_the_table_cuts_nothing_on_a_narrow_terminal(tmp_path: Path) -> None:
+    (tmp_path / "manifest.toml").write_text(MANIFEST)
+    console = Console(width=50)
+    with console.capture() as seen:
+        console.print(patches._table(overview(tmp_path, ["3.0", "10.20.30"])))
+    assert "…" not in seen.get()
+
+
+def test_the_columns_of_all_tables_fold() -> None:
+    """rich cuts what has no room, unless told otherwise."""
+    sources = [path for name in ("build", "ci", "multiworld") for path in (REPO / name).rglob("*.py")]
+    calls = [(path, node) for path in sources for node in ast.walk(ast.parse(path.read_text())) if _adds_a_column(node)]
+    assert len(calls) >= 10
+    assert [str(path) for path, node in calls if "overflow='fold'" not in ast.unparse(node)] == []
+
+
+def _adds_a_column(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_column"

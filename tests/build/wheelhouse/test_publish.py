@@ -174,7 +174,7 @@ def test_all_that_disagrees_is_named_and_nothing_is_published(dist: Path, tmp_pa
     assert "manylinux_2_5_x86_64.whl: its WHEEL has the tags cp312-cp312-manylinux_2_17_x86_64" in said
     assert "torch-1.0-py3-none-any.whl is not a wheel that can be read" in said
     assert "torch.whl is not the name of a wheel" in said
-    assert "nothing is published, 7 problem(s)" in said
+    assert "nothing is published, 7 problems" in said
     assert bytes_of(out) == before
 
 

@@ -238,19 +238,19 @@ def run_script(text: str, *args: str) -> str:
 EXIT_WITH_PENDING = """
 import asyncio, sys, time, torch, threading
 from multiworld import MultiWorld
-mw, there = MultiWorld(), threading.Event()
-def wait():
-    there.set()
-    mw["w"].sync.recv(torch.zeros(1), 1)
+mw = MultiWorld()
+def waited_for():
+    return sum(op._wake is not None for op in list(mw["w"]._current.engine.operations))
 async def main():
     w = await mw.join("w", 0, 2, store=sys.argv[1], join_timeout=80)
     asyncio.create_task(w.recv(torch.zeros(1), 1))
     asyncio.create_task(w.all_reduce(torch.zeros(100_000)))
-    await asyncio.sleep(0.1)
+    while waited_for() < 2:
+        await asyncio.sleep(0)
 asyncio.run(main())
-threading.Thread(target=wait, daemon=True).start()
-there.wait()
-time.sleep(0.1)  # it waits by now: one that only comes when the interpreter goes is beyond help
+threading.Thread(target=lambda: mw["w"].sync.recv(torch.zeros(1), 1), daemon=True).start()
+while not waited_for():  # one that only comes when the interpreter goes is beyond help
+    time.sleep(0.001)
 print(time.monotonic(), flush=True)
 """
 
