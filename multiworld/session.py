@@ -289,8 +289,8 @@ class Session:
             self.publish(DeviceLost(**self._event(), device=failure.device, failure=cast("DeviceFailed", ours)))
             self.break_(cast("DeviceFailed", ours))
 
-    def start_failed(self, error: RuntimeError) -> None:
-        """An operation could not begin, for ``error`` of torch: the device may be lost, and then this world ends."""
+    def torch_failed(self, error: RuntimeError) -> None:
+        """Torch raised ``error`` in the thread of a caller: the device may be lost, and then this world ends."""
         if self.engine.device is not None:
             device_failures.look(self.config.device, error)
 

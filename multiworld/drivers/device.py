@@ -239,8 +239,11 @@ class DeviceDriver:
         try:
             self._stream = cuda.take_stream(self._device)
             bus = cuda.bus_id(self._device.index)
+        except cuda.RuntimeMissingError:
+            raise
         except RuntimeError as error:
-            raise self._refused(error) from error
+            device_failures.look(us.device, error)
+            raise device_failures.failure_of(us.device) or self._refused(error) from error
         ours = peers.Facts(us.rank, self.name, self._communicator.version(), peers.host_id(), bus)
         try:
             peers.meet(self._store, us, ours)

@@ -55,7 +55,7 @@ def look(device: str, error: RuntimeError) -> None:
     with contextlib.suppress(RuntimeError):  # CUDA cannot even be asked
         code = cuda.sticky_error(torch.device(device))
         if code:
-            report(device, code, str(error).partition("\n")[0])
+            report(device, code, str(error))
 
 
 def report(device: str, code: int, what: str) -> DeviceFailed:
@@ -64,14 +64,15 @@ def report(device: str, code: int, what: str) -> DeviceFailed:
     Args:
         device: in text, with its index.
         code: the CUDA error.
-        what: CUDA's text.
+        what: CUDA's text, of which the first line is told: torch adds advice for debuggers.
     """
     with _guard:
         known = _failures.get(device)
         if known is not None:
             return known
+        first = what.partition("\n")[0]
         failure = _failures[device] = DeviceFailed(
-            None, f"device {device} failed with CUDA error {code}: {what}", device=device, code=code
+            None, f"device {device} failed with CUDA error {code}: {first}", device=device, code=code
         )
         listeners = tuple(_listeners[device].values())
     logger.error("%s", failure)

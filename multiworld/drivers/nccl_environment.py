@@ -155,7 +155,7 @@ def _variable(one: Needed) -> Fact:
         return Fact(one.name, True, found)
     good = given == one.value
     said = given if name == one.name else f"{given}, by its old name {name}"
-    return Fact(one.name, good, said, "" if good else f"unset it or set it to {one.value}: {one.why}")
+    return Fact(one.name, good, said, "" if good else f"unset {name} or set it to {one.value}: {one.why}")
 
 
 def _module_loading() -> Fact:

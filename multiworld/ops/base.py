@@ -63,17 +63,28 @@ def _begin(engine: Engine, group: GroupBase, starter: Starter, *args: Any) -> Op
 
 
 def _look_after(session: OperationHost, starter: Starter, error: BaseException) -> None:
-    """After an interrupt in the middle of a start, nobody knows how much of it was done, nor has what was started.
+    """A start has raised. If that was an interrupt, the world ends: nobody knows how much of the start was done.
 
     Raises:
         DeviceFailed: the error is the loss of the world's device.
     """
     if not isinstance(error, Exception):
         session.interrupted(f"{starter.__name__} began")
-    elif isinstance(error, RuntimeError) and not isinstance(error, MultiWorldError):
-        session.start_failed(error)
-        if isinstance(session.engine.failure, DeviceFailed):
-            raise session.engine.failure.with_context(operation=starter.__name__) from error
+    elif isinstance(error, RuntimeError):
+        _look_for_loss(session, starter, error)
+
+
+def _look_for_loss(session: OperationHost, starter: Starter, error: RuntimeError) -> None:
+    """What torch raises in the caller's thread may be the loss of the device, which ends every world on it.
+
+    Raises:
+        DeviceFailed: it is.
+    """
+    if isinstance(error, MultiWorldError):
+        return
+    session.torch_failed(error)
+    if isinstance(session.engine.failure, DeviceFailed):
+        raise session.engine.failure.with_context(operation=starter.__name__) from error
 
 
 def _profiled() -> bool:
@@ -91,7 +102,11 @@ def _watched(session: OperationHost, group: GroupBase, starter: Starter, *args: 
         except BaseException as error:
             _look_after(session, starter, error)
             raise
-        yield operation
+        try:
+            yield operation
+        except RuntimeError as error:
+            _look_for_loss(session, starter, error)
+            raise
 
 
 def _outcome(operation: Operation) -> Any:
@@ -145,7 +160,11 @@ class GroupBase:
             raise
         if not operation.done:
             await wait_async(session, operation, timeout)
-        return _outcome(operation) if disturbed() else operation.result()
+        try:
+            return _outcome(operation) if disturbed() else operation.result()
+        except RuntimeError as error:
+            _look_for_loss(session, starter, error)
+            raise
 
 
 class SyncBase:
@@ -174,4 +193,8 @@ class SyncBase:
             raise
         if not operation.done:
             wait_sync(session, operation, timeout)
-        return _outcome(operation) if amid else operation.result()
+        try:
+            return _outcome(operation) if amid else operation.result()
+        except RuntimeError as error:
+            _look_for_loss(session, starter, error)
+            raise

@@ -62,6 +62,33 @@ async def _error(call: Any) -> tuple[str, str | None, Any]:
     return "none", None, None
 
 
+def takes_on_a_lost_device(link: Context, place: Place, rank: int) -> tuple[tuple[str, str | None, Any], str]:
+    """Rank 1 has received a tensor, and finds the device lost as it takes it; what each was told, and what broke."""
+
+    async def main() -> tuple[tuple[str, str | None, Any], str]:
+        async with world(place, rank, 2) as w:
+            for _ in range(2):
+                await _hand_over(w, rank)
+            link.send("ready")
+            await asyncio.to_thread(link.recv)
+            error = await _error(w.recv_tensor(0) if rank else _send_and_wait(w))
+            return error, type(w.failure).__name__
+
+    return run(main)
+
+
+async def _send_and_wait(w: World) -> None:
+    await w.send_tensor(numbers(4), 1)
+    await w.recv(room(4), 1)
+
+
+async def _hand_over(w: World, rank: int) -> None:
+    if rank:
+        await w.recv_tensor(0)
+    else:
+        await w.send_tensor(numbers(4), 1)
+
+
 def takes_in_another_stream(link: Context, place: Place, rank: int) -> list[float] | None:
     """Rank 1 takes a tensor in another stream than the one in which it asked for it, and frees it on a lost device."""
 

@@ -33,6 +33,21 @@ def test_all_worlds_on_it_end_and_one_on_gloo_goes_on(members: Cluster, call: st
 
 
 @pytest.mark.parametrize("backend", backends()[:1])
+def test_a_caller_that_takes_what_it_received_finds_it_lost(members: Cluster) -> None:
+    """The world ends for both: nobody waits for a member that computes no more."""
+    workers = [members.start(lost_acts.takes_on_a_lost_device, rank) for rank in range(2)]
+    for worker in workers:
+        assert worker.recv() == "ready"
+    with Remote(members.control, workers[1].pid) as block:  # the first one is the driver's
+        block.inject("cudaStreamWaitEvent", Action.FAIL, ILLEGAL_ADDRESS, after=1, times=1)
+        for worker in workers:
+            worker.send("go")
+        ((told, *_), broken), (found, failure) = (worker.result(90) for worker in workers)
+    assert (found, failure) == (("DeviceFailed", "w", "cuda:0"), "DeviceFailed")
+    assert (told, broken) == ("PeerLost", "PeerLost")
+
+
+@pytest.mark.parametrize("backend", backends()[:1])
 def test_memory_that_was_taken_in_another_stream_is_freed_on_a_lost_device(members: Cluster) -> None:
     """To free it asks nothing of CUDA: the allocator's destructor would end the process with what that returns."""
     _, taker = (members.start(lost_acts.takes_in_another_stream, rank) for rank in range(2))

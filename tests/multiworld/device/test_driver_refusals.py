@@ -48,6 +48,19 @@ def test_two_ranks_on_one_device_as_two_hosts(tmp_path: Path, backend: str) -> N
 
 
 @EACH
+def test_a_device_that_is_lost_before_the_first_operation(tmp_path: Path, backend: str) -> None:
+    """The program's own kernel has failed: that is no refusal, and the next world hears the same."""
+    with started(2) as ranks, ranks[0].remote() as remote:
+        make(ranks, "w", tmp_path, backend, timeout=2.0)
+        remote.inject("cudaStreamCreateWithPriority", Action.FAIL, ILLEGAL_ADDRESS, times=1)
+        error = _opening(ranks, "w")[0]
+        assert _names(error, "DeviceFailed", "device cuda:0 failed with CUDA error 700"), error
+        make(ranks, "next", tmp_path, backend, timeout=2.0)
+        error = _opening(ranks, "next")[0]
+        assert _names(error, "DeviceFailed", "device cuda:0 failed with CUDA error 700"), error
+
+
+@EACH
 def test_a_device_that_another_process_has_for_itself(tmp_path: Path, backend: str) -> None:
     """CUDA makes no context there; it can be used as soon as the other process has ended."""
     with started(2) as ranks, ranks[0].remote() as remote:
