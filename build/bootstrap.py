@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -131,21 +132,30 @@ def advice(arguments: list[str], sessions: Collection[str] = ()) -> str:
     `sessions` are the names of the sessions, empty when they are not known yet.
     """
     if arguments and not arguments[0].startswith("-"):  # `build-2.6.0`: nox prints its usage only
-        line = " ".join(arguments)
-        said = f"a session is named with -s\nto do:\n  python3 noxfile.py -s {line}"
+        said = f"a session is named with -s\nto do:\n  python3 noxfile.py -s {shlex.join(arguments)}"
         return advice(["-s", *arguments], sessions) or said
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    words = list(dropwhile(lambda word: word not in ("-s", "--session", "--sessions"), before))
-    names = list(takewhile(lambda word: not word.startswith("-"), words[1:]))
-    if names and (wrong := next(filter(_is_argument, words), "")):
-        place = before.index(wrong, len(before) - len(words))
-        line = " ".join([*before[:place], "--", *before[place:], *arguments[len(before) + 1 :]])
-        return f"{wrong} is an argument of the session: it goes behind --\nto do:\n  python3 noxfile.py {line}"
+    words = list(dropwhile(lambda word: word not in ("-s", "--session", "--sessions"), before))[1:]
+    names = list(takewhile(lambda word: not word.startswith("-"), words))
     unknown = [name for name in names if sessions and name not in sessions]
-    said = "\n".join(_unknown(name, sessions) for name in unknown)
-    if unknown and names[0] in sessions:  # `-s bench overlay`
-        said += f"\n  python3 noxfile.py -s {names[0]} -- {' '.join(names[1:])}    # gives it the rest as arguments"
-    return said
+    if typos := [name for name in unknown if name == names[0] or _similar(name, sessions)]:
+        return "\n".join(_unknown(name, sessions) for name in typos)
+    wrong = next((word for word in words if word in unknown or _is_argument(word)), "") if names else ""
+    return _behind(arguments, wrong, before.index(wrong, len(before) - len(words))) if wrong else ""
+
+
+def _behind(arguments: list[str], wrong: str, place: int) -> str:
+    """Return the line in which all from `place` on, where `wrong` stands, is behind `--`."""
+    moved = arguments[place:]
+    if "--" in moved:
+        moved.remove("--")
+    line = [*arguments[:place], "--", *moved]
+    what = "an argument of the session" if wrong.startswith("-") else "no session, but maybe an argument of one"
+    return f"{wrong} is {what}: it goes behind --\nto do:\n  python3 noxfile.py {shlex.join(line)}"
+
+
+def _similar(name: str, sessions: Collection[str]) -> list[str]:
+    return difflib.get_close_matches(name, sessions, 1, 0.6)
 
 
 def _unknown(name: str, sessions: Collection[str]) -> str:
@@ -157,7 +167,7 @@ def _unknown(name: str, sessions: Collection[str]) -> str:
         said += f"to do:\n  python3 noxfile.py -s {kind}-{near}"
         adds = f"\n  python3 noxfile.py -s regenerate-patch -- {release}    # adds it"
         return said + (adds if number[0] == release else "")
-    similar = difflib.get_close_matches(name, sessions, 1, 0.5)
+    similar = _similar(name, sessions)
     hint = f"python3 noxfile.py -s {similar[0]}" if similar else "python3 noxfile.py -l lists the sessions"
     return f"there is no session {name}\nto do:\n  {hint}"
 

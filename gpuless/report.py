@@ -24,7 +24,7 @@ def table(results: Iterable[ProbeResult], title: str) -> Table:
     shown = Table(title=title, caption="backend: nccl (simulated); no GPU, no data between processes")
     for column in ("probe", "patch", "expected", "got", "verdict"):
         shown.add_column(column, no_wrap=column != "probe", overflow="fold")
-    shown.add_column("seconds", justify="right")
+    shown.add_column("seconds", justify="right", overflow="fold")
     for result in results:
         style = _STYLE[result.verdict]
         shown.add_row(

@@ -81,7 +81,9 @@ def _named(release: str, place: str) -> Source:
 
 def _show(name: str, report: LintReport) -> None:
     step(f"series {name}: {report.files} patches read, {len(report.findings)} findings")
-    table = Table("release", "applied with zero fuzz, exported to the same bytes", box=None, padding=(0, 2))
+    table = Table(box=None, padding=(0, 2))
+    for column in ("release", "applied with zero fuzz, exported to the same bytes"):
+        table.add_column(column, overflow="fold")
     for release in report.applied:
         bad = any(f"/{release}" in item.where for item in report.findings)
         table.add_row(release, Text("no" if bad else "yes", style="red" if bad else "green"))

@@ -116,8 +116,11 @@ def show(plan: Plan) -> None:
         note(f"architectures: {', '.join(f'{target} ({target.architecture.gpus})' for target in project.targets)}")
     note(f"compiler cache: {plan.caching.value}")
     each = f"{project.memory_per_job / _GIB:.1f} GiB"
-    note(f"{counted(plan.jobs, 'compiler')} at once, {each} of memory for each" if plan.jobs else
-         f"no compiler fits into the memory: each takes {each}")
+    note(
+        f"{counted(plan.jobs, 'compiler')} at once, {each} of memory for each"
+        if plan.jobs
+        else f"no compiler fits into the memory: each takes {each}"
+    )
     note(f"disk: {project.disk / _GIB:.1f} GiB in {cache()}, {plan.free / _GIB:.1f} GiB are free")
     for problem in plan.missing:
         note(f"missing: {problem}")

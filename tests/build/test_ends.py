@@ -43,13 +43,13 @@ number = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(number))
 print(number.value, signals.END_WITH in os.environ)
 """
-_TOOL = """
+_TOOL = f"""
 import os, noxfile
 class Session:
     def install(self, *_):
         pass
     def run(self, *_, env, **options):
-        print(env["MULTIWORLD_END_WITH_PARENT"], os.getpid())
+        print(env["{END_WITH}"], os.getpid())
 noxfile._tool(Session(), "releases")
 """
 #: Two steps, one beside the other, which with `block` run until they are told to end, as Ctrl-C does.

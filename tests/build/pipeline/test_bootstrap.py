@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -97,12 +98,15 @@ SESSIONS = ["lint", "tests", "patches", "build-2.6.0", "test-2.6.0", "build-2.15
         ("-s build-2.6.0 --no-test", ["goes behind --", "noxfile.py -s build-2.6.0 -- --no-test"]),
         ("-s patches --html x.html", ["--html is an argument of the session", "-s patches -- --html x.html"]),
         ("-r -s tests -v --torch=2.6.0 x.py", ["--torch=2.6.0 is", "noxfile.py -r -s tests -v -- --torch=2.6.0 x.py"]),
-        ("-s lint overlay", ["there is no session overlay", "python3 noxfile.py -s lint -- overlay "]),
+        ("-s lint overlay", ["overlay is no session", "noxfile.py -s lint -- overlay"]),
+        ("-s lint x.whl --html 'a b'", ["x.whl is no session", "noxfile.py -s lint -- x.whl --html 'a b'"]),
+        ("-r -s lint x.whl -- --html h", ["noxfile.py -r -s lint -- x.whl --html h"]),
+        ("-s lint tets --html h", ["there is no session tets", "python3 noxfile.py -s tests"]),
         ("-s build-2.6.0 --python 3.12 -- --no-test", ["noxfile.py -s build-2.6.0 -- --python 3.12 --no-test"]),
     ],
 )
 def test_what_nox_would_refuse_without_a_hint(arguments: str, said: list[str]) -> None:
-    found = bootstrap.advice(arguments.split(), SESSIONS)
+    found = bootstrap.advice(shlex.split(arguments), SESSIONS)
     assert all(text in found for text in said), found
 
 

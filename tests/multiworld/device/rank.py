@@ -326,6 +326,7 @@ def serve(context: Context, variables: dict[str, str]) -> None:
     os.environ.update(variables)
     logging.getLogger("multiworld").addHandler(errors := logging.Handler(logging.ERROR))
     errors.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("multiworld").addHandler(logging.StreamHandler())  # which one that has none would have
     threading.excepthook = lambda given: ended_by.append(f"{given.thread}: {given.exc_value!r}")
     while True:
         name, arguments, named = context.recv(timeout=IDLE_SECONDS)
