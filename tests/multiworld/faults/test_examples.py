@@ -179,26 +179,36 @@ def _kill_rank_1(program: Program, setting: Setting) -> None:
         os.kill(sender, signal.SIGKILL)
 
 
-def _pair(tmp_path: Path, **changes: str) -> Path:
-    """The program of the quick start."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text(), re.DOTALL)
-    program = next(block for block in blocks if "async def main(rank" in block)
-    for old, new in {"29500": str(free_port()), **changes}.items():
-        assert old in program
-        program = program.replace(old, new)
-    (tmp_path / "pair.py").write_text(program)
+def _pair(page: str, tmp_path: Path) -> Path:
+    """Write the program of a page to a folder, with a free port; return the folder."""
+    program = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[0]
+    assert "29500" in program
+    (tmp_path / "pair.py").write_text(program.replace("29500", str(free_port())))
     return tmp_path
 
 
+def test_readme(tmp_path: Path) -> None:
+    """The second rank is killed and started again."""
+    program = str(_pair("README.md", tmp_path) / "pair.py")
+    first, second = [program, "0"], [program, "1"]
+    with started([first, second], {}) as (survivor, victim):
+        survivor.until("generation 1: the sum is 2")
+        victim.kill()
+        survivor.until("rank 1 is lost")
+        with started([second], {}) as (replacement,):
+            replacement.until("generation 2: the sum is 2")
+            survivor.until("generation 2: the sum is 2")
+
+
 def test_quick_start(tmp_path: Path) -> None:
-    folder = _pair(tmp_path)
+    folder = _pair("docs/quickstart.md", tmp_path)
     both = [_run("pair.py", str(rank), cwd=folder) for rank in range(2)]
     said = [_said(process) for process in both]
     assert "tensor([0., 1., 2., 3.])" in said[1]
 
 
 def test_quick_start_under_torchrun(tmp_path: Path) -> None:
-    folder = _pair(tmp_path)
+    folder = _pair("docs/quickstart.md", tmp_path)
     program = (folder / "pair.py").read_text()
     call = re.search(r'mw\.join\("pair".*?\)', program)
     assert call is not None
