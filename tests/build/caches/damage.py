@@ -55,6 +55,8 @@ def unreadable(path: Path) -> None:
 
 
 ALL: tuple[Callable[[Path], None], ...] = (flip, flip_and_keep_the_time, cut, empty, remove, folder, unreadable)
+#: Other bytes, and something else: what a cache does about the other kinds is the seals' (`test_seals.py`).
+SOME = (flip_and_keep_the_time, folder)
 
 
 def entry_file(path: Path) -> None:

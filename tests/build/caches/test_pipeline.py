@@ -23,8 +23,6 @@ from tests.build.wheels.conftest import Made, made
 
 __all__ = ["made"]
 Damage = Callable[[Path], None]
-#: Builds take seconds; the other kinds are tried on each cache by itself.
-SOME = (damage.flip_and_keep_the_time, damage.cut, damage.folder)
 
 
 @pytest.fixture
@@ -65,7 +63,7 @@ def forget_results(place: Place) -> list[bytes]:
     return content
 
 
-@pytest.mark.parametrize("harm", SOME)
+@pytest.mark.parametrize("harm", damage.SOME)
 def test_a_damaged_official_wheel(harm: Damage, place: Place) -> None:
     good = forget_results(place)
     harm(cached(place))
@@ -84,7 +82,7 @@ def test_an_official_wheel_that_rots_below_the_file_system(place: Place) -> None
     assert [(place.results / name).read_bytes() for name in place.wheels()] == good
 
 
-@pytest.mark.parametrize("harm", SOME)
+@pytest.mark.parametrize("harm", damage.SOME)
 @pytest.mark.parametrize("pattern", ["unpacked/*/torch/include/**/nccl.h", "unpacked/*/torch/lib/libtorch_cuda.so"])
 def test_damaged_unpacked_files(harm: Damage, pattern: str, place: Place) -> None:
     good = forget_results(place)
@@ -93,7 +91,7 @@ def test_damaged_unpacked_files(harm: Damage, pattern: str, place: Place) -> Non
     assert [(place.results / name).read_bytes() for name in place.wheels()] == good
 
 
-@pytest.mark.parametrize("harm", SOME)
+@pytest.mark.parametrize("harm", damage.SOME)
 def test_a_damaged_result(harm: Damage, place: Place) -> None:
     wheel = next(place.results.glob("torch-*.whl"))
     good = wheel.read_bytes()
@@ -106,7 +104,7 @@ def test_a_damaged_result(harm: Damage, place: Place) -> None:
         assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("harm", SOME)
+@pytest.mark.parametrize("harm", damage.SOME)
 def test_a_damaged_record(harm: Damage, place: Place) -> None:
     kept = (place.results / "build.json").read_bytes()
     harm(place.results / "build.json")
@@ -137,7 +135,7 @@ def test_something_else_where_a_lock_should_be(place: Place) -> None:
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("part", range(1, 40))
+@pytest.mark.parametrize("part", range(1, 40, 4))
 def test_no_byte_of_the_official_wheel_is_copied_unchecked(part: int, made: Made, tmp_path: Path) -> None:
     damaged = tmp_path / lw.NAME
     damaged.write_bytes(made.official.read_bytes())

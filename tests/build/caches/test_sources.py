@@ -47,7 +47,7 @@ def check(tree: SourceTree) -> None:
     git(tree.repo, "fsck", "--full", "--strict")
 
 
-@pytest.mark.parametrize("harm", damage.ALL)
+@pytest.mark.parametrize("harm", damage.SOME)
 @pytest.mark.parametrize("name", [UNIT, "*main", "*HEAD", "*config", "*objects/??/*"])
 def test_source(harm: Damage, name: str, source: Path) -> None:
     tree = acquire(release(), source)
@@ -64,7 +64,7 @@ def test_source_as_a_whole(harm: Damage, source: Path) -> None:
     check(acquire(release(), source))
 
 
-@pytest.mark.parametrize("harm", damage.ALL)
+@pytest.mark.parametrize("harm", damage.SOME)
 def test_source_from_upstream(harm: Damage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote, commit = make_remote(tmp_path)
     monkeypatch.setenv("MULTIWORLD_UPSTREAM", f"file://{remote}")
@@ -127,7 +127,7 @@ def patches(repo: Git) -> list[PatchFile]:
 RECORD = "*multiworld-applied.json"
 
 
-@pytest.mark.parametrize("harm", damage.ALL)
+@pytest.mark.parametrize("harm", damage.SOME)
 @pytest.mark.parametrize("name", ["a.c", "b.c", RECORD, "*index", "*HEAD", "*patched"])
 def test_checkout(harm: Damage, name: str, repo: Git, patches: list[PatchFile], tmp_path: Path) -> None:
     """A checkout may be someone's work: it is right, or refused with what to do; never taken as it is."""
@@ -173,7 +173,7 @@ def _content(applied: AppliedTree) -> list[bytes]:
     return [path.read_bytes() for path in sorted(applied.checkout.glob("*.c"))]
 
 
-@pytest.mark.parametrize("harm", damage.ALL)
+@pytest.mark.parametrize("harm", damage.SOME)
 def test_objects_of_a_checkout(harm: Damage, repo: Git, patches: list[PatchFile], tmp_path: Path) -> None:
     target = tmp_path / "out"
     first = apply_series(repo.folder, "base", patches, target)
