@@ -86,18 +86,13 @@ def bench(
         str, typer.Option(help="Comma-separated parts: ratios, detection, idle, isolation, strangers, rejoin.")
     ] = "",
     rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds per size and operation.")] = 15,
-    pymultiworld: Annotated[
-        Path | None, typer.Option(help="Python interpreter that has pymultiworld 0.2.3, to compare with.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure worlds against plain torch.distributed, interleaved, and judge by the figures that are promised."""
     from multiworld.cli.tables import bench_tables
     from multiworld.lab.bench.run import BenchOptions, run
 
-    options = BenchOptions(
-        quick=quick, parts=tuple(filter(None, only.split(","))), rounds=rounds, pymultiworld=pymultiworld
-    )
+    options = BenchOptions(quick=quick, parts=tuple(filter(None, only.split(","))), rounds=rounds)
     report = _guarded(lambda: run(options, _progress))
     _finish(report, bench_tables(report), as_json)
 

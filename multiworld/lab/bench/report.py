@@ -17,7 +17,6 @@ class Verdict(enum.Enum):
     OK = "ok"
     MISSED = "missed"
     NOT_JUDGED = "not judged"
-    NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, slots=True)

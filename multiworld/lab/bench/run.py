@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from multiworld.errors import InvalidArgument
-from multiworld.lab.bench import external, faults
+from multiworld.lab.bench import faults
 from multiworld.lab.bench.idle import idle
 from multiworld.lab.bench.load import LoadMeter
 from multiworld.lab.bench.ratios import figures, ratios
@@ -31,13 +30,11 @@ PARTS = ("ratios", *_FIGURES)
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What to measure: ``parts`` are some of ``PARTS``, empty for all; ``pymultiworld`` is an interpreter that has
-    it."""
+    """Options of a run: ``parts`` are some of ``PARTS``, empty for all."""
 
     quick: bool = False
     parts: tuple[str, ...] = ()
     rounds: int = 15
-    pymultiworld: Path | None = None
 
 
 def run(options: BenchOptions, progress: Progress) -> BenchReport:
@@ -49,10 +46,8 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
             cause="it is probably misspelt",
             remedy=f"choose some of {', '.join(PARTS)}",
         )
-    external.check(options.pymultiworld)
     before, meter = os.getloadavg(), LoadMeter()
     comparisons, found = _measure(options, wanted, progress)
-    found += external.compare(options.pymultiworld, progress)
     load = meter.read()
     facts = {
         "multiworld": VERSION,
