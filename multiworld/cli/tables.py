@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multiworld.lab.chaos.report import ChaosReport
 
 _STATES = {"active": "green", "broken": "bold red", "closed": "dim"}
-_COLOURS = {"ok": "green", "note": "yellow", "fail": "bold red", "missed": "bold red", "not measured": "dim"}
+_COLOURS = {"ok": "green", "note": "yellow", "fail": "bold red", "missed": "bold red"}
 
 
 def verdict_text(verdict: str) -> Text:
