@@ -263,7 +263,7 @@ def _release_sessions(release: str) -> None:
 
     @nox.session(name=f"test-{release}")
     def test(session: nox.Session) -> None:
-        """Probes and tests on the built wheels: `-- [--python 3.12] [--stock] [--no-multiworld]`."""
+        """Probes and tests on the built wheels: `-- [--python 3.12] [--stock] [--no-multiworld|--whole]`."""
         _tool(session, "test", release, *session.posargs)
 
 

@@ -20,7 +20,9 @@ def test(
     dist: Annotated[Path, typer.Option(help="folder with the results of `build`")] = paths.DIST,
     multiworld: Annotated[bool, typer.Option(help="run multiworld's own tests as well")] = True,
     stock: Annotated[bool, typer.Option("--stock", help="test the stock wheel even if its record is current")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="run all of multiworld's core and faults")] = False,
 ) -> None:
     """Install both wheel forms and the stock wheel into fresh environments, and run their tests."""
-    found = prove_release(release, dist.absolute(), multiworld=multiworld, python=python, stock=stock)
+    folder = dist.absolute()
+    found = prove_release(release, folder, multiworld=multiworld, python=python, stock=stock, whole=whole)
     step(f"{found.version} is proven on Python {found.python}: {dist / release / NAME}")
