@@ -72,11 +72,12 @@ VANISH = Fault("vanish", _vanishes, DEATH, GONE_SECONDS)
 LEAVE = Fault("leave", _leaves, frozenset({"left", "reported"}), GONE_SECONDS)
 ABORT = Fault("abort", _aborts, frozenset({"reported"}), GONE_SECONDS)
 
-FEW = ("recv", "send", "all_reduce", "barrier")
+#: A failure takes one path, whatever the operation and the length: those that wait in the middle of large payloads are
+#: `test_member_is_hit_in_the_middle`'s.
+FEW = [row for row in rows(("recv", "send", "all_reduce", "barrier")) if row.count != LARGE]
 CASES = [
-    *((row, KILL) for row in rows()),
-    *((row, FREEZE) for row in rows() if row.count != LARGE),
-    *((row, fault) for row in rows(FEW) for fault in (EXIT, VANISH, LEAVE, ABORT)),
+    *((row, fault) for row in rows() if row.count != LARGE for fault in (KILL, FREEZE)),
+    *((row, fault) for row in FEW for fault in (EXIT, VANISH, LEAVE, ABORT)),
 ]
 
 
@@ -86,7 +87,7 @@ def test_member_is_hit_while_others_wait(scene: Scene, row: Row, fault: Fault) -
 
 
 @pytest.mark.parametrize("fault", [KILL, FREEZE, LEAVE, ABORT], ids=str)
-@pytest.mark.parametrize("row", rows(FEW), ids=str)
+@pytest.mark.parametrize("row", FEW, ids=str)
 def test_member_is_hit_while_others_wait_in_threads(scene: Scene, row: Row, fault: Fault) -> None:
     _hit(scene, row, fault, acts.operate_in_thread)
 
