@@ -124,20 +124,24 @@ def test_nox_asks_for_it() -> None:
     assert asked == ours
 
 
+def _program(path: Path, line: str = "") -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository whose noxfile does nothing, on a machine that lacks nothing: no test installs packages."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, line in {"git": "", "g++": "", "ip": "", "apt-get": "exit 1", "sudo": "exit 1"}.items():
-        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
-        (programs / name).chmod(0o755)
+    for name, line in {"git": "", "g++": "", "ip": "", "sshd": "", "apt-get": "exit 1", "sudo": "exit 1"}.items():
+        _program(programs / name, line)
     (programs / "python3").symlink_to(sys.executable)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    for name in (".ci/run", "ci/summary.py"):
-        (tmp_path / name).parent.mkdir()
+    for name in (".ci/run", "ci/summary.py", "README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(REPO / name, tmp_path / name)
     (tmp_path / "ci" / "summary.py").write_text("print('the summary')\n")
     return tmp_path
@@ -182,6 +186,33 @@ print(*sys.argv[1:], flush=True)
             "-s lint", "--install-only -s tests", *(() if status else ("-R -s tests", "-s test-2.6.0", "the summary"))
         ]  # fmt: skip
         assert list(place.glob("tmp/*")) == []
+
+
+def test_what_readme_does_not_name_is_installed_after_its_test_command(place: Path) -> None:
+    """The rows that were skipped for want of it run then, and only these."""
+    programs = place / "bin"
+    for name in ("bash", "cat", "chmod", "dirname", "env", "mktemp", "rm", "sed", "sh", "touch"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    for name in ("ip", "sshd", "g++", "git"):
+        (programs / name).unlink()
+    _program(programs / "sudo", 'exec "$@"')
+    _program(programs / "id", "echo 1000")
+    _program(programs / "apt-get", f"echo apt-get \"$@\"; touch {programs}/g++ {programs}/git; chmod +x {programs}/g*")
+    script = (place / ".ci" / "run").read_text().replace(":/usr/sbin:/sbin", "")  # this machine may have them there
+    (place / ".ci" / "run").write_text(script)
+    (place / "noxfile.py").write_text("import sys\nprint(*sys.argv[1:], flush=True)\n")
+    done = subprocess.run(
+        [place / ".ci" / "run"],
+        env={**os.environ, "PATH": str(programs)}, capture_output=True, text=True, timeout=_TIMEOUT, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("-s build-2.6.0")]
+    quiet = "apt-get install -q -y --no-install-recommends"
+    assert lines == [
+        "apt-get update -q", f"{quiet} python3-venv git g++", "-s lint", "--install-only -s tests", "-R -s tests",
+        "apt-get update -q", f"{quiet} iproute2 openssh-server", "-R -s tests -- -m ip or sshd tests/build tests/multiworld",
+        "-s test-2.6.0", "the summary",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])

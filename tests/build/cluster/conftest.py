@@ -66,6 +66,13 @@ class Site:
         return path
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that start hosts: see the mark `sshd` in pyproject.toml."""
+    for item in items:
+        if "site" in getattr(item, "fixturenames", ()):
+            item.add_marker("sshd")
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     with cluster(tmp_path / "cluster") as made, serving(Index()) as index:

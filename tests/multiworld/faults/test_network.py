@@ -23,7 +23,7 @@ SHORT = 3.0
 CUT_SECONDS = SILENT_SECONDS + 0.6
 PATIENT = Heartbeat(interval=0.2, suspect_after=0.6, lost_after=10.0)
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+pytestmark = [pytest.mark.ip, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,7 @@ def sides() -> Iterator[Namespaces]:
         yield made
 
 
+@pytest.mark.ip
 @pytest.mark.parametrize("row", [RECV, Row("all_reduce", SMALL)], ids=str)
 def test_a_cut_between_two_that_are_no_neighbours(scene: Scene, sides: Namespaces, row: Row) -> None:
     """Nobody pings across it. It is noticed as soon as one waits for the other, and not before."""
