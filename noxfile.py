@@ -236,6 +236,12 @@ def workflows(session: nox.Session) -> None:
 
 
 @nox.session
+def fresh(session: nox.Session) -> None:
+    """README's commands on a bare system, an hour, as root: `-- ['COMMAND' …]` runs others there."""
+    _ci(session, "ci.fresh")
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure the figures that the project promises: `-- [overlay|import|porting [--real]|…]`."""
     _tool(session, "bench", *session.posargs)

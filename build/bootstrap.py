@@ -32,6 +32,21 @@ _LISTS_OF_PIP = {"find-links": "UV_FIND_LINKS"}
 _READY = "ready"
 
 
+def pip_settings() -> dict[str, dict[str, str]]:
+    """Return pip's configuration by section; the section `:env:` holds what variables say."""
+    for pip in ([sys.executable, "-m", "pip"], ["pip"]):
+        with contextlib.suppress(OSError):
+            done = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
+            if not done.returncode:
+                break
+    else:
+        return {}
+    found: dict[str, dict[str, str]] = {}
+    for section, key, value in re.findall(r"^([\w:-]+)\.([\w-]+)=(.+)$", done.stdout, re.M):
+        found.setdefault(section, {})[key] = " ".join(str(ast.literal_eval(value)).split())
+    return found
+
+
 def uv_settings() -> dict[str, str]:
     """Return the variables that give uv the index of pip's configuration, since uv does not read pip's files.
 
@@ -39,15 +54,8 @@ def uv_settings() -> dict[str, str]:
     """
     if any(name in os.environ for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_CONFIG_FILE")):
         return {}
-    found: dict[str, str] = {}
-    for pip in ([sys.executable, "-m", "pip"], ["pip"]):
-        with contextlib.suppress(OSError):
-            done = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
-            for section in ("global", "install", ":env:"):  # a later one overrides
-                for key, value in re.findall(rf"^{section}\.([\w-]+)=(.+)$", done.stdout, re.M):
-                    found[key] = " ".join(str(ast.literal_eval(value)).split())
-            if not done.returncode:
-                break
+    pip = pip_settings()
+    found = {**pip.get("global", {}), **pip.get("install", {}), **pip.get(":env:", {})}  # a later one overrides
     if "SSL_CERT_FILE" in os.environ:  # the user's own, for uv
         found.pop("cert", None)
     if not found.keys() & {"index-url", "no-index"}:

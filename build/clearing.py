@@ -24,6 +24,7 @@ class Kind(Enum):
     APPLIED = "applied", "checkouts with a series applied"
     COMPILED = "compiled", "compiler caches of full builds"
     ENVIRONMENTS = "environments", "environments of tests"
+    FRESH = "fresh", "packages of bare systems"
     FULL = "full", "workspaces of full builds"
     GPULESS = "gpuless", "imitations of CUDA and NCCL"
     HEADERS = "headers", "headers of CUDA and others"
@@ -48,7 +49,7 @@ class Kind(Enum):
     @property
     def unmarked(self) -> str:
         """Pattern of its entries that bear no mark of the tooling."""
-        return {Kind.COMPILED: "*cache", Kind.RESULTS: "*.json", Kind.STOCK: "*.json"}.get(self, "")
+        return {Kind.COMPILED: "*cache", Kind.FRESH: "packages", Kind.RESULTS: "*.json", Kind.STOCK: "*.json"}.get(self, "")
 
     @property
     def kept(self) -> bool:

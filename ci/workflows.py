@@ -30,10 +30,10 @@ from build.paths import REPO
 from build.process import run_shown
 
 WORKFLOWS = Path(".github", "workflows")
-#: Variables of this machine that a job sees: how it reaches the network, its caches, and where programs are.
-_KEPT = re.compile(
-    r"HOME|LANG|TERM|TMPDIR|USER|MULTIWORLD_CACHE|(?:https?|no|all)_proxy|(?:PIP|UV|SSL)_\w+", re.IGNORECASE
-)
+#: Variables of this machine that say how the network is reached.
+NETWORK = re.compile(r"(?:https?|no|all)_proxy|(?:PIP|UV|SSL)_\w+", re.IGNORECASE)
+#: What else of this machine a job sees: its caches, and where programs are.
+_KEPT = re.compile(rf"HOME|LANG|TERM|TMPDIR|USER|MULTIWORLD_CACHE|{NETWORK.pattern}", re.IGNORECASE)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Seconds for one step: the longest builds wheels and tests them.
 _LONGEST = 3 * 3600.0

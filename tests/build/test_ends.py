@@ -209,7 +209,7 @@ def test_what_readme_does_not_name_is_installed_after_its_test_command(place: Pa
     lines = [line for line in done.stdout.splitlines() if not line.startswith("-s build-2.6.0")]
     quiet = "apt-get install -q -y --no-install-recommends"
     assert lines == [
-        "apt-get update -q", f"{quiet} python3-venv git g++", "-s lint", "--install-only -s tests", "-R -s tests",
+        "apt-get update -q", f"{quiet} python3-venv python3-dev git g++", "-s lint", "--install-only -s tests", "-R -s tests",
         "apt-get update -q", f"{quiet} iproute2 openssh-server", "-R -s tests -- -m ip or sshd tests/build tests/multiworld",
         "-s test-2.6.0", "the summary",
     ]  # fmt: skip
