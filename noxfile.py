@@ -10,6 +10,7 @@ session. Sessions install what they need into environments of their own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -17,12 +18,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from build import statuses  # noqa: E402 - the path comes first
-from build.bootstrap import advice, run_again_with_nox, uv_settings  # noqa: E402
+from build.bootstrap import advice, run_in_environment, uv_settings  # noqa: E402
 
 try:
     import nox
 except ModuleNotFoundError:
-    sys.exit(run_again_with_nox(HERE))
+    sys.exit(run_in_environment(HERE, "nox", [__file__, *sys.argv[1:]]))
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -60,6 +61,18 @@ def _tool(session: nox.Session, *arguments: str) -> None:
         session.run("python", "-m", "build", *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
 
 
+def _install_torch(session: nox.Session, torch: str = TORCH, *, cuda: bool = False) -> None:
+    """Install a release of torch: a CPU build where pip's configuration has one, or with `cuda` the index's own."""
+    numpy = "numpy<2" if tuple(int(part) for part in torch.split(".")[:2]) < (2, 3) else "numpy"
+    if cuda:  # CPU builds are in folders of their own
+        session.install(f"torch=={torch}", numpy)
+    else:  # pip, not uv: it uses the find-links folders of this machine's configuration
+        session.install("pip")
+        # What is imported is compiled then, and torch is the most of what would be compiled for nothing.
+        session.run_install("python", "-m", "pip", "install", "-q", "--no-compile", f"torch=={torch}", numpy)
+        session.run_install("python", "-c", "import torch.distributed")
+
+
 def _pytest(
     session: nox.Session, suites: dict[str, list[str]], *, extras: str = "cli,metrics", cuda: bool = False
 ) -> None:
@@ -71,14 +84,7 @@ def _pytest(
         torch = arguments[place + 1]
         del arguments[place : place + 2]
     session.install(*_locked("tooling", "test"))
-    numpy = "numpy<2" if tuple(int(part) for part in torch.split(".")[:2]) < (2, 3) else "numpy"
-    if cuda:  # the index's own build: CPU builds are in folders of their own
-        session.install(f"torch=={torch}", numpy)
-    else:  # pip, not uv: it uses the find-links folders of this machine's configuration
-        session.install("pip")
-        # What is imported is compiled then, and torch is the most of what would be compiled for nothing.
-        session.run_install("python", "-m", "pip", "install", "-q", "--no-compile", f"torch=={torch}", numpy)
-        session.run_install("python", "-c", "import torch.distributed")
+    _install_torch(session, torch, cuda=cuda)
     session.install("-e", f".[{extras}]")
     chosen = {"named": arguments} if arguments else suites
     for name, what in chosen.items():
@@ -148,8 +154,7 @@ def gpu(session: nox.Session) -> None:
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Fuzz frames and handshakes for a long time: `-- [--frames 10000000] [--seconds 3600] [--seed N]`."""
-    session.install("pip")
-    session.run("python", "-m", "pip", "install", "-q", f"torch=={TORCH}", "numpy")
+    _install_torch(session)
     session.install("-e", ".")
     session.run("python", "-m", "tests.multiworld.fuzz", *session.posargs, env={"PYTHONPATH": str(HERE)})
 
@@ -244,6 +249,8 @@ def fresh(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure the figures that the project promises: `-- [overlay|import|porting [--real]|…]`."""
+    if "nccl" in session.posargs:  # worlds have a member in the process that measures
+        _install_torch(session)
     _tool(session, "bench", *session.posargs)
 
 
@@ -276,10 +283,13 @@ def _release_sessions(release: str) -> None:
 for _release in RELEASES:
     _release_sessions(_release)
 
-statuses.watch(nox.registry.get().values())
-if _said := advice(sys.argv[1:], nox.registry.get()):
-    print(f"error: {_said}", file=sys.stderr)  # noqa: T201
-    sys.exit(2)
+with contextlib.suppress(ImportError, AttributeError):  # its parser is no public part of nox: without it, no advice
+    from nox._options import options
+
+    if _said := advice(sys.argv[1:], nox.registry.get(), options.parser()):
+        print(f"error: {_said}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
 
 if __name__ == "__main__":
+    sys.argv[1:1] = ["--noxfile", __file__]  # from whatever folder
     nox.main()

@@ -13,8 +13,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Collection
-from itertools import dropwhile, takewhile, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 
 from build import leases
@@ -110,51 +111,37 @@ def _prepare(folder: Path, requirements: Path) -> None:
     (folder / _READY).write_text(_digest(folder), encoding="ascii")
 
 
-#: The long options of nox. Any other one after the names of sessions is an argument of a session.
-_NOX = (
-    "--add-timestamp", "--allow-parallel", "--default-venv-backend", "--download-python", "--envdir",
-    "--error-on-external-run", "--error-on-missing-interpreters", "--extra-pythons", "--force-color", "--force-pythons",
-    "--force-venv-backend", "--forcecolor", "--help", "--install-only", "--json", "--keywords", "--list-sessions",
-    "--no-allow-parallel", "--no-color", "--no-dependencies", "--no-error-on-external-run",
-    "--no-error-on-missing-interpreters", "--no-install", "--no-reuse-existing-virtualenvs",
-    "--no-stop-on-first-error", "--no-venv", "--no-verbose", "--nocolor", "--non-interactive", "--noxfile",
-    "--parallel", "--parallel-worker", "--pythons", "--report", "--reuse-existing-virtualenvs", "--reuse-venv",
-    "--script-mode", "--script-venv-backend", "--sessions", "--stop-on-first-error", "--tags", "--usage", "--verbose",
-    "--version",
-)  # fmt: skip
-
-
-def _is_argument(word: str) -> bool:
-    """Whether a word is an option of a session, such as `--python`, which nox has too, or `--key`.
-
-    nox takes its options cut short: `--key` would be its `--keywords`.
-    """
-    option = word.partition("=")[0]
-    known = option not in ("--python", "--key") and any(name.startswith(option) for name in _NOX)
-    return option.startswith("--") and not known
-
-
-def advice(arguments: list[str], sessions: Collection[str] = ()) -> str:
+def advice(arguments: list[str], sessions: Collection[str], parser: ArgumentParser) -> str:
     """Return what to type instead of arguments that nox would refuse without a hint; empty when they are right.
 
-    `sessions` are the names of the sessions, empty when they are not known yet.
+    Args:
+        arguments: of the command line.
+        sessions: the names of all sessions.
+        parser: nox's own, which alone knows nox's options.
     """
     if arguments and not arguments[0].startswith("-"):  # `build-2.6.0`: nox prints its usage only
         said = f"a session is named with -s\nto do:\n  python3 noxfile.py -s {shlex.join(arguments)}"
-        return advice(["-s", *arguments], sessions) or said
+        return advice(["-s", *arguments], sessions, parser) or said
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    words = list(dropwhile(lambda word: word not in ("-s", "--session", "--sessions"), before))[1:]
-    names = list(takewhile(lambda word: not word.startswith("-"), words))
-    unknown = [name for name in names if sessions and name not in sessions]
+    parser.exit_on_error = parser.allow_abbrev = False  # `--key` of a session is not `--keywords`
+    try:  # nox's --json has no value
+        known, rest = parser.parse_known_args([word for word in before if not word.startswith("--json=")])
+    except ArgumentError:  # nox says it
+        return ""
+    names: list[str] = getattr(known, "sessions", None) or []
+    unknown = [name for name in names if name not in sessions]
     if typos := [name for name in unknown if name == names[0] or _similar(name, sessions)]:
         return "\n".join(_unknown(name, sessions) for name in typos)
-    wrong = next((word for word in words if word in unknown or _is_argument(word)), "") if names else ""
-    return _behind(arguments, wrong, before.index(wrong, len(before) - len(words))) if wrong else ""
+    # These two are options of nox and of sessions: no session here is one of several Pythons, and nox lists as JSON.
+    both = ("--python",) if getattr(known, "list_sessions", False) else ("--python", "--json")
+    wrong = {*unknown, *rest, *(getattr(known, "posargs", None) or ())}
+    places = [place for place, word in enumerate(before) if word in wrong or word.partition("=")[0] in both]
+    return _behind(arguments, places[0]) if names and places else ""
 
 
-def _behind(arguments: list[str], wrong: str, place: int) -> str:
-    """Return the line in which all from `place` on, where `wrong` stands, is behind `--`."""
-    moved = arguments[place:]
+def _behind(arguments: list[str], place: int) -> str:
+    """Return the line in which all from `place` on is behind `--`."""
+    wrong, moved = arguments[place], arguments[place:]
     if "--" in moved:
         moved.remove("--")
     line = [*arguments[:place], "--", *moved]
@@ -188,16 +175,6 @@ def _distance(one: str, other: str) -> list[int]:
 def _fail(message: str, status: int) -> int:
     print(f"error: {message}", file=sys.stderr)  # noqa: T201
     return status
-
-
-def run_again_with_nox(here: Path) -> int:
-    """Run `noxfile.py` of the repository `here` with this process's arguments in an environment that has nox.
-
-    Returns only when that fails: 2 for wrong arguments, else as `run_in_environment`.
-    """
-    if sys.version_info >= (3, 10) and (said := advice(sys.argv[1:])):
-        return _fail(said, 2)
-    return run_in_environment(here, "nox", ["-m", "nox", "-f", str(here / "noxfile.py"), *sys.argv[1:]])
 
 
 def run_in_environment(here: Path, name: str, arguments: list[str]) -> int:

@@ -12,7 +12,6 @@ import configparser
 import os
 import platform
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping

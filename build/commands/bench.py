@@ -109,7 +109,7 @@ def _has_torch() -> bool:
 
 def _nccl(subject: str, dist: Path, rounds: int) -> list[figures.Figure]:
     if not _has_torch():
-        raise UsageError("this environment has no torch", remedy="where it is installed: python -m build bench nccl")
+        raise UsageError("this environment has no torch", remedy="nox -s bench -- nccl, which installs it")
     from build.bench import device
 
     return device.measure(subject, dist, rounds)

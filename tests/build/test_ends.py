@@ -197,7 +197,7 @@ def test_what_readme_does_not_name_is_installed_after_its_test_command(place: Pa
         (programs / name).unlink()
     _program(programs / "sudo", 'exec "$@"')
     _program(programs / "id", "echo 1000")
-    _program(programs / "apt-get", f"echo apt-get \"$@\"; touch {programs}/g++ {programs}/git; chmod +x {programs}/g*")
+    _program(programs / "apt-get", f'echo apt-get "$@"; touch {programs}/g++ {programs}/git; chmod +x {programs}/g*')
     script = (place / ".ci" / "run").read_text().replace(":/usr/sbin:/sbin", "")  # this machine may have them there
     (place / ".ci" / "run").write_text(script)
     (place / "noxfile.py").write_text("import sys\nprint(*sys.argv[1:], flush=True)\n")
@@ -207,12 +207,19 @@ def test_what_readme_does_not_name_is_installed_after_its_test_command(place: Pa
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in done.stdout.splitlines() if not line.startswith("-s build-2.6.0")]
-    quiet = "apt-get install -q -y --no-install-recommends"
+    update, quiet = "apt-get update -q", "apt-get install -q -y --no-install-recommends"
     assert lines == [
-        "apt-get update -q", f"{quiet} python3-venv python3-dev git g++", "-s lint", "--install-only -s tests", "-R -s tests",
-        "apt-get update -q", f"{quiet} iproute2 openssh-server", "-R -s tests -- -m ip or sshd tests/build tests/multiworld",
-        "-s test-2.6.0", "the summary",
-    ]  # fmt: skip
+        update,
+        f"{quiet} python3-venv python3-dev git g++",
+        "-s lint",
+        "--install-only -s tests",
+        "-R -s tests",
+        update,
+        f"{quiet} iproute2 openssh-server",
+        "-R -s tests -- -m ip or sshd tests/build tests/multiworld",
+        "-s test-2.6.0",
+        "the summary",
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])

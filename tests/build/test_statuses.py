@@ -42,7 +42,6 @@ def lost(session):
 def interrupted(session):
     raise KeyboardInterrupt
 
-statuses.watch(nox.registry.get().values())
 if __name__ == "__main__":
     nox.main()
 """
@@ -69,11 +68,11 @@ def ends_with(folder: Path, way: str, *arguments: str) -> tuple[int, str]:
         ("nox", ["ends-0"], 0),
         ("nox", ["ends-20"], 20),
         ("python", ["ends-8", "ends-0"], 8),
-        ("nox", ["ends-20", "ends-6", "ends-8"], 6),
+        ("nox", ["ends-0", "ends-6", "ends-20"], 6),
         ("python", ["ends-21", "ends-20"], 21),
-        ("nox", ["ends-20", "lost"], 1),
+        ("nox", ["lost", "ends-0"], 1),
         ("nox", ["ends--9"], 1),
-        ("python", ["ends-20", "interrupted"], 130),
+        ("python", ["interrupted", "ends-20"], 130),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else str(value),
 )
