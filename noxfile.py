@@ -152,6 +152,12 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session
+def probes(session: nox.Session) -> None:
+    """The probes of NCCL's defects on any CUDA build of torch, 2.0 or newer: `-- --python PATH`; `-- --list`."""
+    _program(session, "gpuless")
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Fuzz frames and handshakes for a long time: `-- [--frames 10000000] [--seconds 3600] [--seed N]`."""
     _install_torch(session)
@@ -215,8 +221,8 @@ def regenerate_patch(session: nox.Session) -> None:
     _tool(session, "regenerate-patch", *session.posargs)
 
 
-def _ci(session: nox.Session, module: str) -> None:
-    """Run a program of `ci` in the environment of the tooling."""
+def _program(session: nox.Session, module: str) -> None:
+    """Run a module in the environment of the tooling."""
     session.install(*_locked("tooling", "test"))
     with statuses.of_tooling():
         session.run("python", "-m", module, *session.posargs, env={"PYTHONPATH": str(HERE)}, interrupt_timeout=30.0)
@@ -225,25 +231,25 @@ def _ci(session: nox.Session, module: str) -> None:
 @nox.session
 def install(session: nox.Session) -> None:
     """Install a release on many hosts over ssh: `-- --help`. `ci/install` does the same without nox."""
-    _ci(session, "ci.cluster")
+    _program(session, "ci.cluster")
 
 
 @nox.session(name="new-release")
 def new_release(session: nox.Session) -> None:
     """The weekly job: port the patches to each new PyTorch release and open pull requests: `-- [--list]`."""
-    _ci(session, "ci.new_release")
+    _program(session, "ci.new_release")
 
 
 @nox.session
 def workflows(session: nox.Session) -> None:
     """Run the commands of .github/workflows in clean clones, hours for all: `-- [--list] [WORKFLOW/JOB …]`."""
-    _ci(session, "ci.workflows")
+    _program(session, "ci.workflows")
 
 
 @nox.session
 def fresh(session: nox.Session) -> None:
     """README's commands on a bare system, an hour, as root: `-- ['COMMAND' …]` runs others there."""
-    _ci(session, "ci.fresh")
+    _program(session, "ci.fresh")
 
 
 @nox.session

@@ -1,0 +1,103 @@
+"""Every command that README, CONTRIBUTING and the manual show is one that a workflow runs in a clean clone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from build.paths import REPO
+from ci.fresh import readme
+from ci.workflows import load
+
+PAGES = [
+    REPO / "README.md",
+    REPO / "CONTRIBUTING.md",
+    *sorted((REPO / "docs").glob("*.md")),
+    *sorted((REPO / "patches").glob("*/README.md")),
+]
+#: A line of code that is a command, and a command within a sentence, which names more than a program.
+_LINE = re.compile(r"^    (?:\$ )?((?:python3?|nox|pip|uv|pytest|multiworld|torchrun|openssl|ci/\S+|git) .+)$", re.M)
+_WITHIN = re.compile(r"`((?:nox -|python3? (?:noxfile\.py |-m [^`\s]+ |tools/)|multiworld |pip install )[^`]*)`")
+#: Commands that no workflow can run, and the reason; before a last `…`, the words that they begin with.
+NOT_RUN = {
+    "ci/install …": "needs hosts: tests/build/cluster runs it on its own",
+    "git clone <this repository> …": "every workflow begins with it",
+    "nox -s install -- …": "needs hosts, as ci/install",
+    "nox -s workflows …": "a workflow does not run all workflows; --list runs",
+    "nox -s lock": "resolves against the index of the day, and changes files; --check runs",
+    "nox -s wheelhouse -- --sigstore": "needs the identity of a job that may sign",
+    "nox -s wheelhouse -- MORE/WHEELS …": "needs wheels of others: tests/build/wheelhouse makes some",
+    "nox -s build-2.6.0 -- --full …": "needs the CUDA toolkit and hours; --plan runs",
+    "nox -s regenerate-patch -- 2.1.2 …": "needs checkouts of two releases",
+    "nox -s regenerate-patch -- 2.9.1 --build": "the port of 2.9.1 needs a person first",
+    "nox -s regenerate-patch -- 2.9.1 --continue …": "needs edits of a person: tests/build/porting makes some",
+    "nox -s regenerate-patch -- --patches …": "needs two trees of a user: tests/build/porting makes some",
+    "nox -s regenerate-patch": "named without its arguments",
+    "python3 noxfile.py -s regenerate-patch": "named without its arguments",
+    "nox -s switchml-patch …": "needs a tree of SwitchML",
+    "nox -s lint-patches -- switchml …": "needs a repository of PyTorch with v1.7.1",
+    "python -m multiworld.switchml …": "needs the client library of SwitchML",
+    "torchrun …": "needs the client library of SwitchML",
+    "python3 -m build.gpu.run …": "needs a GPU; nox -s gpu runs the same",
+    "python3 -m zipfile …": "needs a GPU",
+    "python3 -m http.server …": "runs until it is ended",
+    "multiworld chaos --seed N": "a pattern: --seed 1 --minutes 2 runs",
+    "multiworld top …": "runs until it is ended",
+    "uv pip …": "needs a published wheelhouse: tests/build/wheelhouse serves one",
+    "pip install --require-hashes …": "needs a published wheelhouse: tests/build/wheelhouse serves one",
+    "pip install multiworld": "pymultiworld, which is not this project's",
+    "git format-patch …": "needs an amended commit",
+}
+
+
+def documented() -> list[str]:
+    """Return all commands, each once, without comments."""
+    found: list[str] = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        found += [re.split(r"\s+# ", line)[0].rstrip() for line in _LINE.findall(text)]
+        found += [" ".join(command.split()) for command in _WITHIN.findall(text)]
+    return list(dict.fromkeys(found))
+
+
+def pattern(command: str) -> re.Pattern[str]:
+    """Return what runs a command: placeholders (PATH, <yours>) are any words, parts in brackets are left out."""
+    text = re.sub(r"^nox ", "python3 noxfile.py ", re.sub(r" \[.*\]", "", command))
+    words = [r"\S+" if re.fullmatch(r"[A-Z/]+", word) else re.escape(word) for word in text.split()]
+    return re.compile(re.sub(r"RELEASE|<\w+>", lambda _: r"\S+", " ".join(words)) + r"(?: \|\| .*)?")
+
+
+def run_by_workflows() -> list[str]:
+    """Return the lines of all steps of all workflows, and those of README that `nox -s fresh` runs."""
+    steps = [line.strip() for job in load().values() for command in job.commands for line in command.splitlines()]
+    lines = [part for line in steps for part in (line, *line.split(" && "))]
+    return lines + (readme((REPO / "README.md").read_text())[1] if any("-s fresh" in line for line in lines) else [])
+
+
+def stands_for(entry: str, command: str) -> bool:
+    """Tell if an entry of `NOT_RUN` stands for a command."""
+    return command == entry or (entry.endswith(" …") and f"{command} ".startswith(entry[:-1]))
+
+
+def test_every_documented_command_is_run() -> None:
+    lines = run_by_workflows()
+    commands = documented()
+    assert len(commands) > 60
+    missing = [item for item in commands if not any(pattern(item).fullmatch(line) for line in lines)]
+    assert [item for item in missing if not any(stands_for(entry, item) for entry in NOT_RUN)] == []
+
+
+def test_no_reason_is_left_over() -> None:
+    commands = documented()
+    assert [entry for entry in NOT_RUN if not any(stands_for(entry, item) for item in commands)] == []
+
+
+@pytest.mark.parametrize("command", ["nox -s no-such-session", "multiworld dance --wildly"])
+def test_a_command_that_nothing_runs_is_found(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"Do this:\n\n    {command}      # now\n")
+    monkeypatch.setattr("tests.build.ci.test_documented.PAGES", [*PAGES, page])
+    with pytest.raises(AssertionError, match=command):
+        test_every_documented_command_is_run()
