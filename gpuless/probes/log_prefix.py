@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +38,7 @@ def run(operation: str) -> tuple[str, dict[str, object]]:
 
 
 def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 def _log_prefix(group: TorchObject) -> Callable[[], int]:
@@ -54,8 +53,8 @@ def _log_prefix(group: TorchObject) -> Callable[[], int]:
 
 def _defining_library() -> str:
     """Return the library whose method this process calls: the overlay, where there is one, instead of torch's."""
-    with open("/proc/self/maps") as maps:
-        mapped = {Path(line.split()[-1]).name: line.split()[-1] for line in maps if line.rstrip().endswith(".so")}
+    words = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = {Path(word).name: word for word in words}
     return mapped.get("libtorch_mw.so", mapped["libtorch_cuda.so"])
 
 
