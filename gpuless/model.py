@@ -25,6 +25,9 @@ class Patch(Enum):
     GROUP_HOLD = "group-hold"
     BOUNDED_SHUTDOWN = "bounded-shutdown"
     PRIVATE_STREAM = "private-stream"
+    LOG_PREFIX = "log-prefix"
+    COMMUNICATOR_MAPS = "communicator-maps"
+    EVENT_CACHE = "event-cache"
     UNCHANGED = "unchanged"  # other modes: stock and patched must behave the same
     BASELINE = "baseline"  # sound before and after: shows that harness and wheel work
 
@@ -41,6 +44,7 @@ class Outcome(Enum):
     NO_EXCEPTION = "no exception"  # the failure was not noticed
     NOT_ABORTED = "not aborted"  # alive, but the broken world's communicator was not aborted
     USED_AFTER_FREE = "used after free"  # of a communicator's, an event's or a stream's memory
+    DATA_RACE = "data race"  # a thread changed what another one reads, without a lock
     STALLED = "stalled"  # no result within the deadline
     LEAKED = "leaked"  # something stays after each process group
     WRONG_RECORD = "wrong record"  # the flight recorder does not show what was run

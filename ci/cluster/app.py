@@ -21,7 +21,7 @@ from ci.cluster.ssh import Way
 
 
 def install(
-    specs: Annotated[list[str] | None, typer.Argument(help="what to install, e.g. torch==2.6.0+cu124.mw4")] = None,
+    specs: Annotated[list[str] | None, typer.Argument(help="what to install, e.g. torch==2.6.0+cu124.mw5")] = None,
     hosts: Annotated[str, typer.Option(help="hosts as Slurm lists them, e.g. node[01-20]")] = "",
     inventory: Annotated[Path | None, typer.Option(help="file of hosts, plain lines or Ansible's INI form")] = None,
     limit: Annotated[str, typer.Option(help="groups, hosts or patterns of the inventory")] = "",

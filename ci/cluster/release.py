@@ -56,7 +56,7 @@ class Wanted:
     """What the administrator asks for.
 
     Attributes:
-        specs: requirements to resolve, e.g. `torch==2.6.0+cu124.mw4`.
+        specs: requirements to resolve, e.g. `torch==2.6.0+cu124.mw5`.
         requirements: a file with hashed requirements instead.
         indexes: package indexes that resolver and hosts use, the first instead of the default one.
         folder: wheels that are sent to the hosts.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from gpuless.catalogue import (
     baseline,
     cleanup,
+    data_races,
     groups,
     modes,
     nccl2,
@@ -27,6 +28,7 @@ _DECLARED = (
     *regions.PROBES,
     *shutdown.PROBES,
     *streams.PROBES,
+    *data_races.PROBES,
     *modes.PROBES,
     *recorder.PROBES,
     *nccl2.PROBES,

@@ -94,8 +94,8 @@ def split_from(parent: TorchObject, store: TorchObject) -> TorchObject:
     return dist.ProcessGroupNCCL(store, 0, 2, options)
 
 
-def _group(backend: TorchObject) -> TorchObject:
-    """Wrap a backend the way torch.distributed does, for operations that only the wrapper has."""
+def wrapped(backend: TorchObject) -> TorchObject:
+    """Wrap a backend the way torch.distributed does, for what only the wrapper has."""
     store = dist.PrefixStore("group", dist.HashStore())
     try:
         group = dist.ProcessGroup(store, 0, 2)
@@ -127,10 +127,10 @@ OPERATIONS: dict[str, Callable[[TorchObject], TorchObject]] = {
     "reduce": lambda g: g.reduce([tensor(1, 2)], dist.ReduceOptions()),
     "reduce_scatter": lambda g: g.reduce_scatter([tensor(0)], [[tensor(1), tensor(2)]]),
     "all_reduce_coalesced": lambda g: g.allreduce_coalesced([tensor(1), tensor(2)]),
-    "all_gather_into_tensor_coalesced": lambda g: _group(g).allgather_into_tensor_coalesced(
+    "all_gather_into_tensor_coalesced": lambda g: wrapped(g).allgather_into_tensor_coalesced(
         [tensor(0, 0), tensor(0, 0)], [tensor(1), tensor(2)]
     ),
-    "reduce_scatter_tensor_coalesced": lambda g: _group(g).reduce_scatter_tensor_coalesced(
+    "reduce_scatter_tensor_coalesced": lambda g: wrapped(g).reduce_scatter_tensor_coalesced(
         [tensor(0), tensor(0)], [tensor(1, 2), tensor(3, 4)]
     ),
     "coalescing_manager": _coalescing_manager,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit order with the legacy default stream
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed
 _NOT_READY = 600
 #: what a call reports about its own arguments, about stream capture, or about a device that another process has for
 #: itself: the device is well
@@ -68,7 +69,7 @@ class PrivateStream:
     def drains(self, seconds: float) -> bool:
         """Whether nothing is left in it, now or within ``seconds``; False on a lost device, too."""
         until = time.monotonic() + seconds
-        while code := int(runtime().cudaStreamQuery(ctypes.c_void_p(self.pointer))):
+        while code := _query(self.pointer):
             if code != _NOT_READY or time.monotonic() > until:
                 return False
             time.sleep(_NAP)
@@ -86,8 +87,26 @@ def sticky_error(device: torch.device) -> int:
 
 
 def _sticky_error(stream: int) -> int:
-    codes = [int(runtime().cudaStreamQuery(ctypes.c_void_p(stream))) for _ in range(2)]
+    codes = [_query(stream) for _ in range(2)]
     return codes[0] if codes[0] == codes[1] and codes[0] not in _CONTAINED else 0
+
+
+def _query(stream: int) -> int:
+    """Ask for the error of a stream, or of the device, without an end to any capture.
+
+    A stream that is being captured is not asked. Another thread's capture in the global mode bears questions of a
+    thread in the relaxed mode alone.
+    """
+    handle, capturing, mode = ctypes.c_void_p(stream), ctypes.c_int(), ctypes.c_int(_RELAXED)
+    code = int(runtime().cudaStreamIsCapturing(handle, ctypes.byref(capturing)))
+    if code or capturing.value:
+        return code
+    if code := int(runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))):
+        return code
+    try:
+        return int(runtime().cudaStreamQuery(handle))
+    finally:
+        runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 _guard = threading.Lock()

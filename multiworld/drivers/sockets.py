@@ -43,12 +43,12 @@ def shut_down(own: Sequence[bytes], others: Sequence[bytes]) -> int:
         sock.shutdown(socket.SHUT_RDWR)
         return True
 
-    return _each_socket(end)
+    return each_socket(end)
 
 
 def remaining(own: Sequence[bytes], others: Sequence[bytes]) -> int:
     """How many TCP connections of one backend instance are open still."""
-    return _each_socket(lambda sock: _belongs(sock, own, others))
+    return each_socket(lambda sock: _belongs(sock, own, others))
 
 
 def deafen(own: Sequence[bytes]) -> int:
@@ -74,7 +74,7 @@ def deafen(own: Sequence[bytes]) -> int:
             return False
         return True
 
-    return _each_socket(filter_out)
+    return each_socket(filter_out)
 
 
 def _drop_all(sock: socket.socket) -> None:
@@ -113,7 +113,7 @@ def _sockaddr(family: int, host: str, port: int) -> bytes:
     return head + packed if family == socket.AF_INET else head + bytes(4) + packed
 
 
-def _each_socket(act: Callable[[socket.socket], bool]) -> int:
+def each_socket(act: Callable[[socket.socket], bool]) -> int:
     """Call ``act`` with each socket of this process; how often it was true.
 
     It gets a copy of the descriptor: the original may be closed meanwhile, and its number be another's.
@@ -126,16 +126,9 @@ def _acted(act: Callable[[socket.socket], bool], number: int) -> bool:
         if not stat.S_ISSOCK(os.fstat(number).st_mode):
             return False
         with reserve.copied(number) as copy:
-            return _acted_on(act, socket.socket(fileno=copy))
+            return act(copy)
     except OSError as error:
         shortage = descriptor_shortage(error)
         if shortage is not None:
             logger.warning("a socket could not be looked at: %s", shortage)
         return False
-
-
-def _acted_on(act: Callable[[socket.socket], bool], sock: socket.socket) -> bool:
-    try:
-        return act(sock)
-    finally:
-        sock.detach()  # the copy is closed by who made it

@@ -6,8 +6,10 @@ Torch's own streams come from a pool and its group has a watchdog: patched wheel
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +30,9 @@ _DTYPES = frozenset({
     torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
     torch.bfloat16,
 })  # fmt: skip
+_TASKS = Path("/proc/self/task")
+#: the most that the threads of a new group get to begin, and the time between two looks at them
+_BEGIN_SECONDS, _NAP = 1.0, 1e-4
 _BITWISE = dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR
 
 
@@ -169,7 +174,8 @@ class TorchNcclCommunicator:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _LONGEST
         if kind is dist.ProcessGroupNCCL:
-            return kind(store, self._us.place, self._us.size, options)
+            with _threads_begun():
+                return kind(store, self._us.place, self._us.size, options)
         # A call that waits for a peer would hold a lock of torch's that the allocator of all worlds needs.
         options.config.blocking = 0
         with contextlib.suppress(AttributeError):  # the first release of it is always lazy
@@ -178,6 +184,28 @@ class TorchNcclCommunicator:
             return kind(store, self._us.place, self._us.size, options, self._device)
         except TypeError:
             return kind(store, self._us.place, self._us.size, options)
+
+
+@contextlib.contextmanager
+def _threads_begun() -> Iterator[None]:
+    """Wait until the threads that torch starts in the block have begun, and sleep.
+
+    Stock torch replaces the log prefix of a group with each communicator, the first of which comes next. A watchdog
+    that is putting its first line together would read freed memory. The patch ``log-prefix`` cures that.
+    """
+    before = set(_TASKS.iterdir())
+    yield
+    awake, until = set(_TASKS.iterdir()) - before, time.monotonic() + _BEGIN_SECONDS
+    while (awake := set(filter(_is_awake, awake))) and time.monotonic() < until:
+        time.sleep(_NAP)
+
+
+def _is_awake(task: Path) -> bool:
+    try:
+        said = (task / "stat").read_text()
+    except OSError:  # it has ended
+        return False
+    return said.rpartition(")")[2].split()[0] != "S"
 
 
 def _known(tensor: torch.Tensor) -> torch.Tensor:

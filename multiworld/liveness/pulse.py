@@ -21,9 +21,10 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from multiworld.net.reactor import Reactor
+from multiworld.net.sockets import borrowed
 
 logger = logging.getLogger(__name__)
 
@@ -138,14 +139,14 @@ def _run_in_python(epoll: select.epoll, stop: int, ended: int) -> None:
                 return
             if not _answer(fd):
                 epoll.unregister(fd)
-                with _borrowed(fd) as sock, contextlib.suppress(OSError):
+                with borrowed(fd) as sock, contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
                 with contextlib.suppress(BlockingIOError):
                     os.write(ended, _REPORT.pack(fd))
 
 
 def _answer(fd: int) -> bool:
-    with _borrowed(fd) as sock:
+    with borrowed(fd) as sock:
         try:
             pings = sock.recv(MAX_AT_ONCE, socket.MSG_DONTWAIT)
             if pings and pings == PING * len(pings):
@@ -156,16 +157,6 @@ def _answer(fd: int) -> bool:
         except OSError:
             pass
     return False
-
-
-@contextlib.contextmanager
-def _borrowed(fd: int) -> Any:
-    """A socket object on a descriptor that stays open."""
-    sock = socket.socket(fileno=fd)
-    try:
-        yield sock
-    finally:
-        sock.detach()
 
 
 def first_ping(sock: socket.socket) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, ParamSpec, TypeVar
 
 from multiworld.errors import DescriptorsExhausted
-from multiworld.net.sockets import accepted
+from multiworld.net.sockets import accepted, borrowed, copy_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -140,33 +140,32 @@ class Reserve:
         return made
 
     @contextlib.contextmanager
-    def copied(self, number: int) -> Iterator[int]:
-        """A copy of descriptor ``number`` for as long as the block lasts.
+    def copied(self, number: int) -> Iterator[socket.socket]:
+        """A copy of the socket ``number`` for as long as the block lasts; a child that is forked meanwhile closes it.
 
-        If none is free, one of the reserve is written over, so that another thread cannot take it first.
+        If no descriptor is free, one of the reserve is written over, so that another thread cannot take it first.
         """
         try:
-            copy = os.dup(number)
+            copy = copy_of(number)
         except OSError as error:
             if descriptor_shortage(error) is None:
                 raise
             with self._written_over(number) as slot:
                 yield slot
             return
-        try:
+        with copy:
             yield copy
-        finally:
-            os.close(copy)
 
     @contextlib.contextmanager
-    def _written_over(self, number: int) -> Iterator[int]:
+    def _written_over(self, number: int) -> Iterator[socket.socket]:
         with self._guard:
             if len(self._held) < 2:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             stays, slot = self._held[:2]
             os.dup2(number, slot, inheritable=False)
             try:
-                yield slot
+                with borrowed(slot) as sock:
+                    yield sock
             finally:
                 os.dup2(stays, slot, inheritable=False)
 

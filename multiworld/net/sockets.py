@@ -1,16 +1,17 @@
 """The connections of this process that a forked child must not keep: peers learn of our end by the end of these.
 
-A fork waits while a socket is made, so a child knows all of them, whatever the threads that have them were doing. Only
-one that a thread copies or closes in the very moment of the fork may stay open in the child.
+A fork waits while a socket is made or copied, so a child knows all of them, whatever the threads that have them were
+doing. It knows their descriptors, too: where a thread has begun to close a socket, only the descriptor is left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, ParamSpec
 
 #: how long a fork waits at most; to make a socket takes microseconds
@@ -27,14 +28,15 @@ class _Held(threading.local):
 
 _guard = threading.RLock()
 _held = _Held()
-_ours: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+#: number and inode of each; an inode tells a socket from what has its number later
+_ours: weakref.WeakKeyDictionary[socket.socket, tuple[int, int]] = weakref.WeakKeyDictionary()
 
 
 def made(make: Callable[P, socket.socket], /, *args: P.args, **kwargs: P.kwargs) -> socket.socket:
     """Call ``make``, which returns a new socket without waiting for anything; it is ours, and none of a child's."""
     with _guard:
         sock = make(*args, **kwargs)
-        _ours.add(sock)
+        _ours[sock] = sock.fileno(), os.fstat(sock.fileno()).st_ino
     return sock
 
 
@@ -57,6 +59,30 @@ def connected(host: str, port: int, timeout: float) -> socket.socket:
         with contextlib.suppress(OSError):
             return _connected(other, elsewhere, timeout)
     return _connected(family, address, timeout)
+
+
+def copy_of(number: int) -> socket.socket:
+    """Copy the socket ``number``; raises ``OSError``, too, if it is none."""
+
+    def copy() -> socket.socket:
+        number_of_copy = os.dup(number)
+        try:
+            return socket.socket(fileno=number_of_copy)
+        except OSError:
+            os.close(number_of_copy)
+            raise
+
+    return made(copy)
+
+
+@contextlib.contextmanager
+def borrowed(number: int) -> Iterator[socket.socket]:
+    """Yield a socket object on a descriptor that stays open."""
+    sock = socket.socket(fileno=number)
+    try:
+        yield sock
+    finally:
+        sock.detach()
 
 
 def _connected(family: socket.AddressFamily, address: Any, timeout: float) -> socket.socket:
@@ -85,7 +111,10 @@ def after_fork_in_child() -> None:
     """Close our copies; the parent's stay as they are, as nothing is shut down and no selector is told."""
     global _guard, _held
     _guard, _held = threading.RLock(), _Held()
-    for sock in list(_ours):
+    for sock, (number, inode) in list(_ours.items()):
         with contextlib.suppress(OSError):  # another library's hook has closed it
-            sock.close()
+            if sock.fileno() != -1:
+                sock.close()
+            elif os.fstat(number).st_ino == inode:
+                os.close(number)
     _ours.clear()

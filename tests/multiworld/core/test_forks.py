@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from multiworld.drivers.sockets import each_socket
 from multiworld.net import sockets
+from multiworld.net.descriptors import open_numbers
 
 SECONDS = 10.0
 
@@ -83,3 +86,64 @@ def test_an_address_of_a_family_that_the_kernel_lacks_is_passed_over(monkeypatch
             socket.socket(9999)
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [unknown, real])
         sockets.connected("a-name", 0, SECONDS).close()
+
+
+def _open_in_a_child(inode: int, also: Callable[[], None] = lambda: None) -> int:
+    """Fork, and count the descriptors of a socket that the child keeps."""
+    child = os.fork()
+    if child == 0:
+        also()
+        sockets.after_fork_in_child()
+        os._exit(sum(_inode(number) == inode for number in open_numbers()))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _inode(number: int) -> int | None:
+    with contextlib.suppress(OSError):  # the descriptor by which the open ones were listed
+        return os.fstat(number).st_ino
+    return None
+
+
+def test_a_socket_that_a_thread_copies_is_none_of_a_childs() -> None:
+    copied, forked = threading.Event(), threading.Event()
+    with sockets.made(socket.socket) as sock:
+        inode = os.fstat(sock.fileno()).st_ino
+
+        def look(copy: socket.socket) -> bool:
+            if os.fstat(copy.fileno()).st_ino == inode:
+                copied.set()
+                forked.wait(SECONDS)
+            return False
+
+        thread = threading.Thread(target=each_socket, args=(look,))
+        thread.start()
+        assert copied.wait(SECONDS)
+        kept = _open_in_a_child(inode)
+        forked.set()
+        thread.join(SECONDS)
+    assert kept == 0
+
+
+def test_a_socket_that_a_thread_is_about_to_close_is_none_of_a_childs() -> None:
+    """Its object is closed by then, as Python has it, and its descriptor is open."""
+    with sockets.made(socket.socket) as sock:
+
+        def half_closed() -> None:
+            number, spare = sock.fileno(), os.dup(sock.fileno())
+            sock.close()
+            os.dup2(spare, number)
+            os.close(spare)
+
+        assert _open_in_a_child(os.fstat(sock.fileno()).st_ino, half_closed) == 0
+
+
+def test_what_has_the_number_of_a_closed_socket_stays() -> None:
+    with sockets.made(socket.socket) as sock:
+        number = sock.fileno()
+        sock.close()
+        other = os.memfd_create("other")
+        if other != number:
+            os.dup2(other, number)
+            os.close(other)
+        assert _open_in_a_child(os.fstat(number).st_ino) == 1
+        os.close(number)

@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import SimpleNamespace
+import ctypes
+from typing import Any
 
 import pytest
 
 from multiworld.drivers import cuda
+
+_GLOBAL, _RELAXED = 0, 2  # cudaStreamCaptureMode
+_UNSUPPORTED = 900  # cudaErrorStreamCaptureUnsupported
+
+
+class _Runtime:
+    """A stream, and the captures under way; a question that CUDA does not permit meanwhile ends them.
+
+    Args:
+        answers: to questions about the stream's progress.
+        captured: whether the stream is being captured.
+        elsewhere: whether another thread captures a stream in the global mode.
+    """
+
+    def __init__(self, answers: list[int], captured: bool = False, elsewhere: bool = False) -> None:
+        self.answers, self.captured, self.elsewhere = iter(answers), captured, elsewhere
+        self.mode = _GLOBAL
+        self.spoilt = False
+
+    def cudaStreamQuery(self, _stream: Any) -> int:  # noqa: N802
+        if self.captured or (self.elsewhere and self.mode != _RELAXED):
+            self.spoilt = True
+            return _UNSUPPORTED
+        return next(self.answers)
+
+    def cudaStreamIsCapturing(self, _stream: Any, status: Any) -> int:  # noqa: N802
+        ctypes.cast(status, ctypes.POINTER(ctypes.c_int))[0] = self.captured
+        return 0
+
+    def cudaThreadExchangeStreamCaptureMode(self, mode: Any) -> int:  # noqa: N802
+        wanted = ctypes.cast(mode, ctypes.POINTER(ctypes.c_int))
+        self.mode, wanted[0] = wanted[0], self.mode
+        return 0
 
 
 @pytest.mark.parametrize(
@@ -27,6 +60,21 @@ from multiworld.drivers import cuda
 def test_an_error_that_stays_is_the_end_of_the_device(
     answers: list[int], lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: Iterator[int] = iter(answers)
-    monkeypatch.setattr(cuda, "runtime", lambda: SimpleNamespace(cudaStreamQuery=lambda _: next(said)))
+    runtime = _Runtime(answers)
+    monkeypatch.setattr(cuda, "runtime", lambda: runtime)
     assert cuda._sticky_error(1) == lost
+
+
+def test_a_stream_that_is_being_captured_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = _Runtime([700, 700], captured=True)
+    monkeypatch.setattr(cuda, "runtime", lambda: runtime)
+    assert cuda._sticky_error(1) == 0
+    assert not runtime.spoilt
+
+
+def test_what_another_thread_captures_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = _Runtime([700, 700], elsewhere=True)
+    monkeypatch.setattr(cuda, "runtime", lambda: runtime)
+    assert cuda._sticky_error(1) == 700
+    assert not runtime.spoilt
+    assert runtime.mode == _GLOBAL  # of this thread, as it was
