@@ -147,7 +147,7 @@ class GroupCollectives:
         return None, None
 
     def _place(self, peer: int, seq: int, split: int, nbytes: int) -> Placement:
-        memory = room_for(nbytes)
+        memory = room_for(nbytes, head=split)  # the payload is computed on where it lies
         return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
 
     def _tell(self, peer: int, seq: int, packed: bytes, data: Bytes | None) -> None:
