@@ -17,6 +17,7 @@ from multiworld.net.reactor import Reactor
 MAX_BYTES = 1 << 16
 #: how long the reason for the end of a data connection may take to arrive on the control connections
 EXPLANATION_SECONDS = 0.05
+CANCELLED_CAUSE = "the await of it was cancelled there: by a time limit, by the end of its task, or by Ctrl-C"
 
 
 class ControlOwner(Protocol):
@@ -90,8 +91,10 @@ class Control:
 
     def tell_break(self, error: BrokenWorldException) -> None:
         """Tell everybody why the world broke here."""
-        ranks = list(error.ranks) if isinstance(error, PeerLost) else [self._session.membership.rank]
-        self._tell({"say": "break", "ranks": ranks, "what": error.what, "kind": type(error).__name__})
+        lost = error if isinstance(error, PeerLost) else None
+        ranks = [self._session.membership.rank] if lost is None else list(lost.ranks)
+        how = None if lost is None else lost.how.value
+        self._tell({"say": "break", "ranks": ranks, "what": error.what, "kind": type(error).__name__, "how": how})
 
     def tell_bye(self) -> None:
         """Tell everybody that we leave in good order."""
@@ -160,9 +163,10 @@ class Control:
             said = str(message.get("what"))
             what = said if " reports: " in said else f"rank {peer} reports: {said}"
             cause = f"see what rank {peer} reports" if message.get("kind") != "PeerLost" else None
-            if us.rank in ranks:
+            how = LossReason.REPORTED
+            if message.get("how") == LossReason.CANCELLED:
+                how, cause = LossReason.CANCELLED, CANCELLED_CAUSE
+            elif us.rank in ranks:
                 cause = "this process was silent for the others: stopped, starved or cut off"
             # Told on: who hears of us first must not take our closing for the cause.
-            self._session.break_(
-                PeerLost(us.name, what, cause=cause, ranks=ranks, how=LossReason.REPORTED, **us.where())
-            )
+            self._session.break_(PeerLost(us.name, what, cause=cause, ranks=ranks, how=how, **us.where()))

@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 
 from multiworld.config import WorldConfig, WorldState
-from multiworld.control import Control
+from multiworld.control import CANCELLED_CAUSE, Control
 from multiworld.cuda import CudaDevice
 from multiworld.drivers import device_failures
 from multiworld.drivers.slot import DriverSlot, channel, ranks_of_channel
@@ -222,6 +222,18 @@ class Session:
         error = WorldClosed(
             self.name, f"this process was interrupted while {what}", cause="Ctrl-C, or a signal handler that raises",
             remedy="call rejoin(); under asyncio.run, Ctrl-C cancels instead", **self.membership.where(),
+        )  # fmt: skip
+        self.break_(error)
+
+    def cancelled(self, name: str) -> None:
+        """The caller of a collective has stopped waiting: the next ones of this member would be taken for this one."""
+        if self.config.on_cancel == "finish":
+            return
+        us = self.membership
+        error = PeerLost(
+            self.name, f"rank {us.rank} cancelled {name}, which all members count on", cause=CANCELLED_CAUSE,
+            remedy="call rejoin(); with on_cancel='finish' it goes on without its caller, who must not repeat it",
+            ranks=(us.rank,), how=LossReason.CANCELLED, **us.where(name),
         )  # fmt: skip
         self.break_(error)
 

@@ -23,6 +23,7 @@ from multiworld.net.frames import Kind, Placement
 class CollectiveOperation(Operation):
     """A collective of a group, from its fingerprint to its end."""
 
+    in_step = True
     __slots__ = ("copying", "fingerprint", "gid", "heard", "plan", "ranks", "seq")
 
     def __init__(self, registry: Registry, gid: int, digest: int, ranks: tuple[int, ...], plan: Plan) -> None:
