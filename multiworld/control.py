@@ -6,7 +6,7 @@ import contextlib
 import json
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from multiworld.errors import BrokenWorldException, LossReason, PeerLost
@@ -33,6 +33,7 @@ class ControlOwner(Protocol):
     def failure(self) -> BrokenWorldException | None: ...
     def lost(self, peer: int, how: LossReason, what: str) -> None: ...
     def break_(self, error: BrokenWorldException) -> None: ...
+    def end_in_order(self, error: BrokenWorldException, ended: Collection[int]) -> None: ...
     def on_bye(self, peer: int, *, gives_up: bool) -> None: ...
     def drain(self, peer: int) -> None: ...
 
@@ -89,12 +90,13 @@ class Control:
             return sock is not None and sock.send(b"\n") == 1
         return False
 
-    def tell_break(self, error: BrokenWorldException) -> None:
-        """Tell everybody why the world broke here."""
+    def tell_break(self, error: BrokenWorldException, *, orderly: bool) -> None:
+        """Tell everybody why the world broke here; ``orderly`` if all that was sent arrives."""
         lost = error if isinstance(error, PeerLost) else None
         ranks = [self._session.membership.rank] if lost is None else list(lost.ranks)
         how = None if lost is None else lost.how.value
-        self._tell({"say": "break", "ranks": ranks, "what": error.what, "kind": type(error).__name__, "how": how})
+        message = {"say": "break", "ranks": ranks, "what": error.what, "kind": type(error).__name__, "how": how}
+        self._tell({**message, "orderly": orderly})
 
     def tell_bye(self) -> None:
         """Tell everybody that we leave in good order."""
@@ -168,5 +170,9 @@ class Control:
                 how, cause = LossReason.CANCELLED, CANCELLED_CAUSE
             elif us.rank in ranks:
                 cause = "this process was silent for the others: stopped, starved or cut off"
+            error = PeerLost(us.name, what, cause=cause, ranks=ranks, how=how, **us.where())
             # Told on: who hears of us first must not take our closing for the cause.
-            self._session.break_(PeerLost(us.name, what, cause=cause, ranks=ranks, how=how, **us.where()))
+            if message.get("orderly") is True:
+                self._session.end_in_order(error, {peer, *ranks})
+            else:
+                self._session.break_(error)

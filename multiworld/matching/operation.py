@@ -66,7 +66,7 @@ class Host(Protocol):
     """What the registry asks of whoever runs it."""
 
     def lost(self, peer: int, how: LossReason, what: str) -> None:
-        """End the generation because of ``peer``; when it returns, ``failure`` is set. Under the lock."""
+        """End the generation because of ``peer``; if it left, once what can finish has. Under the lock."""
 
     def set_alarm(self) -> None:
         """Call ``overdue`` when ``next_look`` is reached. From any thread."""
