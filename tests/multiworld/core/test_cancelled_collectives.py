@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+from free_port import free_port
 from interrupts import interrupted_at
-from procs import wait_until
+from procs import Link, cluster, wait_until
 from table import SOON, members
 
-from multiworld import InvalidArgument, LossReason, MultiWorld, OpTimeout, PeerLost, World, WorldState
+from multiworld import (
+    BrokenWorldException,
+    InvalidArgument,
+    LossReason,
+    MultiWorld,
+    OpTimeout,
+    PeerLost,
+    World,
+    WorldState,
+)
+from multiworld.manager import WorldManager
 
 SMALL, LARGE = 4, 200_000  # the larger one runs on Gloo
 
@@ -154,3 +165,31 @@ def test_a_collective_goes_on_where_that_is_asked_for(store: str, count: int) ->
 def test_what_on_cancel_may_be(store: str) -> None:
     with MultiWorld() as mw, pytest.raises(InvalidArgument, match="'break' or 'finish'"):
         mw.sync.join("w", 0, 1, store=store, on_cancel="ignore")
+
+
+def program_for_pymultiworld(link: Link, port: int, rank: int) -> float:
+    async def main() -> float:
+        manager = WorldManager()
+        await manager.initialize_world("w", rank, 2, port=port)
+        total, sums = torch.ones(SMALL), manager.communicator
+        if rank == 0:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(sums.all_reduce(total, world_name="w"), 0.05)
+        while not sums.is_broken("w"):
+            await asyncio.sleep(0.005)
+        with pytest.raises(BrokenWorldException):
+            await sums.all_reduce(total, world_name="w")
+        await manager.initialize_world("w", rank, 2, port=port)
+        await sums.all_reduce(total, world_name="w")
+        manager.cleanup()
+        return float(total[0])
+
+    return asyncio.run(asyncio.wait_for(main(), 40))
+
+
+def test_programs_for_pymultiworld_see_a_broken_world() -> None:
+    port = free_port()
+    with cluster() as c:
+        for rank in range(2):
+            c.start(program_for_pymultiworld, port, rank)
+        assert c.results() == [2.0, 2.0]
