@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Literal
 
 from multiworld.errors import InvalidArgument
 
@@ -11,6 +12,8 @@ from multiworld.errors import InvalidArgument
 #: takes longer is useless. Training steps with slow members may need more, a server that waits for work math.inf.
 DEFAULT_OP_TIMEOUT = 60.0
 DEFAULT_JOIN_TIMEOUT = 30.0
+#: what the cancellation of a collective does: it breaks the world, or the collective goes on without its caller
+OnCancel = Literal["break", "finish"]
 
 
 def is_duration(value: object) -> bool:
@@ -135,6 +138,7 @@ class WorldConfig:
         heartbeat: how silence is noticed.
         max_message_bytes: largest message of unknown size (``recv_tensor``, objects) that is accepted, in bytes.
         network: secret, ports and interfaces.
+        on_cancel: ``"break"`` or ``"finish"``, see ``MultiWorld.join``.
     """
 
     name: str
@@ -148,3 +152,4 @@ class WorldConfig:
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     max_message_bytes: int = 1 << 34
     network: NetworkSettings = field(default_factory=NetworkSettings)
+    on_cancel: OnCancel = "break"

@@ -6,7 +6,7 @@ import contextlib
 import json
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from multiworld.errors import BrokenWorldException, LossReason, PeerLost
@@ -17,6 +17,7 @@ from multiworld.net.reactor import Reactor
 MAX_BYTES = 1 << 16
 #: how long the reason for the end of a data connection may take to arrive on the control connections
 EXPLANATION_SECONDS = 0.05
+CANCELLED_CAUSE = "the await of it was cancelled there: by a time limit, by the end of its task, or by Ctrl-C"
 
 
 class ControlOwner(Protocol):
@@ -32,6 +33,7 @@ class ControlOwner(Protocol):
     def failure(self) -> BrokenWorldException | None: ...
     def lost(self, peer: int, how: LossReason, what: str) -> None: ...
     def break_(self, error: BrokenWorldException) -> None: ...
+    def end_in_order(self, error: BrokenWorldException, ended: Collection[int]) -> None: ...
     def on_bye(self, peer: int, *, gives_up: bool) -> None: ...
     def drain(self, peer: int) -> None: ...
 
@@ -88,10 +90,13 @@ class Control:
             return sock is not None and sock.send(b"\n") == 1
         return False
 
-    def tell_break(self, error: BrokenWorldException) -> None:
-        """Tell everybody why the world broke here."""
-        ranks = list(error.ranks) if isinstance(error, PeerLost) else [self._session.membership.rank]
-        self._tell({"say": "break", "ranks": ranks, "what": error.what, "kind": type(error).__name__})
+    def tell_break(self, error: BrokenWorldException, *, orderly: bool) -> None:
+        """Tell everybody why the world broke here; ``orderly`` if all that was sent arrives."""
+        lost = error if isinstance(error, PeerLost) else None
+        ranks = [self._session.membership.rank] if lost is None else list(lost.ranks)
+        how = None if lost is None else lost.how.value
+        message = {"say": "break", "ranks": ranks, "what": error.what, "kind": type(error).__name__, "how": how}
+        self._tell({**message, "orderly": orderly})
 
     def tell_bye(self) -> None:
         """Tell everybody that we leave in good order."""
@@ -160,9 +165,14 @@ class Control:
             said = str(message.get("what"))
             what = said if " reports: " in said else f"rank {peer} reports: {said}"
             cause = f"see what rank {peer} reports" if message.get("kind") != "PeerLost" else None
-            if us.rank in ranks:
+            how = LossReason.REPORTED
+            if message.get("how") == LossReason.CANCELLED:
+                how, cause = LossReason.CANCELLED, CANCELLED_CAUSE
+            elif us.rank in ranks:
                 cause = "this process was silent for the others: stopped, starved or cut off"
+            error = PeerLost(us.name, what, cause=cause, ranks=ranks, how=how, **us.where())
             # Told on: who hears of us first must not take our closing for the cause.
-            self._session.break_(
-                PeerLost(us.name, what, cause=cause, ranks=ranks, how=LossReason.REPORTED, **us.where())
-            )
+            if message.get("orderly") is True:
+                self._session.end_in_order(error, {peer, *ranks})
+            else:
+                self._session.break_(error)

@@ -127,7 +127,8 @@ class LossReason(str, enum.Enum):
     ``EOF``: its connections ended. ``SILENCE``: it gave no sign of life within ``Heartbeat.lost_after``. ``LEFT``: it
     left the world in good order, and an operation needs it. ``REPORTED``: another member said so, or aborted the world.
     ``PROTOCOL``: it sent what no member can send. ``BACKEND``: Gloo or NCCL failed and no member said why;
-    ``PeerLost.ranks`` is empty then.
+    ``PeerLost.ranks`` is empty then. ``CANCELLED``: it cancelled a collective; ``PeerLost.ranks`` names the member that
+    did, on that member, too.
     """
 
     EOF = "eof"
@@ -136,12 +137,13 @@ class LossReason(str, enum.Enum):
     REPORTED = "reported"
     PROTOCOL = "protocol"
     BACKEND = "backend"
+    CANCELLED = "cancelled"
 
     __str__ = str.__str__
 
 
 class PeerLost(BrokenWorldException):
-    """A peer died, hung or was cut off.
+    """A peer died, hung, was cut off, or does not take part any more: it left, or a collective was cancelled there.
 
     Attributes:
         ranks: the ranks that were lost, ascending.
@@ -199,7 +201,8 @@ class OpTimeout(BrokenWorldException, TimeoutError):
     likely_cause = "a peer is alive but does not take part: it is slow, deadlocked, or calls another operation"
     what_to_do = (
         "raise timeout= or op_timeout=, or look at what the peer does; a receive that may wait for work takes "
-        "timeout=math.inf; to stop waiting without breaking the world, cancel the await"
+        "timeout=math.inf; to stop waiting for a message without breaking the world, cancel the await; a cancelled "
+        "collective breaks it, as this deadline did"
     )
 
     def __init__(self, world: str | None = None, what: str = "", *, timeout: float = 0.0, **fields: Any) -> None:

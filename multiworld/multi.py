@@ -15,6 +15,7 @@ from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_OP_TIMEOUT,
     Heartbeat,
+    OnCancel,
     TcpStoreAddress,
     WorldConfig,
     is_duration,
@@ -63,10 +64,11 @@ class SyncMultiWorld:
         join_timeout: float = DEFAULT_JOIN_TIMEOUT,
         address: str | None = None,
         resize: bool = False,
+        on_cancel: OnCancel = "break",
     ) -> World:
         """Join the world ``name`` and return when all its members have met."""
-        limits = op_timeout, join_timeout, heartbeat
-        config = checked_config(self._owner.defaults, name, rank, size, backend, device, address, *limits, resize)
+        rest = op_timeout, join_timeout, heartbeat, resize, on_cancel
+        config = checked_config(self._owner.defaults, name, rank, size, backend, device, address, *rest)
         return self._join(config, store, resize)
 
     def close(self) -> None:
@@ -172,6 +174,7 @@ class MultiWorld:
         join_timeout: float = DEFAULT_JOIN_TIMEOUT,
         address: str | None = None,
         resize: bool = False,
+        on_cancel: OnCancel = "break",
     ) -> World:
         """Join the world ``name`` and return when all its members have met.
 
@@ -190,6 +193,9 @@ class MultiWorld:
             join_timeout: seconds until ``RendezvousError``.
             address: local address that peers reach us at; None: derived from the store's.
             resize: True to wait until the members of an existing world of another size rejoin with ours.
+            on_cancel: meaning of a cancelled collective of ours. ``"break"`` breaks the world: all members get a
+                ``PeerLost`` whose ``how`` is ``"cancelled"``. ``"finish"`` lets it go on without its caller, who then
+                must not repeat it: the others would take the repetition for the next one.
 
         Raises:
             RendezvousError: duplicate rank, other size, members that did not come, store not reachable.
@@ -197,8 +203,8 @@ class MultiWorld:
             BackendUnavailable: unknown backend, or NCCL without CUDA.
             BackendFailed: the environment is set otherwise than the backend needs it.
         """
-        limits = op_timeout, join_timeout, heartbeat
-        config = checked_config(self.defaults, name, rank, size, backend, device, address, *limits, resize)
+        rest = op_timeout, join_timeout, heartbeat, resize, on_cancel
+        config = checked_config(self.defaults, name, rank, size, backend, device, address, *rest)
         return await self._join(config, store, resize)
 
     def serve_store(self, host: str = "127.0.0.1", port: int = 0) -> TcpStoreAddress:

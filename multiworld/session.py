@@ -16,13 +16,13 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 
 from multiworld.config import WorldConfig, WorldState
-from multiworld.control import Control
+from multiworld.control import CANCELLED_CAUSE, Control
 from multiworld.cuda import CudaDevice
 from multiworld.drivers import device_failures
 from multiworld.drivers.slot import DriverSlot, channel, ranks_of_channel
@@ -56,6 +56,8 @@ from multiworld.threads import start_or_run
 logger = logging.getLogger(__name__)
 
 DRIVER_SECONDS = 10.0
+#: how often a world that is to end looks whether what can finish has, in seconds
+LOOK_SECONDS = 0.02
 #: a backend that has not let go of a caller's memory after this long never will: its connections are closed
 HELD_SECONDS = 0.5
 
@@ -96,6 +98,8 @@ class Session:
         self.lock = threading.RLock()
         self.state = WorldState.ACTIVE
         self.leaving: set[int] = set()
+        self._ending: BrokenWorldException | None = None
+        self._ended: set[int] = set()  # members whose connections end in order, after all that they sent
         self.lanes = {peer: Lane(sock, peer, self) for peer, sock in wires.lanes.items()}
         device = CudaDevice(torch.device(config.device)) if self.membership.on_device else None
         self.engine = Engine(self.membership, self, self.lanes, self.lock, time.monotonic, device)
@@ -225,6 +229,18 @@ class Session:
         )  # fmt: skip
         self.break_(error)
 
+    def cancelled(self, name: str) -> None:
+        """The caller of a collective has stopped waiting: the next ones of this member would be taken for this one."""
+        if self.config.on_cancel == "finish":
+            return
+        us = self.membership
+        error = PeerLost(
+            self.name, f"rank {us.rank} cancelled {name}, which all members count on", cause=CANCELLED_CAUSE,
+            remedy="call rejoin(); with on_cancel='finish' it goes on without its caller, who must not repeat it",
+            ranks=(us.rank,), how=LossReason.CANCELLED, **us.where(name),
+        )  # fmt: skip
+        self.break_(error)
+
     def on_backlog(self, lane: Lane) -> None:
         """Somebody must write the rest later."""
         self.bridge.want_write(lane)
@@ -258,13 +274,51 @@ class Session:
     # the end
 
     def lost(self, peer: int, how: LossReason, what: str, cause: str | None = None) -> None:
-        """Break the world because of ``peer``."""
+        """Break the world because of ``peer``, at once, or once what can finish has if it left."""
+        if peer in self._ended:
+            return
         if cause is None and how is LossReason.LEFT:
             cause = "leave() or close() was called there"
-        self.break_(PeerLost(self.name, what, cause=cause, ranks=(peer,), how=how, **self.membership.where()))
+        error = PeerLost(self.name, what, cause=cause, ranks=(peer,), how=how, **self.membership.where())
+        if how is LossReason.LEFT:
+            self.end_in_order(error)
+        else:
+            self.break_(error)
 
-    def break_(self, error: BrokenWorldException, *, tell: bool = True) -> None:
-        """End the session for ``error``, unless it has ended: the first cause wins. From any thread, at once."""
+    def end_in_order(self, error: BrokenWorldException, ended: Collection[int] = ()) -> None:
+        """Break the world because a member left, once what all members have sent their part of is done.
+
+        Args:
+            ended: members that send nothing more; what they have sent is read first.
+        """
+        with self.lock:
+            self._ended.update(ended)
+            if self.failure is not None or self._ending is not None:
+                return
+            if not self.engine.operations:
+                self.break_(error, orderly=True)
+                return
+            self._ending = error
+        until = time.monotonic() + LINGER_SECONDS
+        self.hub.call(lambda: self._end_once_done(error, until))
+
+    def _end_once_done(self, error: BrokenWorldException, until: float) -> None:
+        """Read what has come, and end the session unless something can still finish; in the hub's thread."""
+        for peer in self.lanes:
+            self.bridge.drain(peer)
+        with self.lock:
+            all_read = all(self.lanes[peer].ended for peer in self._ended if peer in self.lanes)
+            finishing = self.engine.finishing() or not (all_read or time.monotonic() > until)
+            if not (finishing and self.engine.operations):
+                self.break_(error, orderly=True)
+        if self.failure is None:
+            self.hub.call_later(LOOK_SECONDS, lambda: self._end_once_done(error, until))
+
+    def break_(self, error: BrokenWorldException, *, tell: bool = True, orderly: bool = False) -> None:
+        """End the session for ``error``, unless it has ended: the first cause wins. From any thread, at once.
+
+        With ``orderly``, what was sent still arrives.
+        """
         with self.lock:
             if self.failure is not None:
                 return
@@ -272,15 +326,16 @@ class Session:
             self.state = WorldState.BROKEN
             # Before anybody is released: whoever rejoins at once has its WorldJoined told after this.
             self.publish(WorldBroken(**self._event(), failure=error))
-            self._release(error)
+            self._release(error, orderly=orderly)
         # Before the data connections end, so that the others know why; and before an abort frees what a kernel of
         # theirs may be reading (NCCL#863).
         if tell:
-            self.control.tell_break(error)
-        with self.lock:
-            self._cut()
+            self.control.tell_break(error, orderly=orderly)
+        if not orderly:
+            with self.lock:
+                self._cut()
         self._abort_slots()
-        start_or_run(f"mw-free-{self.name}", self._free)
+        start_or_run(f"mw-free-{self.name}", self._linger if orderly else self._free)
 
     def _device_lost(self, failure: DeviceFailed) -> None:
         """CUDA refuses every call of this process on the world's device. From any thread."""
@@ -318,8 +373,12 @@ class Session:
             self.control.tell_bye()
             self._abort_slots()
             self.publish(WorldLeft(**self._event()))
-            linger(self.lanes.values(), self.lock, lambda: bool(self.engine.under_way), seconds)
-            self._free()
+            self._linger(seconds)
+
+    def _linger(self, seconds: float = LINGER_SECONDS) -> None:
+        """Let what was sent arrive, then give everything back."""
+        linger(self.lanes.values(), self.lock, lambda: bool(self.engine.under_way), seconds)
+        self._free()
 
     def _release(self, error: BrokenWorldException, *, orderly: bool = False) -> None:
         """Fail every operation with ``error``, and let nothing begin any more; under the lock."""

@@ -22,10 +22,11 @@ class AsyncCollectives(GroupBase):
     it passes, the world breaks with ``OpTimeout``. All raise ``PeerLost``, ``OpTimeout`` and ``WorldClosed`` on a
     broken or closed world, ``InvalidArgument`` at once for arguments that cannot be right.
 
-    A cancelled collective goes on without its caller, because the other members count on it. Until all members have
-    called it, the await ends at once and the collective goes on with copies. While the backend works on it, the await
-    ends when the collective does; a member's 512 KB to all others together need no backend. Either way the tensors are
-    the caller's again when the await ends, and those that were to be written are undefined.
+    A cancelled collective breaks the world, because the other members count on it: all of them get ``PeerLost`` whose
+    ``how`` is ``"cancelled"``. In a world that was joined with ``on_cancel="finish"`` it goes on without its caller.
+    Until all members have called it, the await ends at once and the collective goes on with copies. While the backend
+    works on it, the await ends when the collective does; a member's 512 KB to all others together need no backend.
+    Either way the tensors are the caller's again when the await ends, and those that were to be written are undefined.
 
     CUDA tensors in a world whose backend works on them stay on the device, in the order of the caller's current stream,
     and ``stream=True`` returns when the collective is agreed and enqueued: see ``AsyncPointToPoint``. CPU tensors in

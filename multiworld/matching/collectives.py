@@ -23,6 +23,7 @@ from multiworld.net.frames import Kind, Placement
 class CollectiveOperation(Operation):
     """A collective of a group, from its fingerprint to its end."""
 
+    in_step = True
     __slots__ = ("copying", "fingerprint", "gid", "heard", "plan", "ranks", "seq")
 
     def __init__(self, registry: Registry, gid: int, digest: int, ranks: tuple[int, ...], plan: Plan) -> None:
@@ -147,7 +148,7 @@ class GroupCollectives:
         return None, None
 
     def _place(self, peer: int, seq: int, split: int, nbytes: int) -> Placement:
-        memory = room_for(nbytes)
+        memory = room_for(nbytes, head=split)  # the payload is computed on where it lies
         return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
 
     def _tell(self, peer: int, seq: int, packed: bytes, data: Bytes | None) -> None:

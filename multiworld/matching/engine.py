@@ -72,6 +72,7 @@ class Engine(Registry):
         self._engine_host = host
         self._sinks = sinks
         self._groups: dict[int, GroupCollectives] = {}
+        self._gave_up: set[int] = set()
         self._any_numbers = (number & 0xFFFFFFFF for number in itertools.count(1))
 
     # starts; the caller does not hold the lock
@@ -232,6 +233,7 @@ class Engine(Registry):
         A collective in which it took part can, unless it ``gives_up`` its own: the backend may never say so.
         """
         self.departed |= {peer}
+        self._gave_up |= {peer} if gives_up else set()
         for operation in tuple(self.operations):
             if operation.withdrawn and isinstance(operation, SendOperation) and operation.needs(peer):
                 self.operations.discard(operation)  # it went on for the peer's sake only
@@ -243,6 +245,11 @@ class Engine(Registry):
         """Whether our end now leaves something undone that others take part in."""
         collective = any(isinstance(operation, CollectiveOperation) for operation in self.operations)
         return collective or self.awaited_work()
+
+    def finishing(self) -> bool:
+        """Whether somebody waits for what the backend does now, and all who take part in it see it through."""
+        awaited = (launch for launch in self.under_way if launch.operation is not None and not launch.operation.done)
+        return any(self._gave_up.isdisjoint(launch.ranks) for launch in awaited)
 
     def awaited_work(self) -> bool:
         """Whether somebody waits for what the backend does now."""

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -66,7 +66,7 @@ class Host(Protocol):
     """What the registry asks of whoever runs it."""
 
     def lost(self, peer: int, how: LossReason, what: str) -> None:
-        """End the generation because of ``peer``; when it returns, ``failure`` is set. Under the lock."""
+        """End the generation because of ``peer``; if it left, once what can finish has. Under the lock."""
 
     def set_alarm(self) -> None:
         """Call ``overdue`` when ``next_look`` is reached. From any thread."""
@@ -165,8 +165,10 @@ class Operation:
         finish: makes the result of the value, in the thread that asked.
         launch: what the backend does for it; None for what travels on the lanes.
         parent: the batch it is part of.
+        in_step: whether all members must go on from it together: one that gave it up alone is out of step.
     """
 
+    in_step: ClassVar[bool] = False
     __slots__ = (
         "_error", "_value", "_wake", "deadline", "done", "finish", "keep", "launch", "name", "parent", "registry",
         "running", "since", "timeout", "withdrawn",

@@ -180,12 +180,14 @@ def _reduce_to(
     reduction = Reduction(group, name, op, tensor.dtype, on_device=buffers.device is not None)
     flat = buffers.both(tensor)
     inline = small(engine, group, flat.nbytes, buffers)
+    if not inline:
+        reduction.check_backend(group, name, tensor.dtype)
 
     def outgoing(place: int) -> Bytes | None:
         return bytes_of(flat) if inline and dst in (None, place) else None
 
     def absorb(parts: Parts) -> None:
-        if ours and flat.numel():
+        if ours:
             reduction.apply(flat, tensors_of(parts, flat))
 
     def launch(driver: Driver) -> Any:
@@ -329,4 +331,4 @@ def part(parts: Parts, place: int) -> memoryview:
 
 def tensors_of(parts: Parts, own: torch.Tensor) -> list[torch.Tensor]:
     """What every rank contributed, by rank."""
-    return [own if part is None else torch.frombuffer(part, dtype=own.dtype) for part in parts]
+    return [torch.frombuffer(part, dtype=own.dtype) if part else own for part in parts]  # none is laid over no bytes

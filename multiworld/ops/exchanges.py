@@ -69,13 +69,10 @@ def _reduce_scatter(
     kind, code = Collective.REDUCE_SCATTER, CODES[target.dtype]
     signature = buffers.sign(kind, target.nbytes, code, reduction=reduction.code, inline=inline)
 
-    def reduced(parts: list[torch.Tensor]) -> None:
-        if target.numel():
-            reduction.apply(target, parts)
-
     if inline:
         plan = Plan(
-            name, signature, lambda place: bytes_of(flats[place]), lambda parts: reduced(tensors_of(parts, flats[me])),
+            name, signature, lambda place: bytes_of(flats[place]),
+            lambda parts: reduction.apply(target, tensors_of(parts, flats[me])),
         )  # fmt: skip
         return begin(engine, group, plan, buffers, stream)
     sent = buffers.joined(flats) if whole is None or not on_device else buffers.source(whole)
@@ -91,7 +88,7 @@ def _reduce_scatter(
     plan = Plan(
         name, signature, lambda _: None, lambda _: None,
         lambda driver: driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits, splits),
-        lambda: reduced(list(got.chunk(size))),
+        lambda: reduction.apply(target, list(got.chunk(size))),
     )  # fmt: skip
     return begin(engine, group, plan, buffers, stream)
 

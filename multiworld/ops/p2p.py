@@ -25,7 +25,7 @@ from multiworld.ops.checks import (
 from multiworld.ops.on_device import device_for, not_capturing, received, received_tensor, said_of, source, target
 from multiworld.ops.pickling import allowed, dumps, loads
 from multiworld.ops.shapes import shape_bytes, with_shape
-from multiworld.ops.staging import on_cpu, receive_buffer, writable
+from multiworld.ops.staging import copy_to, on_cpu, receive_buffer, writable
 
 if TYPE_CHECKING:
     from multiworld.matching.any_source import AnyReceive
@@ -145,7 +145,7 @@ def _finished_by(
 
 def _received(group: GroupBase, tensor: torch.Tensor, host: torch.Tensor, peer: int) -> int:
     if host is not tensor:
-        writable(tensor).copy_(host)
+        copy_to(writable(tensor), host)
     return group.ranks.index(peer)
 
 

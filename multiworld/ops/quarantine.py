@@ -71,11 +71,6 @@ def watching() -> Iterator[Callable[[Operation], Operation]]:
             _put_aside(name, memory)
 
 
-def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for an operation instead of ``tensor``, with the same in it."""
-    return tensor.detach().clone()
-
-
 def verify() -> None:
     """Look at everything that was put aside, and let go of it.
 

@@ -75,6 +75,16 @@ class Reduction:
         self.backend_op = ReduceOp.SUM if name == "AVG" and not on_device else getattr(ReduceOp, name)
         self._on_device = on_device
 
+    def check_backend(self, group: GroupBase, operation: str, dtype: torch.dtype) -> None:
+        """Check that the backend has it, too.
+
+        Raises:
+            InvalidArgument: Gloo would fail in the middle, on complex numbers with anything but a sum.
+        """
+        if dtype.is_complex and self.backend_op != ReduceOp.SUM and not self._on_device:
+            what, remedy = f"Gloo has no {self.name} of {dtype}", "reduce pieces of at most 512 KB, or their real view"
+            raise invalid(group, operation, what, remedy)
+
     def apply(self, target: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """Reduce flat ``tensors`` in order, into ``target``, which may be one of them."""
         for begin in range(0, target.numel(), CHUNK):

@@ -1,4 +1,4 @@
-"""CPU memory for tensors that are elsewhere; a CPU tensor is its own."""
+"""CPU memory for tensors that are elsewhere or lie unaligned; any other CPU tensor is its own."""
 
 from __future__ import annotations
 
@@ -23,16 +23,39 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The same, to be read only: what is lazily conjugated or negated comes as a copy in which that is done."""
     plain = as_plain(tensor).detach()
+    if plain.is_conj() and plain.is_cpu and not is_aligned(plain):
+        plain = copied(plain.conj()).conj()
     if plain.is_conj() or plain.is_neg():
         return plain.resolve_conj().resolve_neg()
     return plain
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether each element lies at a multiple of its size, where every operation of torch and Gloo can use it."""
+    return bool(tensor.data_ptr() % tensor.element_size() == 0)
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy of a plain CPU tensor, wherever it lies, in memory of torch's own."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    copy_to(copy, tensor)
+    return copy
+
+
+def copy_to(target: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy plain tensors, wherever they lie: torch's own copy of complex128 ends the process where one is unaligned."""
+    _as_real(target).copy_(_as_real(tensor))
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` to be read, itself if it is on the CPU, else a copy there."""
     tensor = readable(tensor)
     if quarantine.ACTIVE:
-        return quarantine.copy_of(tensor.cpu())
+        return copied(tensor)
     return tensor if tensor.is_cpu else tensor.cpu()
 
 

@@ -9,15 +9,15 @@ import torch
 
 from multiworld.matching.plan import NO_REDUCTION, Collective, Fingerprint, Splits
 from multiworld.ops import quarantine
-from multiworld.ops.staging import readable, writable
+from multiworld.ops.staging import copied, copy_to, is_aligned, readable, writable
 
 if TYPE_CHECKING:
     from multiworld.matching.device import Device, Moment
 
 
 class StagingBuffers:
-    """Flat tensors where the backend wants them: on the device that it works on, else on the CPU. Keeps all alive until
-    the end.
+    """Flat tensors where the backend wants them: on the device that it works on, else aligned on the CPU. Keeps all
+    alive until the end.
 
     Those that need not be moved are the caller's memory, until ``own`` is called.
 
@@ -35,7 +35,7 @@ class StagingBuffers:
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be read."""
         flat = readable(tensor).reshape(-1)
-        return self._borrow(flat) if self._in_place(flat) else self.keep(flat.cpu())
+        return self._borrow(flat) if self._in_place(flat) else self.keep(copied(flat))
 
     def target(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` to be written."""
@@ -49,7 +49,7 @@ class StagingBuffers:
         flat = writable(tensor).reshape(-1)
         if self._in_place(flat):
             return self._borrow(flat, written=True)
-        return self._stage(flat, flat.cpu())
+        return self._stage(flat, copied(flat))
 
     def raw(self, flat: torch.Tensor) -> torch.Tensor:
         """``flat`` as bytes, so that the backend moves any dtype."""
@@ -99,7 +99,7 @@ class StagingBuffers:
     def finish(self, value: Any) -> Any:
         """Copy back what was staged, in the thread that waits."""
         for target, staged in self._back:
-            target.copy_(staged)
+            copy_to(target, staged)
         return value
 
     def own(self) -> None:
@@ -120,7 +120,7 @@ class StagingBuffers:
 
     def _borrow(self, flat: torch.Tensor, *, written: bool = False) -> torch.Tensor:
         if quarantine.ACTIVE and self.device is None:
-            lent = quarantine.copy_of(flat)
+            lent = copied(flat)
             if written:
                 self._back.append((flat, lent))
             flat = lent
@@ -132,4 +132,4 @@ class StagingBuffers:
         return self.keep(staged)
 
     def _in_place(self, flat: torch.Tensor) -> bool:
-        return self.device is not None or flat.device.type == "cpu"
+        return self.device is not None or (flat.device.type == "cpu" and is_aligned(flat))

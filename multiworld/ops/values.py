@@ -20,7 +20,7 @@ import torch
 from multiworld.errors import InvalidArgument, ObjectRefused
 from multiworld.matching.memory import bytes_of
 from multiworld.ops.kinds import PLAIN_TYPES, Form, kind_of
-from multiworld.ops.staging import on_cpu
+from multiworld.ops.staging import copied, on_cpu
 
 #: NumPy's dtypes whose bytes are their values: bool, numbers, text, times; no objects, no records
 _PLAIN_DTYPE: Final = re.compile(r"[<>|=][biufcSUmM]\d{1,9}(\[\d{0,9}[A-Za-z]{1,2}\])?")
@@ -78,8 +78,8 @@ def _in_storage(tensor: torch.Tensor) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    flat = on_cpu(tensor).contiguous().reshape(-1)
-    return bytes(bytes_of(flat))
+    host = on_cpu(tensor)
+    return bytes(bytes_of(host if host.is_contiguous() else copied(host)))
 
 
 def _quantized(tensor: torch.Tensor) -> Pid:

@@ -6,11 +6,12 @@ import importlib
 import json
 import os
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 import torch.distributed as dist
 
-from multiworld.config import Heartbeat, NetworkSettings, WorldConfig, is_duration
+from multiworld.config import Heartbeat, NetworkSettings, OnCancel, WorldConfig, is_duration
 from multiworld.errors import BackendUnavailable, InvalidArgument
 from multiworld.matching.plan import MAX_MEMBERS
 from multiworld.ops.arguments import whole_number
@@ -42,6 +43,7 @@ def checked_config(
     join_timeout: float,
     heartbeat: Heartbeat | None,
     resize: bool = False,
+    on_cancel: OnCancel = "break",
 ) -> WorldConfig:
     """All settings of a membership, or a typed error that says which is wrong.
 
@@ -77,13 +79,20 @@ def checked_config(
         raise _invalid(
             name, rank, f"heartbeat is {heartbeat!r}", "pass a Heartbeat(interval, suspect_after, lost_after)"
         )
-    if not isinstance(resize, bool):
-        raise _invalid(name, rank, f"resize is {resize!r}", "pass True or False")
+    _check_choices(name, place_in, resize, on_cancel)
     place = _checked_device(name, place_in, backend, device)
     return WorldConfig(
         name=name, rank=place_in, size=members, backend=backend, device=place, address=address,
         op_timeout=op_timeout, join_timeout=join_timeout, heartbeat=heartbeat, network=defaults.network,
+        on_cancel=on_cancel,
     )  # fmt: skip
+
+
+def _check_choices(name: str, rank: int, resize: object, on_cancel: object) -> None:
+    if not isinstance(resize, bool):
+        raise _invalid(name, rank, f"resize is {resize!r}", "pass True or False")
+    if on_cancel not in get_args(OnCancel):
+        raise _invalid(name, rank, f"on_cancel is {on_cancel!r}", "pass 'break' or 'finish'")
 
 
 def _from_environment(name: str, variable: str, what: str) -> int:

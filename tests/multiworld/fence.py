@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from multiworld.matching.memory import bytes_of
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _NOTHING, _READ_WRITE = 0, 3  # PROT_NONE, PROT_READ | PROT_WRITE of mman.h
@@ -37,3 +39,16 @@ class Fenced:
     def _protect(self, how: int) -> None:
         if _libc.mprotect(self._address, self._length, how):
             raise OSError(ctypes.get_errno(), "mprotect")
+
+
+def before_fence(tensor: torch.Tensor, gap: int) -> torch.Tensor:
+    """A copy of a flat ``tensor`` that ends ``gap`` bytes before a page that nobody may touch."""
+    data = bytes(bytes_of(tensor))
+    length = -(-(len(data) + gap) // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = mmap.mmap(-1, length + mmap.PAGESIZE)
+    begin = length - gap - len(data)
+    pages[begin : begin + len(data)] = data
+    whole = torch.frombuffer(pages, dtype=torch.uint8)
+    if _libc.mprotect(whole.data_ptr() + length, mmap.PAGESIZE, _NOTHING):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    return torch.frombuffer(pages, dtype=tensor.dtype, count=len(tensor), offset=begin) if data else tensor

@@ -140,8 +140,9 @@ async def _join(context: Context, membership: Membership, store: TcpStoreAddress
     while True:
         try:
             joining = context.mw.join(
-                membership.world, membership.rank, membership.size, store=store, join_timeout=_REJOIN_SECONDS
-            )
+                membership.world, membership.rank, membership.size, store=store, join_timeout=_REJOIN_SECONDS,
+                on_cancel="finish",
+            )  # fmt: skip
             world = await joining
         except RendezvousError:
             await asyncio.sleep(0.1)

@@ -6,7 +6,7 @@ Each operation lends memory that is fenced off in the moment in which the operat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from multiworld import BrokenWorldException, MultiWorld, OpTimeout, World
 
 COUNT = 4 << 20  # 16 MB: more than the sockets hold, and for collectives more than travels without Gloo
 TURNS = 12
+Expected = type[BaseException] | tuple[type[BaseException], ...]
 Operation = Callable[[World, torch.Tensor, torch.Tensor], Coroutine[Any, Any, Any]]
 
 OPERATIONS: dict[str, Operation] = {
@@ -32,7 +33,7 @@ OPERATIONS: dict[str, Operation] = {
 OTHER_SIDE = {"send": "recv", "recv": "send"}
 
 
-async def fenced(call: Coroutine[Any, Any, Any], memory: Fenced, expected: type[Exception]) -> bool:
+async def fenced(call: Awaitable[Any], memory: Fenced, expected: Expected) -> bool:
     """Await it; nothing may touch ``memory`` any more when that is over. Whether it raised what is expected."""
     try:
         await call
@@ -49,7 +50,7 @@ def cancels(link: Link, store: str, name: str) -> int:
     async def main() -> int:
         stopped = 0
         async with MultiWorld() as mw:
-            world = await mw.join("w", 0, 2, store=store)
+            world = await mw.join("w", 0, 2, store=store, on_cancel="finish")
             for turn in range(TURNS):
                 memory, spare = Fenced(COUNT, 1.0), torch.ones(COUNT)
                 call = asyncio.wait_for(OPERATIONS[name](world, memory.tensor, spare), 0.0005 * turn)
@@ -96,7 +97,7 @@ def test_cancelled(store: str, name: str) -> None:
         other.send("end")
 
 
-def breaks(link: Link, store: str, rank: int, name: str) -> int:
+def breaks(link: Link, store: str, rank: int, name: str, by: str) -> int:
     """Have the world broken by rank 1 in the middle of the operation, and join it again; how often it raised."""
 
     async def main() -> int:
@@ -105,23 +106,26 @@ def breaks(link: Link, store: str, rank: int, name: str) -> int:
             world = await mw.join("w", rank, 2, store=store)
             for turn in range(TURNS):
                 memory, spare = Fenced(COUNT, 1.0), torch.ones(COUNT)
-                operation = OPERATIONS[name](world, memory.tensor, spare)
-                call = asyncio.ensure_future(fenced(operation, memory, BrokenWorldException))
+                operation = asyncio.ensure_future(OPERATIONS[name](world, memory.tensor, spare))
+                call = asyncio.ensure_future(fenced(operation, memory, (BrokenWorldException, asyncio.CancelledError)))
                 if rank == 1:
                     await asyncio.sleep(0.0007 * turn)
-                    world.abort("in the middle")
+                    operation.cancel() if by == "cancel" else world.abort("in the middle")
                 raised += await call
+                if by == "cancel":  # it may have come too late
+                    world.abort("the next turn")
                 await world.rejoin(timeout=20)
         return raised
 
     return asyncio.run(main())
 
 
+@pytest.mark.parametrize("by", ["abort", "cancel"])
 @pytest.mark.parametrize("name", ["send", "all_reduce", "broadcast", "all_gather", "all_to_all_single"])
-def test_broken(store: str, name: str) -> None:
+def test_broken(store: str, name: str, by: str) -> None:
     with cluster() as c:
-        c.start(breaks, store, 0, name)
-        c.start(breaks, store, 1, OTHER_SIDE.get(name, name))
+        c.start(breaks, store, 0, name, by)
+        c.start(breaks, store, 1, OTHER_SIDE.get(name, name), by)
         assert sum(c.results(60)) > 0
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from interrupts import interrupted_at
 from procs import wait_until
 from table import members
 
@@ -23,32 +21,6 @@ COUNT = 1_000
 #: steps of the interpreter from one interrupt to the next; a number that loops are not likely to have
 STRIDE = 13
 MOST_STEPS = 4_000
-
-
-def interrupted_at(step: int, file: str, call: Callable[[], Any]) -> bool:
-    """Call it with ``KeyboardInterrupt`` raised at that step of the interpreter in ``file``; False if it has fewer."""
-    left = step
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith(file):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 def a_message(first: World, second: World, value: float) -> tuple[Any, torch.Tensor]:

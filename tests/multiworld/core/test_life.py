@@ -95,7 +95,7 @@ def test_after_a_cancelled_receive_another_length_can_be_received(store: str) ->
 def _cancels_collective(link: Link, store: str, rank: int) -> Any:
     async def main() -> Any:
         async with MultiWorld() as mw:
-            w = await mw.join("w", rank, 2, store=store)
+            w = await mw.join("w", rank, 2, store=store, on_cancel="finish")
             t = torch.ones(200_000)
             if rank == 0:
                 with pytest.raises(asyncio.TimeoutError):
@@ -111,7 +111,7 @@ def _cancels_collective(link: Link, store: str, rank: int) -> Any:
     return asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_cancelled_collective_goes_on_in_its_place(store: str) -> None:
+def test_a_cancelled_collective_that_is_to_finish_goes_on_in_its_place(store: str) -> None:
     with cluster() as c:
         first, second = c.start(_cancels_collective, store, 0), c.start(_cancels_collective, store, 1)
         assert first.recv() == "cancelled"

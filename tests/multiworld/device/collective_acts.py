@@ -93,7 +93,7 @@ def late_member(_: Context, place: Place, rank: int) -> Any:
     """A collective that is cancelled before all have called it goes on without its caller, from copies."""
 
     async def main() -> Any:
-        async with world(place, rank, 2) as w:
+        async with world(place, rank, 2, on_cancel="finish") as w:
             t = numbers(1 << 16, rank)
             if rank == 0:
                 call = asyncio.ensure_future(w.all_reduce(t))

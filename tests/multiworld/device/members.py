@@ -26,11 +26,11 @@ class Place:
 
 
 @contextlib.asynccontextmanager
-async def world(place: Place, rank: int, size: int, name: str = "w") -> AsyncIterator[World]:
+async def world(place: Place, rank: int, size: int, name: str = "w", **options: Any) -> AsyncIterator[World]:
     """A world on the one device of this host, which each member takes for a host of its own."""
     os.environ["NCCL_HOSTID"] = f"host-{rank}"
     async with MultiWorld(op_timeout=SECONDS) as mw:
-        yield await mw.join(name, rank, size, store=place.store, backend=place.backend, device=DEVICE)
+        yield await mw.join(name, rank, size, store=place.store, backend=place.backend, device=DEVICE, **options)
 
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:

@@ -66,9 +66,27 @@ def test_next_receive_may_be_of_another_length(scene: Scene) -> None:
 
 @pytest.mark.parametrize("row", rows(tuple(operation.name for operation in COLLECTIVES)), ids=str)
 def test_collective(scene: Scene, row: Row) -> None:
-    """A cancelled one goes on without its caller, because the others count on it; the next ones pair as ever."""
+    """A cancelled one breaks the world, which says why to every member: else the next ones would pair wrongly."""
     a, b = members = scene.workers(2)
     scene.join(WORLD, members)
+    call = a.start(acts.operate, WORLD, row, 1)
+    a.wait_for("operating")
+    _cancel(scene, call, a.name)
+    error = b.start(acts.operate, WORLD, row, 1).outcome().error
+    assert isinstance(error, PeerLost), repr(error)
+    for failure in (error, *scene.broken(WORLD, members)):
+        assert isinstance(failure, PeerLost)
+        assert (failure.how, failure.ranks) == ("cancelled", (0,))
+        assert "rank 0 cancelled" in failure.what
+    scene.everywhere(members, acts.rejoin, WORLD)
+    scene.works(WORLD, members)
+
+
+@pytest.mark.parametrize("row", rows(("all_reduce", "broadcast_object", "barrier")), ids=str)
+def test_collective_that_is_to_finish(scene: Scene, row: Row) -> None:
+    """It goes on without its caller, who asked for that at join; the next ones pair as ever."""
+    a, b = members = scene.workers(2)
+    scene.join(WORLD, members, on_cancel="finish")
     call = a.start(acts.operate, WORLD, row, 1)
     a.wait_for("operating")
     _cancel(scene, call, a.name)
@@ -100,7 +118,7 @@ async def collective_partner(context: Context, name: str, row: Row, turns: int) 
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all_single"])
 def test_collective_cancelled_while_data_flows(scene: Scene, name: str) -> None:
     a, b = members = scene.workers(2)
-    scene.join(WORLD, members)
+    scene.join(WORLD, members, on_cancel="finish")
     row, turns = Row(name, 1 << 18), 25
     running = [a.start(cancel_in_the_middle, WORLD, row, turns), b.start(collective_partner, WORLD, row, turns)]
     at = a.wait_for("cancelled").at

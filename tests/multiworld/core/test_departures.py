@@ -1,0 +1,140 @@
+"""A member leaves in good order: what all members have sent their part of is finished before the world breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+from procs import wait_until
+from table import SOON, members
+
+from multiworld import PeerLost, World, WorldState
+from multiworld.drivers.slot import DriverSlot
+
+SMALL, LARGE = 4, 200_000  # the larger one runs on Gloo
+PIECE, MANY = 60_000, 60  # together more than sockets hold
+
+
+def leaves_and_is_needed(first: World, third: World) -> None:
+    """Rank 2 leaves, and rank 0 learns that it needs it."""
+    third.sync.leave()
+    with pytest.raises(PeerLost, match="rank 2 left") as caught:
+        first.sync.barrier()
+    assert (caught.value.how, caught.value.ranks) == ("left", (2,))
+
+
+async def amid(world: World, calls: list[Callable[[], Awaitable[Any]]], meanwhile: Callable[[], None]) -> None:
+    """Begin operations, read nothing of the others' until ``meanwhile`` has returned, and wait for their end."""
+    tasks = [asyncio.ensure_future(call()) for call in calls]
+    engine = world._current.engine
+    while len(engine.operations) < len(calls):
+        await asyncio.sleep(0)
+    meanwhile()  # the loop stands still
+    wait_until(lambda: not engine.operations, SOON, "the news of the break does not end them")
+    await asyncio.wait_for(asyncio.gather(*tasks), 20)
+
+
+def check_broken(world: World) -> None:
+    """The world ends all the same, and says why."""
+    wait_until(lambda: world.state is WorldState.BROKEN, SOON, "it does not break")
+    assert isinstance(world.failure, PeerLost)
+    assert world.failure.ranks == (2,)
+    assert "rank 2 left" in world.failure.what
+
+
+def test_a_small_collective(store: str) -> None:
+    with members(store, 3) as ((first, second, third), pool):
+        totals = [torch.full((SMALL,), 10.0**rank) for rank in range(3)]
+
+        def meanwhile() -> None:
+            list(pool.map(lambda rank: (first, second, third)[rank].sync.all_reduce(totals[rank]), (0, 2)))
+            leaves_and_is_needed(first, third)
+
+        asyncio.run(amid(second, [lambda: second.all_reduce(totals[1])], meanwhile))
+        assert [float(total[0]) for total in totals] == [111.0] * 3
+        check_broken(second)
+
+
+def test_collectives_whose_data_fills_the_sockets(store: str) -> None:
+    """The member that breaks the world has not written all of its part yet."""
+    with members(store, 3) as ((first, second, third), pool):
+        got = [torch.zeros(PIECE) for _ in range(MANY)]
+
+        def sends(world: World) -> None:
+            for turn in range(MANY):
+                world.sync.broadcast(torch.full((PIECE,), float(turn)), 0)
+
+        def meanwhile() -> None:
+            list(pool.map(sends, (first, third)))
+            leaves_and_is_needed(first, third)
+
+        asyncio.run(amid(second, [lambda piece=piece: second.broadcast(piece, 0) for piece in got], meanwhile))
+        assert [(float(piece[0]), float(piece[-1])) for piece in got] == [(float(t), float(t)) for t in range(MANY)]
+        check_broken(second)
+
+
+def test_a_message_that_was_sent(store: str) -> None:
+    with members(store, 3) as ((first, second, third), _):
+        got = torch.zeros(SMALL)
+
+        def meanwhile() -> None:
+            first.sync.send(torch.ones(SMALL), 1)
+            leaves_and_is_needed(first, third)
+
+        asyncio.run(amid(second, [lambda: second.recv(got, 0)], meanwhile))
+        assert bool((got == 1.0).all())
+        check_broken(second)
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_collective_on_the_backend(store: str, waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend of one member takes longer; with 0, that member itself needs the one that left."""
+    with members(store, 3) as (worlds, pool):
+        go_on, held = threading.Event(), threading.Event()
+        late, finished = worlds[waiting], DriverSlot._finished
+
+        def holding(slot: DriverSlot, *args: Any) -> None:
+            if slot._session is late._current:
+                held.set()
+                assert go_on.wait(SOON * 5)
+            finished(slot, *args)
+
+        monkeypatch.setattr(DriverSlot, "_finished", holding)
+        totals = [torch.full((LARGE,), 10.0**rank) for rank in range(3)]
+        calls = [pool.submit(world.sync.all_reduce, total) for world, total in zip(worlds, totals, strict=True)]
+        for rank in {0, 1, 2} - {waiting}:
+            calls[rank].result(20)
+        assert held.wait(SOON)
+        worlds[2].sync.leave()
+        needs = pool.submit(worlds[0].sync.recv, torch.zeros(1), 2)
+        other = worlds[1 - waiting]
+        if waiting == 1:
+            assert isinstance(needs.exception(SOON), PeerLost)
+            check_broken(other)
+        go_on.set()
+        calls[waiting].result(SOON)
+        assert isinstance(needs.exception(SOON), PeerLost)
+        assert [float(total[0]) for total in totals] == [111.0] * 3
+        check_broken(late)
+        check_broken(other)
+
+
+def test_an_idle_member_is_told_at_once(store: str) -> None:
+    with members(store, 3) as ((first, second, third), _):
+        leaves_and_is_needed(first, third)
+        check_broken(second)
+
+
+def test_what_the_leaving_member_gave_up_is_not_waited_for(store: str) -> None:
+    with members(store, 3) as ((first, second, third), pool):
+        calls = [pool.submit(world.sync.all_reduce, torch.ones(SMALL)) for world in (first, second)]
+        wait_until(lambda: first._current.engine.operations and second._current.engine.operations, SOON, "not begun")
+        third.sync.leave()
+        for call in calls:
+            assert isinstance(call.exception(SOON), PeerLost)
+        for world in (first, second):
+            check_broken(world)
