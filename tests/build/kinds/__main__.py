@@ -21,10 +21,8 @@ from tests.build.kinds.row import Row, load, names
 
 #: Seconds that one build may take on a busy machine, and one program.
 _BUILD, _PROGRAM = 3600, 600
-#: Puts an unpacked overlay wheel beside the torch of the environment, with its `.pth` file, and runs the program.
-_BESIDE = (
-    "import runpy, site, sys; site.addsitedir(sys.argv.pop(1)); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-)
+#: Runs a program with the packages of one folder only, whose `.pth` files count.
+_WITH = "import runpy, site, sys; site.addsitedir(sys.argv.pop(1)); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 
 def _tool(*arguments: str | Path) -> Completed:
@@ -52,14 +50,24 @@ def _show(row: Row, python: Path, *before: str | Path) -> str:
     return f"{printed}\n(ended with {done.returncode})\n{done.tail}" if done.returncode else printed
 
 
+def _beside(wheel: Path, python: Path, site: Path) -> Path:
+    """Unpack an overlay wheel beside links to all packages of an environment: its loader wants it next to torch."""
+    packages = run([python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], timeout=60)
+    (site / "torch").mkdir(parents=True)
+    for path in Path(packages.stdout.decode().strip()).iterdir():
+        for item in path.iterdir() if path.name == "torch" else [path]:  # a folder of its own: a link would be followed
+            (site / item.relative_to(path.parent)).symlink_to(item)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    return site
+
+
 def _behaves(row: Row, python: Path, wheels: Path) -> list[str]:
     found = sorted(wheels.glob("*/multiworld_torch_overlay-*.whl"))
     if len(found) != 1:
         return [f"{len(found)} overlay wheels were built"]
-    site = wheels / "site"
-    with zipfile.ZipFile(found[0]) as archive:
-        archive.extractall(site)
-    printed = {row.stock: _show(row, python), row.patched: _show(row, python, "-c", _BESIDE, site)}
+    site = _beside(found[0], python, wheels / "site")
+    printed = {row.stock: _show(row, python), row.patched: _show(row, python, "-S", "-c", _WITH, site)}
     return [f"it prints {now!r}, expected {wanted!r}" for wanted, now in printed.items() if now != wanted]
 
 
