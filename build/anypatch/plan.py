@@ -12,8 +12,10 @@ from build.console import counted
 from build.errors import NeedsFullBuildError, PatchError
 from build.git import Git
 from build.overlay import layout
+from build.overlay.flags import NEVER
 from build.overlay.model import PYTHON
-from build.overlay.owners import LISTS, Owners, listed, read
+from build.overlay.owners import LINALG, LISTS, Owners, listed, read
+from build.overlay.touched import bare
 from build.releases import Define
 from build.series.apply import changed_paths
 from build.series.model import ChangeKind
@@ -219,9 +221,13 @@ def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collecti
     if path in added and not library and not layout.outside_wheel(path):
         return Row(path, Serves.FULL, f"a new unit, which {LISTS} does not name: which library would it be in?")
     if layout.outside_wheel(path) or not library:
-        return Row(path, Serves.NOTHING, "in no library of the wheel")
+        return Row(path, Serves.NOTHING, "in no library of the CUDA wheels: a test, or for another device")
     if path not in added and not (tree / path).is_file():
         return Row(path, Serves.FULL, _REMOVED)
+    if library == LINALG:
+        return Row(path, Serves.FULL, f"a unit of {LINALG}, which torch loads apart: no overlay replaces it")
+    if macro := _lacking(tree / path, limits.decided(path)):
+        return Row(path, Serves.NOTHING, f"all of it is under {macro}, without which the wheels are built")
     if path.startswith(_PER_FILE):
         return Row(path, Serves.FULL, "compiled once per instruction set, with flags of its own")
     if flags := owners.flags_of(path, limits.decided(path)):
@@ -231,6 +237,14 @@ def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collecti
     if library == PYTHON:
         return Row(path, Serves.OVERLAY, "a unit of libtorch_python: the wheels are for one Python version", (path,))
     return Row(path, Serves.OVERLAY, f"a {'new ' if path in added else ''}unit of {library}", (path,))
+
+
+def _lacking(unit: Path, decided: Collection[str]) -> str:
+    """Return a macro that the wheels are built without, if a unit has no code without it; else empty."""
+    if not unit.is_file():
+        return ""
+    said = {item.partition("=")[0] for item in decided if not item.endswith("=0")}
+    return layout.lacking(bare(unit.read_text(encoding="utf-8", errors="surrogateescape")), NEVER - said)
 
 
 def _outside(path: str) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.M)
@@ -17,15 +17,43 @@ GENERATORS = ("aten/src/ATen/templates/", "tools/autograd/", "tools/jit/", "torc
 _UP = re.compile(r"\.?\./|//")
 #: A header in the text of a generator: by a path, or included; a file name alone is that of a file that is written.
 _NAMED = re.compile(rb"""(?:(?<![\w/])(?=\w[\w/]*/)|include *\\?["<][^">\n]*?(?<!\w))([\w/]+\.(?:h|hpp))\b""")
-#: Not part of any library of the wheel.
+#: Not part of any library of the wheel. Of ATen/{vulkan,metal} and native/miopen it is: these say what torch lacks.
 _OUTSIDE_WHEEL = re.compile(
-    r"(^|/)(test|tests|benchmark|benchmarks|mps|xpu|hip|miopen|metal|vulkan|ios|android)/|_test\.cpp$|(^|/)test_"
+    r"(^|/)(test|tests|benchmark|benchmarks|mps|xpu|hip|ios|android)/|ATen/(native/vulkan|native/metal|miopen)/"
+    r"|_test\.cpp$|(^|/)test_"
 )
+#: A condition of the preprocessor on one macro, which has to be defined; and any other line that nests.
+_ONLY_WITH = re.compile(
+    r"[ \t]*#[ \t]*(?:ifdef[ \t]+(\w+)|if[ \t]+defined[ \t]*\(?[ \t]*(\w+)[ \t]*\)?)[ \t]*(?://.*)?$"
+)
+_NESTS = re.compile(r"[ \t]*#[ \t]*(if|el|endif)")
 
 
 def outside_wheel(path: str) -> bool:
     """Whether a unit is in no library of the CUDA wheels: tests, and code for other devices."""
     return bool(_OUTSIDE_WHEEL.search(path))
+
+
+def lacking(source: str, undefined: Collection[str]) -> str:
+    """Return a macro of `undefined` without which a unit has no code, as `#ifdef` around all of it says; else empty.
+
+    Args:
+        source: its text, without comments.
+        undefined: macros that are not defined.
+    """
+    found, within = "", list[bool]()
+    for line in source.splitlines():
+        only, nests = _ONLY_WITH.match(line), _NESTS.match(line)
+        macro = next(filter(None, only.groups()), "") if only else ""
+        if nests and nests[1] == "if":
+            within.append(macro in undefined)
+            found = macro if within[-1] else found
+        elif nests and within:
+            within.pop()
+            within += [False] if nests[1] == "el" else []
+        elif line.strip() and not line.lstrip().startswith("#") and not any(within):
+            return ""
+    return found
 
 
 def is_header(path: str) -> bool:

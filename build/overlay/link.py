@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.errors import CompileError, OverlayCheckError
+from build.errors import CompileError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import LIBRARIES, PYTHON, Inputs, Object
 from build.overlay.registrations import handler_registration
@@ -64,7 +64,11 @@ def _handlers(inputs: Inputs, objects: Sequence[Object], symbol: str, folder: Pa
     target = folder / "handlers.o"
     own = any(symbol in names(item.path).defined for item in objects)
     real = ["-DOWN_REGISTRY"] if own else [f'-DHOME="{_home(inputs, symbol)}"', f'-DREGISTER_HANDLER="{symbol}"']
-    flags = [*code_flags(inputs.release), *path_flags(inputs, folder), f"-ffile-prefix-map={_HANDLERS.parent}=multiworld"]
+    flags = [
+        *code_flags(inputs.release),
+        *path_flags(inputs, folder),
+        f"-ffile-prefix-map={_HANDLERS.parent}=multiworld",
+    ]
     line: list[str | Path] = [inputs.toolchain.cxx, *flags, *real, "-c", _HANDLERS, "-o", target]
     done = run_compiler(line, timeout=600)
     if done.returncode:
@@ -153,7 +157,7 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="link-") as scratch, atomic_write(target) as part:
         files = [item.path for item in objects]
         if symbol:  # the last one: its initialiser follows those of the units
-            files = _redirected(objects, symbol, Path(scratch)) + [_handlers(inputs, objects, symbol, Path(scratch))]
+            files = [*_redirected(objects, symbol, Path(scratch)), _handlers(inputs, objects, symbol, Path(scratch))]
         against = _against(inputs, files, Path(scratch))
         done = run_compiler(_command(inputs, files, against, part), timeout=600)
         if done.returncode:

@@ -22,7 +22,9 @@ from tests.build.kinds.row import Row, load, names
 #: Seconds that one build may take on a busy machine, and one program.
 _BUILD, _PROGRAM = 3600, 600
 #: Runs a program with the packages of one folder only, whose `.pth` files count.
-_WITH = "import runpy, site, sys; site.addsitedir(sys.argv.pop(1)); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+_WITH = (
+    "import runpy, site, sys; site.addsitedir(sys.argv.pop(1)); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+)
 
 
 def _tool(*arguments: str | Path) -> Completed:

@@ -1,4 +1,4 @@
-"""Ask the device guard of the device type Meta for its devices, as code that is compiled against the headers does."""
+"""Ask the device guard of the device type Lazy for its devices, as code that is compiled against the headers does."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ import torch
 
 CODE = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-extern "C" int ask() { return c10::impl::getDeviceGuardImpl(c10::DeviceType::Meta)->deviceCount(); }
+extern "C" int ask() { return c10::impl::getDeviceGuardImpl(c10::DeviceType::Lazy)->deviceCount(); }
 """
 top = Path(torch.__file__).parent
 with tempfile.TemporaryDirectory() as scratch:
