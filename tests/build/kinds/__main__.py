@@ -103,15 +103,18 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="rows, default all")
     parser.add_argument("--python", default="", help="interpreter with the official wheel; default: one is made")
     parser.add_argument("--jobs", default="", help="compilers at once, as for build")
+    parser.add_argument("--include", action="append", default=[], help="folder of headers, e.g. of fmt, as for build")
     parser.add_argument("--label", default="kinds", help="label of the wheels; runs at once need one each")
     given = parser.parse_args()
+    arguments = ["--jobs", given.jobs] if given.jobs else []
+    arguments += [word for path in given.include for word in ("--include", path)]
     rows = [load(name) for name in given.names or names()]
     failed = []
     os.environ.pop("MULTIWORLD_TORCH_OVERLAY", None)
     for release in sorted({row.release for row in rows}):
         with _python(given.python, release) as python:
             for row in (row for row in rows if row.release == release):
-                wrong = judge(row, python, ["--jobs", given.jobs] if given.jobs else [], given.label)
+                wrong = judge(row, python, arguments, given.label)
                 step(f"{row.name}: {'NOT ' if wrong else ''}{row.outcome}: {row.kind}")
                 for line in wrong:
                     note(line)

@@ -152,7 +152,7 @@ def test_less_disk_is_needed_once_the_wheel_is_there(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, 2_000 << 20))
     preflight.check(release, "3.11", tmp_path / "dist")
     said = problems(release, tmp_path / "dist", "3.12")
-    assert "4000 MiB are needed" in said[0]
+    assert any("4000 MiB are needed" in problem for problem in said)
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64")])
