@@ -226,8 +226,11 @@ def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collecti
         return Row(path, Serves.FULL, _REMOVED)
     if library == LINALG:
         return Row(path, Serves.FULL, f"a unit of {LINALG}, which torch loads apart: no overlay replaces it")
-    if macro := _lacking(tree / path, limits.decided(path)):
+    text, macro = _alive(tree / path, limits.decided(path))
+    if macro and not _has_code(text):
         return Row(path, Serves.NOTHING, f"all of it is under {macro}, without which the wheels are built")
+    if name := layout.registration(text):
+        return Row(path, Serves.FULL, f"it would register twice: {name}: stock has registered that when it is loaded")
     if path.startswith(_PER_FILE):
         return Row(path, Serves.FULL, "compiled once per instruction set, with flags of its own")
     if flags := owners.flags_of(path, limits.decided(path)):
@@ -239,12 +242,15 @@ def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collecti
     return Row(path, Serves.OVERLAY, f"a {'new ' if path in added else ''}unit of {library}", (path,))
 
 
-def _lacking(unit: Path, decided: Collection[str]) -> str:
-    """Return a macro that the wheels are built without, if a unit has no code without it; else empty."""
-    if not unit.is_file():
-        return ""
+def _alive(unit: Path, decided: Collection[str]) -> tuple[str, str]:
+    """Return the text of a unit without comments and without what the wheels lack, and a macro that they lack."""
     said = {item.partition("=")[0] for item in decided if not item.endswith("=0")}
-    return layout.lacking(bare(unit.read_text(encoding="utf-8", errors="surrogateescape")), NEVER - said)
+    source = unit.read_text(encoding="utf-8", errors="surrogateescape") if unit.is_file() else ""
+    return layout.alive(bare(source), NEVER - said)
+
+
+def _has_code(text: str) -> bool:
+    return any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
 
 
 def _outside(path: str) -> Row:
@@ -276,8 +282,9 @@ def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]
             Serves.FULL,
             f"included by {counted(len(units), 'unit')} ({cost}); --most-units {len(units)} allows it",
         )
-    unfit = [row for unit in units if (row := _unit(tree, unit, owners, limits)).serves is Serves.FULL]
-    if unfit:
+    judged = [_unit(tree, unit, owners, limits) for unit in units]
+    units = [row.path for row in judged if row.serves is not Serves.NOTHING]
+    if unfit := [row for row in judged if row.serves is Serves.FULL]:
         return Row(path, Serves.FULL, f"{unfit[0].path} includes it: {unfit[0].why}")
     if not units:
         return Row(

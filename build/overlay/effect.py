@@ -1,7 +1,8 @@
-"""Refuse changes of units that have no effect: what the compiler gets is the same with them and without."""
+"""What the compiler gets of changed units, with the patches and without: the same is refused."""
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,14 +15,34 @@ from build.overlay.objects import override_headers, preprocess
 from build.overlay.touched import bare
 from build.process import run_together
 
+#: Of the preprocessor: the file that the next line is from.
+_MARKER = re.compile(r'# \d+ "([^"]*)"')
 
-def _preprocessed(inputs: Inputs, stock: Path, unit: str) -> tuple[bytes, bytes]:
+
+def _preprocessed(inputs: Inputs, stock: Path, unit: str, *options: str) -> tuple[bytes, bytes]:
     """Return what the compiler gets of a unit, without the patches and with them."""
     with tempfile.TemporaryDirectory(prefix="effect-") as scratch:
         (none := Path(scratch, "none")).mkdir()
         override_headers(inputs, Path(scratch, "changed"))
-        before = preprocess(replace(inputs, tree=stock, changed=()), unit, none)
-        return before, preprocess(inputs, unit, Path(scratch, "changed"))
+        before = preprocess(replace(inputs, tree=stock, changed=()), unit, none, *options)
+        return before, preprocess(inputs, unit, Path(scratch, "changed"), *options)
+
+
+def expanded(inputs: Inputs, stock: Path, unit: str) -> tuple[str, str]:
+    """Return the text of a unit with its macros expanded and without headers, before the patches and after them."""
+    before, after = (data.decode("utf-8", "surrogateescape") for data in _preprocessed(inputs, stock, unit))
+    return _own(before, unit), _own(after, unit)
+
+
+def _own(text: str, unit: str) -> str:
+    """Return the lines of preprocessed text that come from the unit itself, as the line markers say."""
+    own, lines = False, []
+    for line in text.splitlines():
+        if marker := _MARKER.match(line):
+            own = marker[1].endswith(f"/{unit}")
+        elif own:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _same(inputs: Inputs, stock: Path, unit: str) -> bool:
@@ -29,7 +50,7 @@ def _same(inputs: Inputs, stock: Path, unit: str) -> bool:
     old, new = inputs.originals[unit], (inputs.tree / unit).read_text(encoding="utf-8", errors="surrogateescape")
     if bare(old).split() == bare(new).split():
         return False
-    before, after = _preprocessed(inputs, stock, unit)
+    before, after = _preprocessed(inputs, stock, unit, "-P")
     return before == after
 
 

@@ -26,6 +26,14 @@ _OUTSIDE_WHEEL = re.compile(
 _ONLY_WITH = re.compile(
     r"[ \t]*#[ \t]*(?:ifdef[ \t]+(\w+)|if[ \t]+defined[ \t]*\(?[ \t]*(\w+)[ \t]*\)?)[ \t]*(?://.*)?$"
 )
+#: What registers names when a unit is loaded, which the link of an overlay refuses (`registrations`).
+_REGISTERS = re.compile(
+    r"^[ \t]*(?:(?:static|const|torch::jit::)[ \t]+)*(?:TORCH_LIBRARY(?:_IMPL|_FRAGMENT)?\([\w, ]+|"
+    r"C10_REGISTER_(?:TYPED_)?(?:CLASS|CREATOR)\w*\(\w+|C10_DEFINE_(?:bool|u?int\d*|double|string)\(\s*\w+|"
+    r"REGISTER_CUDA_HOOKS\(\w+|REGISTER_(?:NATIVE_)?OPERATOR_FUNCTOR\(|"
+    r"RegisterOperators(?:[ \t]+const)?[ \t]+\w+(?=[ \t]*[({]))",
+    re.M,
+)
 _NESTS = re.compile(r"[ \t]*#[ \t]*(if|el|endif)")
 
 
@@ -34,14 +42,12 @@ def outside_wheel(path: str) -> bool:
     return bool(_OUTSIDE_WHEEL.search(path))
 
 
-def lacking(source: str, undefined: Collection[str]) -> str:
-    """Return a macro of `undefined` without which a unit has no code, as `#ifdef` around all of it says; else empty.
+def alive(source: str, undefined: Collection[str]) -> tuple[str, str]:
+    """Return what is left of a unit's text without the blocks under macros that are not defined, and such a macro.
 
-    Args:
-        source: its text, without comments.
-        undefined: macros that are not defined.
+    Only a condition on one macro alone is understood: `#ifdef NAME`, `#if defined(NAME)`.
     """
-    found, within = "", list[bool]()
+    found, within, left = "", list[bool](), list[str]()
     for line in source.splitlines():
         only, nests = _ONLY_WITH.match(line), _NESTS.match(line)
         macro = next(filter(None, only.groups()), "") if only else ""
@@ -51,9 +57,15 @@ def lacking(source: str, undefined: Collection[str]) -> str:
         elif nests and within:
             within.pop()
             within += [False] if nests[1] == "el" else []
-        elif line.strip() and not line.lstrip().startswith("#") and not any(within):
-            return ""
-    return found
+        elif not any(within):
+            left.append(line)
+    return "\n".join(left), found
+
+
+def registration(source: str) -> str:
+    """Return how a unit registers names that a process can have once, by its text without comments; else empty."""
+    found = _REGISTERS.search(source)
+    return " ".join(found[0].split()) if found else ""
 
 
 def is_header(path: str) -> bool:

@@ -40,6 +40,7 @@ _PATTERNS = (
     ("aten/src/ATen/cudnn", "libtorch_cuda.so"),
     ("aten/src/ATen/native/cuda", "libtorch_cuda.so"),
     ("aten/src/ATen/native/cudnn", "libtorch_cuda.so"),
+    ("aten/src/ATen/native/miopen", "libtorch_cuda.so"),
     ("aten/src/ATen", "libtorch_cpu.so"),
 )
 
