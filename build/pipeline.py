@@ -32,6 +32,7 @@ from build.sources import Proof, SourceTree
 from build.wheels import overlay as overlay_wheel
 from build.wheels import patched as patched_wheel
 from build.wheels.platforms import platform_tag
+from build.wheeltest import imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class Own:
 
 #: No patches of a user: the project's series.
 SERIES = Own()
+#: Names the temporary folder in which wheels are until they have been imported.
+_WHEELS = "wheels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,6 @@ class Request:
         own: the user's patches, in place of the release's series.
         source: where the source tree is, default: found.
         dist: folder that gets a folder per release.
-        tested: whether the wheels will be tested on this machine.
         jobs: the most compilers at once; None for as many as cores and free memory allow.
     """
 
@@ -86,7 +88,6 @@ class Request:
     python: str = ".".join(platform.python_version_tuple()[:2])
     source: Path | None = None
     dist: Path = paths.DIST
-    tested: bool = True
     own: Own = SERIES
     jobs: int | None = None
 
@@ -166,7 +167,9 @@ def _originals(applied: AppliedTree) -> dict[str, str]:
     return {name: (data or b"").decode("utf-8", "surrogateescape") for name, data in zip(names, blobs, strict=True)}
 
 
-def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Path, plan: Plan) -> Inputs:
+def _inputs(
+    request: Request, release: Release, tree: SourceTree, applied: AppliedTree, plan: Plan, wheel: Path
+) -> Inputs:
     return Inputs(
         release=release,
         tree=applied.checkout,
@@ -182,11 +185,12 @@ def _inputs(request: Request, release: Release, applied: AppliedTree, wheel: Pat
         safe_headers=_safe_headers(release),
         defines=request.own.defines,
         jobs=request.jobs,
+        stock=tree.repo if request.own.of_user else None,
     )
 
 
-def _stock(request: Request, release: Release, wheel: Path) -> record.Artifact:
-    return record.Artifact(wheel.name, release.wheel.sha256[request.python], wheel.stat().st_size)
+def _stock(inputs: Inputs, wheel: Path) -> record.Artifact:
+    return record.Artifact(wheel.name, inputs.release.wheel.sha256[inputs.python], wheel.stat().st_size)
 
 
 def documents(distribution: str, proven: record.Provenance, wheel: record.Artifact) -> dict[str, bytes]:
@@ -223,7 +227,7 @@ def _assemble(
     request: Request, ready: Prepared, wheel: Path, overlay: Overlay | None, proven: record.Provenance
 ) -> tuple[record.Artifact, record.Artifact]:
     """Write the patched wheel and the overlay wheel, or keep those of an equal build."""
-    release, files = ready.inputs.release, members(ready)
+    release = ready.inputs.release
     last = record.read(request.folder, request.python)
     if last is not None and last.provenance == proven and last.official.sha256 == release.wheel.sha256[request.python]:
         kept = (last.patched, last.overlay)
@@ -233,23 +237,47 @@ def _assemble(
             return kept
     patched_wheel.check_disk(wheel, request.folder)
     step("assembling the wheels")
-    stock = _stock(request, release, wheel)
+    paths.sweep(request.folder / _WHEELS)
+    with tempfile.TemporaryDirectory(prefix=f".{_WHEELS}.", suffix=".part", dir=request.folder) as part:
+        made = _write_wheels(ready, wheel, overlay, proven, Path(part))
+        _import(request, ready, wheel, overlay, made)
+        for path in made:
+            path.replace(request.folder / path.name)
+    patched, *alone = (record.artifact(request.folder / path.name) for path in made)
+    return patched, alone[0] if alone else record.NONE
+
+
+def _write_wheels(
+    ready: Prepared, wheel: Path, overlay: Overlay | None, proven: record.Provenance, folder: Path
+) -> tuple[Path, ...]:
+    """Write the patched wheel, and the overlay wheel where there is one."""
+    release, files = ready.inputs.release, members(ready)
+    stock = _stock(ready.inputs, wheel)
     tag = proven.platform
     inside = documents("torch", proven, stock)
     try:
-        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder, files)
+        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, folder, files)
     except (DigestMismatchError, WheelError):
         # Its seal matched, but bytes of it are wrong: reading it whole tells a damaged file from an unknown layout.
         seals.distrust(wheel)
-        wheel = official.fetch_wheel(release, request.python)
-        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, request.folder, files)
+        wheel = official.fetch_wheel(release, ready.inputs.python)
+        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, folder, files)
     if overlay is None or ready.plan.python:
         changed = ", ".join((*ready.plan.python, *ready.plan.alone))
         note(f"no overlay wheel: it changes no file of torch, and the patch changes {changed}")
-        return record.artifact(patched), record.NONE
+        return (patched,)
     beside = documents(overlay_wheel.DISTRIBUTION, proven, stock)
-    alone = overlay_wheel.assemble(release, wheel, overlay, tag, beside, request.folder)
-    return record.artifact(patched), record.artifact(alone)
+    return patched, overlay_wheel.assemble(release, wheel, overlay, tag, beside, folder)
+
+
+def _import(request: Request, ready: Prepared, wheel: Path, overlay: Overlay | None, made: tuple[Path, ...]) -> None:
+    """Import the wheels that were made, the second one beside the official wheel."""
+    inputs, soname = ready.inputs, overlay.soname if overlay else ""
+    release, python = inputs.release, preflight.interpreter(request.python)
+    versions = release.patched_version, f"{release.wheel.version}+{release.wheel.local}"
+    together = (made[:1], (wheel, *made[1:]))
+    subjects = [imports.Subject(*item, soname) for item in zip(together, versions, strict=True)][: len(made)]
+    imports.require(subjects, imports.surroundings(python, request.python, inputs.toolchain, wheel, inputs.lib))
 
 
 def _check_python(ready: Prepared) -> tuple[Check, ...]:
@@ -290,13 +318,13 @@ def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay | None, record
 
 def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRecord:
     """Make the overlay in `scratch`, and put it into wheels."""
-    release, wheel = ready.inputs.release, ready.wheel
+    wheel = ready.wheel
     overlay, proven = make_overlay(ready, scratch)
     patched, alone = _assemble(request, ready, wheel, overlay, proven)
     return record.BuildRecord(
         provenance=proven,
         python=request.python,
-        official=_stock(request, release, wheel),
+        official=_stock(ready.inputs, wheel),
         patched=patched,
         overlay=alone,
         verdicts=ready.applied.verdicts,
@@ -315,7 +343,7 @@ def check(request: Request) -> Release:
     """
     release = request.entry()
     request.chosen()
-    preflight.check(release, request.python, request.dist, source=request.source, tested=request.tested)
+    preflight.check(release, request.python, request.dist, source=request.source)
     return release
 
 
@@ -330,7 +358,7 @@ def prepared(request: Request) -> Iterator[Prepared]:
         applied = _apply(tree, patches, checkout, request.own)
         plan = _plan(request, release, applied, patches)
         beside.refuse(request.own.beside, checkout, plan.units, f"torch {release.patched_version}")
-        ready = Prepared(patches, tree, wheel, applied, plan, _inputs(request, release, applied, wheel, plan))
+        ready = Prepared(patches, tree, wheel, applied, plan, _inputs(request, release, tree, applied, plan, wheel))
         if not plan.units and not members(ready):
             raise plan.nothing()
         yield ready

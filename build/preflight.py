@@ -63,10 +63,9 @@ def interpreter(python: str) -> Path:
     tried = found if found.returncode else run([path, "-I", "-c", _USABLE], timeout=60)
     if tried.returncode:
         raise EnvironmentUnfitError(
-            f"this machine has no working Python {python} to test the wheel with",
+            f"this machine has no working Python {python} to import the wheel with",
             cause=tried.tail,
-            remedy=f"install it (`apt-get install python{python}-venv` or `uv python install {python}`), or build "
-            "without the tests: `--no-test`",
+            remedy=f"install it (`apt-get install python{python}-venv` or `uv python install {python}`)",
         )
     return path
 
@@ -141,14 +140,12 @@ def check(
     dist: Path,
     *,
     source: Path | None = None,
-    tested: bool = True,
 ) -> None:
     """Check that this machine can build `release` into `dist`.
 
     Args:
         python: CPython version of the patched wheel, e.g. `3.11`.
         source: the value of `--source`.
-        tested: whether the wheel will be tested here, which needs that Python.
 
     Raises:
         EnvironmentUnfitError: it cannot; every problem is listed.
@@ -157,7 +154,7 @@ def check(
     tests: tuple[Callable[[], Iterator[str]], ...] = (
         other_platform,
         lambda: _python(release, python),
-        lambda: _test_python(python) if tested and python in release.wheel.sha256 else iter(()),
+        lambda: _test_python(python) if python in release.wheel.sha256 else iter(()),
         lambda: _programs(release),
         lambda: _disk(release, python, dist, local=source is not None),
         _temporary,

@@ -12,8 +12,10 @@ from build.console import counted
 from build.errors import NeedsFullBuildError, PatchError
 from build.git import Git
 from build.overlay import layout
+from build.overlay.flags import NEVER
 from build.overlay.model import PYTHON
-from build.overlay.owners import LISTS, Owners, listed, read
+from build.overlay.owners import LINALG, LISTS, Owners, listed, read
+from build.overlay.touched import bare
 from build.releases import Define
 from build.series.apply import changed_paths
 from build.series.model import ChangeKind
@@ -219,9 +221,16 @@ def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collecti
     if path in added and not library and not layout.outside_wheel(path):
         return Row(path, Serves.FULL, f"a new unit, which {LISTS} does not name: which library would it be in?")
     if layout.outside_wheel(path) or not library:
-        return Row(path, Serves.NOTHING, "in no library of the wheel")
+        return Row(path, Serves.NOTHING, "in no library of the CUDA wheels: a test, or for another device")
     if path not in added and not (tree / path).is_file():
         return Row(path, Serves.FULL, _REMOVED)
+    if library == LINALG:
+        return Row(path, Serves.FULL, f"a unit of {LINALG}, which torch loads apart: no overlay replaces it")
+    text, macro = _alive(tree / path, limits.decided(path))
+    if macro and not _has_code(text):
+        return Row(path, Serves.NOTHING, f"all of it is under {macro}, without which the wheels are built")
+    if name := layout.registration(text):
+        return Row(path, Serves.FULL, f"it would register twice: {name}: stock has registered that when it is loaded")
     if path.startswith(_PER_FILE):
         return Row(path, Serves.FULL, "compiled once per instruction set, with flags of its own")
     if flags := owners.flags_of(path, limits.decided(path)):
@@ -231,6 +240,17 @@ def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collecti
     if library == PYTHON:
         return Row(path, Serves.OVERLAY, "a unit of libtorch_python: the wheels are for one Python version", (path,))
     return Row(path, Serves.OVERLAY, f"a {'new ' if path in added else ''}unit of {library}", (path,))
+
+
+def _alive(unit: Path, decided: Collection[str]) -> tuple[str, str]:
+    """Return the text of a unit without comments and without what the wheels lack, and a macro that they lack."""
+    said = {item.partition("=")[0] for item in decided if not item.endswith("=0")}
+    source = unit.read_text(encoding="utf-8", errors="surrogateescape") if unit.is_file() else ""
+    return layout.alive(bare(source), NEVER - said)
+
+
+def _has_code(text: str) -> bool:
+    return any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
 
 
 def _outside(path: str) -> Row:
@@ -262,8 +282,9 @@ def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]
             Serves.FULL,
             f"included by {counted(len(units), 'unit')} ({cost}); --most-units {len(units)} allows it",
         )
-    unfit = [row for unit in units if (row := _unit(tree, unit, owners, limits)).serves is Serves.FULL]
-    if unfit:
+    judged = [_unit(tree, unit, owners, limits) for unit in units]
+    units = [row.path for row in judged if row.serves is not Serves.NOTHING]
+    if unfit := [row for row in judged if row.serves is Serves.FULL]:
         return Row(path, Serves.FULL, f"{unfit[0].path} includes it: {unfit[0].why}")
     if not units:
         return Row(

@@ -53,7 +53,7 @@ def build(
     define: Annotated[list[str] | None, typer.Option(help="NAME=1 or NAME=0: how the wheel was built")] = None,
     beside: Annotated[Path | None, typer.Option(help="wheel or environment that may have an overlay")] = None,
     most_units: Annotated[int, typer.Option(help="units that may be compiled for one changed header")] = MOST_UNITS,
-    tested: Annotated[bool, typer.Option("--test/--no-test", help="check that the wheel can be tested here")] = True,
+    tested: Annotated[bool, typer.Option("--test/--no-test", help="for nox: whether the tests follow")] = True,
     full: Annotated[bool, typer.Option("--full", help="compile all of PyTorch, which takes hours")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="with --full: print the plan, and stop")] = False,
     toolchain: Annotated[Kind, typer.Option(help="with --full: where compilers and CUDA come from")] = Kind.SYSTEM,
@@ -62,6 +62,7 @@ def build(
     compiler_cache: Annotated[CompilerCache, typer.Option(help="with --full")] = CompilerCache.AUTO,
 ) -> None:
     """Build the patched wheel and the overlay wheel of RELEASE into dist/RELEASE, or with --full all of PyTorch."""
+    del tested  # the session of nox reads it
     given = Path(source) if source else None
 
     def whole() -> None:
@@ -85,7 +86,6 @@ def build(
         python,
         given,
         dist.absolute(),
-        tested and not label,
         own=Own(patches, from_branch, label, tuple(include or ()), most_units, tuple(define or ()), beside),
         jobs=jobs,
     )

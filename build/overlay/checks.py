@@ -7,9 +7,11 @@ from pathlib import Path
 
 from build.console import counted
 from build.errors import OverlayCheckError
+from build.overlay import touched
+from build.overlay.definers import scoped_name
 from build.overlay.model import LIBRARIES, Check, Inputs, Object
 from build.overlay.runtime import beyond, ceiling
-from build.overlay.symbols import Table, build_id, demangle, exported, names
+from build.overlay.symbols import Table, build_id, demangle, exported, exports, names
 
 #: Kind of symbol that is code: the linker keeps the code of one object file together.
 _TEXT = "T"
@@ -87,6 +89,28 @@ def check_stock(inputs: Inputs) -> Check:
     """Check that the unpacked wheel has no overlay yet: its libraries are those of stock in any case."""
     found = sorted(path.name for path in inputs.lib.glob("libtorch_mw*.so"))
     return Check("the wheel has no overlay yet", not found, ", ".join(found) or "none in torch/lib")
+
+
+def check_of_wheel(inputs: Inputs, units: Sequence[Object]) -> Check:
+    """Check that the wheel's libraries have each unit: they export some of what the unpatched unit exports."""
+    stock = _exports(inputs, inputs.replaceable)
+    lacking = []
+    for unit in units:
+        own = exports(unit.path) - stock
+        if own and not exports(unit.path) & stock and _known(inputs, unit, own):
+            lacking.append(f"{unit.unit}, which exports {sorted(demangle(own).values())[0]}")
+    detail = f"in none of them: {'; '.join(lacking)}" if lacking else ", ".join(inputs.replaceable)
+    return Check("the libraries that the overlay replaces have its units", not lacking, detail)
+
+
+def _known(inputs: Inputs, unit: Object, own: Iterable[str]) -> bool:
+    """Whether a unit has one of these functions without the patches, by its text."""
+    path = inputs.tree / unit.unit
+    text = inputs.originals.get(unit.unit)
+    if text is None:
+        text = "" if unit.unit in inputs.changed else path.read_text(encoding="utf-8", errors="surrogateescape")
+    functions = touched.read(text).functions
+    return any(scoped_name(spelt)[1] in functions for spelt in demangle(own).values())
 
 
 def check_exports_nothing_new(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Check:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 from build.overlay import state, touched
 from build.overlay.definers import scoped_name
+from build.overlay.effect import expanded
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.overlay.symbols import demangle, exported, names
@@ -58,10 +60,8 @@ def _texts(old: str, new: str) -> tuple[_Text, _Text]:
     return first, second
 
 
-def _differing(inputs: Inputs, item: Object) -> set[str]:
-    """Return the functions and variables of a unit that the patch concerns, by its text."""
-    new = (inputs.tree / item.unit).read_text(encoding="utf-8", errors="surrogateescape")
-    old = inputs.originals.get(item.unit, new)
+def _differing(item: Object, old: str, new: str) -> set[str]:
+    """Return the functions and variables of a unit that the patch concerns, by its text before and after."""
     if old == new:
         return set()
     functions, variables = _texts(old, new)
@@ -72,6 +72,21 @@ def _differing(inputs: Inputs, item: Object) -> set[str]:
     return {name for name, letter, text in texts if text.differs(letter, name, plain[name])}
 
 
+def _changed(inputs: Inputs, item: Object) -> tuple[str, str]:
+    """Return the text of a unit without the patches and with them."""
+    new = (inputs.tree / item.unit).read_text(encoding="utf-8", errors="surrogateescape")
+    return inputs.originals.get(item.unit, new), new
+
+
+def _by_macros(inputs: Inputs, objects: Collection[Object]) -> dict[Path, set[str]]:
+    """Return what the patch concerns of changed units once their macros are expanded, by object."""
+    pairs = {item.path: (item, *_changed(inputs, item)) for item in objects}
+    changed = [item for item, old, new in pairs.values() if old != new]
+    if inputs.stock is None:
+        return {}
+    return {item.path: _differing(item, *expanded(inputs, inputs.stock, item.unit)) for item in changed}
+
+
 def same(inputs: Inputs, objects: Collection[Object], wanted: Collection[str]) -> frozenset[str]:
     """Return those of the hidden symbols `wanted` that are functions and whose stock copy does the same.
 
@@ -80,10 +95,13 @@ def same(inputs: Inputs, objects: Collection[Object], wanted: Collection[str]) -
     """
     if any(is_header(path) and path not in inputs.safe_headers for path in inputs.changed):
         return frozenset()
-    differing = {item.path: _differing(inputs, item) for item in objects}
+    differing = {item.path: _differing(item, *_changed(inputs, item)) for item in objects}
     functions = set[str]().union(*(names(item.path).of_kind("T") for item in objects))
     candidates = functions.intersection(wanted).difference(*differing.values())
     if not candidates:
         return frozenset()
+    for path, more in _by_macros(inputs, objects).items():
+        differing[path] |= more
+    candidates.difference_update(*differing.values())
     shared = frozenset[str]().union(*(exported(inputs.lib / name).keys() for name in inputs.replaceable))
     return frozenset(candidates - state.reaching([item.path for item in objects], shared, differing))

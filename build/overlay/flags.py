@@ -24,9 +24,11 @@ COMMON = (
 )
 
 #: Macros of other systems and devices than those of the official CUDA wheels for Linux.
-_NEVER = frozenset(
+NEVER = frozenset(
     {"USE_ROCM", "USE_XPU", "USE_MPS", "USE_VULKAN", "USE_METAL", "__HIP_PLATFORM_AMD__", "BUILD_LITE_INTERPRETER"}
     | {"USE_C10D_MPI", "USE_C10D_UCC", "USE_UCC", "USE_C10D_XCCL", "WIN32_LEAN_AND_MEAN", "NOMINMAX", "ROCM_VERSION"}
+    | {"HAVE_VSX_CPU_DEFINITION", "HAVE_ZVECTOR_CPU_DEFINITION", "HAVE_SVE_CPU_DEFINITION"}
+    | {"HAVE_SVE256_CPU_DEFINITION"}
 )
 
 
@@ -84,7 +86,7 @@ def undecided(inputs: Inputs, unit: str, files: Iterable[Path]) -> tuple[str, ..
     said = {item.partition("=")[0] for item in inputs.defines}
     known = {flag.removeprefix("-D").partition("=")[0] for flag in code_flags(inputs.release, unit)}
     tested = frozenset[str]().union(*map(macros_of, files)) & inputs.owners.conditional
-    return tuple(sorted(tested - said - known - inputs.owners.cuda_only - _NEVER - _HARMLESS))
+    return tuple(sorted(tested - said - known - inputs.owners.cuda_only - NEVER - _HARMLESS))
 
 
 def path_flags(inputs: Inputs, overrides: Path) -> tuple[str, ...]:

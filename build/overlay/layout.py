@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.M)
@@ -17,15 +17,55 @@ GENERATORS = ("aten/src/ATen/templates/", "tools/autograd/", "tools/jit/", "torc
 _UP = re.compile(r"\.?\./|//")
 #: A header in the text of a generator: by a path, or included; a file name alone is that of a file that is written.
 _NAMED = re.compile(rb"""(?:(?<![\w/])(?=\w[\w/]*/)|include *\\?["<][^">\n]*?(?<!\w))([\w/]+\.(?:h|hpp))\b""")
-#: Not part of any library of the wheel.
+#: Not part of any library of the wheel. Of ATen/{vulkan,metal} and native/miopen it is: these say what torch lacks.
 _OUTSIDE_WHEEL = re.compile(
-    r"(^|/)(test|tests|benchmark|benchmarks|mps|xpu|hip|miopen|metal|vulkan|ios|android)/|_test\.cpp$|(^|/)test_"
+    r"(^|/)(test|tests|benchmark|benchmarks|mps|xpu|hip|ios|android)/|ATen/(native/vulkan|native/metal|miopen)/"
+    r"|_test\.cpp$|(^|/)test_"
 )
+#: A condition of the preprocessor on one macro, which has to be defined; and any other line that nests.
+_ONLY_WITH = re.compile(
+    r"[ \t]*#[ \t]*(?:ifdef[ \t]+(\w+)|if[ \t]+defined[ \t]*\(?[ \t]*(\w+)[ \t]*\)?)[ \t]*(?://.*)?$"
+)
+#: What registers names when a unit is loaded, which the link of an overlay refuses (`registrations`).
+_REGISTERS = re.compile(
+    r"^[ \t]*(?:(?:static|const|torch::jit::)[ \t]+)*(?:TORCH_LIBRARY(?:_IMPL|_FRAGMENT)?\([\w, ]+|"
+    r"C10_REGISTER_(?:TYPED_)?(?:CLASS|CREATOR)\w*\(\w+|C10_DEFINE_(?:bool|u?int\d*|double|string)\(\s*\w+|"
+    r"REGISTER_CUDA_HOOKS\(\w+|REGISTER_(?:NATIVE_)?OPERATOR_FUNCTOR\(|"
+    r"RegisterOperators(?:[ \t]+const)?[ \t]+\w+(?=[ \t]*[({]))",
+    re.M,
+)
+_NESTS = re.compile(r"[ \t]*#[ \t]*(if|el|endif)")
 
 
 def outside_wheel(path: str) -> bool:
     """Whether a unit is in no library of the CUDA wheels: tests, and code for other devices."""
     return bool(_OUTSIDE_WHEEL.search(path))
+
+
+def alive(source: str, undefined: Collection[str]) -> tuple[str, str]:
+    """Return what is left of a unit's text without the blocks under macros that are not defined, and such a macro.
+
+    Only a condition on one macro alone is understood: `#ifdef NAME`, `#if defined(NAME)`.
+    """
+    found, within, left = "", list[bool](), list[str]()
+    for line in source.splitlines():
+        only, nests = _ONLY_WITH.match(line), _NESTS.match(line)
+        macro = next(filter(None, only.groups()), "") if only else ""
+        if nests and nests[1] == "if":
+            within.append(macro in undefined)
+            found = macro if within[-1] else found
+        elif nests and within:
+            within.pop()
+            within += [False] if nests[1] == "el" else []
+        elif not any(within):
+            left.append(line)
+    return "\n".join(left), found
+
+
+def registration(source: str) -> str:
+    """Return how a unit registers names that a process can have once, by its text without comments; else empty."""
+    found = _REGISTERS.search(source)
+    return " ".join(found[0].split()) if found else ""
 
 
 def is_header(path: str) -> bool:

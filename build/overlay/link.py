@@ -2,8 +2,8 @@
 
 NCCL, the CUDA runtime and OpenMP's are linked through import stubs, so that linking needs none of their 200 MB. A stub
 exports exactly what the wheel's own libraries import from the real library, with the same symbol versions: the overlay
-needs nothing that stock does not need. Static initialisers that register something by name are wrapped: the
-overlay's copy must not register it a second time.
+needs nothing that stock does not need. Handlers that the units register by name when they are loaded take the place of
+stock's.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.errors import CompileError, OverlayCheckError
+from build.errors import CompileError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import LIBRARIES, PYTHON, Inputs, Object
+from build.overlay.registrations import handler_registration
 from build.overlay.runtime import Export, Runtime, exports, prepare, stub
-from build.overlay.symbols import demangle, dynamic, names, needed, run_path, undefined
+from build.overlay.symbols import dynamic, exported, names, needed, run_path, undefined
 from build.overlay.toolchain import run_compiler
 from build.paths import atomic_write
+from build.process import run
 from build.releases import Release
 
 _STEM = "libtorch_mw"
@@ -28,23 +30,9 @@ _NEEDED = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
 #: Prefix of the functions of each library outside the wheel that host units call.
 _PREFIXES = {"libnccl.so": ("nccl", "pnccl"), "libcudart.so": ("cuda",), "libgomp": ("GOMP_", "omp_")}
 _IMPORTERS = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_cpu.so")
-_SHIM = Path(__file__).with_name("native") / "register_once.cpp"
-#: The registration that `native/register_once.cpp` makes safe.
-_WRAPPED = "c10d::control_plane::registerHandler("
-#: Registrations of PyTorch that take a name once per process, and that have no shim.
-_OTHERS = (
-    "torch::Library::_def(",
-    "torch::Library::_impl(",
-    "torch::Library::_fallback(",
-    "torch::detail::class_base::class_base(",
-    "torch::RegisterOperators::",
-    "c10::RegisterOperators::",
-    "c10::Dispatcher::registerDef",
-    "c10::Dispatcher::registerImpl",
-    "c10::Dispatcher::registerLibrary",
-    "c10d::registerProcessGroup",
-    "at::RegisterCUDAHooks",
-)
+_HANDLERS = Path(__file__).with_name("native") / "handlers.cpp"
+#: What the overlay's own units call the real function that registers handlers, see `native/handlers.cpp`.
+_REAL = "multiworld_register_handler"
 
 
 def soname(release: Release) -> str:
@@ -52,37 +40,42 @@ def soname(release: Release) -> str:
     return f"{_STEM}_{release.label}.so" if release.label else f"{_STEM}.so"
 
 
-def _registries(objects: Iterable[Object]) -> list[str]:
-    """Return the registrations of `C10_REGISTER_CLASS` and its kin: each unit has the template's code in it."""
-    every = {name for item in objects for name in names(item.path).defined}
-    found = [name for name in every if name.startswith("_ZN3c108Registry") and "8RegisterE" in name]
-    return sorted(demangle(found).values()) if found else []
+def _redirected(objects: Sequence[Object], symbol: str, folder: Path) -> list[Path]:
+    """Return the object files, with another name for `symbol` in copies of those that have it."""
+    files = []
+    for number, item in enumerate(objects):
+        have = names(item.path)
+        if symbol not in have.defined and symbol not in have.undefined:
+            files.append(item.path)
+            continue
+        files.append(folder / f"{number}.o")
+        done = run(["objcopy", f"--redefine-sym={symbol}={_REAL}", item.path, files[-1]], timeout=120)
+        if done.returncode:
+            raise CompileError(f"{item.unit}: a symbol cannot be renamed", cause=done.tail, remedy="update binutils")
+    return files
 
 
-def to_wrap(objects: Sequence[Object]) -> str:
-    """Return the mangled name of the registration function to wrap, empty when no object calls it."""
-    spelt = demangle(undefined(item.path for item in objects))
-    unsafe = sorted(name for name in spelt.values() if name.startswith(_OTHERS)) + _registries(objects)
-    if unsafe:
-        raise OverlayCheckError(
-            f"the overlay would register twice: {', '.join(unsafe)}",
-            cause="a unit in the overlay registers a name when it is loaded, and stock has already registered it",
-            remedy="write a shim for it as build/overlay/native/register_once.cpp does, or make a full build",
-        )
-    return next((symbol for symbol, name in spelt.items() if name.startswith(_WRAPPED)), "")
+def _home(inputs: Inputs, symbol: str) -> str:
+    return next((name for name in inputs.replaceable if symbol in exported(inputs.lib / name)), "")
 
 
-def _compile_shim(inputs: Inputs, symbol: str, folder: Path) -> Path:
-    """Compile the shim for `symbol` and return its object file."""
-    target = folder / "register_once.o"
-    flags = [*code_flags(inputs.release), *path_flags(inputs, folder), f"-ffile-prefix-map={_SHIM.parent}=multiworld"]
-    line: list[str | Path] = [inputs.toolchain.cxx, *flags, f"-DREGISTER_HANDLER={symbol}", "-c", _SHIM, "-o", target]
+def _handlers(inputs: Inputs, objects: Sequence[Object], symbol: str, folder: Path) -> Path:
+    """Compile `native/handlers.cpp` for the function `symbol` that registers handlers, and return its object file."""
+    target = folder / "handlers.o"
+    own = any(symbol in names(item.path).defined for item in objects)
+    real = ["-DOWN_REGISTRY"] if own else [f'-DHOME="{_home(inputs, symbol)}"', f'-DREGISTER_HANDLER="{symbol}"']
+    flags = [
+        *code_flags(inputs.release),
+        *path_flags(inputs, folder),
+        f"-ffile-prefix-map={_HANDLERS.parent}=multiworld",
+    ]
+    line: list[str | Path] = [inputs.toolchain.cxx, *flags, *real, "-c", _HANDLERS, "-o", target]
     done = run_compiler(line, timeout=600)
     if done.returncode:
         raise CompileError(
-            "the registration shim does not compile against this release",
+            "the registration of handlers does not compile against this release",
             cause=done.tail,
-            remedy=f"adapt build/overlay/native/{_SHIM.name} to the release's headers, or make a full build",
+            remedy=f"adapt build/overlay/native/{_HANDLERS.name} to the release's headers, or make a full build",
         )
     return target
 
@@ -139,14 +132,13 @@ def _against(inputs: Inputs, objects: Sequence[Path], folder: Path) -> _Against:
     return _Against(tuple(stubs), system, _bindings(inputs, objects, folder))
 
 
-def _command(inputs: Inputs, objects: Sequence[Path], against: _Against, wrap: str, target: Path) -> list[str | Path]:
+def _command(inputs: Inputs, objects: Sequence[Path], against: _Against, target: Path) -> list[str | Path]:
     # In either wheel the overlay is two folders below site-packages, as torch/lib is.
     rpath = "$ORIGIN/../../torch/lib:" + run_path(inputs.lib / "libtorch_cuda.so")
     libraries = [inputs.lib / name for name in _NEEDED]
     line: list[str | Path] = [inputs.toolchain.cxx, "-shared", "-fPIC", "-s", "-o", target, *objects]
     line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{soname(inputs.release)}"]
     line += ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{rpath}"]
-    line += [f"-Wl,--wrap={wrap}"] if wrap else []
     line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *against.stubs]
     line += against.system.arguments
     # Not for its symbols: as a dependency of the overlay, libtorch_python looks symbols up in the overlay's scope,
@@ -161,13 +153,13 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
         CompileError: the linker fails, e.g. because the wheel's libraries lack a symbol.
         OverlayCheckError: a static initialiser would register a name a second time.
     """
-    wrap = to_wrap(objects)
+    symbol = handler_registration(objects)
     with tempfile.TemporaryDirectory(prefix="link-") as scratch, atomic_write(target) as part:
         files = [item.path for item in objects]
-        if wrap:
-            files.append(_compile_shim(inputs, wrap, Path(scratch)))
+        if symbol:  # the last one: its initialiser follows those of the units
+            files = [*_redirected(objects, symbol, Path(scratch)), _handlers(inputs, objects, symbol, Path(scratch))]
         against = _against(inputs, files, Path(scratch))
-        done = run_compiler(_command(inputs, files, against, wrap, part), timeout=600)
+        done = run_compiler(_command(inputs, files, against, part), timeout=600)
         if done.returncode:
             raise CompileError(
                 "the overlay does not link against the official wheel",

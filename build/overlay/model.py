@@ -32,6 +32,7 @@ class Inputs:
         safe_headers: changed headers that a series' manifest declares safe for an overlay, with the reason.
         defines: further macros, `NAME` or `NAME=VALUE`; `NAME=0` says that the wheel was built without it.
         objects: folder that keeps compiled objects, default the cache's; an empty one makes every unit compile.
+        stock: the source tree without the patches; None where nobody asks what they change.
         jobs: the most compilers at once; None for as many as cores and free memory allow, which it never exceeds.
     """
 
@@ -50,6 +51,7 @@ class Inputs:
     defines: tuple[str, ...] = ()
     objects: Path | None = None
     jobs: int | None = None
+    stock: Path | None = None
 
     @property
     def lib(self) -> Path:

@@ -215,6 +215,26 @@ def _fetched(inputs: Inputs, error: _MissingSubmoduleError) -> Path:
     return found
 
 
+def preprocess(inputs: Inputs, unit: str, overrides: Path, *options: str) -> bytes:
+    """Return what the compiler gets of a unit, but for numbers of lines.
+
+    Args:
+        overrides: the headers that the patches change, see `override_headers`.
+        options: further ones of the preprocessor, such as `-P`.
+
+    Raises:
+        CompileError: the preprocessor fails, e.g. since a header is missing.
+    """
+    command: list[str | Path] = [inputs.toolchain.cxx, *unit_flags(inputs, unit), *path_flags(inputs, overrides)]
+    done = run_compiler([*command, "-E", *options, "-D__LINE__=0", inputs.tree / unit], timeout=600)
+    if not done.returncode:
+        return done.stdout
+    error = _failure(inputs, unit, done)
+    if not isinstance(error, _MissingSubmoduleError):
+        raise error
+    return preprocess(replace(inputs, headers=(*inputs.headers, _fetched(inputs, error))), unit, overrides, *options)
+
+
 def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path) -> Object:
     """Compile one unit into `folder`, whose lock is held."""
     started = time.monotonic()

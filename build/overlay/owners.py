@@ -20,19 +20,27 @@ _CMAKE = "caffe2/CMakeLists.txt"
 _CODEGEN = "cmake/Codegen.cmake"
 _DEFINITION = re.compile(r"target_compile_definitions\(\s*(\w+)\s+(?:PRIVATE|PUBLIC|INTERFACE)\s+(\w+)")
 #: Macros that the release sets for everything, mostly under a condition.
-_GLOBAL = re.compile(r"add_(?:definitions|compile_options|compile_definitions)\(\s*(?:-D)?([A-Z]\w+)")
+_GLOBAL = re.compile(
+    r"add_(?:definitions|compile_options|compile_definitions)\(\s*(?:-D)?([A-Z]\w+)"
+    r"|set\(CMAKE_CXX_FLAGS [^()\n]*?-D(HAVE_\w+_CPU_DEFINITION)\b",
+    re.I,
+)
 _TESTED = re.compile(rb"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*)$", re.M)
 _PROPERTIES = re.compile(r"set_source_files_properties\(([^()]*)\)")
 #: Flags of a file that change no code of the wheels, which are for x86-64.
 _HARMLESS = re.compile(r"-W\S*|-march=armv\S*|SKIP_PRECOMPILE_HEADERS ON")
+#: A library of its own: torch loads it when it is needed, in no scope where an overlay comes first.
+LINALG = "libtorch_cuda_linalg.so"
 #: Folders whose units are found by patterns of CMake files (c10/CMakeLists.txt, aten/src/ATen/CMakeLists.txt).
 _PATTERNS = (
+    ("aten/src/ATen/native/cuda/linalg", LINALG),
     ("c10/cuda", "libc10_cuda.so"),
     ("c10", "libc10.so"),
     ("aten/src/ATen/cuda", "libtorch_cuda.so"),
     ("aten/src/ATen/cudnn", "libtorch_cuda.so"),
     ("aten/src/ATen/native/cuda", "libtorch_cuda.so"),
     ("aten/src/ATen/native/cudnn", "libtorch_cuda.so"),
+    ("aten/src/ATen/native/miopen", "libtorch_cuda.so"),
     ("aten/src/ATen", "libtorch_cpu.so"),
 )
 
@@ -64,10 +72,9 @@ class Owners:
 
     def of(self, unit: str) -> str:
         """Return the library of a unit, empty when no library of the wheel has it."""
-        if unit in self.listed:
-            return self.listed[unit]
         path = PurePosixPath(unit)
-        return next((library for folder, library in _PATTERNS if path.is_relative_to(folder)), "")
+        found = next((library for folder, library in _PATTERNS if path.is_relative_to(folder)), "")
+        return found if found == LINALG else self.listed.get(unit, found)
 
 
 def _library(name: str) -> str:
@@ -114,7 +121,9 @@ def read(tree: Path, lists: str | None = None) -> Owners:
     found = listed(lists)
     places = [tree / "CMakeLists.txt", tree / _CMAKE, *sorted((tree / "cmake").glob("*.cmake"))]
     text = "".join(place.read_text(encoding="utf-8") for place in places if place.is_file())
-    conditional = {macro for _, macro in _DEFINITION.findall(text)} | set(_GLOBAL.findall(text))
+    conditional = {macro for _, macro in _DEFINITION.findall(text)} | {
+        name for found in _GLOBAL.findall(text) for name in found if name
+    }
     return Owners(found, *_of_cmake(tree / _CMAKE), frozenset(conditional))
 
 

@@ -116,11 +116,13 @@ def _script(chosen: Iterable[Export]) -> str:
 
 
 def _assembly(chosen: Iterable[Export]) -> str:
-    """Return the text of a library with one empty symbol for each export."""
+    """Return the text of a library with one symbol for each export: a function that returns 0, or an empty variable."""
     lines = []
     for item in chosen:
-        lines.append(f"{_SECTIONS.get(item.kind, '.text')}\n.globl {item.name}")
-        lines.append(f".type {item.name},@{_TYPES.get(item.kind, 'function')}\n{item.name}: .byte 0")
+        name = item.name
+        body = ".byte 0" if item.kind in _SECTIONS else "xorl %eax, %eax; ret"
+        lines.append(f"{_SECTIONS.get(item.kind, '.text')}\n.globl {name}")
+        lines.append(f".type {name},@{_TYPES.get(item.kind, 'function')}\n{name}: {body}")
     return "\n".join(lines) + "\n"
 
 

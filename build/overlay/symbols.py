@@ -148,6 +148,20 @@ def names(path: Path) -> Names:
     return Names(have, frozenset(name.partition("@")[0] for name, kind in pairs if kind == "U"))
 
 
+def exports(path: Path) -> frozenset[str]:
+    """Return the functions of an object that are neither weak nor hidden: a library exports them."""
+    with path.open("rb") as stream:
+        table = ELFFile(stream).get_section_by_name(".symtab")
+        return frozenset(
+            item.name
+            for item in (table.iter_symbols() if table else ())
+            if item["st_info"]["bind"] == "STB_GLOBAL"
+            and item["st_info"]["type"] == "STT_FUNC"
+            and item["st_shndx"] != "SHN_UNDEF"
+            and item["st_other"]["visibility"] == "STV_DEFAULT"
+        )
+
+
 def undefined(paths: Iterable[Path]) -> frozenset[str]:
     """Return what the objects `paths` need and none of them defines."""
     every = [names(path) for path in paths]

@@ -81,7 +81,7 @@ def find(min_gcc: int) -> Toolchain:
         )
     found = next(filter(None, map(shutil.which, [named] if named else ["g++", "c++", "clang++"])), None)
     cxx = Path(found) if found else None
-    missing = [tool for tool in ("ar", "nm", "readelf", "c++filt", "ld") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ar", "nm", "objcopy", "readelf", "c++filt", "ld") if shutil.which(tool) is None]
     if cxx is None or missing:
         raise EnvironmentUnfitError(
             "no C++ compiler was found" if cxx is None else f"binutils are missing: {', '.join(missing)}",

@@ -58,15 +58,15 @@ class Text:
     rest: tuple[str, ...]
 
 
-def _bare(source: str) -> str:
-    """Return `source` without comments."""
+def bare(source: str) -> str:
+    """Return a source text without comments."""
     return _COMMENT.sub(lambda found: found[1] or "", source)
 
 
 def _blocks(source: str) -> Iterator[str]:
     """Yield definitions, and the lines between them one by one."""
     lines: list[str] = []
-    for line in _bare(source).splitlines():
+    for line in bare(source).splitlines():
         if not line.strip():
             continue
         if not lines and (line[0].isspace() or _OTHER.match(line)):
@@ -184,9 +184,9 @@ def affected(old: str, new: str) -> frozenset[str] | None:
 
 def _made_of_parts(source: str, found: Iterable[str]) -> bool:
     """Whether a macro may make one of the names by `##`: with `k##name`, all that begin with `k`."""
-    bare = _COMMA.sub("", _bare(source))
-    pasted = [(macro[1] or "", text) for macro in _MACRO.finditer(bare) for text in _PASTED.findall(macro[2])]
-    if sum(text.count("##") for _, text in pasted) != bare.count("##"):
+    plain = _COMMA.sub("", bare(source))
+    pasted = [(macro[1] or "", text) for macro in _MACRO.finditer(plain) for text in _PASTED.findall(macro[2])]
+    if sum(text.count("##") for _, text in pasted) != plain.count("##"):
         return True  # some are not understood
     patterns = [_pattern(arguments, text) for arguments, text in pasted]
     return any(pattern.fullmatch(name) for pattern in patterns for name in found)

@@ -65,7 +65,7 @@ def reproduced(item: Subject, source: Path | None, own: pipeline.Own = pipeline.
     folder = Path(tempfile.gettempdir())
     if own.of_user:
         own = replace(own, label=item.label, defines=item.defines)
-    request = pipeline.Request(item.proven.release, item.python, source, folder, tested=False, own=own)
+    request = pipeline.Request(item.proven.release, item.python, source, folder, own=own)
     pipeline.check(request)
     with tempfile.TemporaryDirectory(prefix="verify-") as name:
         scratch = Path(name)

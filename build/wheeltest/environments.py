@@ -39,7 +39,7 @@ def _uv(*arguments: str | Path) -> None:
     done = run([uv.find_uv_bin(), *arguments], timeout=1800)
     if done.returncode:
         raise EnvironmentUnfitError(
-            "the environment for the tests could not be made",
+            "the environment to run the wheels in could not be made",
             cause=done.tail,
             remedy="check network and disk; uv's settings (UV_INDEX_URL, UV_CACHE_DIR) apply",
         )
@@ -54,6 +54,12 @@ def install(python: Path, *requirements: str | Path) -> None:
     """Install from the index, in one environment after the other: at once, each would download what all need."""
     with _installing:
         _uv("pip", "install", "--quiet", "--python", python, *requirements)
+
+
+def install_into(folder: Path, python: Path, *requirements: str) -> None:
+    """Install from the index into a folder that is no environment, for `python`."""
+    with _installing:
+        _uv("pip", "install", "--quiet", "--python", python, "--compile-bytecode", "--target", folder, *requirements)
 
 
 def _install_built(python: Path, wheels: list[Path]) -> None:

@@ -16,7 +16,8 @@ from tests.build.overlay.little import write
 _C10D = "torch/csrc/distributed/c10d"
 _TREE = {
     "build_variables.bzl": f"""
-libtorch_distributed_sources = ["{_C10D}/Store.cpp", "{_C10D}/Uv.cpp", "{_C10D}/Hooks.cpp", "{_C10D}/Gone.cpp"]
+libtorch_distributed_sources = ["{_C10D}/Store.cpp", "{_C10D}/Uv.cpp", "{_C10D}/Hooks.cpp", "{_C10D}/Gone.cpp",
+    "{_C10D}/Mpi.cpp", "{_C10D}/Partly.cpp", "{_C10D}/Ops.cpp", "{_C10D}/Comment.cpp"]
 libtorch_cuda_sources = ["{_C10D}/Nccl.cpp"] + ["{_C10D}/Special.cpp"]
 libtorch_python_sources = libtorch_distributed_sources + ["{_C10D}/init.cpp"]
 some_headers = ["{_C10D}/Store.hpp"]
@@ -51,6 +52,14 @@ set_source_files_properties({_C10D}/Hooks.cpp PROPERTIES INCLUDE_DIRECTORIES "${
     f"{_C10D}/Hooks.cpp": "",
     f"{_C10D}/Kernel.cu": '#include "Device.hpp"\n',
     f"{_C10D}/init.cpp": '#include "Bound.hpp"\n#include <torch/library.h>\n',
+    f"{_C10D}/Mpi.cpp": "// MPI\n#include <mpi.h>\n#ifdef USE_C10D_MPI // so\nint a;\n#if 1\n#endif\n#endif\n",
+    f"{_C10D}/Partly.cpp": "#ifdef USE_C10D_MPI\nint a;\n#else\nint b;\n#endif\n",
+    f"{_C10D}/Ops.cpp": "namespace c10d {\nTORCH_LIBRARY(c10d, m) {\n}\n}\n",
+    f"{_C10D}/Comment.cpp": "// TORCH_LIBRARY(a, m)\n#ifdef USE_ROCM\nTORCH_LIBRARY(a, m) {}\n#endif\nint a;\n",
+    "aten/src/ATen/vulkan/Context.cpp": "",
+    "aten/src/ATen/native/vulkan/Guard.cpp": "",
+    "aten/src/ATen/native/miopen/Conv.cpp": "",
+    "aten/src/ATen/native/cuda/linalg/Pool.cpp": "",
     "c10/core/A.cpp": "",
     "c10/cuda/B.cpp": "",
     "aten/src/ATen/native/cpu/K.cpp": "",
@@ -104,6 +113,14 @@ def test_what_build_files_say_of_flags_is_read(tree: Path) -> None:
         (f"{_C10D}/Hooks.cpp", Serves.FULL, 'INCLUDE_DIRECTORIES "${MAGMA_INCLUDE_DIR})'),
         (f"{_C10D}/Gone.cpp", Serves.FULL, "removes it"),
         ("aten/src/ATen/native/cpu/K.cpp", Serves.FULL, "instruction set"),
+        (f"{_C10D}/Mpi.cpp", Serves.NOTHING, "all of it is under USE_C10D_MPI"),
+        (f"{_C10D}/Partly.cpp", Serves.OVERLAY, "libtorch_cpu"),
+        (f"{_C10D}/Ops.cpp", Serves.FULL, "register twice: TORCH_LIBRARY(c10d, m"),
+        (f"{_C10D}/Comment.cpp", Serves.OVERLAY, "libtorch_cpu"),
+        ("aten/src/ATen/vulkan/Context.cpp", Serves.OVERLAY, "libtorch_cpu"),
+        ("aten/src/ATen/native/vulkan/Guard.cpp", Serves.NOTHING, "another device"),
+        ("aten/src/ATen/native/miopen/Conv.cpp", Serves.OVERLAY, "a unit of lib"),
+        ("aten/src/ATen/native/cuda/linalg/Pool.cpp", Serves.FULL, "libtorch_cuda_linalg.so"),
         ("aten/src/ATen/native/native_functions.yaml", Serves.FULL, "generated"),
         ("caffe2/CMakeLists.txt", Serves.FULL, "build file"),
         ("third_party/gloo", Serves.FULL, "submodule"),

@@ -122,7 +122,7 @@ def test_a_toolkit_of_another_version_is_refused_before_anything_is_done(
 
 def test_no_toolkit_and_no_conda(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
-    for name in ("git", "g++", "gcc", "cc", "nm", "c++filt", "ld", "ar", "readelf"):
+    for name in ("git", "g++", "gcc", "cc", "nm", "objcopy", "c++filt", "ld", "ar", "readelf"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     for name in ("CUDA_HOME", "CUDA_PATH", "CUDACXX", "CONDA_EXE", "MAMBA_EXE", "CONDA_PREFIX"):

@@ -138,6 +138,15 @@ def with_release(given: Inputs, **changes: object) -> Inputs:
     return replace(given, release=msgspec.structs.replace(given.release, **changes))
 
 
+def relink_cpu(little: Little, tree: Path, wheel: Path) -> Little:
+    """Return the miniature with a libtorch_cpu.so made from `tree`, in a wheel folder of its own."""
+    shutil.copytree(little.wheel, wheel)
+    lib = wheel / "torch" / "lib"
+    (lib / "libtorch_cpu.so").unlink()
+    _library("libtorch_cpu.so", tree, text.CPU, lib, "-fopenmp")
+    return Little(tree, wheel, little.release)
+
+
 def relink_cuda(little: Little, tree: Path, wheel: Path) -> Little:
     """Return the miniature with a libtorch_cuda.so made from `tree`, in a wheel folder of its own."""
     shutil.copytree(little.wheel, wheel)

@@ -7,18 +7,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from build.errors import CompileError, NeedsFullBuildError, OverlayCheckError
+from build.errors import CompileError, NeedsFullBuildError, OverlayCheckError, PatchError
 from build.overlay import checks
-from build.overlay import link as link_module
 from build.overlay.build import build_overlay
-from build.overlay.link import to_wrap
 from build.overlay.model import Inputs, Object, Overlay
+from build.overlay.registrations import handler_registration
 from build.overlay.symbols import build_id, needed, run_path
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, RECORDER_CPP, Little
@@ -30,7 +30,7 @@ import ctypes, json, sys
 if sys.argv[1:]:
     ctypes.CDLL(sys.argv[1])
 import torch
-print(json.dumps([torch.answer(), torch.version(), torch.handlers(), torch.call("dump", 1)]))
+VALUES = torch.answer(), torch.version(), torch.handlers(), torch.call("dump", 1)
 """
 
 pytestmark = pytest.mark.usefixtures("module_cache")
@@ -40,14 +40,16 @@ def build(little: Little, folder: Path, edits: Mapping[str, str]) -> Overlay:
     return build_overlay(lt.inputs(little, folder / "tree", edits), folder / "out")
 
 
-def in_process(little: Little, overlay: Overlay | None, site: Path) -> subprocess.CompletedProcess[str]:
+def in_process(
+    little: Little, overlay: Overlay | None, site: Path, program: str = "print(json.dumps(VALUES))"
+) -> subprocess.CompletedProcess[str]:
     """Import the miniature with the overlay where the overlay wheel has it."""
     shutil.copytree(little.wheel, site)
     library = site / "package" / "lib" / "libtorch_mw.so"
     if overlay:
         library.parent.mkdir(parents=True)
         shutil.copy(overlay.path, library)
-    command = [sys.executable, "-c", _PROGRAM, *([str(library)] if overlay else [])]
+    command = [sys.executable, "-c", _PROGRAM + program, *([str(library)] if overlay else [])]
     return subprocess.run(
         command, env={"PYTHONPATH": str(site)}, capture_output=True, text=True, timeout=60, check=False
     )
@@ -61,25 +63,49 @@ def test_stock_code_runs_the_overlay(little: Little, tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [140, 10, 1, 1001]
 
 
-def test_without_the_shim_the_second_registration_ends_the_process(
-    little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "to_wrap", lambda _objects: "")
-    done = in_process(little, build(little, tmp_path, RECORD), tmp_path / "site")
-    assert done.returncode != 0
-    assert "Handler dump already registered" in done.stderr
+def test_a_handler_of_the_overlay_is_in_force(little: Little, tmp_path: Path) -> None:
+    """Stock registers the name first, with a lambda of its own."""
+    edit = lt.edited(RECORDER_CPP, "return dump(x);", "return 5000 + dump(x);")
+    done = in_process(little, build(little, tmp_path, edit), tmp_path / "site")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [41, 10, 1, 5002]
 
 
-def test_the_registration_is_wrapped_only_where_there_is_one(little: Little, tmp_path: Path) -> None:
+def test_the_unit_that_defines_the_registration_registers_too(little: Little, tmp_path: Path) -> None:
+    """`import torch` aborted: a handler of the unit itself came by no call that the linker could redirect."""
+    registers = """
+static struct Ping {
+  Ping() { registerHandler("ping", [](int x) { return 7 * x; }); }
+} ping;
+}
+extern "C" int count_threads();
+"""
+    unit = "torch/csrc/distributed/c10d/control_plane/Handlers.cpp"
+    (text,) = lt.edited(unit, '}\nextern "C" int count_threads();\n', registers).values()
+    stock = lt.inputs(little, tmp_path / "stock", {unit: text})
+    other = lt.relink_cpu(little, stock.tree, tmp_path / "wheel")
+    patch = {unit: text.replace("7 * x", "9 * x").replace('"Handler " + name', '"The handler " + name')}
+    made = build_overlay(lt.inputs(other, tmp_path / "tree", patch), tmp_path / "out")
+    program = "import torch; print(torch.call('ping', 2), torch.call('dump', 1), torch.handlers())"
+    done = in_process(other, made, tmp_path / "site", program)
+    assert (done.returncode, done.stdout) == (0, "18 2 2\n"), done.stderr
+    assert in_process(other, None, tmp_path / "plain", program).stdout == "14 2 2\n"
+
+
+def test_the_registration_is_replaced_only_where_there_is_one(little: Little, tmp_path: Path) -> None:
     with_one, without = build(little, tmp_path / "a", RECORD), build(little, tmp_path / "b", EDIT)
-    assert "registerHandler" in to_wrap(with_one.objects)
-    assert to_wrap(without.objects) == ""
+    assert "registerHandler" in handler_registration(with_one.objects)
+    assert handler_registration(without.objects) == ""
+    assert any("registerHandler" in name for name in with_one.replaced)
 
 
 def test_registrations_that_no_shim_makes_safe(little: Little, tmp_path: Path) -> None:
-    code = "namespace torch { struct Library { void _def(int); }; }\nvoid f(torch::Library& l) { l._def(1); }\n"
+    head = "namespace torch { struct Library { void _def(int); }; }\ntorch::Library& library();\n"
     with pytest.raises(OverlayCheckError, match=r"register twice: torch::Library::_def\(int\)"):
-        build(little, tmp_path, {NCCL_CPP: code})
+        build(little, tmp_path, {NCCL_CPP: head + "static int at_load = (library()._def(1), 0);\n"})
+    (unit := tmp_path / "unit.cpp").write_text(head + "void later() { library()._def(1); }\n")
+    lt.shell("g++", "-c", unit, "-o", tmp_path / "unit.o")
+    assert handler_registration([Object("unit.cpp", tmp_path / "unit.o", "", (), 0.0, "")]) == ""
 
 
 def test_what_is_known_about_it(little: Little, tmp_path: Path) -> None:
@@ -181,4 +207,28 @@ static int done = (devices().Register("tcp", 1), 0);
 """)
     lt.shell("g++", "-c", unit, "-o", tmp_path / "unit.o")
     with pytest.raises(OverlayCheckError, match=r"register twice: c10::Registry<int>::Register"):
-        to_wrap([Object("unit.cpp", tmp_path / "unit.o", "", (), 0.0, "")])
+        handler_registration([Object("unit.cpp", tmp_path / "unit.o", "", (), 0.0, "")])
+
+
+def test_a_change_that_the_compiler_does_not_get_is_refused(little: Little, tmp_path: Path) -> None:
+    """Also one that moves lines; one of comments alone is nobody's mistake."""
+    absent = "#ifdef USE_ROCM\nthis would never compile;\n#endif\nint version() {"
+    edit = lt.edited(NCCL_CPP, "int version() {", absent)
+    given = replace(lt.inputs(little, tmp_path / "tree", edit), stock=little.tree)
+    with pytest.raises(PatchError, match=rf"no effect in the wheel on {NCCL_CPP}"):
+        build_overlay(given, tmp_path / "out")
+    comment = lt.edited(NCCL_CPP, "int version() {", "// the version\nint version() {")
+    build_overlay(replace(lt.inputs(little, tmp_path / "other", comment), stock=little.tree), tmp_path / "out")
+
+
+def test_a_unit_of_no_library_is_refused(little: Little, tmp_path: Path) -> None:
+    """The lists name it for libtorch_cuda, of which the wheel's one has nothing: as of libtorch_cuda_linalg's."""
+    unit = "torch/csrc/cuda/Elsewhere.cpp"
+    text = "#include <torch/csrc/Export.h>\nnamespace torch::cuda {\nTORCH_API int elsewhere() {\n  return 1;\n}\n}\n"
+    tree = lt.inputs(little, tmp_path / "stock", {unit: text}).tree
+    other = replace(little, tree=tree)
+    lists = (tree / "build_variables.bzl").read_text()
+    (tree / "build_variables.bzl").write_text(lists + f"more_cuda_sources = ['{unit}']\n")
+    given = lt.inputs(other, tmp_path / "tree", {unit: text.replace("return 1", "return 2")})
+    with pytest.raises(OverlayCheckError, match=rf"in none of them: {unit}, which exports torch::cuda::elsewhere"):
+        build_overlay(given, tmp_path / "out")

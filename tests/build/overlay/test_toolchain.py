@@ -26,7 +26,7 @@ def program(folder: Path, name: str, body: str) -> Path:
 def only(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Make `folder` all of PATH, with binutils in it."""
     folder.mkdir(exist_ok=True)
-    for tool in ("ar", "nm", "readelf", "c++filt", "ld"):
+    for tool in ("ar", "nm", "objcopy", "readelf", "c++filt", "ld"):
         (folder / tool).symlink_to(shutil.which(tool) or "")
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(folder))

@@ -56,6 +56,25 @@ def test_units_and_python_files(place: Place) -> None:
     assert (status, "first claim that fails is: patches" in output) == (17, True), output
 
 
+_AT_LOAD = (
+    '#include <cstdlib>\nstatic struct AtLoad { AtLoad() { if (!std::getenv("FINE")) std::abort(); } } at_load;\n'
+)
+
+
+@pytest.mark.parametrize("failure", ["at load", "in Python"])
+def test_a_wheel_that_does_not_import_is_not_called_built(place: Place, failure: str) -> None:
+    """An initialiser that ends the process was found by whoever installed the wheel."""
+    unit = lt.edited(lt.NCCL_CPP, "return 1 +", "return 500 +")
+    edits = {lt.NCCL_CPP: _AT_LOAD + unit[lt.NCCL_CPP]} if failure == "at load" else {INIT: f"{text.INIT}1 / 0\n"}
+    status, output = build(place, "--patches", patch(place, edits))
+    assert (status, "does not import, so it is not called built" in output) == (11, True), output
+    assert ("status -6" if failure == "at load" else "ZeroDivisionError") in output
+    folder = place.dist / f"{lt.VERSION}-fix1"
+    assert sorted(path.name for path in folder.iterdir() if path.suffix == ".whl" or path.is_dir()) == []
+    assert record.read(folder) is None
+    assert place.leftovers() == []
+
+
 def test_python_files_alone_compile_nothing(place: Place) -> None:
     own = patch(place, {INIT: f"{text.INIT}more = 7\n", "torch/new.py": "x = 1\n"})
     status, output = build(place, "--patches", own)
