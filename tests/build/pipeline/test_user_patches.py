@@ -56,7 +56,9 @@ def test_units_and_python_files(place: Place) -> None:
     assert (status, "first claim that fails is: patches" in output) == (17, True), output
 
 
-_AT_LOAD = "#include <cstdlib>\nstatic struct AtLoad { AtLoad() { if (!std::getenv(\"FINE\")) std::abort(); } } at_load;\n"
+_AT_LOAD = (
+    '#include <cstdlib>\nstatic struct AtLoad { AtLoad() { if (!std::getenv("FINE")) std::abort(); } } at_load;\n'
+)
 
 
 @pytest.mark.parametrize("failure", ["at load", "in Python"])
