@@ -167,15 +167,19 @@ def fresh(
 def _run(root: Path, commands: list[str]) -> None:
     kept = {name: value for name, value in os.environ.items() if NETWORK.fullmatch(name)}
     outside = _settings(root, kept)
-    for line in commands:
-        step(f"$ {line}")
-        if status := inside(root, line, outside, kept):
-            raise ProbeError(
-                f"{line}\nfailed on a bare system with status {status}",
-                cause="it needs what README does not name, or what it needs is broken",
-                remedy=f"see {DIST / 'fresh.log'}",
-            )
+    failed = {line: status for line in commands if (status := _command(root, line, outside, kept))}
+    if failed:
+        raise ProbeError(
+            "\n".join(f"{line}\nfailed on a bare system with status {status}" for line, status in failed.items()),
+            cause="it needs what README does not name, or what it needs is broken",
+            remedy=f"see {DIST / 'fresh.log'}",
+        )
     step(f"{len(commands)} commands ran on a bare system")
+
+
+def _command(root: Path, line: str, outside: list[Path], kept: Mapping[str, str]) -> int:
+    step(f"$ {line}")
+    return inside(root, line, outside, kept)
 
 
 def _app() -> typer.Typer:
