@@ -57,19 +57,19 @@ def _check() -> None:
     """Check that a bare system can be made here.
 
     Raises:
-        EnvironmentUnfitError: this is not root, or a program is missing.
+        EnvironmentUnfitError: a program is missing, or this user may not make namespaces.
     """
-    if os.geteuid():
-        raise EnvironmentUnfitError(
-            "a bare system can be made by root only",
-            cause="it needs chroot and mounts, in namespaces of its own",
-            remedy="run `nox -s fresh` as root, e.g. in a virtual machine",
-        )
     if missing := [name for name in ("debootstrap", "unshare", "apt-get") if shutil.which(name) is None]:
         raise EnvironmentUnfitError(
             f"a bare system cannot be made without {' and '.join(missing)}",
             cause="Debian and Ubuntu have these programs, other systems may not",
             remedy="apt-get install debootstrap util-linux",
+        )
+    if os.geteuid() or (refused := quietly([*_UNSHARE, "true"])).returncode:
+        raise EnvironmentUnfitError(
+            "a bare system can be made by root only, where mounts are allowed",
+            cause="this is another user" if os.geteuid() else refused.tail,
+            remedy="run `nox -s fresh` as root, e.g. in a virtual machine or a privileged container",
         )
 
 
