@@ -84,11 +84,12 @@ def _distribution() -> tuple[str, list[str], list[str]]:
     return suite, sorted({row[2] for row in own} | {"main"}), [mirror] if mirror else []
 
 
-def _make(root: Path, packages: list[str]) -> None:
+def _make(root: Path, packages: list[str], kept: Path) -> None:
     suite, components, mirror = _distribution()
-    step(f"{suite} with {' '.join(packages)}, some minutes; what it installs is kept in {cache('fresh', 'packages')}")
+    step(f"{suite} with {' '.join(packages)}, some minutes; what is downloaded for it stays in {kept}")
+    kept.mkdir(exist_ok=True)
     options = ["--variant=minbase", f"--include={','.join(packages)}", f"--components={','.join(components)}"]
-    command = ["debootstrap", *options, f"--cache-dir={cache('fresh', 'packages')}", suite, root, *mirror]
+    command = ["debootstrap", *options, f"--cache-dir={kept}", suite, root, *mirror]
     if _shown([*_UNSHARE, "--mount-proc", *map(str, command)], {}):
         raise EnvironmentUnfitError(
             f"debootstrap could not make {suite}",
@@ -153,11 +154,12 @@ def fresh(
     packages, documented = readme((REPO / "README.md").read_text(encoding="utf-8"))
     if changed := Git(REPO).changed_files():
         note(f"not committed, so not part of the clone: {', '.join(changed[:5])}")
-    root = cache("fresh") / "system"
-    with locked(root, "the bare system"):
+    kept = cache("fresh") / "packages"
+    root = kept.with_name(f".{kept.name}.system.part")
+    with locked(kept, "the bare system"):
         clear(root)  # of a run that was killed
         try:
-            _make(root, packages)
+            _make(root, packages, kept)
             Git(REPO).out("clone", "--quiet", "--no-hardlinks", f"file://{REPO}", str(root / _CLONE))
             _run(root, commands or documented)
         finally:
