@@ -49,9 +49,7 @@ class Kind(Enum):
     @property
     def unmarked(self) -> str:
         """Pattern of its entries that bear no mark of the tooling."""
-        return {Kind.COMPILED: "*cache", Kind.FRESH: "packages", Kind.RESULTS: "*.json", Kind.STOCK: "*.json"}.get(
-            self, ""
-        )
+        return {Kind.COMPILED: "*cache", Kind.RESULTS: "*.json", Kind.STOCK: "*.json"}.get(self, "")
 
     @property
     def kept(self) -> bool:

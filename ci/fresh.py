@@ -57,19 +57,19 @@ def _check() -> None:
     """Check that a bare system can be made here.
 
     Raises:
-        EnvironmentUnfitError: this is not root, or a program is missing.
+        EnvironmentUnfitError: a program is missing, or this user may not make namespaces.
     """
-    if os.geteuid():
-        raise EnvironmentUnfitError(
-            "a bare system can be made by root only",
-            cause="it needs chroot and mounts, in namespaces of its own",
-            remedy="run `nox -s fresh` as root, e.g. in a virtual machine",
-        )
     if missing := [name for name in ("debootstrap", "unshare", "apt-get") if shutil.which(name) is None]:
         raise EnvironmentUnfitError(
             f"a bare system cannot be made without {' and '.join(missing)}",
             cause="Debian and Ubuntu have these programs, other systems may not",
             remedy="apt-get install debootstrap util-linux",
+        )
+    if os.geteuid() or (refused := quietly([*_UNSHARE, "true"])).returncode:
+        raise EnvironmentUnfitError(
+            "a bare system can be made by root only, where mounts are allowed",
+            cause="this is another user" if os.geteuid() else refused.tail,
+            remedy="run `nox -s fresh` as root, e.g. in a virtual machine or a privileged container",
         )
 
 
@@ -84,11 +84,12 @@ def _distribution() -> tuple[str, list[str], list[str]]:
     return suite, sorted({row[2] for row in own} | {"main"}), [mirror] if mirror else []
 
 
-def _make(root: Path, packages: list[str]) -> None:
+def _make(root: Path, packages: list[str], kept: Path) -> None:
     suite, components, mirror = _distribution()
-    step(f"{suite} with {' '.join(packages)}, some minutes; what it installs is kept in {cache('fresh', 'packages')}")
+    step(f"{suite} with {' '.join(packages)}, some minutes; what is downloaded for it stays in {kept}")
+    kept.mkdir(exist_ok=True)
     options = ["--variant=minbase", f"--include={','.join(packages)}", f"--components={','.join(components)}"]
-    command = ["debootstrap", *options, f"--cache-dir={cache('fresh', 'packages')}", suite, root, *mirror]
+    command = ["debootstrap", *options, f"--cache-dir={kept}", suite, root, *mirror]
     if _shown([*_UNSHARE, "--mount-proc", *map(str, command)], {}):
         raise EnvironmentUnfitError(
             f"debootstrap could not make {suite}",
@@ -153,11 +154,12 @@ def fresh(
     packages, documented = readme((REPO / "README.md").read_text(encoding="utf-8"))
     if changed := Git(REPO).changed_files():
         note(f"not committed, so not part of the clone: {', '.join(changed[:5])}")
-    root = cache("fresh") / "system"
-    with locked(root, "the bare system"):
+    kept = cache("fresh") / "packages"
+    root = kept.with_name(f".{kept.name}.system.part")
+    with locked(kept, "the bare system"):
         clear(root)  # of a run that was killed
         try:
-            _make(root, packages)
+            _make(root, packages, kept)
             Git(REPO).out("clone", "--quiet", "--no-hardlinks", f"file://{REPO}", str(root / _CLONE))
             _run(root, commands or documented)
         finally:
@@ -167,15 +169,19 @@ def fresh(
 def _run(root: Path, commands: list[str]) -> None:
     kept = {name: value for name, value in os.environ.items() if NETWORK.fullmatch(name)}
     outside = _settings(root, kept)
-    for line in commands:
-        step(f"$ {line}")
-        if status := inside(root, line, outside, kept):
-            raise ProbeError(
-                f"{line}\nfailed on a bare system with status {status}",
-                cause="it needs what README does not name, or what it needs is broken",
-                remedy=f"see {DIST / 'fresh.log'}",
-            )
+    failed = {line: status for line in commands if (status := _command(root, line, outside, kept))}
+    if failed:
+        raise ProbeError(
+            "\n".join(f"{line}\nfailed on a bare system with status {status}" for line, status in failed.items()),
+            cause="it needs what README does not name, or what it needs is broken",
+            remedy=f"see {DIST / 'fresh.log'}",
+        )
     step(f"{len(commands)} commands ran on a bare system")
+
+
+def _command(root: Path, line: str, outside: list[Path], kept: Mapping[str, str]) -> int:
+    step(f"$ {line}")
+    return inside(root, line, outside, kept)
 
 
 def _app() -> typer.Typer:

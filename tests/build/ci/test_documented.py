@@ -27,6 +27,7 @@ NOT_RUN = {
     "nox -s install -- …": "needs hosts, as ci/install",
     "nox -s workflows …": "a workflow does not run all workflows; --list runs",
     "nox -s lock": "resolves against the index of the day, and changes files; --check runs",
+    "nox -s verify": "named without its wheel",
     "nox -s wheelhouse -- --sigstore": "needs the identity of a job that may sign",
     "nox -s wheelhouse -- MORE/WHEELS …": "needs wheels of others: tests/build/wheelhouse makes some",
     "nox -s build-2.6.0 -- --full …": "needs the CUDA toolkit and hours; --plan runs",
@@ -72,7 +73,7 @@ def pattern(command: str) -> re.Pattern[str]:
 def run_by_workflows() -> list[str]:
     """Return the lines of all steps of all workflows, and those of README that `nox -s fresh` runs."""
     steps = [line.strip() for job in load().values() for command in job.commands for line in command.splitlines()]
-    lines = [part for line in steps for part in (line, *line.split(" && "))]
+    lines = [re.sub(r"^sudo (env \S+ )?", "", part) for line in steps for part in (line, *line.split(" && "))]
     return lines + (readme((REPO / "README.md").read_text())[1] if any("-s fresh" in line for line in lines) else [])
 
 
