@@ -236,8 +236,8 @@ def test_a_break_is_told_before_the_joining_that_follows_it(pair: Pair, monkeypa
     pair.a.subscribe(seen.append)
     real = a._current.control.tell_break
 
-    def slow(error: BrokenWorldException) -> None:  # the breaking thread is not scheduled for a while
-        real(error)
+    def slow(error: BrokenWorldException, **how: Any) -> None:  # the breaking thread is not scheduled for a while
+        real(error, **how)
         wait_until(lambda: a.generation == 2, SECONDS, "not rejoined")
 
     monkeypatch.setattr(a._current.control, "tell_break", slow)
@@ -260,9 +260,9 @@ def test_a_break_is_told_before_a_backend_is_aborted(pair: Pair, monkeypatch: py
     (slot,) = session.slots.values()
     tell, abort = session.control.tell_break, slot._driver.abort
 
-    def slow(error: BrokenWorldException) -> None:  # the breaking thread is not scheduled for a while
+    def slow(error: BrokenWorldException, **how: Any) -> None:  # the breaking thread is not scheduled for a while
         before.append(aborted.wait(0.3))
-        tell(error)
+        tell(error, **how)
 
     def noted() -> None:
         aborted.set()

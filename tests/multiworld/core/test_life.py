@@ -242,7 +242,7 @@ mw = MultiWorld()
 def waited_for():
     return sum(op._wake is not None for op in list(mw["w"]._current.engine.operations))
 async def main():
-    w = await mw.join("w", 0, 2, store=sys.argv[1], join_timeout=80)
+    w = await mw.join("w", 0, 2, store=sys.argv[1], join_timeout=80, on_cancel="finish")
     asyncio.create_task(w.recv(torch.zeros(1), 1))
     asyncio.create_task(w.all_reduce(torch.zeros(100_000)))
     while waited_for() < 2:
