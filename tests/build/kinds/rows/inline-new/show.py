@@ -1,0 +1,9 @@
+"""Shuffle a tensor with too few dimensions, and one that has enough."""
+
+import torch
+
+try:
+    torch.pixel_shuffle(torch.zeros(2, 2), 2)
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+print(torch.pixel_shuffle(torch.arange(8.0).reshape(1, 4, 1, 2), 2).tolist())
