@@ -18,7 +18,7 @@ from build.archives import reading
 from build.console import log_to_file, note, step
 from build.errors import DigestMismatchError, WheelError
 from build.git import Git
-from build.overlay import toolchain
+from build.overlay import headers, layout, toolchain
 from build.overlay.build import build_overlay
 from build.overlay.checks import require
 from build.overlay.model import Check, Inputs, Overlay
@@ -45,6 +45,7 @@ class Own:
         include: folders of further headers, such as those of submodules.
         most_units: units that may be compiled for one changed header.
         defines: macros that the wheel was built with, or `NAME=0` without.
+        extensions_rebuilt: whether all extensions that include changed headers are compiled anew.
         beside: a wheel or an environment, which may have an overlay already; None for stock.
     """
 
@@ -55,6 +56,7 @@ class Own:
     most_units: int = MOST_UNITS
     defines: tuple[str, ...] = ()
     beside: Path | None = None
+    extensions_rebuilt: bool = False
 
     @property
     def of_user(self) -> bool:
@@ -153,7 +155,7 @@ def _check_source(tree: SourceTree, include: Path, read: frozenset[str]) -> Chec
 
 def _headers(request: Request, release: Release, plan: Plan) -> tuple[Path, ...]:
     """Return the folders of headers that neither wheel nor tree has; none where nothing is compiled."""
-    if not plan.units:
+    if not plan.units and not plan.alone:
         return ()
     own = [path.absolute() for path in request.own.include]
     python = [interpreter.headers(request.python, own)] if plan.per_python else []
@@ -184,6 +186,7 @@ def _inputs(
         originals=_originals(applied),
         safe_headers=_safe_headers(release),
         defines=request.own.defines,
+        extensions_rebuilt=request.own.extensions_rebuilt,
         jobs=request.jobs,
         stock=tree.repo if request.own.of_user else None,
     )
@@ -218,7 +221,7 @@ def members(ready: Prepared) -> dict[str, bytes | None]:
         if row.serves is Serves.PYTHON:
             files[row.path] = path.read_bytes() if path.is_file() else None
         elif row.serves in {Serves.HEADER, Serves.ALONE}:
-            name = f"torch/include/{row.path.removeprefix('aten/src/')}"
+            name = f"torch/include/{layout.installed(row.path)}"
             files |= {name: path.read_bytes()} if (ready.inputs.wheel / name).is_file() else {}
     return files
 
@@ -262,8 +265,9 @@ def _write_wheels(
         seals.distrust(wheel)
         wheel = official.fetch_wheel(release, ready.inputs.python)
         patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, folder, files)
-    if overlay is None or ready.plan.python:
-        changed = ", ".join((*ready.plan.python, *ready.plan.alone))
+    if overlay is None or ready.plan.python or ready.inputs.extensions_rebuilt:
+        headers_changed = filter(layout.is_header, ready.inputs.changed)
+        changed = ", ".join(dict.fromkeys((*ready.plan.python, *ready.plan.alone, *headers_changed)))
         note(f"no overlay wheel: it changes no file of torch, and the patch changes {changed}")
         return (patched,)
     beside = documents(overlay_wheel.DISTRIBUTION, proven, stock)
@@ -298,8 +302,9 @@ def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay | None, record
     tree, inputs = ready.tree, ready.inputs
     python = _check_python(ready)
     require(python)
+    unmixed = headers.check_headers(inputs)
     if not ready.plan.units:
-        checks = (_check_source(tree, inputs.include, frozenset()), *python)
+        checks = (_check_source(tree, inputs.include, frozenset()), unmixed, *python)
         tag = patched_wheel.platform_of(ready.wheel)
         proven = record.provenance(inputs.release, tree, ready.patches, None, checks, inputs.toolchain, tag)
         return None, proven
@@ -312,7 +317,7 @@ def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay | None, record
     belongs = early or _check_source(tree, inputs.include, read)
     tag = platform_tag(overlay.path)
     tag_check = Check("the platform tag is what the binary needs", True, f"{tag}, by auditwheel's policies")
-    checks = (belongs, *overlay.checks, tag_check, *python)
+    checks = (belongs, unmixed, *overlay.checks, tag_check, *python)
     return overlay, record.provenance(inputs.release, tree, ready.patches, overlay, checks, inputs.toolchain, tag)
 
 

@@ -53,6 +53,9 @@ def build(
     define: Annotated[list[str] | None, typer.Option(help="NAME=1 or NAME=0: how the wheel was built")] = None,
     beside: Annotated[Path | None, typer.Option(help="wheel or environment that may have an overlay")] = None,
     most_units: Annotated[int, typer.Option(help="units that may be compiled for one changed header")] = MOST_UNITS,
+    extensions_rebuilt: Annotated[
+        bool, typer.Option("--extensions-rebuilt", help="all extensions that include changed headers are compiled anew")
+    ] = False,
     tested: Annotated[bool, typer.Option("--test/--no-test", help="for nox: whether the tests follow")] = True,
     full: Annotated[bool, typer.Option("--full", help="compile all of PyTorch, which takes hours")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="with --full: print the plan, and stop")] = False,
@@ -86,7 +89,16 @@ def build(
         python,
         given,
         dist.absolute(),
-        own=Own(patches, from_branch, label, tuple(include or ()), most_units, tuple(define or ()), beside),
+        own=Own(
+            patches,
+            from_branch,
+            label,
+            tuple(include or ()),
+            most_units,
+            tuple(define or ()),
+            beside,
+            extensions_rebuilt,
+        ),
         jobs=jobs,
     )
     try:

@@ -13,9 +13,10 @@ from rich.table import Table
 from build import releases, sources
 from build.anypatch import beside as others
 from build.anypatch import patchset
-from build.anypatch.plan import MOST_UNITS, Limits, Plan, changes, make
+from build.anypatch.plan import MOST_UNITS, Limits, Plan, Serves, changes, make
 from build.console import console, counted, note, step
 from build.git import Git
+from build.overlay import declarations
 from build.series.apply import commit_patches
 
 
@@ -29,6 +30,17 @@ def show(plan: Plan) -> None:
     console.print(table)
     for unit, why in plan.units.items():
         note(f"{unit} ({plan.owners.of(unit)}): {why}")
+
+
+def _say_seen(git: Git, plan: Plan, base: str, head: str) -> None:
+    """Tell which changed headers leave extensions with other code, as far as their texts show it."""
+    paths = [row.path for row in plan.rows if row.serves in {Serves.HEADER, Serves.ALONE}]
+    texts = [(blob or b"").decode("utf-8", "surrogateescape") for blob in git.blobs(
+        [f"{commit}:{path}" for path in paths for commit in (base, head)])]  # fmt: skip
+    for path, old, new in zip(paths, texts[::2], texts[1::2], strict=True):
+        if old and (found := declarations.differing(old, new)) != []:
+            said = "; ".join(found or ["the build compares its types"])
+            step(f"{path}: extensions have it compiled in, if the wheel has it: {said} (--extensions-rebuilt)")
 
 
 def explain(
@@ -54,6 +66,7 @@ def explain(
     )
     show(plan)
     plan.require()
+    _say_seen(git, plan, tree.base, head)
     others.refuse(beside, tree.repo, plan.units, "the overlay of this patch")
     cores = len(os.sched_getaffinity(0))
     if plan.units:

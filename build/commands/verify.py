@@ -26,10 +26,13 @@ def verify(
     from_branch: Annotated[str, typer.Option(help="PATH@REV: likewise your commits")] = "",
     include: Annotated[list[Path] | None, typer.Option(help="folder of headers, as for the build")] = None,
     most_units: Annotated[int, typer.Option(help="as for the build")] = MOST_UNITS,
+    extensions_rebuilt: Annotated[bool, typer.Option("--extensions-rebuilt", help="as for the build")] = False,
     rebuild: Annotated[bool, typer.Option(help="build the wheel again and compare")] = True,
 ) -> None:
     """Check every claim about WHEEL; the first that fails is named, and the exit status is 17."""
-    own = Own(patches, from_branch, include=tuple(include or ()), most_units=most_units)
+    own = Own(
+        patches, from_branch, include=tuple(include or ()), most_units=most_units, extensions_rebuilt=extensions_rebuilt
+    )
     item = claims.subject(wheel.absolute(), provenance, signing.public_key(key) if key else None)
     if own.of_user:
         item = replace(item, patches=patchset.chosen(releases.get(item.proven.release), patches, from_branch))

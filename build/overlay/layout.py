@@ -72,6 +72,11 @@ def is_header(path: str) -> bool:
     return path.endswith(_HEADERS)
 
 
+def installed(path: str) -> str:
+    """Return how a header of the tree is named below the wheel's `torch/include`."""
+    return path.removeprefix("aten/src/")
+
+
 def is_unit(path: str) -> bool:
     """Whether a changed path is a host translation unit that an overlay can recompile."""
     return path.endswith((".cpp", ".cc")) and path.startswith(("torch/csrc/", "aten/src/", "c10/"))

@@ -31,6 +31,7 @@ class Inputs:
         originals: the changed files as the release has them.
         safe_headers: changed headers that a series' manifest declares safe for an overlay, with the reason.
         defines: further macros, `NAME` or `NAME=VALUE`; `NAME=0` says that the wheel was built without it.
+        extensions_rebuilt: whether all extensions that include changed headers are said to be compiled anew.
         objects: folder that keeps compiled objects, default the cache's; an empty one makes every unit compile.
         stock: the source tree without the patches; None where nobody asks what they change.
         jobs: the most compilers at once; None for as many as cores and free memory allow, which it never exceeds.
@@ -49,6 +50,7 @@ class Inputs:
     originals: Mapping[str, str]
     safe_headers: Mapping[str, str]
     defines: tuple[str, ...] = ()
+    extensions_rebuilt: bool = False
     objects: Path | None = None
     jobs: int | None = None
     stock: Path | None = None

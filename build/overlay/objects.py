@@ -9,9 +9,10 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -58,6 +59,9 @@ _SUBMODULES = {
     "ideep.hpp": "third_party/ideep/include",
     "flatbuffers": "third_party/flatbuffers/include",
 }
+
+
+_T = TypeVar("_T")
 
 
 class _MissingSubmoduleError(CompileError):
@@ -185,7 +189,7 @@ def _require_own_flags(inputs: Inputs, unit: str) -> None:
         )
 
 
-def _failure(inputs: Inputs, unit: str, done: Completed) -> CompileError:
+def compile_failure(inputs: Inputs, unit: str, done: Completed) -> CompileError:
     """Return the error of a unit that does not compile: one of its own for a missing header of a submodule."""
     what = f"{unit} does not compile"
     cause = done.tail or f"{inputs.toolchain.cxx} ended with status {done.returncode} and no output"
@@ -225,14 +229,15 @@ def preprocess(inputs: Inputs, unit: str, overrides: Path, *options: str) -> byt
     Raises:
         CompileError: the preprocessor fails, e.g. since a header is missing.
     """
+    return with_submodules(inputs, lambda given: _preprocess(given, unit, overrides, options))
+
+
+def _preprocess(inputs: Inputs, unit: str, overrides: Path, options: Iterable[str]) -> bytes:
     command: list[str | Path] = [inputs.toolchain.cxx, *unit_flags(inputs, unit), *path_flags(inputs, overrides)]
     done = run_compiler([*command, "-E", *options, "-D__LINE__=0", inputs.tree / unit], timeout=600)
-    if not done.returncode:
-        return done.stdout
-    error = _failure(inputs, unit, done)
-    if not isinstance(error, _MissingSubmoduleError):
-        raise error
-    return preprocess(replace(inputs, headers=(*inputs.headers, _fetched(inputs, error))), unit, overrides, *options)
+    if done.returncode:
+        raise compile_failure(inputs, unit, done)
+    return done.stdout
 
 
 def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path) -> Object:
@@ -245,7 +250,7 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path) -> Object
         includes = None if done.returncode else _includes(dep, inputs, overrides)
         _check_read(inputs, unit, includes)
         if includes is None:
-            raise _failure(inputs, unit, done)
+            raise compile_failure(inputs, unit, done)
         tree_files = {name[5:]: sha256_of(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
         _require_decided(inputs, unit, includes)
         entry = _Entry(unit, sha256_of(obj), includes, tree_files)
@@ -254,16 +259,16 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path) -> Object
     return Object(unit, folder / "unit.o", entry.object_sha256, includes, time.monotonic() - started)
 
 
-def _compile_with_submodules(inputs: Inputs, unit: str, overrides: Path, folder: Path) -> Object:
-    """Compile one unit, with the submodules whose headers turn out to be missing.
+def with_submodules(inputs: Inputs, compile_with: Callable[[Inputs], _T]) -> _T:
+    """Return what `compile_with` makes, with the submodules whose headers turn out to be missing.
 
-    Their content follows from the release's commit, so the key of the object is right without them.
+    Their content follows from the release's commit, so the key of an object is right without them.
     """
     try:
-        return _compile(inputs, unit, overrides, folder)
+        return compile_with(inputs)
     except _MissingSubmoduleError as error:
         more = replace(inputs, headers=(*inputs.headers, _fetched(inputs, error)))
-    return _compile_with_submodules(more, unit, overrides, folder)
+    return with_submodules(more, compile_with)
 
 
 def compile_one(inputs: Inputs, unit: str, overrides: Path, shown: InFlight) -> Object:
@@ -281,7 +286,9 @@ def compile_one(inputs: Inputs, unit: str, overrides: Path, shown: InFlight) -> 
     if ready := _cached(folder, inputs):
         return ready
     with locked(folder, f"the object of {unit}"), shown.on(Path(unit).name):
-        made = _cached(folder, inputs) or _compile_with_submodules(inputs, unit, overrides, folder)
+        made = _cached(folder, inputs) or with_submodules(
+            inputs, lambda given: _compile(given, unit, overrides, folder)
+        )
         leases.take(folder)
         return made
 

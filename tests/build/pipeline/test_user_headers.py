@@ -116,10 +116,14 @@ def test_headers_that_no_unit_includes(place: Place) -> None:
     own = patch(place, dict.fromkeys((public, prefix, private), "#define A 2\n"))
     status, output = explain(place, "--patches", own)
     assert (status, "no overlay wheel" in output) == (0, True), output
+    assert f"{public}: extensions have it compiled in" in " ".join(output.split()), output
     status, output = build(place, "--patches", own)
+    assert (status, f"{public}: other than stock's: # define A 1" in output) == (9, True), output
+    status, output = build(place, "--patches", own, "--extensions-rebuilt")
     assert status == 0, output
     found, folder = made(place)
     assert found.overlay == record.NONE
+    assert f"every extension that includes {public} must be compiled anew" in found.provenance.checks[1].detail
     with zipfile.ZipFile(folder / found.patched.name) as archive:
         assert {name for name in archive.namelist() if archive.read(name) == b"#define A 2\n"} == {
             f"torch/include/{public}",
