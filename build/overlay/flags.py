@@ -23,6 +23,9 @@ COMMON = (
     "-frandom-seed=multiworld",  # same bytes for same input: names of internal symbols
 )
 
+#: Folders of the tree below which units include headers, beside the tree itself.
+ROOTS = ("aten/src", "torch/csrc/api/include")
+
 #: Macros of other systems and devices than those of the official CUDA wheels for Linux.
 NEVER = frozenset(
     {"USE_ROCM", "USE_XPU", "USE_MPS", "USE_VULKAN", "USE_METAL", "__HIP_PLATFORM_AMD__", "BUILD_LITE_INTERPRETER"}
@@ -96,7 +99,8 @@ def path_flags(inputs: Inputs, overrides: Path) -> tuple[str, ...]:
     CUDA's, and last the tree, which has the few headers that the wheel lacks.
     """
     include = inputs.include
-    dirs = [f"-I{overrides}", f"-I{include}", f"-I{include}/torch/csrc/api/include"]
+    dirs = [f"-I{overrides / part}" for part in ("", *ROOTS)]
+    dirs += [f"-I{include}", f"-I{include}/torch/csrc/api/include"]
     dirs += [f"-isystem{path}" for path in inputs.headers]
     dirs += [f"-idirafter{inputs.tree}", f"-idirafter{inputs.tree}/aten/src"]
     # Error messages quote __FILE__; keep this machine's paths out of them and the bytes the same everywhere.

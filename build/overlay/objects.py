@@ -19,7 +19,7 @@ import msgspec
 from build import leases, seals
 from build.console import InFlight
 from build.errors import CompileError, DigestMismatchError, EnvironmentUnfitError, SourceError
-from build.overlay.flags import path_flags, undecided, unit_flags
+from build.overlay.flags import ROOTS, path_flags, undecided, unit_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.overlay.toolchain import run_compiler
@@ -42,6 +42,7 @@ _REMEDY = (
 )
 _SAY_MACROS = "say each macro, --define NAME=1 or NAME=0; or enter it under the release's `defines`, with `units`"
 _NOT_MACROS = "only macros can be said; take what needs this unit out of the patches, or make a full build"
+_ROOT = re.compile(f"({'|'.join(ROOTS)})/")
 _MISSING = re.compile(rb"fatal error: ([\w./+-]+): No such file")
 #: Folders of headers of submodules that units include and that the wheel lacks, by how the included path begins.
 _SUBMODULES = {
@@ -105,7 +106,8 @@ def _primary_key(inputs: Inputs, unit: str) -> str:
     parts += unit_flags(inputs, unit)
     parts += map(_digest_of, inputs.headers)
     # Names of the changed headers: they come before those of the wheel, even if the unit included those so far.
-    parts += sorted(name for name in inputs.changed if is_header(name))
+    # By these names: before they were found so, units were compiled with the wheel's.
+    parts += sorted(_ROOT.sub("", name, 1) for name in inputs.changed if is_header(name))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -229,10 +231,10 @@ def preprocess(inputs: Inputs, unit: str, overrides: Path, *options: str) -> byt
     Raises:
         CompileError: the preprocessor fails, e.g. since a header is missing.
     """
-    return with_submodules(inputs, lambda given: _preprocess(given, unit, overrides, *options))
+    return with_submodules(inputs, lambda given: _preprocess(given, unit, overrides, options))
 
 
-def _preprocess(inputs: Inputs, unit: str, overrides: Path, *options: str) -> bytes:
+def _preprocess(inputs: Inputs, unit: str, overrides: Path, options: Iterable[str]) -> bytes:
     command: list[str | Path] = [inputs.toolchain.cxx, *unit_flags(inputs, unit), *path_flags(inputs, overrides)]
     done = run_compiler([*command, "-E", *options, "-D__LINE__=0", inputs.tree / unit], timeout=600)
     if done.returncode:

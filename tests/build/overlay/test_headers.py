@@ -9,8 +9,11 @@ import pytest
 
 from build.errors import CompileError, NeedsFullBuildError
 from build.overlay.headers import check_headers
-from build.overlay.model import Check
+from build.overlay.layout import installed
+from build.overlay.model import Check, Inputs
+from build.overlay.pool import compile_units
 from tests.build.overlay import little as lt
+from tests.build.overlay import little_sources as text
 from tests.build.overlay.little import Little
 
 HEADER = "torch/csrc/Kinds.h"
@@ -66,12 +69,41 @@ T twice(T value) { return value + value; }
 pytestmark = pytest.mark.usefixtures("module_cache")
 
 
-def judged(little: Little, folder: Path, before: str, after: str, *, rebuilt: bool = False) -> Check:
+def judged(
+    little: Little, folder: Path, before: str, after: str, *, header: str = HEADER, rebuilt: bool = False
+) -> Check:
     """Judge one installed header that a patch changes."""
-    include = folder / "wheel" / "torch" / "include"
-    lt.write(include, {HEADER: before})
-    given = lt.inputs(little, folder / "tree", {HEADER: after})
-    return check_headers(replace(given, wheel=folder / "wheel", originals={HEADER: before}, extensions_rebuilt=rebuilt))
+    return check_headers(replace(changed(little, folder, before, after, header), extensions_rebuilt=rebuilt))
+
+
+def changed(little: Little, folder: Path, before: str, after: str, header: str) -> Inputs:
+    """Return the inputs of a patch that changes one installed header."""
+    lt.write(folder / "wheel" / "torch" / "include", {**text.HEADERS, installed(header): before})
+    (folder / "wheel" / "torch" / "lib").symlink_to(little.wheel / "torch" / "lib")
+    given = lt.inputs(little, folder / "tree", {header: after})
+    return replace(given, wheel=folder / "wheel", originals={header: before})
+
+
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("aten/src/ATen/Kinds.h", "ATen/Kinds.h"),
+        ("torch/csrc/api/include/torch/Kinds.h", "torch/Kinds.h"),
+        (HEADER, HEADER),
+    ],
+)
+def test_a_changed_header_comes_before_the_wheel_s(
+    header: str, named: str, little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Units include it by another path than the tree's."""
+    before, after = "#pragma once\nstruct Kind { long value; };\n", "#pragma once\nstruct Kind { short value; };\n"
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "cache"))
+    given = changed(little, tmp_path, before, after, header)
+    lt.write(given.tree, {lt.NCCL_CPP: f"#include <{named}>\nstatic_assert(sizeof(Kind) == 2);\n"})
+    (made,) = compile_units(given, {lt.NCCL_CPP: "a test"})
+    assert f"tree:{header}" in made.includes
+    with pytest.raises(NeedsFullBuildError, match="Kind: byte size: 8, now 2"):
+        check_headers(given)
 
 
 @pytest.mark.parametrize(
