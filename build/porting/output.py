@@ -45,7 +45,9 @@ def commit_ports(git: Git, base: str, ports: Sequence[PatchPort]) -> tuple[Commi
             stage(staged, port.files)
             parent = head
             if port.state in {PatchState.PORTED, PatchState.NEEDS_HUMAN}:
-                head = staged.commit(staged.line("write-tree", "--missing-ok"), port.patch.name.encode() + b"\n", parent)
+                head = staged.commit(
+                    staged.line("write-tree", "--missing-ok"), port.patch.name.encode() + b"\n", parent
+                )
             found.append(Committed(port, head, parent))
     return tuple(found)
 

@@ -39,9 +39,7 @@ def load_folder(folder: Path, tree: Container[str]) -> tuple[PatchFile, ...]:
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", remedy="give the folder that holds the patches")
-    listed = read_series(folder) or [
-        Listed(path.name) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES
-    ]
+    listed = read_series(folder) or [Listed(path.name) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
     if not listed:
         raise UsageError(f"{folder} holds no patches", cause="neither a series file nor *.patch or *.diff")
     found: list[PatchFile] = []
@@ -72,7 +70,9 @@ def read_series(folder: Path) -> list[Listed]:
         options = [_OPTION.fullmatch(word) for word in words[1:]]
         fault = ""
         if len(words) > 2 or None in options:
-            fault = f"series:{number}: cannot read {line.strip()!r}: only -pN may follow a name, a patch is not reversed"
+            fault = (
+                f"series:{number}: cannot read {line.strip()!r}: only -pN may follow a name, a patch is not reversed"
+            )
         level = next((int(match[1]) for match in options if match), None)
         listed.append(Listed(words[0], level, fault))
     return listed

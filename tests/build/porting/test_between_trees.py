@@ -232,7 +232,11 @@ def test_names_after_diff_git_that_are_others(repo: Git, tmp_path: Path) -> None
 
 def test_a_patch_that_nobody_can_read_is_one_row(repo: Git, tmp_path: Path) -> None:
     put(repo, "1.patch", plain(tmp_path, "src/a.c", OLD, TWENTY, ("a/", "b/")))
-    put(repo, "2.patch", b"--- a/src/b.c\n+++ b/src/b.c\n@@ -1,2 +1,9 @@\n-line 1 of the file\n+x\n line 2 of the file\n")
+    put(
+        repo,
+        "2.patch",
+        b"--- a/src/b.c\n+++ b/src/b.c\n@@ -1,2 +1,9 @@\n-line 1 of the file\n+x\n line 2 of the file\n",
+    )
     put(repo, "3.patch", b"--- a/src/b.c\n+++ b/../../outside\n@@ -1 +1 @@\n-line 1 of the file\n+x\n")
     put(repo, "4.patch", plain(tmp_path, "src/b.c", OLD, TWENTY, ("a/", "b/")))
     put(repo, "series", b"1.patch\n2.patch\n3.patch\n4.patch\n1.patch -R\n")
@@ -255,7 +259,7 @@ HEADERS = {
     "mail of a series": b"From 0123456789abcdef0123456789abcdef01234567 Mon Sep 17 00:00:00 2001\n"
     b"From: A U Thor <a@example.org>\nDate: Tue, 3 Mar 2020 10:00:00 +0100\nSubject: [PATCH 1/3] =?UTF-8?q?Gr=C3=BC?=\n"
     b" =?UTF-8?q?n?=\n\nWhy it is so.\n\n# not a comment\n---\n",
-    "mail without a date": b"From 0123456789abcdef0123456789abcdef01234567 Mon Sep 17 00:00:00 2001\nSubject: x\n\n---\n",
+    "mail without a date": b"From 0123456789abcdef0123456789abcdef01234567 Mon Sep 17\nSubject: x\n\n---\n",
     "dpatch": b"#! /bin/sh /usr/share/dpatch/dpatch-run\n## 01_x.dpatch by A U Thor\n# DP: why\n\n# Closes: #123\n",
     "no blank line": b"Description: x\nForwarded: no\n",
     "not UTF-8": b"Description: Gr\xfcn  \n\n\n# last\n\n\n",
