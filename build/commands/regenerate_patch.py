@@ -10,7 +10,7 @@ import typer
 
 from build import paths
 from build.console import console, note, step
-from build.errors import NeedsHumanError, UsageError
+from build.errors import NeedsHumanError, PatchError, UsageError
 
 # The other commands do not import the engine: it takes longer to import than they run.
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, actio
 
 
 def _show(report: PortReport, place: Place) -> None:
-    """Print a report; NeedsHumanError, which has its own exit status, if hunks are left or patches are missing."""
+    """Print a report; an error with its own exit status if hunks are left, or patches are missing or unreadable."""
     from build.porting.between_trees import JSON, MARKDOWN
     from build.porting.report import to_terminal
     from build.series.show import rows
@@ -108,6 +108,12 @@ def _show(report: PortReport, place: Place) -> None:
             cause="\n".join(map(_line, rows([item for item in report.verdicts if item.verdict.needs_human]))),
             remedy=f"edit {', '.join(report.edit)} in {checkout} (conflicts are marked as diff3 does),\n"
             f"then {place.again} --continue; --continue --drop leaves the hunks out, --abort gives up",
+        )
+    if report.unreadable:
+        raise PatchError(
+            f"{len(report.unreadable)} of {len(report.patches)} patches cannot be read; the others are ported",
+            cause="\n".join(note for patch in report.unreadable for note in patch.notes),
+            remedy="get these again from where they came, or correct the lines, and run the same command",
         )
     if report.skipped:
         raise NeedsHumanError(

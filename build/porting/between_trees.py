@@ -15,6 +15,8 @@ from build.porting.session import Outcome, Session
 from build.porting.trees import Tree, open_tree
 from build.series.commits import Exported, write_series
 
+#: States of patches that are not in a port's folder and should be.
+STUCK = (PatchState.NEEDS_HUMAN, PatchState.UNREADABLE)
 MARKDOWN, JSON = "PORT.md", "port.json"
 
 
@@ -44,7 +46,7 @@ def port_folder(request: Request) -> PortReport:
     """Port a folder of patches, write what could be ported, and return the report, which is in `out` as well.
 
     Raises:
-        PatchError: a patch is malformed or unsafe; nothing is written.
+        PatchError: no patch can be read; nothing is written.
         SourceError: a tree cannot be read.
         UsageError: `out` is not a port's folder, or there is no port to continue.
     """
@@ -98,9 +100,9 @@ def _report(request: Request, old: Tree, new: Tree, outcome: Outcome) -> PortRep
 def _files(outcome: Outcome) -> list[Exported]:
     """Return the ported patches with a `series` file; nothing if all patches need a human."""
     found = [Exported(written(item), render(outcome.git, item)) for item in outcome.committed if written(item)]
-    waiting = [item.port.patch.name for item in outcome.committed if item.port.state is PatchState.NEEDS_HUMAN]
-    if waiting and not found:
+    if outcome.checkout and not found:
         return []
-    open_ones = [f"# {name} needs a human: see {MARKDOWN}\n" for name in waiting]
+    ports = (item.port for item in outcome.committed if item.port.state in STUCK)
+    open_ones = [f"# {port.patch.name} {port.state.value}: see {MARKDOWN}\n" for port in ports]
     lines = [*open_ones, *(f"{item.name}\n" for item in found)]
     return [*found, Exported("series", "".join(lines).encode())]

@@ -21,13 +21,32 @@ STRONG = 0.75
 def other_candidates(alignment: Alignment, placed: Placed, at: int) -> list[int]:
     """Return the other new lines (from 0) where a hunk's old side fits as well as at `at`.
 
-    A place that an equal part of the old file became is not a candidate.
+    A place that an equal part of the old file became is not a candidate, and none that `between` rules out.
     """
     old = list(alignment.base_norm[placed.start : placed.end])
     if not any(old):
         return []
-    places = occurrences(alignment.ours_norm, old)
-    return [p for p in places if p != at and not _taken(alignment, p, len(old))]
+    _, near = between(alignment, placed.start, placed.end)
+    places = occurrences(alignment.ours_norm[near.start : near.stop], old)
+    return [p for p in (near.start + n for n in places) if p != at and not _taken(alignment, p, len(old))]
+
+
+def between(alignment: Alignment, start: int, end: int) -> tuple[range, range]:
+    """Return the old and the new lines around `start..end`, up to the nearest lines that each file has once.
+
+    What these became is certain, so equal lines beyond them are of other blocks: blocks keep their order.
+    """
+    above, below, size = start, end, len(alignment.base)
+    while above > 0 and not _pinned(alignment, above - 1):
+        above -= 1
+    while below < size and not _pinned(alignment, below):
+        below += 1
+    first = alignment.to[above - 1] + 1 if above else 0
+    return range(above, below), range(first, alignment.to[below] if below < size else len(alignment.ours))
+
+
+def _pinned(alignment: Alignment, at: int) -> bool:
+    return alignment.to[at] >= 0 and alignment.base_norm[at] in alignment.once
 
 
 def _taken(alignment: Alignment, at: int, size: int) -> bool:
@@ -37,15 +56,13 @@ def _taken(alignment: Alignment, at: int, size: int) -> bool:
 
 
 def removed_duplicates(alignment: Alignment, placed: Placed) -> list[int]:
-    """Return equal blocks of the old file that are gone: the one that is left may be any of them."""
+    """Return equal blocks of the old file that are gone: the one that is left may be any of them (see `between`)."""
     old = list(alignment.base_norm[placed.start : placed.end])
     if not any(old):
         return []
-    return [
-        at
-        for at in occurrences(alignment.base_norm, old)
-        if at != placed.start and any(alignment.to[at + n] < 0 for n in range(len(old)))
-    ]
+    near, _ = between(alignment, placed.start, placed.end)
+    places = (near.start + n for n in occurrences(alignment.base_norm[near.start : near.stop], old))
+    return [at for at in places if at != placed.start and any(alignment.to[at + n] < 0 for n in range(len(old)))]
 
 
 def same_function(alignment: Alignment, old_at: int, new_at: int) -> bool:

@@ -35,6 +35,7 @@ class PatchState(Enum):
     PORTED = "ported"
     UNNEEDED = "already upstream"
     NEEDS_HUMAN = "needs a human"
+    UNREADABLE = "cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ def port_series(
 
 
 def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchPort:
+    if patch.fault:
+        return PatchPort(patch, PatchState.UNREADABLE, (), notes=(patch.fault,))
     identical = all(ctx.old.get(path) == ctx.new.get(path) for path in patch.paths)
     prepare(ctx, patch.changes)
     ports, old = _port_changes(ctx, patch)
@@ -187,17 +190,18 @@ def _unsound(ctx: Context, decided: Files) -> list[str]:
 
 
 def _notes(patch: PatchFile) -> tuple[str, ...]:
-    """Return a note if the hunks are fewer than the diffstat says: the patch may be cut off.
+    """Return what was mended, and whether the hunks are fewer than the diffstat says: the patch may be cut off.
 
     A patch of several commits has a diffstat for each, or for the last alone; none is that of the whole patch.
     """
     stat = diffstat(patch.header)
     several = any(len(line.findall(patch.data)) > 1 for line in _ONCE)
     if stat is None or several or any(change.binary is not None for change in patch.changes):
-        return ()
+        return patch.mended
     if all(have >= said for have, said in zip(patch.counts, stat, strict=True)):
-        return ()  # it was edited: nothing is missing
+        return patch.mended  # it was edited: nothing is missing
     return (
+        *patch.mended,
         f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}: edited, or cut off?",
     )
 

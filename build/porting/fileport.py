@@ -121,6 +121,8 @@ def _added(ctx: Context, change: FileChange) -> ChangePort:
     current = ctx.new.get(path)
     old: Files = {path: made}
     why = next((why for (suspect, _), why in ctx.suspects.items() if suspect == path), "")
+    if current is None and not why and (found := ctx.finder.piece(path, text_of(content).lines, least=1)):
+        why = f"the new tree seems to have it elsewhere: {found[1]}"
     if current is None and why:
         marked = {path: FileState(made.mode, _two_sides(ctx.labels, b"", b"", content))}
         return ChangePort(whole(ctx, change, Verdict.CONFLICT, why, hunks=_numbers(change)), old, {}, marked)
@@ -161,7 +163,7 @@ def _deleted(ctx: Context, change: FileChange) -> ChangePort:
     numbers = _numbers(change)
     if current is None:
         found = ctx.finder.renamed(path, base.data) if base else None
-        if found:
+        if found and not ctx.old.has(found[0]):
             text = f"the file to be removed seems to be {found[0]} now: {found[1]}"
             return ChangePort(whole(ctx, change, Verdict.CONFLICT, text, hunks=numbers), old)
         since = ctx.gone_since(path)

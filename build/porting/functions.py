@@ -11,7 +11,7 @@ from build.porting.already_upstream import only_moved
 from build.porting.echoes import echo
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, port_hunk, rigid
-from build.porting.lines import headings
+from build.porting.lines import end_of, headings
 from build.porting.markers import Region, region
 from build.porting.placement import added_elsewhere, text
 from build.series.verdicts import Method, Verdict
@@ -68,8 +68,8 @@ def _spans(alignment: Alignment, placed: Placed) -> tuple[range, range] | None:
     if alignment.base_norm.count(first) != 1 or alignment.ours_norm.count(first) != 1:
         return None
     old, new = chain[-1], alignment.ours_norm.index(first)
-    old_end = _end(alignment.base, old)
-    return (range(old, old_end), range(new, _end(alignment.ours, new))) if placed.end <= old_end else None
+    old_end = end_of(alignment.base, old)
+    return (range(old, old_end), range(new, end_of(alignment.ours, new))) if placed.end <= old_end else None
 
 
 def conflict_of(alignment: Alignment, placed: Placed) -> Region:
@@ -87,15 +87,6 @@ def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool
     if result.verdict is Verdict.UPSTREAM:
         return any(only_moved(alignment, group) for group in placed.groups)
     return echo(alignment, placed) is not None or any(added_elsewhere(alignment, g) for g in placed.groups)
-
-
-def _end(lines: Sequence[bytes], start: int) -> int:
-    depth = len(lines[start]) - len(lines[start].lstrip())
-    for at in range(start + 1, len(lines)):
-        line = lines[at]
-        if line.strip() and len(line) - len(line.lstrip()) <= depth and line.lstrip()[:1].isalpha():
-            return at
-    return len(lines)
 
 
 def shifted(placed: Placed, by: int) -> Placed:

@@ -116,6 +116,16 @@ def headings(lines: Sequence[bytes], at: int) -> list[int]:
     return chain
 
 
+def end_of(lines: Sequence[bytes], start: int) -> int:
+    """Return the line below the function or class whose first line is `start`, by indentation."""
+    depth = len(lines[start]) - len(lines[start].lstrip())
+    for at in range(start + 1, len(lines)):
+        line = lines[at]
+        if line.strip() and len(line) - len(line.lstrip()) <= depth and line.lstrip()[:1].isalpha():
+            return at
+    return len(lines)
+
+
 def _depth_at(lines: Sequence[bytes], at: int) -> int:
     """Return the indentation of the place before line `at`, from the nearest lines that have one."""
     after = next((line for line in lines[at:] if line.strip() and not line.startswith(b"#")), b"")

@@ -16,6 +16,8 @@ _KINDS = (
     frozenset({".py", ".pyi"}),
     frozenset({".cmake", ".txt"}),
 )
+#: Ending of the file that another one is generated from: it has the code where the latter is not kept any more.
+_TEMPLATE = ".in"
 _VENDORED = ("third_party/", "vendor/", "external/")
 #: Share of an old file's distinctive lines that a new one must have to be the same file.
 RENAMED = 0.5
@@ -67,7 +69,8 @@ class Finder:
     def renamed(self, path: str, data: bytes) -> tuple[str, str] | None:
         """Return the new path of a file that is gone, with the evidence; None if it is uncertain."""
         before = self.old.entries.get(path)
-        fresh = [name for name in self.new.tree.entries if name not in self.old.entries]
+        template = path + _TEMPLATE
+        fresh = [name for name in self.new.tree.entries if name == template or name not in self.old.entries]
         same = [name for name in fresh if before and self.new.tree.entries[name].blob == before.blob]
         if len(same) == 1:
             return same[0], "the same content under another name"
@@ -75,10 +78,10 @@ class Finder:
         found = _best(lines, _Pool(self._read([n for n in fresh if alike(path, n)])), RENAMED, path)
         return (found[0], f"{found[1]:.0%} of its distinctive lines are in {found[0]}") if found else None
 
-    def piece(self, path: str, lines: Sequence[bytes]) -> tuple[str, str] | None:
-        """Return the one file that a part of `path` moved to, with the evidence."""
+    def piece(self, path: str, lines: Sequence[bytes], least: int = 3) -> tuple[str, str] | None:
+        """Return the one file that has lines of `path` now, with the evidence; fewer than `least` say too little."""
         wanted = _telling(lines)
-        if len(wanted) < 3:
+        if len(wanted) < least:
             return None
         old = self.old.entries
         found = _best(wanted, self._changed(path), SPLIT, path, self._soon)
@@ -89,7 +92,7 @@ class Finder:
         return found[0], f"{found[1]:.0%} of the distinctive lines around it are in {found[0]}"
 
     def _changed(self, path: str) -> _Pool:
-        kind = f"{path.startswith(_VENDORED)} {posixpath.splitext(path)[1]}"
+        kind = f"{path.startswith(_VENDORED)} {posixpath.splitext(path.removesuffix(_TEMPLATE))[1]}"
         if kind not in self._changed_ones:
             old = self.old.entries
             names = [
@@ -113,10 +116,10 @@ class Finder:
 
 
 def alike(a: str, b: str) -> bool:
-    """Whether two paths are of one kind of file, and both or neither vendored."""
+    """Whether two paths are of one kind of file, or of its template, and both or neither vendored."""
     if a.startswith(_VENDORED) != b.startswith(_VENDORED):
         return False
-    return bool(kind_of(a) & kind_of(b))
+    return bool(kind_of(a.removesuffix(_TEMPLATE)) & kind_of(b.removesuffix(_TEMPLATE)))
 
 
 def kind_of(path: str) -> frozenset[str]:

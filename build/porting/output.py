@@ -12,11 +12,15 @@ from pathlib import Path
 from build.git import SUBMODULE, Git
 from build.porting.engine import PatchPort, PatchState
 from build.porting.trees import FileState
-from build.series.commits import commit_patch, export_commit, export_diff
-from build.series.fields import is_mail
+from build.series.commits import export_diff, export_stat
 
-#: What other tools write between a patch's description and its first file.
-_LEFTOVER = re.compile(rb"(?:^(?:Index: |=====|diff |Only in |# ).*\n|^\n)*\Z", re.MULTILINE)
+#: What other tools write above the first file's `---`; its name may be another one in the new diff.
+_INDEX = re.compile(rb"(?:^(?:Index: |=====|diff |Only in ).*\n)+\Z", re.MULTILINE)
+_STAT = re.compile(
+    rb"(?:^ .+ \| .*\n)+^ \d+ files? changed.*\n(?:^ (?:create|delete|mode|rename|copy|rewrite) .*\n)*", re.MULTILINE
+)
+#: The last part of a file's name in a diffstat, and how many of its lines changed.
+_CHANGED = re.compile(rb"^ (?:.*[/ ])?(\S+) +\| +(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,10 @@ def commit_ports(git: Git, base: str, ports: Sequence[PatchPort]) -> tuple[Commi
         for port in ports:
             stage(staged, port.files)
             parent = head
-            if port.state is not PatchState.UNNEEDED:
-                head = commit_patch(staged, staged.line("write-tree", "--missing-ok"), parent, port.patch)
+            if port.state in {PatchState.PORTED, PatchState.NEEDS_HUMAN}:
+                head = staged.commit(
+                    staged.line("write-tree", "--missing-ok"), port.patch.name.encode() + b"\n", parent
+                )
             found.append(Committed(port, head, parent))
     return tuple(found)
 
@@ -62,12 +68,21 @@ def stage(staged: Git, files: Mapping[str, FileState | None]) -> None:
 
 
 def render(git: Git, item: Committed) -> bytes:
-    """Return a ported patch as bytes: the same bytes where nothing differs, else a new export with its description."""
+    """Return a ported patch as bytes: the same bytes where nothing differs, else its header with a new diff.
+
+    The header is kept byte for byte, but for a diffstat that is not true any more.
+    """
     patch = item.port.patch
     if item.port.identical:
         return patch.data
-    if is_mail(patch.data):
-        return export_commit(git, item.commit)
-    diff = export_diff(git, item.parent, item.commit)
-    header = _LEFTOVER.sub(b"", patch.header)
-    return header + (b"\n" if header else b"") + diff
+    header = _INDEX.sub(b"", patch.header)
+    if len(_STAT.findall(header)) == 1:
+        moved = any(verdict.new_path for verdict in item.port.verdicts)
+        stat = export_stat(git, item.parent, item.commit)
+        header = _STAT.sub(lambda old: old[0] if _same(old[0], stat) and not moved else stat, header)
+    return header + export_diff(git, item.parent, item.commit)
+
+
+def _same(one: bytes, other: bytes) -> bool:
+    """Whether two diffstats count the same."""
+    return sorted(_CHANGED.findall(one)) == sorted(_CHANGED.findall(other))

@@ -20,41 +20,45 @@ _OPTION = re.compile(r"-p(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One line of a `series` file."""
+    """One line of a `series` file; `fault` says why its patch cannot be read."""
 
     name: str
-    strip: int | None
+    strip: int | None = None
+    fault: str = ""
 
 
 def load_folder(folder: Path, tree: Container[str]) -> tuple[PatchFile, ...]:
     """Read the patches of a folder in the order of its `series` file (quilt), else by name.
 
-    `tree` has the paths of the tree that the patches are for. It decides the strip level.
+    `tree` has the paths of the tree that the patches are for. It decides the strip level. A patch that is malformed or
+    unsafe has no changes and says why (`PatchFile.fault`).
 
     Raises:
-        PatchError: malformed, unsafe, or a listed file is missing.
+        PatchError: a listed file is missing, or no patch can be read.
         UsageError: the folder does not exist or has no patches.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", remedy="give the folder that holds the patches")
-    listed = read_series(folder) or [
-        Listed(path.name, None) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES
-    ]
+    listed = read_series(folder) or [Listed(path.name) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
     if not listed:
         raise UsageError(f"{folder} holds no patches", cause="neither a series file nor *.patch or *.diff")
     found: list[PatchFile] = []
     known: set[str] = set()
     for item in listed:
-        patch = _read(folder, item)
-        depth = item.strip if item.strip is not None else detect_strip(patch, tree, known)
-        patch = restrip(patch, depth)
+        data = _data(folder, item)
+        try:
+            patch = _parsed(data, item, tree, known)
+        except PatchError as error:
+            patch = PatchFile(item.name, data, b"", (), fault=": ".join(filter(None, (error.what, error.cause))))
         known |= patch.paths
         found.append(patch)
+    if all(patch.fault for patch in found):
+        raise PatchError("\n".join(patch.fault for patch in found), remedy="get the patches again, or correct them")
     return tuple(found)
 
 
 def read_series(folder: Path) -> list[Listed]:
-    """Read a folder's `series` file, empty if there is none; PatchError for an unknown option."""
+    """Read a folder's `series` file, empty if there is none."""
     path = folder / "series"
     if not path.is_file():
         return []
@@ -64,24 +68,31 @@ def read_series(folder: Path) -> list[Listed]:
         if not words:
             continue
         options = [_OPTION.fullmatch(word) for word in words[1:]]
+        fault = ""
         if len(words) > 2 or None in options:
-            raise PatchError(
-                f"series:{number}: cannot read {line.strip()!r}",
-                cause="a line may have a file name and -pN only (reversed patches are not supported)",
+            fault = (
+                f"series:{number}: cannot read {line.strip()!r}: only -pN may follow a name, a patch is not reversed"
             )
         level = next((int(match[1]) for match in options if match), None)
-        listed.append(Listed(words[0], level))
+        listed.append(Listed(words[0], level, fault))
     return listed
 
 
-def _read(folder: Path, item: Listed) -> PatchFile:
+def _data(folder: Path, item: Listed) -> bytes:
     path = folder / item.name
     if ".." in Path(item.name).parts or path.is_absolute() != folder.is_absolute():
         raise PatchError(f"series names {item.name!r}, which is outside {folder}")
     try:
-        return parse_raw(path.read_bytes(), item.name)
+        return path.read_bytes()
     except OSError as error:
         raise PatchError(f"cannot read {path}: {error.strerror}", cause="the series file names it") from None
+
+
+def _parsed(data: bytes, item: Listed, tree: Container[str], known: Container[str]) -> PatchFile:
+    if item.fault:
+        raise PatchError(item.fault)
+    patch = parse_raw(data, item.name)
+    return restrip(patch, detect_strip(patch, tree, known) if item.strip is None else item.strip)
 
 
 def detect_strip(patch: PatchFile, tree: Container[str], known: Container[str] = frozenset()) -> int:

@@ -16,7 +16,12 @@ from build.series.verdicts import HunkVerdict, Method, Verdict
 #: The result of a probe without defects, and the patch names for which both wheels must give the same result.
 PASSED = "ok"
 SAME = ("unchanged", "baseline")
-_STATE_STYLE = {PatchState.PORTED: "green", PatchState.UNNEEDED: "cyan", PatchState.NEEDS_HUMAN: "bold red"}
+_STATE_STYLE = {
+    PatchState.PORTED: "green",
+    PatchState.UNNEEDED: "cyan",
+    PatchState.NEEDS_HUMAN: "bold red",
+    PatchState.UNREADABLE: "bold red",
+}
 
 
 class PatchReport(msgspec.Struct, frozen=True):
@@ -96,7 +101,12 @@ class PortReport(msgspec.Struct, frozen=True):
         return tuple(item for patch in self.patches for item in patch.verdicts)
 
     @property
+    def unreadable(self) -> tuple[PatchReport, ...]:
+        return tuple(patch for patch in self.patches if patch.state is PatchState.UNREADABLE)
+
+    @property
     def complete(self) -> bool:
+        """Whether no patch waits for a person; those that cannot be read do not."""
         return all(patch.state is not PatchState.NEEDS_HUMAN for patch in self.patches)
 
 

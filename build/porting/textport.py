@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from build.porting import halves, markers, renames, soundness
+from build.porting import halves, markers, renames, soundness, sweeps
 from build.porting.alignment import Alignment, align, text_of
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
@@ -83,6 +83,7 @@ def _each(
         _port(alignment, placed) if placed else port_without_base(align(hunk.old, new.lines), split(hunk, number, 0))
         for number, (placed, hunk) in enumerate(zip(located, hunks, strict=True), 1)
     ]
+    results = sweeps.place(alignment, located, results)
     results = [_unmoved(result, hunk, hunks) for result, hunk in zip(results, hunks, strict=True)]
     return alignment, tuple(located), tuple(_once(results))
 

@@ -76,6 +76,11 @@ def export_diff(git: Git, old: str, new: str) -> bytes:
     return git.out("diff-tree", "-p", *_DIFF, old, new)
 
 
+def export_stat(git: Git, old: str, new: str) -> bytes:
+    """Return the diffstat of two commits as `git format-patch` writes it."""
+    return git.out("diff-tree", "--stat=72", "--summary", *_DIFF, old, new)
+
+
 def export_series(git: Git, base: str, head: str, names: Iterable[str]) -> tuple[Exported, ...]:
     """Return the commits of `base..head`, oldest first, as patches called `names`, one per commit."""
     commits = git.line("rev-list", "--reverse", "--topo-order", f"{base}..{head}").split()

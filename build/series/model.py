@@ -130,6 +130,8 @@ class PatchFile:
         crlf: the patch's own structure has DOS line ends, so it went through a text conversion.
         fields: DEP-3 fields by name, first one wins.
         diff_offset: where in `data` the first change begins.
+        mended: what was read otherwise than it is written, as GNU patch does, in words.
+        fault: why nobody can read the patch, which then has no changes; empty if it could be read.
         outside: changes that are not applied, and not among `changes`: of files that an imported tree does not have.
     """
 
@@ -142,6 +144,8 @@ class PatchFile:
     fields: dict[str, str] = field(default_factory=dict)
     diff_offset: int = 0
     outside: tuple[FileChange, ...] = ()
+    mended: tuple[str, ...] = ()
+    fault: str = ""
 
     @property
     def diff(self) -> bytes:

@@ -24,7 +24,7 @@ def parse(data: bytes, name: str) -> PatchFile:
     Raises:
         PatchError: not a patch, cut off, wrong counts, or a path it may not touch; names the line.
     """
-    return restrip(parse_raw(data, name), 1)
+    return restrip(parse_raw(data, name, mend=False), 1)
 
 
 def read(path: Path) -> PatchFile:
@@ -35,9 +35,15 @@ def read(path: Path) -> PatchFile:
         raise PatchError(f"cannot read the patch {path}: {error.strerror}") from None
 
 
-def parse_raw(data: bytes, name: str) -> PatchFile:
-    """Read one patch without checking its names, which are kept as written (`FileChange.raw`)."""
-    reader = Reader(data, name)
+def parse_raw(data: bytes, name: str, *, mend: bool = True) -> PatchFile:
+    """Read one patch without checking its names, which are kept as written (`FileChange.raw`).
+
+    With `mend`, what GNU patch takes is taken, although git does not, and `PatchFile.mended` says so.
+
+    Raises:
+        PatchError: not a patch, cut off, or with wrong counts; names the line.
+    """
+    reader = Reader(data, name, mend=mend)
     changes: list[FileChange] = []
     first: int | None = None
     end = 0
@@ -57,7 +63,8 @@ def parse_raw(data: bytes, name: str) -> PatchFile:
     header = data[:offset]
     crlf = first is not None and reader.lines[first].endswith(b"\r\n")
     trailer = b"".join(reader.lines[end:]) if first is not None else b""
-    return PatchFile(name, data, header, tuple(changes), trailer, crlf, read_fields(header), offset)
+    fields, mended = read_fields(header), tuple(reader.mended)
+    return PatchFile(name, data, header, tuple(changes), trailer, crlf, fields, offset, mended=mended)
 
 
 def _refuse_cut_header(reader: Reader, end: int) -> None:

@@ -11,13 +11,20 @@ from build.series.safety import refuse
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)", re.DOTALL)
 _CUT = "the file was cut off, or copied only in part"
+#: Blank lines that GNU patch assumes at the end of a patch that lacks them: editors remove them.
+_CHOPPED = 3
 
 
 class Reader:
-    """The lines of one patch file; `at` is the index of the next one."""
+    """The lines of one patch file; `at` is the index of the next one.
 
-    def __init__(self, data: bytes, name: str) -> None:
+    With `mend`, what GNU patch takes and git refuses is read as GNU patch reads it, and `mended` says so.
+    """
+
+    def __init__(self, data: bytes, name: str, *, mend: bool = False) -> None:
         self.name = name
+        self.mend = mend
+        self.mended: list[str] = []
         self.lines = BytesIO(data).readlines()  # split at \n only: a lone \r is content
         self.at = 0
 
@@ -74,7 +81,7 @@ class Reader:
         left = list(counts)
         while left[0] > 0 or left[1] > 0 or self.peek()[:1] == b"\\":
             if self.done:
-                raise self.truncated(f"inside the hunk of line {head}")
+                return lines + self._chopped(head, left)
             text = self.take()
             if text[:1] == b"\\":
                 self._no_newline(lines)
@@ -86,12 +93,26 @@ class Reader:
             if text[:1] not in {b" ", b"-", b"+"} or min(left) < 0:
                 self.at -= 1
                 raise self._counts(head, counts)
-            if not text.endswith(b"\n"):
-                self.at -= 1
-                raise self.truncated("in the middle of a line")
-            lines.append(text)
+            lines.append(self._whole(text))
         self._goes_on(head, counts)
         return lines
+
+    def _chopped(self, head: int, left: list[int]) -> list[bytes]:
+        """Return the blank context lines that the end of the hunk of line `head` lacks; `left` counts old and new."""
+        if not self.mend or left[0] != left[1] or left[0] > _CHOPPED:
+            raise self.truncated(f"inside the hunk of line {head}")
+        self.mended.append(f"the hunk of line {head} lacks its last {left[0]} lines, which are read as blank")
+        return [b" \n"] * left[0]
+
+    def _whole(self, text: bytes) -> bytes:
+        """Return a hunk's line with its end, which only the patch's last line may lack, if that is context."""
+        if text.endswith(b"\n"):
+            return text
+        if not self.mend or text[:1] != b" ":
+            self.at -= 1
+            raise self.truncated("in the middle of a line")
+        self.mended.append(f"line {self.at} lacks its line end")
+        return text + b"\n"
 
     def _no_newline(self, lines: list[bytes]) -> None:
         """Apply a `\\ No newline at end of file` to the line before it."""

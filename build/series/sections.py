@@ -116,11 +116,17 @@ def _agree(
     names: tuple[str | None, str | None],
     seen: dict[str, bytes],
 ) -> None:
-    """Refuse a section whose `diff --git` line and `---`/`+++` lines name different files."""
+    """Refuse a section whose `diff --git` line and `---`/`+++` lines name different files.
+
+    Of a changed file GNU patch takes the latter, and so does a reader that mends. Of a new one it takes the former.
+    """
     moved = "rename_from" in seen or "copy_from" in seen
     differ = pair is not None and any(b is not None and a != b for a, b in zip(pair, names, strict=True))
-    if differ or (pair is None and not moved):
+    if not differ and (pair or moved):
+        return
+    if not reader.mend or moved or None in names:
         raise reader.error("the names after diff --git are not those after --- and +++", line=line)
+    reader.mended.append(f"line {line} names other files than the --- and +++ below it, which are taken")
 
 
 def _extended(reader: Reader) -> dict[str, bytes]:

@@ -175,3 +175,116 @@ def test_a_folder_of_someone_else_is_not_replaced(repo: Git, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="not a port's"):
         port_folder(request(repo))
     assert (tmp_path / "out" / "precious").read_bytes() == b"mine"
+
+
+TWENTY = numbered(40, l20="twenty\n")
+
+
+def tells(note: str, found: tuple[str, ...]) -> bool:
+    return any(note in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant", "note"),
+    [
+        (b"-1,6 +1,6 @@\n one\n-two\n+TWO\n three\n", b"\n\n\n", "lacks its last 3 lines, which are read as blank"),
+        (b"-1,3 +1,3 @@\n one\n-two\n+TWO\n three", b"\n\n\n", "line 7 lacks its line end"),
+        (b"-1,7 +1,7 @@\n one\n-two\n+TWO\n three\n\n\n\n \n", b"\n\n\n\n", ""),
+    ],
+    ids=["blank lines chopped", "last line end chopped", "blanks of blank lines chopped"],
+)  # fmt: skip
+def test_a_last_hunk_that_an_editor_stripped(tmp_path: Path, written: bytes, meant: bytes, note: str) -> None:
+    """GNU patch, and so quilt, assumes blank lines there."""
+    old = b"one\ntwo\nthree\n" + meant + b"end\n"
+    git = make_repo(tmp_path / "repo", {"a.txt": old})
+    git.out("tag", "old")
+    commit(git, {"a.txt": b"first\n" + old}, "upstream")
+    git.out("tag", "new")
+    (tmp_path / "patches").mkdir()
+    put(git, "fix.patch", b"--- a/a.txt\n+++ b/a.txt\n@@ " + written)
+    report = port_folder(request(git))
+    assert [item.verdict for item in report.verdicts] == [Verdict.OFFSET], report.verdicts
+    assert tells(note, report.patches[0].notes) or not note
+    applies(git, tmp_path / "out")
+    assert (git.folder / "a.txt").read_bytes() == b"first\n" + old.replace(b"two", b"TWO")
+
+
+def test_a_hunk_that_lacks_more_than_blanks_has_no_place(repo: Git, tmp_path: Path) -> None:
+    """The lines that a cut patch lacks are not blank in the file: nothing is put in."""
+    whole = plain(tmp_path, "src/a.c", OLD, TWENTY, ("a/", "b/"))
+    put(repo, "cut.patch", b"".join(whole.splitlines(keepends=True)[:-1]))
+    report = port_folder(request(repo))
+    assert [item.verdict for item in report.verdicts] == [Verdict.CONFLICT]
+
+
+def test_names_after_diff_git_that_are_others(repo: Git, tmp_path: Path) -> None:
+    body = plain(tmp_path, "src/a.c", OLD, TWENTY, ("a/", "b/"))
+    put(repo, "fix.patch", b"diff --git a/src/a.c.orig b/src/old.c\nindex 1234567..7654321 100644\n" + body)
+    report = port_folder(request(repo))
+    assert [(item.path, item.verdict) for item in report.verdicts] == [("src/a.c", Verdict.OFFSET)]
+    assert tells("line 1 names other files than the --- and +++ below it, which are taken", report.patches[0].notes)
+    applies(repo, tmp_path / "out")
+    made = b"diff --git a/n.c b/other.c\nnew file mode 100644\n--- /dev/null\n+++ b/n.c\n@@ -0,0 +1 @@\n+n\n"
+    put(repo, "fix.patch", made)
+    with pytest.raises(PatchError, match="names after diff --git"):
+        port_folder(request(repo))
+
+
+def test_a_patch_that_nobody_can_read_is_one_row(repo: Git, tmp_path: Path) -> None:
+    put(repo, "1.patch", plain(tmp_path, "src/a.c", OLD, TWENTY, ("a/", "b/")))
+    put(
+        repo,
+        "2.patch",
+        b"--- a/src/b.c\n+++ b/src/b.c\n@@ -1,2 +1,9 @@\n-line 1 of the file\n+x\n line 2 of the file\n",
+    )
+    put(repo, "3.patch", b"--- a/src/b.c\n+++ b/../../outside\n@@ -1 +1 @@\n-line 1 of the file\n+x\n")
+    put(repo, "4.patch", plain(tmp_path, "src/b.c", OLD, TWENTY, ("a/", "b/")))
+    put(repo, "series", b"1.patch\n2.patch\n3.patch\n4.patch\n1.patch -R\n")
+    report = port_folder(request(repo))
+    ported, unreadable = PatchState.PORTED, PatchState.UNREADABLE
+    assert [patch.state for patch in report.patches] == [ported, unreadable, unreadable, ported, unreadable]
+    said = [patch.notes[0] for patch in report.unreadable]
+    assert said[0].startswith("2.patch:6: the patch ends inside the hunk of line 3"), said
+    assert "outside the source tree" in said[1]
+    assert said[2].startswith("series:5: ")
+    written = (tmp_path / "out" / "PORT.md").read_text()
+    assert "| `2.patch` | cannot be read |  |" in written
+    assert said[0] in written
+    assert (tmp_path / "out" / "series").read_text().splitlines()[-2:] == ["1.patch", "4.patch"]
+    applies(repo, tmp_path / "out")
+    assert not (tmp_path / "out.port").exists()
+
+
+HEADERS = {
+    "mail of a series": b"From 0123456789abcdef0123456789abcdef01234567 Mon Sep 17 00:00:00 2001\n"
+    b"From: A U Thor <a@example.org>\nDate: Tue, 3 Mar 2020 10:00:00 +0100\nSubject: [PATCH 1/3] =?UTF-8?q?Gr=C3=BC?=\n"
+    b" =?UTF-8?q?n?=\n\nWhy it is so.\n\n# not a comment\n---\n",
+    "mail without a date": b"From 0123456789abcdef0123456789abcdef01234567 Mon Sep 17\nSubject: x\n\n---\n",
+    "dpatch": b"#! /bin/sh /usr/share/dpatch/dpatch-run\n## 01_x.dpatch by A U Thor\n# DP: why\n\n# Closes: #123\n",
+    "no blank line": b"Description: x\nForwarded: no\n",
+    "not UTF-8": b"Description: Gr\xfcn  \n\n\n# last\n\n\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_the_header_is_kept_byte_for_byte(repo: Git, tmp_path: Path, header: bytes) -> None:
+    body = plain(tmp_path, "src/a.c", OLD, TWENTY, ("a/", "b/"))
+    put(repo, "fix.patch", header + b"Index: src/a.c\n=======\n" + body)
+    assert port_folder(request(repo)).complete
+    assert (tmp_path / "out" / "fix.patch").read_bytes().partition(b"diff --git")[0] == header
+    applies(repo, tmp_path / "out")
+
+
+def test_a_diffstat_is_kept_while_it_is_true(repo: Git, tmp_path: Path) -> None:
+    """Of two changes upstream has one."""
+    one, two = (plain(tmp_path, f"src/{name}.c", OLD, TWENTY, ("a/", "b/")) for name in "ab")
+    stat = b"---\n src/a.c |    2 +-\n src/b.c |    2 +-\n 2 files changed, 2 insertions(+), 2 deletions(-)\n\n"
+    put(repo, "fix.patch", b"Subject: x\n" + stat + one + two)
+    port_folder(request(repo))
+    assert (tmp_path / "out" / "fix.patch").read_bytes().startswith(b"Subject: x\n" + stat + b"diff --git")
+    repo.out("checkout", "-q", "new")
+    commit(repo, {"src/b.c": NEW.replace(b"line 20 of the file\n", b"twenty\n")}, "more")
+    repo.out("tag", "-f", "new")
+    port_folder(request(repo))
+    true = b"---\n src/a.c | 2 +-\n 1 file changed, 1 insertion(+), 1 deletion(-)\n\n"
+    assert (tmp_path / "out" / "fix.patch").read_bytes().startswith(b"Subject: x\n" + true + b"diff --git")
