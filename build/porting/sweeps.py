@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from build.porting.alignment import Alignment
 from build.porting.candidates import between
@@ -64,7 +64,7 @@ def _placed(alignment: Alignment, placed: Placed, sweeps: _Sweeps) -> HunkResult
     return HunkResult(Verdict.DRIFTED, Method.MERGE, why, edits[0].start, tuple(edits), offset)
 
 
-def _counterpart(alignment: Alignment, group: Group, starts: Collection[int]) -> int | None:
+def _counterpart(alignment: Alignment, group: Group, starts: set[int]) -> int | None:
     """Return the new line where a group's old lines must be; None if there are several assignments, or none."""
     old, new = between(alignment, group.start, group.end)
     block = list(alignment.base_norm[group.start : group.end])
