@@ -36,7 +36,9 @@ _CLONE = Path("root", "multiworld")
 #: Settings of apt on how a mirror is reached; the others are the system's own.
 _APT = re.compile(r"Acquire::(?:https?::|Check-|Retries|Force).*", re.MULTILINE)
 _UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+# The root is a mount of its own, as on a machine: programs in it may make namespaces, too.
 _ENTER = """set -e
+mount --bind "$0" "$0"
 mount -t proc proc "$0/proc"; mount --rbind /sys "$0/sys"; mount --rbind /dev "$0/dev"
 for path in $OUTSIDE; do
   if [ -d "$path" ]; then mkdir -p "$0$path"; else mkdir -p "$(dirname "$0$path")"; touch "$0$path"; fi
