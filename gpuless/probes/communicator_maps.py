@@ -24,7 +24,7 @@ def run() -> tuple[str, dict[str, object]]:
 
     def region() -> None:
         world.group._start_coalescing()
-        fake.inject("ncclGroupStart", fake.HANG, after=_BEFORE)
+        fake.inject("ncclGroupStart", fake.HANG, after=_BEFORE, times=1)
         world.next_in_region()
 
     making = Call(region)
