@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -89,18 +89,34 @@ def _library(name: str) -> str:
 def listed(text: str) -> dict[str, str]:
     """Return the library of each unit that the text of `LISTS` names.
 
-    A list that the others are made of counts once, the most special one wins.
+    A list that the others are made of counts once, the most special one wins. A list of a build that the wheel is not,
+    such as one for phones, counts where a list of the wheel is made of it.
     """
-    body = ast.parse(text).body
+    lists = {
+        item.targets[0].id: item.value
+        for item in ast.parse(text).body
+        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
+    }
     found: dict[str, str] = {}
     rank = ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so")
-    for item in body:
-        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
-            library = _library(item.targets[0].id)
-            texts = [node.value for node in ast.walk(item) if isinstance(node, ast.Constant)]
-            for unit in texts if library else ():
-                if isinstance(unit, str) and rank.index(library) >= rank.index(found.get(unit, rank[0])):
-                    found[unit] = library
+    for name, library in _libraries(lists).items():
+        texts = [node.value for node in ast.walk(lists[name]) if isinstance(node, ast.Constant)]
+        for unit in texts:
+            if isinstance(unit, str) and rank.index(library) >= rank.index(found.get(unit, rank[0])):
+                found[unit] = library
+    return found
+
+
+def _libraries(lists: Mapping[str, ast.expr]) -> dict[str, str]:
+    """Return the library of each list that is a part of one: by its name, or by that of a list made of it."""
+    found = {name: library for name in lists if (library := _library(name))}
+    waiting = [name for name in lists if name in found]
+    while waiting:
+        made = waiting.pop()
+        for node in ast.walk(lists[made]):
+            if isinstance(node, ast.Name) and node.id in lists and node.id not in found:
+                found[node.id] = found[made]
+                waiting.append(node.id)
     return found
 
 

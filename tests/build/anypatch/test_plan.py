@@ -9,7 +9,7 @@ import pytest
 from build.anypatch import patchset
 from build.anypatch.plan import Change, Limits, Plan, Serves, make
 from build.errors import NeedsFullBuildError, PatchError, UsageError
-from build.overlay.owners import macros_of, read
+from build.overlay.owners import listed, macros_of, read
 from build.releases import Define, Release, get
 from tests.build.overlay.little import write
 
@@ -91,6 +91,12 @@ def served(plan: Plan) -> dict[str, Serves]:
 )
 def test_the_build_files_name_the_library(tree: Path, path: str, library: str) -> None:
     assert read(tree).of(path) == library
+
+
+def test_a_list_for_phones_counts_where_the_wheel_is_made_of_it() -> None:
+    """A patch of decompose_ops.cpp was taken for one of nothing in the wheel, and ignored beside other changes."""
+    text = "a_mobile = ['a.cpp']\nb_mobile = a_mobile + ['b.cpp']\ncore_full = b_mobile\nother_mobile = ['c.cpp']\n"
+    assert listed(text) == {"a.cpp": "libtorch_cpu.so", "b.cpp": "libtorch_cpu.so"}
 
 
 def test_what_build_files_say_of_flags_is_read(tree: Path) -> None:
