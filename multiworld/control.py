@@ -63,8 +63,7 @@ class Control:
         """The data connection to ``peer`` ended: break the world with the reason, as far as one is told."""
 
         def look() -> None:
-            for other in tuple(self._socks):
-                self._read(other)
+            self.look()
             self._session.hub.call_later(EXPLANATION_SECONDS, conclude)
 
         def conclude() -> None:
@@ -76,6 +75,11 @@ class Control:
                 )
 
         self._session.hub.call(look)
+
+    def look(self) -> None:
+        """Take in what the peers have said so far. In the hub's thread."""
+        for peer in tuple(self._socks):
+            self._read(peer)
 
     def tcp_info(self, peer: int) -> TcpInfo | None:
         """What the kernel knows of the connection to ``peer``; None if it is closed, or the kernel does not say."""

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from multiworld.errors import BrokenWorldException, WrongContext
@@ -101,6 +102,8 @@ class OwnStall(Event):
 
 #: events that wait for a slow callback; beyond that the oldest are dropped
 MAX_BACKLOG = 10_000
+#: how long ``join`` and ``rejoin`` wait until the callbacks have been told that we are in
+TELLING_SECONDS = 1.0
 
 
 class Subscription:
@@ -122,7 +125,7 @@ class Subscription:
             logger.exception("a subscriber failed on %s", type(event).__name__)
 
 
-_Entry = tuple[Event, tuple[Subscription, ...]] | threading.Event | None
+_Entry = tuple[Event, tuple[Subscription, ...]] | Future[None] | None
 
 
 class Callbacks:
@@ -171,15 +174,14 @@ class Callbacks:
             self._drop_oldest()
         self._entries.put((event, subscriptions))
 
-    def flush(self, seconds: float) -> bool:
-        """Wait until what is queued now has been handed out; False after ``seconds``, or in the callbacks' thread."""
-        if self._thread is None:
-            return True
-        if threading.current_thread() is self._thread:
-            return False
-        reached = threading.Event()
-        self._entries.put(reached)
-        return reached.wait(seconds)
+    def told(self) -> Future[None]:
+        """Done once what is queued now has been handed out; at once in the callbacks' own thread."""
+        reached: Future[None] = Future()
+        if self._thread is None or threading.current_thread() is self._thread:
+            reached.set_result(None)
+        else:
+            self._entries.put(reached)
+        return reached
 
     def end(self) -> None:
         """Hand out what is queued, then end the thread; returns at once. From any thread, a destructor included."""
@@ -196,15 +198,15 @@ class Callbacks:
             logger.warning("a subscriber is slow: more than %d events wait, the oldest are dropped", MAX_BACKLOG)
         with contextlib.suppress(queue.Empty):
             entry = self._entries.get_nowait()
-            if isinstance(entry, threading.Event):
-                entry.set()
+            if isinstance(entry, Future):
+                entry.set_result(None)
 
 
 def _hand_out(entries: queue.SimpleQueue[_Entry]) -> None:
     """Call the callbacks; what the thread keeps is the queue, and an event only while it is handed out."""
     while (entry := entries.get()) is not None:
-        if isinstance(entry, threading.Event):
-            entry.set()
+        if isinstance(entry, Future):
+            entry.set_result(None)
         else:
             event, subscriptions = entry
             for subscription in subscriptions:

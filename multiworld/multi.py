@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,8 +20,8 @@ from multiworld.config import (
     WorldConfig,
     is_duration,
 )
-from multiworld.errors import DescriptorsExhausted, InvalidArgument, WorldClosed
-from multiworld.events import Callbacks, Event, EventBus
+from multiworld.errors import DescriptorsExhausted, InvalidArgument, RendezvousError, WorldClosed
+from multiworld.events import TELLING_SECONDS, Callbacks, Event, EventBus
 from multiworld.hub import Hub
 from multiworld.linger import LINGER_SECONDS
 from multiworld.loops import running_loop
@@ -30,13 +30,14 @@ from multiworld.net.interfaces import chosen_address
 from multiworld.net.settings import network_settings
 from multiworld.opening import opened
 from multiworld.process import register
-from multiworld.remains import FREEING_SECONDS, GIVING_UP_SECONDS, TELLING_SECONDS, Remains
+from multiworld.remains import FREEING_SECONDS, GIVING_UP_SECONDS, Remains
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
+from multiworld.rendezvous.join_threads import JoinJob, Steps
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, store_silent
-from multiworld.rendezvous.stores import HostedStores, StoreLike, StoreSource
-from multiworld.roster import Attempt, Roster
+from multiworld.rendezvous.stores import HostedStores, StoreLike, StoreSource, parsed
+from multiworld.roster import Roster
 from multiworld.session import Session
-from multiworld.threads import run_in_thread, within
+from multiworld.threads import run_in_thread, wait_here, wait_in_loop
 from multiworld.world import World
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class SyncMultiWorld:
     # End of the generated methods.
 
     def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
-        return self._owner._join_sync(config, store, resize, None, Attempt())
+        return self._owner._join_sync(config, store, resize)
 
     def _close(self) -> None:
         self._owner._close_sync()
@@ -272,64 +273,92 @@ class MultiWorld:
         await run_in_thread("mw-close", self._close_sync)
 
     async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
-        attempt = Attempt()
-        loop = running_loop("join", config.name)
+        where = parsed(store, config)
+        job = self._begin_join(config, store, where, resize, running_loop("join", config.name))
         try:
-            return await run_in_thread(f"mw-join-{config.name}", self._join_sync, config, store, resize, loop, attempt)
+            await wait_in_loop(job.done, config.join_timeout + STORE_GRACE_SECONDS)
+            world = self._joined(job, config, where)
+            await wait_in_loop(self._told(), TELLING_SECONDS)
         except asyncio.CancelledError:
-            with self._roster.lock:
-                attempt.cancelled.set()
-            if attempt.world is not None:  # it was in already, and the caller never got it; nothing in it blocks yet
-                attempt.world._leave_sync(0.0)
+            _give_up(job)
             raise
+        return world
 
-    def _join_sync(
-        self,
-        config: WorldConfig,
-        store: StoreLike,
-        resize: bool,
-        loop: asyncio.AbstractEventLoop | None,
-        attempt: Attempt,
-    ) -> World:
-        """Join in this thread."""
-        with self._roster.joining(config):
-            source = self._stores.source(store, config, self._giving_up(attempt.cancelled))
-            session = self._meet(config, source, loop, resize, 0, attempt.cancelled)
-            world = World(self, config, session, source, loop)
-            if not self._roster.add(world, attempt):
-                world._leave_sync(0.0)
-                self._roster.check_usable(config.name)
-            return world
+    def _join_sync(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
+        """Join, and wait for that in this thread."""
+        where = parsed(store, config)
+        job = self._begin_join(config, store, where, resize, None)
+        try:
+            wait_here(job.done, config.join_timeout + STORE_GRACE_SECONDS)
+            world = self._joined(job, config, where)
+            wait_here(self._told(), TELLING_SECONDS)
+        except KeyboardInterrupt:
+            _give_up(job)
+            raise
+        return world
 
-    def _giving_up(self, cancelled: threading.Event) -> Callable[[], bool]:
-        """Whether an attempt is to be given up. Peers' questions are answered with it: it must not keep us alive."""
-        end = self._roster.end
-        return lambda: cancelled.is_set() or end.is_set()
+    def _told(self) -> Future[None]:
+        return self._callbacks.told()
 
-    def _rejoin_world(
-        self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None, cancelled: threading.Event
-    ) -> None:
-        before = world._departures
-        if world._current.failure is None:
-            world._current.leave()
-        session = self._meet_again(world, config, loop, cancelled)
-        with self._roster.lock:
-            wanted = world._departures == before and not cancelled.is_set() and self._roster.holds(world)
-            if wanted:
-                world._go_on_as(config, session, loop)
-        if not wanted:
-            session.leave(0.0)
-            raise WorldClosed(
-                world.name, "the world was left, or its MultiWorld closed, while it rejoined",
-                rank=config.rank, generation=session.membership.generation, operation="rejoin",
-            )  # fmt: skip
+    def _begin_join(
+        self, config: WorldConfig, store: StoreLike, where: object, resize: bool, loop: asyncio.AbstractEventLoop | None
+    ) -> JoinJob[World]:
+        self._roster.check_usable(config.name)
+
+        def steps(job: JoinJob[World]) -> Steps[World]:
+            given_up = self._giving_up(job)
+            with self._roster.joining(config):
+                source = self._stores.source(where, store, config, given_up)
+                session = yield from self._meet(job, config, source, loop, resize, 0, job.since)
+                world = World(self, config, session, source, loop)
+                if not self._roster.add(world, given_up):
+                    world._leave_sync(0.0)
+                    self._roster.check_usable(config.name)
+                return world
+
+        return self._stores.threads(where).start(steps, lambda world: world._leave_sync(0.0))
+
+    def _joined(self, job: JoinJob[World], config: WorldConfig, where: object) -> World:
+        """The world that was joined, or the error; a join that is late by now is given up."""
+        if not job.done.done() and job.cancel():
+            raise self._store_silent(config, where, 0, job)
+        return job.done.result()
+
+    def _store_silent(self, config: WorldConfig, where: object, after: int, job: JoinJob[Any]) -> RendezvousError:
+        return store_silent(config, where, after, self._stores.complaint(where, job.since))
+
+    def _giving_up(self, job: JoinJob[Any]) -> Callable[[], bool]:
+        """Whether a join is to be given up. Peers' questions are answered with it: it must not keep us alive."""
+        given_up, end = job.given_up, self._roster.end
+        return lambda: given_up.is_set() or end.is_set()
+
+    def _rejoin_world(self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None) -> JoinJob[None]:
+        self._roster.check_usable(world.name)
+
+        def steps(job: JoinJob[None]) -> Steps[None]:
+            before = world._departures
+            if world._current.failure is None:
+                world._current.leave()
+            session = yield from self._meet_again(job, world, config, loop)
+            with self._roster.lock:
+                wanted = world._departures == before and not job.given_up.is_set() and self._roster.holds(world)
+                if wanted:
+                    world._go_on_as(config, session, loop)
+            if not wanted:
+                session.leave(0.0)
+                raise WorldClosed(
+                    world.name, "the world was left, or its MultiWorld closed, while it rejoined",
+                    rank=config.rank, generation=session.membership.generation, operation="rejoin",
+                )  # fmt: skip
+
+        return self._stores.threads(world._source.where).start(steps, lambda _: None)
 
     def _meet_again(
-        self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None, cancelled: threading.Event
-    ) -> Session:
+        self, job: JoinJob[None], world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None
+    ) -> Steps[Session]:
         new = self._roster.readmit(world)
         try:
-            return self._meet(config, world._source, loop, True, world.generation, cancelled)
+            return (yield from self._meet(job, config, world._source, loop, True, world.generation, time.monotonic()))
         except BaseException:
             if new:
                 self._roster.forget(world)
@@ -344,36 +373,26 @@ class MultiWorld:
 
     def _meet(
         self,
+        job: JoinJob[Any],
         config: WorldConfig,
         source: StoreSource,
         loop: asyncio.AbstractEventLoop | None,
         resize: bool,
         after: int,
-        cancelled: threading.Event,
-    ) -> Session:
-        hub, bus, given_up = self._hub, self._bus, self._giving_up(cancelled)
-
-        def work() -> Session:
-            return opened(hub, bus, config, source, loop, resize=resize, after=after, cancelled=given_up)
-
-        try:
-            # In a thread of its own: a store whose host is frozen blocks far beyond every timeout it was given.
-            seconds, since = config.join_timeout + STORE_GRACE_SECONDS, time.monotonic()
-            with self._roster.attempting(config.name):
-                session = within(seconds, work, f"mw-meet-{config.name}", lambda session: session.leave(0.0))
-        except TimeoutError:
-            cancelled.set()
-            raise store_silent(config, source, after, since) from None
-        except BaseException:
-            cancelled.set()
-            raise
-        self._callbacks.flush(TELLING_SECONDS)
-        return session
+        since: float,
+    ) -> Steps[Session]:
+        with self._roster.attempting(config.name):
+            return (
+                yield from opened(
+                    job, self._hub, self._bus, config, source, loop,
+                    since=since, resize=resize, after=after, cancelled=self._giving_up(job),
+                )
+            )  # fmt: skip
 
     def _close_sync(self, linger: float = LINGER_SECONDS) -> None:
         """Close in this thread, waiting ``linger`` seconds per world for what was sent."""
         # Attempts give up now, and need the hub until they have.
-        if not self._roster.close(min(FREEING_SECONDS, linger + GIVING_UP_SECONDS)):
+        if not self._roster.close(min(FREEING_SECONDS, linger + GIVING_UP_SECONDS), self._stores.wake_joins):
             return
         worlds = list(self.worlds.values())
         for world in worlds:
@@ -403,3 +422,9 @@ class MultiWorld:
         for world in self.worlds.values():
             world._current.drop_in_child()
         self._hub.drop_in_child()
+
+
+def _give_up(job: JoinJob[World]) -> None:
+    """Give up a join whose caller has stopped waiting; a world that it is in already is left."""
+    if not job.cancel() and job.done.exception() is None:
+        job.done.result()._leave_sync(0.0)

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from multiworld.config import WorldConfig
 from multiworld.events import EventBus, WorldJoined
 from multiworld.hub import Hub
+from multiworld.rendezvous.join_threads import JoinJob, Steps
 from multiworld.rendezvous.joining import Meeting, Rendezvous
 from multiworld.rendezvous.stores import StoreSource
 from multiworld.session import Session
 
 
 def opened(
+    job: JoinJob[Any],
     hub: Hub,
     bus: EventBus,
     config: WorldConfig,
     source: StoreSource,
     loop: asyncio.AbstractEventLoop | None,
     *,
+    since: float,
     resize: bool,
     after: int,
     cancelled: Callable[[], bool],
-) -> Session:
-    """Meet the other members and begin the next generation; as ``Rendezvous.run``, this blocks and raises."""
+) -> Steps[Session]:
+    """Meet the other members and begin the next generation; arguments and errors as of ``Rendezvous``."""
     process = hub.endpoint, hub.monitor.unconnected
-    met = Rendezvous(*process, config, source, resize=resize, after=after, cancelled=cancelled).run()
+    rendezvous = Rendezvous(job, *process, config, source, since=since, resize=resize, after=after, cancelled=cancelled)
+    met = yield from rendezvous.run()
     return _session_of(hub, bus, config, met, source.address, loop)
 
 

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from multiworld.events import TELLING_SECONDS
+
 if TYPE_CHECKING:
     from multiworld.events import Callbacks
     from multiworld.hub import Hub
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 GIVING_UP_SECONDS = 0.5
 #: how long ``close`` waits for broken worlds to be freed; what takes longer goes on in the background
 FREEING_SECONDS = 1.0
-#: how long ``join`` and ``rejoin`` wait until the callbacks have been told that we are in
-TELLING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from multiworld.config import WorldConfig
 from multiworld.errors import InvalidArgument, WrongContext
 from multiworld.world import World
-
-
-class Attempt:
-    """One call of ``join``: whether its caller has given up, and the world once it is in; both under the roster's
-    lock."""
-
-    def __init__(self) -> None:
-        self.cancelled = threading.Event()
-        self.world: World | None = None
 
 
 class Roster:
@@ -70,13 +61,13 @@ class Roster:
             with self.lock:
                 self._joining.discard(config.name)
 
-    def add(self, world: World, attempt: Attempt) -> bool:
-        """Take a world in, unless its caller has given up or we are closed; whether it is in."""
+    def add(self, world: World, unwanted: Callable[[], bool]) -> bool:
+        """Take a world in, unless it is unwanted by now; whether it is in."""
         with self.lock:
-            wanted = not self.end.is_set() and not attempt.cancelled.is_set()
-            if wanted:
-                self._worlds[world.name] = attempt.world = world
-            return wanted
+            if unwanted():
+                return False
+            self._worlds[world.name] = world
+            return True
 
     def readmit(self, world: World) -> bool:
         """Take back a world that rejoins; whether it had been left."""
@@ -116,11 +107,13 @@ class Roster:
                 self._attempts -= 1
                 self._attempted.notify_all()
 
-    def close(self, seconds: float) -> bool:
-        """Let no world in any more, and wait ``seconds`` for attempts to give up; False if that was done before."""
+    def close(self, seconds: float, wake: Callable[[], None]) -> bool:
+        """Let no world in any more, and wait ``seconds`` for attempts, which ``wake`` wakes, to give up; False if that
+        was done before."""
         with self.lock:
             if not self.abandon():
                 return False
+            wake()
             self._attempted.wait_for(lambda: not self._attempts, seconds)
             return True
 

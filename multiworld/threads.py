@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
 from types import CodeType, FrameType, FunctionType
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 _blocking: set[CodeType] = set()
 
@@ -66,6 +66,31 @@ def within(seconds: float, function: Callable[[], T], name: str, give_back: Call
     if future.cancel():  # not done yet
         raise TimeoutError
     return future.result()
+
+
+@blocking
+def wait_here(future: Future[Any], seconds: float | None) -> None:
+    """Wait in this thread until ``future`` is done, but no longer than ``seconds``; None waits without a limit."""
+    wait([future], None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+
+
+async def wait_in_loop(future: Future[Any], seconds: float | None) -> None:
+    """As ``wait_here``, awaiting; a cancelled await leaves ``future`` alone."""
+    if future.done():
+        return
+    loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody awaits any more
+            loop.call_soon_threadsafe(woken.set)
+
+    future.add_done_callback(wake)
+    late = None if seconds is None else loop.call_later(min(seconds, threading.TIMEOUT_MAX), woken.set)
+    try:
+        await woken.wait()
+    finally:
+        if late is not None:
+            late.cancel()
 
 
 def _settle(future: Future[T], function: Callable[[], T], give_back: Callable[[T], None]) -> None:

@@ -5,42 +5,49 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import threading
 import weakref
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from multiworld.api.sync import SyncGroup
 from multiworld.config import WorldConfig, WorldState
-from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WrongContext
+from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, RendezvousError, WrongContext
+from multiworld.events import TELLING_SECONDS
 from multiworld.group import Group
 from multiworld.linger import LINGER_SECONDS
 from multiworld.loops import no_loop, running_loop
 from multiworld.ops import p2p
 from multiworld.ops.checks import check_list, check_number, invalid
+from multiworld.rejoining import RejoinCall, Rejoins
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.tally import Tally
-from multiworld.threads import run_in_thread
+from multiworld.threads import run_in_thread, wait_here, wait_in_loop
 
 if TYPE_CHECKING:
+    from multiworld.rendezvous.join_threads import JoinJob
     from multiworld.rendezvous.stores import StoreSource
     from multiworld.session import Session
 
 
 class Owner(Protocol):
-    """The ``MultiWorld`` of a world, as the world sees it. Both block."""
+    """The ``MultiWorld`` of a world, as the world sees it."""
 
     def _leave_world(self, world: World, linger: float) -> None:
-        """Leave ``world``, waiting at most ``linger`` seconds for what was sent."""
+        """Leave ``world``; blocks for at most ``linger`` seconds, so that what was sent can arrive."""
 
-    def _rejoin_world(
-        self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None, cancelled: threading.Event
-    ) -> None:
-        """Let ``world`` go on under a new generation, as ``config`` says."""
+    def _rejoin_world(self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None) -> JoinJob[None]:
+        """Begin to let ``world`` go on under a new generation, as ``config`` says."""
+
+    def _store_silent(self, config: WorldConfig, where: object, after: int, job: JoinJob[Any]) -> RendezvousError:
+        """The error for a store that does not answer."""
+
+    def _told(self) -> Future[None]:
+        """Done when callbacks have heard of all events so far, and at once in their own thread."""
 
 
 class SyncWorld(SyncGroup):
@@ -58,7 +65,7 @@ class SyncWorld(SyncGroup):
         self._run(timeout, p2p.synchronize)
 
     def rejoin(self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None) -> World:
-        """Assemble the world again under a new generation."""
+        """Assemble a broken world again under a new generation."""
         return self._rejoin(rank, size, timeout)
 
     # End of the generated methods.
@@ -67,7 +74,7 @@ class SyncWorld(SyncGroup):
         self._group._leave_sync()
 
     def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
-        return self._group._rejoin_sync(rank, size, timeout, None, threading.Event())
+        return self._group._rejoin_sync(rank, size, timeout)
 
 
 class World(Group):
@@ -100,6 +107,7 @@ class World(Group):
         self._numbers: dict[int, tuple[tuple[int, ...], str]] = {}
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._earlier = Tally()
+        self._rejoins = Rejoins(self)
 
     @property
     def sync(self) -> SyncWorld:
@@ -222,9 +230,12 @@ class World(Group):
         self._current.abort(reason)
 
     async def rejoin(self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None) -> World:
-        """Assemble the world again under a new generation.
+        """Assemble a broken world again under a new generation.
 
-        Every member, or its replacement by ``join``, does the same.
+        Every member, or its replacement by ``join``, does the same. Each task, thread or callback that notices the
+        failure may call it: calls at the same time share one attempt, and a call after it returns at once. A world
+        that is active with all its members is not left, unless ``rank`` or ``size`` differ from what they are. To
+        assemble such a world anew, call ``abort`` or ``leave`` first.
 
         Args:
             rank: our new rank; None keeps it.
@@ -232,11 +243,12 @@ class World(Group):
             timeout: seconds; None is ``join_timeout``.
 
         Returns:
-            This world, active again. A world that is not broken yet is left first.
+            This world, active with all its members.
 
         Raises:
             StaleGeneration: the others have gone on without us.
             RendezvousError: they did not come, or disagree.
+            InvalidArgument: another rank or size than that of a rejoin that is under way here.
         """
         return await self._rejoin(rank, size, timeout)
 
@@ -254,12 +266,15 @@ class World(Group):
     def _enter_sync(self, operation: str) -> Session:
         """The live session for an operation of the calling thread, or a typed error."""
         if os.getpid() != self._pid:
-            raise WrongContext(self.name, "used in a forked child of the process that joined", rank=self.world_rank)
+            raise self._forked()
         session = self._current
         failure = session.engine.failure
         if failure is not None:
             raise failure.with_context(operation=operation)
         return session
+
+    def _forked(self) -> WrongContext:
+        return WrongContext(self.name, "used in a forked child of the process that joined", rank=self.world_rank)
 
     def _bind(self, loop: asyncio.AbstractEventLoop, session: Session, operation: str) -> None:
         """Serve ``loop`` from now on: the first one, or the next after the last one was closed."""
@@ -280,27 +295,41 @@ class World(Group):
         running_loop("leave", self.name, self.world_rank)
         await run_in_thread(f"mw-leave-{self.name}", self._leave_sync)
 
-    async def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
-        loop = running_loop("rejoin", self.name, self.world_rank)
-        cancelled = threading.Event()
-        try:
-            return await run_in_thread(
-                f"mw-rejoin-{self.name}", self._rejoin_sync, rank, size, timeout, loop, cancelled
-            )
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
+    def _whole(self) -> bool:
+        """Whether it is active with all its members: none was lost, none left in good order, or has said so."""
+        if os.getpid() != self._pid:
+            raise self._forked()
+        session = self._current
+        if session.failure is None:
+            session.hub.call_and_wait(session.control.look)
+        return session.failure is None and not session.leaving and not session.departed
 
-    def _rejoin_sync(
-        self,
-        rank: int | None,
-        size: int | None,
-        timeout: float | None,
-        loop: asyncio.AbstractEventLoop | None,
-        cancelled: threading.Event,
-    ) -> World:
-        config = self._config_of_rejoin(rank, size, timeout)
-        self._owner._rejoin_world(self, config, self._loop if loop is None else loop, cancelled)
+    def _begin_rejoin(self, config: WorldConfig, loop: asyncio.AbstractEventLoop | None) -> JoinJob[None]:
+        return self._owner._rejoin_world(self, config, loop)
+
+    def _store_silent(self, config: WorldConfig, job: JoinJob[None]) -> RendezvousError:
+        return self._owner._store_silent(config, self._source.where, self.generation, job)
+
+    async def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
+        call = RejoinCall(self, rank, size, timeout, running_loop("rejoin", self.name, self.world_rank))
+        over = False
+        while not over:
+            with self._rejoins.attempt(call) as attempt:
+                if attempt is not None:
+                    await wait_in_loop(attempt.job.done, call.patience(attempt))
+                over = attempt is None or call.is_over(attempt)
+        await wait_in_loop(self._owner._told(), TELLING_SECONDS)
+        return self
+
+    def _rejoin_sync(self, rank: int | None, size: int | None, timeout: float | None) -> World:
+        call = RejoinCall(self, rank, size, timeout, self._loop)
+        over = False
+        while not over:
+            with self._rejoins.attempt(call) as attempt:
+                if attempt is not None:
+                    wait_here(attempt.job.done, call.patience(attempt))
+                over = attempt is None or call.is_over(attempt)
+        wait_here(self._owner._told(), TELLING_SECONDS)
         return self
 
     def _go_on_as(self, config: WorldConfig, session: Session, loop: asyncio.AbstractEventLoop | None) -> None:

@@ -86,8 +86,7 @@ class CasKeys(AgreedKeys):
         return int(self.read(name) or 0)
 
     def raise_from(self, name: str, current: int, to: int) -> int:
-        self._swap(name, str(current) if current else "", str(to))
-        return self.number(name)
+        return int(self._swap(name, str(current) if current else "", str(to)))
 
     def delete(self, name: str) -> None:
         self._store.delete_key(self._key(name))

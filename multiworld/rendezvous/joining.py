@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from multiworld.config import NetworkSettings, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
@@ -22,6 +23,7 @@ from multiworld.net.causes import cause_of, system_message
 from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.endpoint import Endpoint
 from multiworld.net.greeting import PROTOCOL, GreetingError, Reason, versions
+from multiworld.rendezvous.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.store_client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
 from multiworld.rendezvous.stores import StoreSource
@@ -29,6 +31,8 @@ from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDi
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 ALIVE_CHECK_SECONDS = 1.0
+#: how long a peer may take to connect, or to say that it is ready; and so much longer for each join under way here
+STEP_SECONDS, CROWDED_STEP_SECONDS = 5.0, 0.01
 #: how much longer than ``join_timeout`` a call of torch's store is waited for
 STORE_GRACE_SECONDS = 1.0
 #: the same for an answer to our own client: a store that answers is not blamed for members that do not join
@@ -36,13 +40,13 @@ ANSWER_GRACE_SECONDS = 0.3
 _OTHER_FILE = "pass the path of a file that every member can write, in a folder that exists"
 
 
-def store_silent(config: WorldConfig, source: StoreSource, after: int, since: float) -> RendezvousError:
+def store_silent(config: WorldConfig, where: object, after: int, complaint: GreetingError | None) -> RendezvousError:
     """The error for a store that does not answer. If this process hosts it, it may be busy with peers it refuses."""
-    failed, refused = StoreFailed("does not answer", SILENT), source.complaint(since)
-    if refused is not None:
-        what = f"does not answer; this process refused a peer that {refused.what}"
-        failed = StoreFailed(what, refused.cause, refused.remedy)
-    return _store_failed(config, source.where, after, failed)
+    failed = StoreFailed("does not answer", SILENT)
+    if complaint is not None:
+        what = f"does not answer; this process refused a peer that {complaint.what}"
+        failed = StoreFailed(what, complaint.cause, complaint.remedy)
+    return _store_failed(config, where, after, failed)
 
 
 def _store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
@@ -50,6 +54,18 @@ def _store_failed(config: WorldConfig, where: object, after: int, failed: StoreF
         config.name, f"the store {where} {failed.what}", cause=failed.cause, remedy=failed.remedy,
         generation=after or None, rank=config.rank, operation="rejoin" if after else "join",
     )  # fmt: skip
+
+
+def _waker(job: JoinJob[Any]) -> Callable[[], None]:
+    """Wakes ``job`` as long as it is under way. A membership keeps it for good, and must not keep the world alive."""
+    reference = weakref.ref(job)
+
+    def wake() -> None:
+        found = reference()
+        if found is not None:
+            found.wake()
+
+    return wake
 
 
 class _Moved(Exception):
@@ -71,8 +87,12 @@ class Meeting:
 class Rendezvous:
     """One call of ``join`` or ``rejoin``, over as many generations as it takes.
 
+    It holds a client of a TCP store only between two pauses.
+
     Args:
+        job: what it is part of; to cancel that gives up.
         unconnected: picks those claims whose process no heartbeat connection leads to yet.
+        since: monotonic time from which ``join_timeout`` counts.
         resize: whether to wait when the world exists with another size.
         after: our last generation; the new one is higher.
         cancelled: asked now and then; True gives up.
@@ -80,33 +100,38 @@ class Rendezvous:
 
     def __init__(
         self,
+        job: JoinJob[Any],
         listener: Callable[[str, NetworkSettings], Endpoint],
         unconnected: Callable[[Iterable[Claim]], list[Claim]],
         config: WorldConfig,
         source: StoreSource,
         *,
+        since: float,
         resize: bool = False,
         after: int = 0,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._job = job
         self._listener = listener
         self._unconnected = unconnected
         self._config = config
         self._after = after
         self._resize = resize
         self._cancelled = cancelled
-        self._started = time.monotonic()
-        self._deadline = self._started + config.join_timeout
+        self._started = since
+        self._deadline = since + config.join_timeout
         self._source = source
         self._client: Any = None
+        #: whether the store has ever answered
+        self._reached = False
         self._why = "the other members have not joined"
         #: why we refused a peer that may be a member; part of the message when the others do not join in time
         self._complaint: GreetingError | None = None
         #: generations that we ended for all; others may still read them until the next one is complete
         self._abandoned: list[int] = []
 
-    def run(self) -> Meeting:
-        """Meet the other members; blocks.
+    def run(self) -> Steps[Meeting]:
+        """Meet the other members.
 
         Raises:
             RendezvousError: see ``MultiWorld.join``.
@@ -115,21 +140,38 @@ class Rendezvous:
         try:
             with self._failures_of_the_store():
                 self._endpoint = self._open_endpoint(self._source.address)
-                self._client = self._open_client()
-                self._ledger = Ledger(self._client, self._config.name)
-                return self._meet()
+                return (yield from self._sharing_clients(self._meet()))
         except BaseException:
             self._source.discard(self._client)
             raise
 
-    def _meet(self) -> Meeting:
+    def _sharing_clients(self, steps: Steps[Meeting]) -> Steps[Meeting]:
+        """Do ``steps`` without holding a client of the store in their pauses."""
+        while True:
+            try:
+                pause = next(steps)
+            except StopIteration as end:
+                return cast("Meeting", end.value)
+            if isinstance(self._client, StoreClient):
+                self._source.give_back(self._client)
+                self._client = None
+            yield pause
+
+    @property
+    def _ledger(self) -> Ledger:
+        if self._client is None:
+            self._client = self._open_client()
+            self._reached = True
+        return Ledger(self._client, self._config.name)
+
+    def _meet(self) -> Steps[Meeting]:
         while True:
             self._check_time()
             try:
                 generation = self._newest()
                 if generation is not None:
-                    return self._enter(generation)
-                time.sleep(LONGEST_PAUSE)
+                    return (yield from self._enter(generation))
+                yield Pause(LONGEST_PAUSE)
             except _Moved:
                 continue
             except Incompatible as other:
@@ -143,7 +185,7 @@ class Rendezvous:
             raise
         except StoreFailed as failed:
             if failed.cause == SILENT:
-                raise store_silent(self._config, self._source, self._after, self._started) from None
+                raise self._silent() from None
             raise _store_failed(self._config, self._source.where, self._after, failed) from None
         except Cancelled:
             self._fail_cancelled()
@@ -155,6 +197,9 @@ class Rendezvous:
             )
         except RuntimeError as error:  # torch's own are all of this kind
             self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)
+
+    def _silent(self) -> RendezvousError:
+        return store_silent(self._config, self._source.where, self._after, self._source.complaint(self._started))
 
     def _open_endpoint(self, address: str) -> Endpoint:
         place: dict[str, Any] = {"rank": self._config.rank, "operation": "rejoin" if self._after else "join"}
@@ -215,48 +260,56 @@ class Rendezvous:
         holder = self._ledger.claimed(sealed, config.rank)
         taken = holder is not None and self._alive(sealed, config.rank, holder)
         if self._after and (taken or other_size):
-            raise StaleGeneration(
-                config.name, f"the world is in generation {sealed} without this process", current=sealed,
-                generation=self._after, rank=config.rank, operation="rejoin",
-            )  # fmt: skip
+            raise self._stale(sealed, holder if taken else None)
         if taken and holder is not None:
             self._refuse_duplicate(sealed, holder)
         return self._ledger.advance(sealed)
 
-    def _enter(self, generation: int) -> Meeting:
+    def _stale(self, sealed: int, holder: Claim | None) -> StaleGeneration:
+        """The error for a world that has gone on; ``holder`` has our rank now."""
+        what, cause, remedy = f"the world is in generation {sealed} without this process", None, None
+        if holder is not None and holder.process == this_process():
+            what = f"another join of this very process has rank {self._config.rank} in generation {sealed}"
+            cause, remedy = "two MultiWorld objects of this process use one rank", "use the World that has the rank"
+        return StaleGeneration(
+            self._config.name, what, cause=cause, remedy=remedy, current=sealed, generation=self._after,
+            rank=self._config.rank, operation="rejoin",
+        )  # fmt: skip
+
+    def _enter(self, generation: int) -> Steps[Meeting]:
         config = self._config
         size = self._ledger.agree_size(generation, config.size)
         if size != config.size:
             self._refuse_size(generation, size)
         incarnation = secrets.token_hex(8)
         place = config.name, generation, config.rank, size, incarnation
-        acceptor = HandshakeAcceptor(self._endpoint, *place, withdrawn=self._cancelled)
+        acceptor = HandshakeAcceptor(self._endpoint, *place, withdrawn=self._cancelled, on_arrival=_waker(self._job))
         try:
-            self._claim(generation, incarnation)
-            claims = self._await_claims(generation)
-            wires = self._wire(generation, claims, acceptor)
+            ours = self._claim(generation, incarnation)
+            claims = yield from self._await_claims(generation, ours)
+            wires = yield from self._wire(generation, claims, acceptor)
         except BaseException:
             acceptor.close()
             raise
         self._clean_up(generation)
         return Meeting(generation, wires, acceptor, claims, time.monotonic() - self._started)
 
-    def _claim(self, generation: int, incarnation: str) -> None:
+    def _claim(self, generation: int, incarnation: str) -> Claim:
         config, endpoint = self._config, self._endpoint
         us = this_process()
         ours = Claim(
             incarnation, endpoint.address, endpoint.port, us.machine, us.pid, us.started, config.backend,
         )  # fmt: skip
         holder = self._ledger.claim(generation, config.rank, ours)
-        if holder.incarnation == incarnation:
-            return
-        if self._alive(generation, config.rank, holder):
-            self._refuse_duplicate(generation, holder)
-        self._move_on(generation)
+        if holder.incarnation != incarnation:
+            if self._alive(generation, config.rank, holder):
+                self._refuse_duplicate(generation, holder)
+            self._move_on(generation)
+        return holder
 
-    def _await_claims(self, generation: int) -> dict[int, Claim]:
+    def _await_claims(self, generation: int, ours: Claim) -> Steps[dict[int, Claim]]:
         config = self._config
-        claims: dict[int, Claim] = {}
+        claims = {config.rank: ours}
         pause, next_check = FIRST_PAUSE, time.monotonic() + ALIVE_CHECK_SECONDS
         while True:
             for rank in range(config.size):
@@ -274,7 +327,7 @@ class Rendezvous:
             if time.monotonic() > next_check:
                 self._check_alive(generation, claims)
                 next_check = time.monotonic() + ALIVE_CHECK_SECONDS
-            time.sleep(pause)
+            yield Pause(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
 
     def _check_alive(self, generation: int, claims: dict[int, Claim]) -> None:
@@ -294,20 +347,30 @@ class Rendezvous:
             self._move_on(generation)
         raise Incompatible(rank, claim, GreetingError(Reason.VERSION, versions(claim.protocol, PROTOCOL)))
 
-    def _wire(self, generation: int, claims: dict[int, Claim], acceptor: HandshakeAcceptor) -> Wires:
+    def _wire(self, generation: int, claims: dict[int, Claim], acceptor: HandshakeAcceptor) -> Steps[Wires]:
         config = self._config
 
+        last_look = time.monotonic()
+
         def given_up() -> bool:
-            return self._cancelled() or self._ledger.generation() != generation
+            nonlocal last_look
+            if time.monotonic() - last_look > LONGEST_PAUSE + CROWD_SECONDS * self._job.crowd:
+                last_look = time.monotonic()
+                return self._ledger.generation() != generation
+            return self._cancelled()
 
         try:
             dialler = PeerDialler(config.name, generation, config.rank, claims, config.network)
-            return wire(dialler, acceptor, self._deadline, given_up, self._unconnected)
+            return (yield from wire(dialler, acceptor, self._deadline, self._patience, given_up, self._unconnected))
         except WiringFailed as failed:
             self._complaint = acceptor.complaint() or self._complaint
             self._why = f"rank {failed.peer} joined but could not be connected to: {failed.why}"
             self._check_time()
             self._move_on(generation)
+
+    def _patience(self) -> float:
+        """Seconds that a peer may take for one step: it most likely has as many joins under way as this process."""
+        return STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd
 
     def _clean_up(self, generation: int) -> None:
         """Seal it, and delete what is left of the one before. A store that fails now does no harm."""
@@ -324,6 +387,7 @@ class Rendezvous:
         except Exception as error:  # noqa: BLE001 - of the store's many types
             self._source.discard(self._client)
             self._why = str(error)
+        self._client = None
 
     def _move_on(self, generation: int) -> NoReturn:
         if self._ledger.advance(generation) == generation + 1:
@@ -341,6 +405,8 @@ class Rendezvous:
     def _check_time(self) -> None:
         if self._cancelled():
             self._fail_cancelled()
+        if time.monotonic() > self._deadline and not self._reached:  # other joins wait for it, too
+            raise self._silent()
         if time.monotonic() > self._deadline:
             late = f"not assembled within {self._config.join_timeout} s"
             complaint = self._complaint or self._source.complaint(self._started)
@@ -363,6 +429,12 @@ class Rendezvous:
         )
 
     def _refuse_duplicate(self, generation: int, holder: Claim) -> NoReturn:
+        if holder.process == this_process():
+            self._fail(
+                f"rank {self._config.rank} is taken in generation {generation} by another join of this very process",
+                "two MultiWorld objects of this process use one rank, or a leave() or a cancelled join has not ended",
+                remedy="use the World that has the rank, join with a free rank, or leave it first and await that",
+            )
         self._fail(
             f"rank {self._config.rank} is taken in generation {generation} by process {holder.pid} "
             f"at {printed(holder.address, holder.port)}, which is alive",

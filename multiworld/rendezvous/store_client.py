@@ -117,7 +117,7 @@ class StoreClient:
     def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self.deadline = deadline
         self._sock = sock
-        sock.setblocking(False)
+        sock.settimeout(STEP_SECONDS)
 
     @classmethod
     def connect(cls, where: TcpStoreAddress, deadline: Deadline, mode: GreetingMode | None = None) -> StoreClient:
@@ -239,29 +239,36 @@ class StoreClient:
         return self._take(size)
 
     def _call(self, data: bytes) -> None:
+        rest = memoryview(data)
         with self._failing():
-            rest = memoryview(data)
             while rest:
                 try:
                     rest = rest[self._sock.send(rest) :]
-                except BlockingIOError:  # noqa: PERF203 - a socket's way to say that it is full
-                    _ready(self._sock, select.POLLOUT, self.deadline)
+                except TimeoutError:  # noqa: PERF203 - the socket is full
+                    self._check_deadline()
 
     def _take(self, size: int) -> bytes:
-        taken = bytearray()
-        with self._failing():
-            while len(taken) < size:
-                taken += self._some(size - len(taken))
-        return bytes(taken)
+        taken = self._some(size)
+        while len(taken) < size:
+            taken += self._some(size - len(taken))
+        return taken
 
     def _some(self, size: int) -> bytes:
         with self._failing():
             while True:
-                _ready(self._sock, select.POLLIN, self.deadline)
-                with contextlib.suppress(BlockingIOError):
-                    if data := self._sock.recv(size):
-                        return data
-                    raise ConnectionResetError("it hung up")
+                try:
+                    data = self._sock.recv(size)
+                except TimeoutError:  # noqa: PERF203 - nothing came within STEP_SECONDS
+                    self._check_deadline()
+                else:
+                    if not data:
+                        raise ConnectionResetError("it hung up")
+                    return data
+
+    def _check_deadline(self) -> None:
+        """Go on waiting, or raise ``TimeoutError`` at the deadline, ``Cancelled`` after a cancellation."""
+        if self.deadline.left() <= 0:
+            raise TimeoutError
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:

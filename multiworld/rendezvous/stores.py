@@ -8,7 +8,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,6 +23,7 @@ from multiworld.net.causes import Cause, cause_of, system_message
 from multiworld.net.reactor import Reactor
 from multiworld.net.settings import listen
 from multiworld.rendezvous.addresses import own_address, resolved, usable_address
+from multiworld.rendezvous.join_threads import JoinThreads
 from multiworld.rendezvous.store_client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
 from multiworld.rendezvous.store_server import StoreServer
 from multiworld.rendezvous.torch_store import FileStore, Gate, TorchStore
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
 
 #: connections to a hosted store that may wait for being accepted: all members of a large world come at once
 BACKLOG = 4096
-#: clients of one store that are kept for later
+#: clients of one store that are kept while no join needs any
 MAX_IDLE = 2
+#: a client that was used so shortly ago, in seconds, is not asked whether it works
+FRESH_SECONDS = 0.5
 #: how long a kept client may take to show that it still works, in seconds
 KEPT_CLIENT_SECONDS = 1.0
 #: how long a store may take to show that it is there already, in seconds
@@ -42,41 +46,68 @@ StoreLike: TypeAlias = "str | TcpStoreAddress | FileStorePath | Any"
 
 
 class ClientPool:
-    """Idle clients of one TCP store: a new connection takes longer than all the rest of a rejoin."""
+    """Clients of one TCP store, each for one thread at a time: a new connection takes longer than all the rest of a
+    rejoin."""
 
     def __init__(self, mode: GreetingMode) -> None:
         self._mode = mode
         self._guard = threading.Lock()
-        self._clients: list[StoreClient] = []
+        #: with the monotonic time of their last use
+        self._idle: list[tuple[float, StoreClient]] = []
+        self._lent = 0
         self._closed = False
 
     def take(self, where: TcpStoreAddress, deadline: Deadline) -> StoreClient:
-        """One that still works, or a new one; raises as ``StoreClient.connect``."""
-        while (client := self._pop()) is not None:
-            client.deadline = deadline.at_most(KEPT_CLIENT_SECONDS)
-            with contextlib.suppress(StoreFailed):  # its host has ended; another one may have started
-                client.num_keys()
-                client.deadline = deadline
-                return client
-        return StoreClient.connect(where, deadline, self._mode)
+        """One that still works, or a new one, to be given to ``keep`` or ``drop``; raises as
+        ``StoreClient.connect``."""
+        while (kept := self._pop()) is not None:
+            used, client = kept
+            client.deadline = deadline
+            if time.monotonic() - used < FRESH_SECONDS or self._works(client, deadline):
+                return self._lend(client)
+        return self._lend(StoreClient.connect(where, deadline, self._mode))
 
     def keep(self, client: StoreClient) -> None:
-        """Keep it for later, unless there are enough."""
+        """Keep it for later, unless there are enough: the next joins of a crowd come soon."""
         with self._guard:
-            if not self._closed and len(self._clients) < MAX_IDLE:
-                self._clients.append(client)
-                return
+            self._lent -= 1
+            if not self._closed:
+                self._idle.append((time.monotonic(), client))
+            surplus = [client] if self._closed else []
+            while not self._lent and len(self._idle) > MAX_IDLE:
+                surplus.append(self._idle.pop(0)[1])
+        for each in surplus:
+            each.close()
+
+    def drop(self, client: StoreClient) -> None:
+        """Close one in the middle of a call."""
+        with self._guard:
+            self._lent -= 1
         client.close()
 
     def close(self) -> None:
         with self._guard:
             self._closed = True
-        while (client := self._pop()) is not None:
-            client.close()
+        while (kept := self._pop()) is not None:
+            kept[1].close()
 
-    def _pop(self) -> StoreClient | None:
+    def _works(self, client: StoreClient, deadline: Deadline) -> bool:
+        """Whether its host is still there; another one may have started."""
+        client.deadline = deadline.at_most(KEPT_CLIENT_SECONDS)
+        with contextlib.suppress(StoreFailed):
+            client.num_keys()
+            client.deadline = deadline
+            return True
+        return False
+
+    def _lend(self, client: StoreClient) -> StoreClient:
         with self._guard:
-            return self._clients.pop() if self._clients else None
+            self._lent += 1
+        return client
+
+    def _pop(self) -> tuple[float, StoreClient] | None:
+        with self._guard:
+            return self._idle.pop() if self._idle else None
 
 
 @dataclass(frozen=True)
@@ -107,8 +138,8 @@ class StoreSource:
             OSError: the file of a file store cannot be made.
         """
         if isinstance(self.where, TcpStoreAddress):
-            kept = self.kept or ClientPool(GreetingMode())
-            return kept.take(self.where, deadline)
+            assert self.kept is not None  # noqa: S101 - for the type checker; see ``HostedStores.source``
+            return self.kept.take(self.where, deadline)
         if isinstance(self.where, FileStorePath):
             # Tried first: where it cannot open its file, the store's constructor goes on trying, and holds the GIL.
             _open_file(self.where.path, deadline)
@@ -120,13 +151,11 @@ class StoreSource:
         """Keep a TCP client for the next generation."""
         if self.kept is not None and isinstance(client, StoreClient):
             self.kept.keep(client)
-        else:
-            self.discard(client)
 
     def discard(self, client: Any) -> None:
         """Close a client in the middle of a call."""
-        if isinstance(client, StoreClient):
-            client.close()
+        if self.kept is not None and isinstance(client, StoreClient):
+            self.kept.drop(client)
 
 
 class HostedStores:
@@ -138,6 +167,8 @@ class HostedStores:
         self._guard = threading.Lock()
         self._hosted: dict[tuple[str, int], StoreServer] = {}
         self._kept: dict[str, ClientPool] = {}
+        #: by store; they live as long as a join or a world of it refers to them
+        self._threads: weakref.WeakValueDictionary[Hashable, JoinThreads] = weakref.WeakValueDictionary()
         self._gate = Gate()
         self._closed = False
 
@@ -164,23 +195,41 @@ class HostedStores:
             self._host(listener, (host, real), (usable, real))
             return TcpStoreAddress(usable, real, hosted=False)
 
-    def source(self, store: StoreLike, config: WorldConfig, cancelled: Callable[[], bool]) -> StoreSource:
+    def threads(self, where: object) -> JoinThreads:
+        """The threads in which joins at the store ``where`` advance."""
+        key = str(where) if isinstance(where, (TcpStoreAddress, FileStorePath)) else id(where)
+        with self._guard:
+            return self._threads.setdefault(key, JoinThreads())
+
+    def wake_joins(self) -> None:
+        """Let all joins look whether they are still wanted."""
+        for threads in tuple(self._threads.values()):
+            threads.wake_all()
+
+    def source(
+        self, where: object, store: StoreLike, config: WorldConfig, cancelled: Callable[[], bool]
+    ) -> StoreSource:
         """What ``store`` means for this membership; hosts it where that is our part.
 
         Args:
+            where: what ``parsed`` makes of it.
             cancelled: True ends a wait for the name service.
 
         Raises:
             RendezvousError: its name is not known, there is no route to it, or it cannot be hosted.
         """
-        where = _parsed(store, config)
         if not isinstance(where, TcpStoreAddress):
             return StoreSource(where, config.address or "127.0.0.1", gate=self._gate)
         deadline = Deadline(time.monotonic() + config.join_timeout, cancelled)
         address = config.address or _address_towards(where, config, deadline)
         kept = self._kept_of(where, store)
         self._host_if_ours(where, config, deadline, kept)
-        return StoreSource(where, address, kept, store, self._gate, lambda since: self._complaint(where, since))
+        return StoreSource(where, address, kept, store, self._gate, lambda since: self.complaint(where, since))
+
+    def complaint(self, where: object, since: float) -> GreetingError | None:
+        """Why a store that is hosted here refused a client since a monotonic time; None if it did not."""
+        server = self._hosted.get((where.host, where.port)) if isinstance(where, TcpStoreAddress) else None
+        return None if server is None else server.complaint(since)
 
     def close(self) -> None:
         """Stop hosting, and hang up; calls of torch's own stores get a moment to come back."""
@@ -200,10 +249,6 @@ class HostedStores:
             raise WrongContext(what="MultiWorld is closed", operation="serve_store")
         server = StoreServer(self._hub, listener, self._network.secret)
         self._hosted.update(dict.fromkeys(places, server))
-
-    def _complaint(self, where: TcpStoreAddress, since: float) -> GreetingError | None:
-        server = self._hosted.get((where.host, where.port))
-        return None if server is None else server.complaint(since)
 
     def _kept_of(self, where: TcpStoreAddress, store: StoreLike) -> ClientPool:
         """The clients of the store at ``where``; one that torch hosts has no secret."""
@@ -226,7 +271,7 @@ class HostedStores:
 def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bool:
     """Whether a store answers at ``where``, even with a refusal."""
     try:
-        kept.take(where, deadline).close()
+        kept.drop(kept.take(where, deadline))
     except StoreFailed as failed:
         return failed.lasting  # the join says why
     except Cancelled:
@@ -253,7 +298,8 @@ def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Dead
         ) from None  # fmt: skip
 
 
-def _parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStorePath | Any:
+def parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStorePath | Any:
+    """The address, the path or the object that ``store`` stands for; raises ``InvalidArgument`` for anything else."""
     given: Any = store
     if type(given) is dist.TCPStore:  # its client waits in C++, and must not be shared by threads: ours does better
         return TcpStoreAddress(given.host, given.port, hosted=False)

@@ -24,6 +24,7 @@ from multiworld.net.descriptors import descriptor_shortage
 from multiworld.net.greeting import GreetingError, Hello, Reason, Role
 from multiworld.net.handshake import greet
 from multiworld.net.sockets import connected
+from multiworld.rendezvous.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ ROLES = (Role.LANE, Role.CONTROL)
 READY = b"R"
 #: how often to dial when the peer hangs up without an answer: a flood of others may have pushed us out
 DIAL_TRIES = 3
+#: seconds between two looks at whether a peer is ready
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
+#: the same for connections, whose arrival wakes us
+ARRIVAL_PAUSE = 0.05
 
 
 class WiringFailed(Exception):
@@ -116,7 +121,11 @@ class Wires:
 
 class HandshakeAcceptor:
     """Answers visitors for one world and generation: peers that dial us, and probes that ask whether we live.
-    ``withdrawn`` returns True once we give the membership up: a cancelled join frees its rank at once."""
+
+    Args:
+        withdrawn: True once we give the membership up: a cancelled join frees its rank at once.
+        on_arrival: called in the hub's thread when ``arrived`` has got a connection.
+    """
 
     def __init__(
         self,
@@ -127,6 +136,7 @@ class HandshakeAcceptor:
         size: int,
         incarnation: str,
         withdrawn: Callable[[], bool] = lambda: False,
+        on_arrival: Callable[[], None] = lambda: None,
     ) -> None:
         self.arrived: queue.SimpleQueue[tuple[int, Role, socket.socket]] = queue.SimpleQueue()
         self._endpoint = endpoint
@@ -134,6 +144,7 @@ class HandshakeAcceptor:
         self._me = rank, incarnation
         self._size = size
         self._withdrawn = withdrawn
+        self._on_arrival = on_arrival
         #: the peers that have not dialled us yet, and for what: only higher ranks dial, once for each role
         self._missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
         self._pulses: dict[int, socket.socket] = {}
@@ -187,6 +198,7 @@ class HandshakeAcceptor:
             self._missing.discard((peer, role))
             if not self._closed:
                 self.arrived.put((peer, role, sock))
+                self._on_arrival()
                 return
         sock.close()  # we were closed while it was answered
 
@@ -249,13 +261,15 @@ def wire(
     dialler: PeerDialler,
     acceptor: HandshakeAcceptor,
     deadline: float,
+    patience: Callable[[], float],
     cancelled: Callable[[], bool],
     unconnected: Callable[[Iterable[Claim]], list[Claim]],
-) -> Wires:
+) -> Steps[Wires]:
     """Make all connections of a member.
 
     Args:
         deadline: monotonic time.
+        patience: seconds that one step of a peer may take, while this process is as busy as it is.
         cancelled: asked now and then; True gives up: the caller has stopped waiting, or the others have moved on.
         unconnected: picks those claims whose process no heartbeat connection leads to yet.
 
@@ -264,26 +278,28 @@ def wire(
         Incompatible: a peer has another secret or protocol.
     """
     wires = Wires({}, {}, {}, dialler.pulse)
+
+    def at_most() -> float:
+        return max(0.1, min(patience(), deadline - time.monotonic()))
+
     try:
         for peer in range(dialler.rank):
             for role in ROLES:
-                wires.put(peer, role, dialler.wire(peer, role, _at_most_five(deadline)))
-        _await_arrivals(wires, dialler.rank, len(dialler.claims), acceptor, deadline, cancelled)
-        _dial_pulses(wires, dialler, deadline, unconnected)
-        _all_ready(wires, deadline)
+                wires.put(peer, role, dialler.wire(peer, role, at_most()))
+        yield from _await_arrivals(wires, dialler.rank, len(dialler.claims), acceptor, at_most, cancelled)
+        _dial_pulses(wires, dialler, at_most, unconnected)
+        yield from _all_ready(wires, at_most)
     except BaseException:
         wires.close()
         raise
     return wires
 
 
-def _at_most_five(deadline: float) -> float:
-    """Seconds for one step."""
-    return max(0.1, min(5.0, deadline - time.monotonic()))
-
-
 def _dial_pulses(
-    wires: Wires, dialler: PeerDialler, deadline: float, unconnected: Callable[[Iterable[Claim]], list[Claim]]
+    wires: Wires,
+    dialler: PeerDialler,
+    at_most: Callable[[], float],
+    unconnected: Callable[[Iterable[Claim]], list[Claim]],
 ) -> None:
     """Connect to the peers that we watch first."""
     claims = dialler.claims
@@ -291,34 +307,60 @@ def _dial_pulses(
     for claim in unconnected(claims[peer] for peer in ring.values()):
         peer = ring[claim.incarnation]
         with _blaming(peer):
-            wires.pulses[peer] = dialler.pulse(peer, _at_most_five(deadline))
+            wires.pulses[peer] = dialler.pulse(peer, at_most())
 
 
 def _await_arrivals(
-    wires: Wires, rank: int, size: int, acceptor: HandshakeAcceptor, deadline: float, cancelled: Callable[[], bool]
-) -> None:
+    wires: Wires,
+    rank: int,
+    size: int,
+    acceptor: HandshakeAcceptor,
+    at_most: Callable[[], float],
+    cancelled: Callable[[], bool],
+) -> Steps[None]:
     missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
-    until = min(deadline, time.monotonic() + 5.0)
+    since = time.monotonic()
     while missing:
-        if cancelled() or time.monotonic() > until:
-            raise WiringFailed(min(peer for peer, _ in missing), "did not connect in time")
         with contextlib.suppress(queue.Empty):
-            peer, role, sock = acceptor.arrived.get(timeout=0.05)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            wires.put(peer, role, sock)
-            missing.discard((peer, role))
+            while True:
+                peer, role, sock = acceptor.arrived.get_nowait()
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                wires.put(peer, role, sock)
+                missing.discard((peer, role))
+        if not missing:
+            return
+        if cancelled() or time.monotonic() - since > at_most():
+            raise WiringFailed(min(peer for peer, _ in missing), "did not connect in time")
+        yield Pause(ARRIVAL_PAUSE, urgent=True)
 
 
-def _all_ready(wires: Wires, deadline: float) -> None:
+def _all_ready(wires: Wires, at_most: Callable[[], float]) -> Steps[None]:
     for peer, control in wires.controls.items():
         with _blaming(peer):
-            control.settimeout(5.0)
+            control.setblocking(False)
             control.sendall(READY)
     for peer, control in wires.controls.items():
         with _blaming(peer):
-            control.settimeout(_at_most_five(deadline))
-            if control.recv(1) != READY:
-                raise ConnectionResetError("went away while joining")
+            yield from _ready(control, at_most)
+
+
+def _ready(control: socket.socket, at_most: Callable[[], float]) -> Steps[None]:
+    """Wait until the peer says that it is ready too."""
+    since, pause = time.monotonic(), FIRST_PAUSE
+    while not (said := _said(control)):
+        if time.monotonic() - since > at_most():
+            raise TimeoutError("timed out")
+        yield Pause(pause, urgent=True)
+        pause = min(pause * 1.5, LONGEST_PAUSE)
+    if said != READY:
+        raise ConnectionResetError("went away while joining")
+
+
+def _said(control: socket.socket) -> bytes:
+    """One byte of the peer; nothing if it has not said any."""
+    with contextlib.suppress(BlockingIOError):
+        return control.recv(1) or b"\0"
+    return b""
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -97,6 +99,21 @@ async def join_many(context: Context, names: list[str], rank: int, size: int, st
     for name in names:
         await context.mw.join(name, rank, size, store=store)
     return (time.monotonic() - started) / len(names)
+
+
+async def join_at_once(
+    context: Context, names: list[str], rank: int, size: int, store: TcpStoreAddress
+) -> tuple[float, int]:
+    """Join many worlds at once; the seconds until all are joined, and the most threads of the package meanwhile."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))  # each world has two descriptors here
+    started, most = time.monotonic(), 0
+    joins = asyncio.gather(*(context.mw.join(name, rank, size, store=store, join_timeout=120) for name in names))
+    while not joins.done():
+        most = max(most, sum(thread.name.startswith("mw-") for thread in threading.enumerate()))
+        await asyncio.sleep(0.02)
+    await joins
+    return time.monotonic() - started, most
 
 
 def burn(context: Context, seconds: float) -> int:  # noqa: ARG001

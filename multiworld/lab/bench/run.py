@@ -11,6 +11,7 @@ import torch
 from multiworld.errors import InvalidArgument
 from multiworld.lab.bench import faults
 from multiworld.lab.bench.idle import idle
+from multiworld.lab.bench.joins import joins
 from multiworld.lab.bench.load import LoadMeter
 from multiworld.lab.bench.ratios import figures, ratios
 from multiworld.lab.bench.report import BenchReport, Comparison, Figure
@@ -23,7 +24,7 @@ from multiworld.version import VERSION
 
 _FIGURES = {
     "detection": faults.detection, "idle": idle, "isolation": faults.isolation, "strangers": strangers,
-    "rejoin": faults.rejoin,
+    "rejoin": faults.rejoin, "joins": joins,
 }  # fmt: skip
 PARTS = ("ratios", *_FIGURES)
 

@@ -148,7 +148,7 @@ def test_leaving_in_the_middle_of_a_rejoin_counts(pair: Pair, way: str, monkeypa
     real = joining.Rendezvous.run
 
     def run(self: joining.Rendezvous) -> Any:
-        met = real(self)
+        met = yield from real(self)
         if self._config.rank == 0:  # all have met, nothing is installed yet
             a.sync.leave() if way == "leave" else pair.a.sync.close()
         return met

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster
+import torch.distributed as dist
+from procs import Link, cluster, wait_until
 from torch.distributed import ReduceOp
 
 from multiworld import (
     InvalidArgument,
     MultiWorld,
     RendezvousError,
+    StaleGeneration,
     TcpStoreAddress,
     TensorMismatch,
     WorldClosed,
@@ -26,6 +30,7 @@ from multiworld import (
     WrongContext,
 )
 from multiworld.errors import BackendUnavailable, MultiWorldError
+from multiworld.rendezvous.ledger import Ledger
 
 
 @pytest.fixture
@@ -152,9 +157,33 @@ def test_two_members_of_one_world_in_one_process(mw: MultiWorld, store: str) -> 
         thread.start()
         first = mw.sync.join("w", 0, 2, store=store)
         thread.join(10)
-        with pytest.raises(RendezvousError, match="rank 0 is taken"):
+        with pytest.raises(
+            RendezvousError, match="rank 0 is taken in generation 1 by another join of this very process"
+        ):
             third.sync.join("w", 0, 2, store=store, join_timeout=5)
         assert first.state is joined[0].state is WorldState.ACTIVE
+
+
+def test_two_joins_of_one_process_that_meet_at_a_rank(mw: MultiWorld, store: str) -> None:
+    """The first is still under way: the second one is told that it is this very process."""
+    with MultiWorld() as other, ThreadPoolExecutor() as pool:
+        first = pool.submit(mw.sync.join, "w", 0, 2, store=store)
+        ledger = Ledger(dist.FileStore(store.removeprefix("file://"), -1), "w")
+        wait_until(lambda: bool(ledger.claimed(1, 0)), 10, "the first one does not claim")
+        with pytest.raises(RendezvousError, match="another join of this very process") as caught:
+            other.sync.join("w", 0, 2, store=store, join_timeout=5)
+        assert str(os.getpid()) not in str(caught.value)
+        other.sync.join("w", 1, 2, store=store)
+        assert first.result(10).generation == 1
+
+
+def test_a_rejoin_whose_rank_this_process_took_again(mw: MultiWorld, store: str) -> None:
+    world = mw.sync.join("w", 0, 1, store=store)
+    world.abort("on purpose")
+    with MultiWorld() as other:
+        other.sync.join("w", 0, 1, store=store)
+        with pytest.raises(StaleGeneration, match="another join of this very process has rank 0 in generation 2"):
+            world.sync.rejoin()
 
 
 def test_a_join_without_a_time_limit(mw: MultiWorld) -> None:
