@@ -70,7 +70,7 @@ def _pytest(
         place = arguments.index("--torch")
         torch = arguments[place + 1]
         del arguments[place : place + 2]
-    session.install(*_locked("tooling", "test"))
+    session.install(*_locked("tooling", "test", "types"))
     numpy = "numpy<2" if tuple(int(part) for part in torch.split(".")[:2]) < (2, 3) else "numpy"
     if cuda:  # the index's own build: CPU builds are in folders of their own
         session.install(f"torch=={torch}", numpy)

@@ -11,6 +11,7 @@ from multiworld.errors import InvalidArgument
 #: takes longer is useless. Training steps with slow members may need more, a server that waits for work math.inf.
 DEFAULT_OP_TIMEOUT = 60.0
 DEFAULT_JOIN_TIMEOUT = 30.0
+DEFAULT_MAX_MESSAGE_BYTES = 1 << 34
 
 
 def is_duration(value: object) -> bool:
@@ -146,5 +147,5 @@ class WorldConfig:
     op_timeout: float = DEFAULT_OP_TIMEOUT
     join_timeout: float = DEFAULT_JOIN_TIMEOUT
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    max_message_bytes: int = 1 << 34
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     network: NetworkSettings = field(default_factory=NetworkSettings)

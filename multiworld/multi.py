@@ -13,6 +13,7 @@ import torch
 
 from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
+    DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_OP_TIMEOUT,
     Heartbeat,
     TcpStoreAddress,
@@ -63,10 +64,11 @@ class SyncMultiWorld:
         join_timeout: float = DEFAULT_JOIN_TIMEOUT,
         address: str | None = None,
         resize: bool = False,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> World:
         """Join the world ``name`` and return when all its members have met."""
-        limits = op_timeout, join_timeout, heartbeat
-        config = checked_config(self._owner.defaults, name, rank, size, backend, device, address, *limits, resize)
+        limits = op_timeout, join_timeout, heartbeat, resize, max_message_bytes
+        config = checked_config(self._owner.defaults, name, rank, size, backend, device, address, *limits)
         return self._join(config, store, resize)
 
     def close(self) -> None:
@@ -172,6 +174,7 @@ class MultiWorld:
         join_timeout: float = DEFAULT_JOIN_TIMEOUT,
         address: str | None = None,
         resize: bool = False,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> World:
         """Join the world ``name`` and return when all its members have met.
 
@@ -190,6 +193,8 @@ class MultiWorld:
             join_timeout: seconds until ``RendezvousError``.
             address: local address that peers reach us at; None: derived from the store's.
             resize: True to wait until the members of an existing world of another size rejoin with ours.
+            max_message_bytes: longest message whose length the sender decides (``recv_tensor``, objects), in bytes, its
+                shape included; a longer one is refused with ``TensorMismatch``.
 
         Raises:
             RendezvousError: duplicate rank, other size, members that did not come, store not reachable.
@@ -197,8 +202,8 @@ class MultiWorld:
             BackendUnavailable: unknown backend, or NCCL without CUDA.
             BackendFailed: the environment is set otherwise than the backend needs it.
         """
-        limits = op_timeout, join_timeout, heartbeat
-        config = checked_config(self.defaults, name, rank, size, backend, device, address, *limits, resize)
+        limits = op_timeout, join_timeout, heartbeat, resize, max_message_bytes
+        config = checked_config(self.defaults, name, rank, size, backend, device, address, *limits)
         return await self._join(config, store, resize)
 
     def serve_store(self, host: str = "127.0.0.1", port: int = 0) -> TcpStoreAddress:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from multiworld.config import Heartbeat, NetworkSettings, WorldConfig, is_duration
+from multiworld.config import DEFAULT_MAX_MESSAGE_BYTES, Heartbeat, NetworkSettings, WorldConfig, is_duration
 from multiworld.errors import BackendUnavailable, InvalidArgument
 from multiworld.matching.plan import MAX_MEMBERS
 from multiworld.ops.arguments import whole_number
@@ -42,6 +42,7 @@ def checked_config(
     join_timeout: float,
     heartbeat: Heartbeat | None,
     resize: bool = False,
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
 ) -> WorldConfig:
     """All settings of a membership, or a typed error that says which is wrong.
 
@@ -83,7 +84,15 @@ def checked_config(
     return WorldConfig(
         name=name, rank=place_in, size=members, backend=backend, device=place, address=address,
         op_timeout=op_timeout, join_timeout=join_timeout, heartbeat=heartbeat, network=defaults.network,
+        max_message_bytes=_checked_length(name, place_in, max_message_bytes),
     )  # fmt: skip
+
+
+def _checked_length(name: str, rank: int, length: int) -> int:
+    number = whole_number(length)
+    if number is None or number < 1:
+        raise _invalid(name, rank, f"max_message_bytes is {length!r}", "pass a whole number of bytes above 0")
+    return number
 
 
 def _from_environment(name: str, variable: str, what: str) -> int:
