@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
+from torch.distributed import distributed_c10d
+
 from multiworld.api.collectives import AsyncCollectives
 from multiworld.api.point_to_point import AsyncPointToPoint
 from multiworld.api.sync import SyncGroup
+from multiworld.errors import InvalidArgument
 from multiworld.ops.base import GroupWorld
 
 
@@ -49,6 +55,27 @@ class Group(AsyncPointToPoint, AsyncCollectives):
         self.gid = gid
         self.digest = digest
         self._sync_group = SyncGroup(self)
+
+    def __eq__(self, other: object) -> bool:
+        self._refuse_torch(sys._getframe(1))
+        return self is other
+
+    def __hash__(self) -> int:
+        self._refuse_torch(sys._getframe(1))
+        return object.__hash__(self)
+
+    def _refuse_torch(self, caller: FrameType) -> None:
+        """Raise if ``torch.distributed`` asks: it compares or looks up every group that it is given, first of all."""
+        if caller.f_globals is vars(distributed_c10d):
+            name = self._world.name
+            raise InvalidArgument(
+                name,
+                f"{self!r} is no ProcessGroup, and the functions of torch.distributed take nothing else",
+                cause="a world, or a group of it, was given to one of torch's own functions",
+                remedy="call the operation of the world itself: await world.all_reduce(tensor), or "
+                "world.sync.all_reduce(tensor); what needs a ProcessGroup takes one of torch.distributed.new_group",
+                rank=self._world.world_rank,
+            ) from None
 
     @property
     def sync(self) -> SyncGroup:

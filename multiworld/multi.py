@@ -20,11 +20,11 @@ from multiworld.config import (
     WorldConfig,
     is_duration,
 )
-from multiworld.errors import DescriptorsExhausted, InvalidArgument, WorldClosed
+from multiworld.errors import DescriptorsExhausted, InvalidArgument, MultiWorldError, WorldClosed
 from multiworld.events import Callbacks, Event, EventBus
 from multiworld.hub import Hub
 from multiworld.linger import LINGER_SECONDS
-from multiworld.loops import running_loop
+from multiworld.loops import check_no_loop, running_loop
 from multiworld.net.descriptors import descriptor_shortage, limit
 from multiworld.net.interfaces import chosen_address
 from multiworld.net.settings import network_settings
@@ -69,7 +69,10 @@ class SyncMultiWorld:
         """Join the world ``name`` and return when all its members have met."""
         limits = op_timeout, join_timeout, heartbeat, resize, max_message_bytes
         config = checked_config(self._owner.defaults, name, rank, size, backend, device, address, *limits)
-        return self._join(config, store, resize)
+        try:
+            return self._join(config, store, resize)
+        except MultiWorldError as error:
+            raise error.without_frames() from error.__cause__  # the caller's line says where
 
     def close(self) -> None:
         """Leave every world in good order and free everything; nothing is left behind, and the process goes on."""
@@ -78,9 +81,11 @@ class SyncMultiWorld:
     # End of the generated methods.
 
     def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
+        check_no_loop("join", config.name, config.rank)
         return self._owner._join_sync(config, store, resize, None, Attempt())
 
     def _close(self) -> None:
+        check_no_loop("close")
         self._owner._close_sync()
 
 
@@ -204,7 +209,10 @@ class MultiWorld:
         """
         limits = op_timeout, join_timeout, heartbeat, resize, max_message_bytes
         config = checked_config(self.defaults, name, rank, size, backend, device, address, *limits)
-        return await self._join(config, store, resize)
+        try:
+            return await self._join(config, store, resize)
+        except MultiWorldError as error:
+            raise error.without_frames() from error.__cause__  # the caller's line says where
 
     def serve_store(self, host: str = "127.0.0.1", port: int = 0) -> TcpStoreAddress:
         """Host a store for any number of worlds, bound to ``host`` only.
