@@ -36,6 +36,7 @@ from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, store_silent
 from multiworld.rendezvous.stores import HostedStores, StoreLike, StoreSource
 from multiworld.roster import Attempt, Roster
 from multiworld.session import Session
+from multiworld.tally import History
 from multiworld.threads import run_in_thread, within
 from multiworld.world import World
 
@@ -135,6 +136,8 @@ class MultiWorld:
             raise InvalidArgument(what=f"address is {address!r}, not text", remedy="pass a local address, or None")
         self._callbacks = Callbacks()
         self._bus = EventBus(self._callbacks)
+        self._history = History()
+        self._bus.attach(self._history.note)
         self._roster = Roster()
         try:
             self._hub = Hub.acquire()
@@ -154,6 +157,11 @@ class MultiWorld:
     def worlds(self) -> Mapping[str, World]:
         """The worlds joined and not left yet, by name; broken ones included."""
         return self._roster.worlds
+
+    @property
+    def history(self) -> History:
+        """What befell the worlds so far, in numbers: ``Metrics`` and ``StatusFile`` read it."""
+        return self._history
 
     def __getitem__(self, name: str) -> World:
         """The world of that name; ``InvalidArgument`` if there is none."""

@@ -154,8 +154,9 @@ class World(Group):
     @property
     def tally(self) -> Tally:
         """What this membership did, over all its generations."""
-        total = self._current.tally()
+        total = Tally()
         total.add(self._earlier)
+        total.add(self._current.tally())
         return total
 
     def group(self, ranks: Sequence[int], label: str = "") -> Group:

@@ -207,6 +207,8 @@ async def main(store: str, folder: str) -> None:
             "typed", 0, 1, store=address, backend="gloo", device=torch.device("cpu"), op_timeout=30.0,
             heartbeat=Heartbeat(), join_timeout=30.0, address=None, resize=False, max_message_bytes=1 << 20,
         )  # fmt: skip
+        joined: int = mw.history.joins["typed"]
+        assert joined == 1
         assert mw["typed"] is mw.worlds["typed"] is world
         with StatusFile(mw, folder, interval=0.5):
             await life(world)
