@@ -83,7 +83,7 @@ def _pytest(
         place = arguments.index("--torch")
         torch = arguments[place + 1]
         del arguments[place : place + 2]
-    session.install(*_locked("tooling", "test"))
+    session.install(*_locked("tooling", "test", "types"))
     _install_torch(session, torch, cuda=cuda)
     session.install("-e", f".[{extras}]")
     chosen = {"named": arguments} if arguments else suites

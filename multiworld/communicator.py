@@ -68,12 +68,19 @@ class WorldCommunicator:
         await _as_before(self._world(world_name).broadcast(tensor, src))
 
     async def all_reduce(
-        self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, world_name: str = DEFAULT_WORLD_NAME
+        self,
+        tensor: torch.Tensor,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+        world_name: str = DEFAULT_WORLD_NAME,
     ) -> None:
         await _as_before(self._world(world_name).all_reduce(tensor, op))
 
     async def reduce(
-        self, tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, world_name: str = DEFAULT_WORLD_NAME
+        self,
+        tensor: torch.Tensor,
+        dst: int,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+        world_name: str = DEFAULT_WORLD_NAME,
     ) -> None:
         await _as_before(self._world(world_name).reduce(tensor, dst, op))
 

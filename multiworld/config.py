@@ -14,6 +14,7 @@ DEFAULT_OP_TIMEOUT = 60.0
 DEFAULT_JOIN_TIMEOUT = 30.0
 #: what the cancellation of a collective does: it breaks the world, or the collective goes on without its caller
 OnCancel = Literal["break", "finish"]
+DEFAULT_MAX_MESSAGE_BYTES = 1 << 34
 
 
 def is_duration(value: object) -> bool:
@@ -150,6 +151,6 @@ class WorldConfig:
     op_timeout: float = DEFAULT_OP_TIMEOUT
     join_timeout: float = DEFAULT_JOIN_TIMEOUT
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    max_message_bytes: int = 1 << 34
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     network: NetworkSettings = field(default_factory=NetworkSettings)
     on_cancel: OnCancel = "break"

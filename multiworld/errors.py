@@ -10,8 +10,14 @@ process) can decide without parsing text.
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+logger = logging.getLogger(__name__)
 
 
 class MultiWorldError(Exception):
@@ -56,6 +62,11 @@ class MultiWorldError(Exception):
     def with_context(self, **fields: Any) -> MultiWorldError:
         """A copy with some fields replaced, such as ``operation`` of the waiter that it is raised in."""
         return rebuilt(type(self), {**self.__dict__, **fields})
+
+    def without_frames(self) -> Self:
+        """Forget the frames that it came through, which are the package's own; they are logged at the debug level."""
+        logger.debug("%s", self.what, exc_info=self)
+        return self.with_traceback(None)
 
     @property
     def where(self) -> str:

@@ -1,4 +1,4 @@
-"""The event loop that an awaitable of the package needs: asyncio's."""
+"""The event loop that an awaitable of the package needs, asyncio's, and that a synchronous twin must not block."""
 
 from __future__ import annotations
 
@@ -25,3 +25,17 @@ def no_loop(operation: str, world: str | None = None, rank: int | None = None) -
         rank=rank,
         operation=operation,
     )
+
+
+def check_no_loop(operation: str, world: str | None = None, rank: int | None = None) -> None:
+    """Raise ``WrongContext`` if this thread runs an asyncio loop: a wait here would stop all of its tasks."""
+    if asyncio._get_running_loop() is not None:
+        raise WrongContext(
+            world,
+            "a synchronous twin was called in the thread of a running event loop",
+            cause="the wait would block the loop, and with it the tasks that the operation may be waiting for",
+            remedy=f"await it without sync, as in `await world.{operation}(...)`, or call the twin in a thread: "
+            f"await asyncio.to_thread(world.sync.{operation}, ...)",
+            rank=rank,
+            operation=operation,
+        )

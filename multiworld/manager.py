@@ -100,13 +100,13 @@ class WorldManager:
         self._communicator.remove_world(world_name)
         world = self._worlds.worlds.get(world_name)
         if world is not None and world.state is WorldState.ACTIVE:
-            world.sync.leave()
+            world._leave_sync()
 
     def cleanup(self) -> None:
         """Leave all worlds and free everything. Unlike pymultiworld's it returns, and the program goes on."""
         if self._watchdog is not None:
             self._watchdog.close()
-        self._worlds.sync.close()
+        self._worlds._close_sync()
         self._announced.clear()
         sys.stdout.flush()
 

@@ -6,7 +6,8 @@
     metrics = Metrics(mw)
     start_http_server(9100)
 
-Worlds are counted as they run, scraped or not; a scrape puts the numbers together.
+The package counts as worlds run, scraped or not: ``Metrics`` may be made at any time, and a scrape puts the numbers
+together. docs/metrics.md lists the series.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from multiworld.config import WorldState
 from multiworld.conflict import INSTALL
-from multiworld.errors import BackendUnavailable, InvalidArgument, PeerLost
-from multiworld.events import Event, OwnStall, PeerSuspected, WorldBroken, WorldJoined
+from multiworld.errors import BackendUnavailable, InvalidArgument
 
 if TYPE_CHECKING:
     from multiworld.multi import MultiWorld
+    from multiworld.tally import Histogram
     from multiworld.world import World
+
+_OPERATION = ["world", "operation"]
 
 
 def _prometheus(name: str) -> Any:
@@ -43,6 +46,12 @@ def _prometheus(name: str) -> Any:
 _registering = threading.Lock()
 #: registries that have metrics of ours; a registry looks for our names only if it was made with ``auto_describe``
 _registered: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """The buckets of a histogram as Prometheus has them, each with those below it, and the sum."""
+    total, bounds = histogram.total, (*map(str, histogram.bounds), "+Inf")
+    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True)), total
 
 
 def _taken(what: str) -> InvalidArgument:
@@ -65,16 +74,11 @@ class Metrics:
     """
 
     def __init__(self, worlds: MultiWorld, registry: Any = None) -> None:
-        if not hasattr(worlds, "subscribe") or not hasattr(worlds, "worlds"):
+        if not hasattr(worlds, "history") or not hasattr(worlds, "worlds"):
             raise InvalidArgument(what=f"{type(worlds).__name__} given as worlds", remedy="pass a MultiWorld")
         client = _prometheus("prometheus_client")
         self._families = _prometheus("prometheus_client.core")
         self._worlds = worlds
-        self._guard = threading.Lock()
-        self._joins: Counter[str] = Counter()
-        self._breaks: Counter[tuple[str, str, str]] = Counter()
-        self._suspicions: Counter[tuple[str, int]] = Counter()
-        self._stalls = 0
         self._registry = client.REGISTRY if registry is None else registry
         if not isinstance(self._registry, client.CollectorRegistry):
             raise InvalidArgument(what=f"registry is {registry!r}", remedy="pass a CollectorRegistry, or None")
@@ -85,11 +89,9 @@ class Metrics:
     def _register(self) -> None:
         if self._registry in _registered:
             raise _taken("the registry has the metrics of a MultiWorld already")
-        self._unsubscribe = self._worlds.subscribe(self._heard)
         try:
             self._registry.register(self)
         except ValueError as error:
-            self._unsubscribe()
             raise _taken(str(error)) from None
         _registered.add(self._registry)
 
@@ -98,7 +100,6 @@ class Metrics:
         with _registering:
             if not self._closed:
                 self._closed = True
-                self._unsubscribe()
                 self._registry.unregister(self)
                 _registered.discard(self._registry)
 
@@ -107,18 +108,7 @@ class Metrics:
         yield from self._states(worlds)
         yield from self._traffic(worlds)
         yield from self._incidents()
-
-    def _heard(self, event: Event) -> None:
-        with self._guard:
-            if isinstance(event, WorldJoined):
-                self._joins[event.world] += 1
-            elif isinstance(event, WorldBroken):
-                how = event.failure.how.value if isinstance(event.failure, PeerLost) else ""
-                self._breaks[event.world, type(event.failure).__name__, how] += 1
-            elif isinstance(event, PeerSuspected):
-                self._suspicions[event.world, event.peer] += 1
-            elif isinstance(event, OwnStall):
-                self._stalls += 1
+        yield from self._durations(worlds)
 
     def _states(self, worlds: list[World]) -> Iterator[Any]:
         state = self._gauge("multiworld_world_active", "1 while the world is active, else 0", ["world"])
@@ -131,7 +121,7 @@ class Metrics:
         yield from (state, generation, size)
 
     def _traffic(self, worlds: list[World]) -> Iterator[Any]:
-        operations = self._counter("multiworld_operations", "Operations started", ["world", "operation"])
+        operations = self._counter("multiworld_operations", "Operations started", _OPERATION)
         sent = self._counter("multiworld_lane_sent_bytes", "Bytes written to a peer", ["world", "peer"])
         received = self._counter("multiworld_lane_received_bytes", "Bytes read from a peer", ["world", "peer"])
         for world in worlds:
@@ -144,19 +134,37 @@ class Metrics:
         yield from (operations, sent, received)
 
     def _incidents(self) -> Iterator[Any]:
+        history = self._worlds.history
         joins = self._counter("multiworld_joins", "Generations joined", ["world"])
         breaks = self._counter("multiworld_breaks", "Breaks, by error and LossReason", ["world", "cause", "how"])
         suspicions = self._counter("multiworld_suspicions", "Times a peer was silent for long", ["world", "peer"])
         stalls = self._counter("multiworld_own_stalls", "Times our own liveness thread did not run", [])
-        with self._guard:
-            for world, count in self._joins.items():
-                joins.add_metric([world], count)
-            for (world, cause, how), count in self._breaks.items():
-                breaks.add_metric([world, cause, how], count)
-            for (world, peer), count in self._suspicions.items():
-                suspicions.add_metric([world, str(peer)], count)
-            stalls.add_metric([], self._stalls)
+        for world, count in tuple(history.joins.items()):
+            joins.add_metric([world], count)
+        for (world, cause, how), count in tuple(history.breaks.items()):
+            breaks.add_metric([world, cause, how], count)
+        for (world, peer), count in tuple(history.suspicions.items()):
+            suspicions.add_metric([world, str(peer)], count)
+        stalls.add_metric([], history.stalls)
         yield from (joins, breaks, suspicions, stalls)
+
+    def _durations(self, worlds: list[World]) -> Iterator[Any]:
+        text = "Seconds that callers waited for operations that succeeded"
+        operations = self._families.HistogramMetricFamily("multiworld_operation_seconds", text, labels=_OPERATION)
+        for world in worlds:
+            for name, histogram in tuple(world.tally.latencies.items()):
+                operations.add_metric([world.name, name], *_cumulative(histogram))
+        yield operations
+        history = self._worlds.history
+        for name, text, histograms in (
+            ("join", "Seconds that joins and rejoins took", history.joining),
+            ("detection", "Seconds from a silent peer's last sign of life to the break", history.detection),
+            ("outage", "Seconds from a break to the return under a new generation", history.outage),
+        ):
+            family = self._families.HistogramMetricFamily(f"multiworld_{name}_seconds", text, labels=["world"])
+            for world_name, histogram in tuple(histograms.items()):
+                family.add_metric([world_name], *_cumulative(histogram))
+            yield family
 
     def _gauge(self, name: str, text: str, labels: list[str]) -> Any:
         return self._families.GaugeMetricFamily(name, text, labels=labels)

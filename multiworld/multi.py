@@ -13,6 +13,7 @@ import torch
 
 from multiworld.config import (
     DEFAULT_JOIN_TIMEOUT,
+    DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_OP_TIMEOUT,
     Heartbeat,
     OnCancel,
@@ -20,11 +21,11 @@ from multiworld.config import (
     WorldConfig,
     is_duration,
 )
-from multiworld.errors import DescriptorsExhausted, InvalidArgument, RendezvousError, WorldClosed
+from multiworld.errors import DescriptorsExhausted, InvalidArgument, MultiWorldError, RendezvousError, WorldClosed
 from multiworld.events import TELLING_SECONDS, Callbacks, Event, EventBus
 from multiworld.hub import Hub
 from multiworld.linger import LINGER_SECONDS
-from multiworld.loops import running_loop
+from multiworld.loops import check_no_loop, running_loop
 from multiworld.net.descriptors import descriptor_shortage, limit
 from multiworld.net.interfaces import chosen_address
 from multiworld.net.settings import network_settings
@@ -37,6 +38,7 @@ from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, store_silent
 from multiworld.rendezvous.stores import HostedStores, StoreLike, StoreSource, parsed
 from multiworld.roster import Roster
 from multiworld.session import Session
+from multiworld.tally import History
 from multiworld.threads import run_in_thread, wait_here, wait_in_loop
 from multiworld.world import World
 
@@ -66,11 +68,15 @@ class SyncMultiWorld:
         address: str | None = None,
         resize: bool = False,
         on_cancel: OnCancel = "break",
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> World:
         """Join the world ``name`` and return when all its members have met."""
-        rest = op_timeout, join_timeout, heartbeat, resize, on_cancel
+        rest = op_timeout, join_timeout, heartbeat, resize, on_cancel, max_message_bytes
         config = checked_config(self._owner.defaults, name, rank, size, backend, device, address, *rest)
-        return self._join(config, store, resize)
+        try:
+            return self._join(config, store, resize)
+        except MultiWorldError as error:
+            raise error.without_frames() from error.__cause__  # the caller's line says where
 
     def close(self) -> None:
         """Leave every world in good order and free everything; nothing is left behind, and the process goes on."""
@@ -79,9 +85,11 @@ class SyncMultiWorld:
     # End of the generated methods.
 
     def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
+        check_no_loop("join", config.name, config.rank)
         return self._owner._join_sync(config, store, resize)
 
     def _close(self) -> None:
+        check_no_loop("close")
         self._owner._close_sync()
 
 
@@ -131,6 +139,8 @@ class MultiWorld:
             raise InvalidArgument(what=f"address is {address!r}, not text", remedy="pass a local address, or None")
         self._callbacks = Callbacks()
         self._bus = EventBus(self._callbacks)
+        self._history = History()
+        self._bus.attach(self._history.note)
         self._roster = Roster()
         try:
             self._hub = Hub.acquire()
@@ -150,6 +160,11 @@ class MultiWorld:
     def worlds(self) -> Mapping[str, World]:
         """The worlds joined and not left yet, by name; broken ones included."""
         return self._roster.worlds
+
+    @property
+    def history(self) -> History:
+        """What befell the worlds so far, in numbers: ``Metrics`` and ``StatusFile`` read it."""
+        return self._history
 
     def __getitem__(self, name: str) -> World:
         """The world of that name; ``InvalidArgument`` if there is none."""
@@ -176,6 +191,7 @@ class MultiWorld:
         address: str | None = None,
         resize: bool = False,
         on_cancel: OnCancel = "break",
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> World:
         """Join the world ``name`` and return when all its members have met.
 
@@ -197,6 +213,8 @@ class MultiWorld:
             on_cancel: meaning of a cancelled collective of ours. ``"break"`` breaks the world: all members get a
                 ``PeerLost`` whose ``how`` is ``"cancelled"``. ``"finish"`` lets it go on without its caller, who then
                 must not repeat it: the others would take the repetition for the next one.
+            max_message_bytes: longest message whose length the sender decides (``recv_tensor``, objects), in bytes, its
+                shape included; a longer one is refused with ``TensorMismatch``.
 
         Raises:
             RendezvousError: duplicate rank, other size, members that did not come, store not reachable.
@@ -204,9 +222,12 @@ class MultiWorld:
             BackendUnavailable: unknown backend, or NCCL without CUDA.
             BackendFailed: the environment is set otherwise than the backend needs it.
         """
-        rest = op_timeout, join_timeout, heartbeat, resize, on_cancel
+        rest = op_timeout, join_timeout, heartbeat, resize, on_cancel, max_message_bytes
         config = checked_config(self.defaults, name, rank, size, backend, device, address, *rest)
-        return await self._join(config, store, resize)
+        try:
+            return await self._join(config, store, resize)
+        except MultiWorldError as error:
+            raise error.without_frames() from error.__cause__  # the caller's line says where
 
     def serve_store(self, host: str = "127.0.0.1", port: int = 0) -> TcpStoreAddress:
         """Host a store for any number of worlds, bound to ``host`` only.

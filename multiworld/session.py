@@ -432,7 +432,8 @@ class Session:
     def tally(self) -> Tally:
         """What this generation did so far."""
         sent = Counter({peer: lane.sent for peer, lane in self.lanes.items()})
-        return Tally(Counter(self.engine.counts), sent, Counter({p: lane.received for p, lane in self.lanes.items()}))
+        received = Counter({peer: lane.received for peer, lane in self.lanes.items()})
+        return Tally(Counter(self.engine.counts), sent, received, self.engine.latencies)
 
     def attach_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve operations that are awaited in ``loop``."""

@@ -1,21 +1,145 @@
-"""Counts of what a world did."""
+"""Counts of what a world did, and of what befell the worlds of a ``MultiWorld``; kept whether read or not."""
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
+from functools import partial
+
+from multiworld.errors import PeerLost
+from multiworld.events import (
+    Event,
+    OwnStall,
+    PeerRecovered,
+    PeerSuspected,
+    WorldBroken,
+    WorldJoined,
+    WorldLeft,
+)
+
+#: upper bounds of the buckets of operations, in seconds
+OPERATION_BOUNDS = (50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 60.0)
+#: the same of joins, detections and outages
+LIFE_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
+#: events that are kept for whoever looks later
+RECENT_EVENTS = 20
+
+
+class Histogram:
+    """Durations in buckets.
+
+    Args:
+        bounds: upper bounds of the buckets, in seconds, ascending; a last bucket without a bound is added.
+
+    Attributes:
+        counts: durations by bucket.
+        total: their sum, in seconds.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds
+
+    def add(self, other: Histogram) -> None:
+        """Count those of ``other``, which has the same bounds."""
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
+
+def operation_histograms() -> defaultdict[str, Histogram]:
+    """Make empty histograms of operations, by name."""
+    return defaultdict(partial(Histogram, OPERATION_BOUNDS))
+
+
+def _life_histograms() -> defaultdict[str, Histogram]:
+    return defaultdict(partial(Histogram, LIFE_BOUNDS))
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a world did, over all its generations: operations by name, bytes by the peer's world rank, frames
-    included."""
+    """What a world did, over all its generations: operations by name and how long their callers waited, bytes by the
+    peer's world rank, frames included."""
 
     operations: Counter[str] = field(default_factory=Counter)
     sent: Counter[int] = field(default_factory=Counter)
     received: Counter[int] = field(default_factory=Counter)
+    latencies: defaultdict[str, Histogram] = field(default_factory=operation_histograms)
 
     def add(self, other: Tally) -> None:
         self.operations.update(other.operations)
         self.sent.update(other.sent)
         self.received.update(other.received)
+        for name, histogram in tuple(other.latencies.items()):
+            self.latencies[name].add(histogram)
+
+
+class History:
+    """What befell the worlds of a ``MultiWorld`` since it was made; the thread that publishes events writes it.
+
+    Attributes:
+        joins: generations joined, by world.
+        breaks: by world, error and ``LossReason``.
+        suspicions: by world and peer.
+        stalls: of our own liveness thread.
+        joining: seconds that joins and rejoins took, by world.
+        detection: seconds from a silent peer's last sign of life to the break, by world.
+        outage: seconds from a break to the return under a new generation, by world.
+        recent: the latest events.
+    """
+
+    def __init__(self) -> None:
+        self.joins: Counter[str] = Counter()
+        self.breaks: Counter[tuple[str, str, str]] = Counter()
+        self.suspicions: Counter[tuple[str, int]] = Counter()
+        self.stalls = 0
+        self.joining = _life_histograms()
+        self.detection = _life_histograms()
+        self.outage = _life_histograms()
+        self.recent: deque[Event] = deque(maxlen=RECENT_EVENTS)
+        self._last_heard: dict[tuple[str, int], float] = {}
+        self._broken_at: dict[str, float] = {}
+
+    def note(self, event: Event) -> None:
+        """Count an event; blocks on nothing."""
+        self.recent.append(event)
+        if isinstance(event, WorldJoined):
+            self._joined(event)
+        elif isinstance(event, WorldBroken):
+            self._broken(event)
+        elif isinstance(event, PeerSuspected):
+            self.suspicions[event.world, event.peer] += 1
+            self._last_heard[event.world, event.peer] = event.monotonic - event.silence
+        elif isinstance(event, PeerRecovered):
+            self._last_heard.pop((event.world, event.peer), None)
+        elif isinstance(event, WorldLeft):
+            self._broken_at.pop(event.world, None)
+        elif isinstance(event, OwnStall):
+            self.stalls += 1
+
+    def _joined(self, event: WorldJoined) -> None:
+        self.joins[event.world] += 1
+        self.joining[event.world].observe(event.seconds)
+        broken_at = self._broken_at.pop(event.world, None)
+        if broken_at is not None:
+            self.outage[event.world].observe(event.monotonic - broken_at)
+
+    def _broken(self, event: WorldBroken) -> None:
+        lost = event.failure if isinstance(event.failure, PeerLost) else None
+        how = "" if lost is None else lost.how.value
+        self.breaks[event.world, type(event.failure).__name__, how] += 1
+        self._broken_at[event.world] = event.monotonic
+        for peer in () if lost is None else lost.ranks:
+            heard = self._last_heard.get((event.world, peer))
+            if heard is not None:
+                self.detection[event.world].observe(event.monotonic - heard)
+        for key in [key for key in self._last_heard if key[0] == event.world]:
+            del self._last_heard[key]

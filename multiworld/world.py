@@ -20,7 +20,7 @@ from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldE
 from multiworld.events import TELLING_SECONDS
 from multiworld.group import Group
 from multiworld.linger import LINGER_SECONDS
-from multiworld.loops import no_loop, running_loop
+from multiworld.loops import check_no_loop, no_loop, running_loop
 from multiworld.ops import p2p
 from multiworld.ops.checks import check_list, check_number, invalid
 from multiworld.rejoining import RejoinCall, Rejoins
@@ -66,14 +66,19 @@ class SyncWorld(SyncGroup):
 
     def rejoin(self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None) -> World:
         """Assemble a broken world again under a new generation."""
-        return self._rejoin(rank, size, timeout)
+        try:
+            return self._rejoin(rank, size, timeout)
+        except MultiWorldError as error:
+            raise error.without_frames() from error.__cause__  # the caller's line says where
 
     # End of the generated methods.
 
     def _leave(self) -> None:
+        check_no_loop("leave", self._group.name, self._group.world_rank)
         self._group._leave_sync()
 
     def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
+        check_no_loop("rejoin", self._group.name, self._group.world_rank)
         return self._group._rejoin_sync(rank, size, timeout)
 
 
@@ -157,8 +162,9 @@ class World(Group):
     @property
     def tally(self) -> Tally:
         """What this membership did, over all its generations."""
-        total = self._current.tally()
+        total = Tally()
         total.add(self._earlier)
+        total.add(self._current.tally())
         return total
 
     def group(self, ranks: Sequence[int], label: str = "") -> Group:
@@ -250,7 +256,10 @@ class World(Group):
             RendezvousError: they did not come, or disagree.
             InvalidArgument: another rank or size than that of a rejoin that is under way here.
         """
-        return await self._rejoin(rank, size, timeout)
+        try:
+            return await self._rejoin(rank, size, timeout)
+        except MultiWorldError as error:
+            raise error.without_frames() from error.__cause__  # the caller's line says where
 
     def _enter_async(self, operation: str) -> Session:
         """The live session for an operation of the running loop, or a typed error."""

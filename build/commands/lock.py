@@ -31,6 +31,7 @@ SOURCES = {
     "tooling": ["--group", "pyproject.toml:tooling"],
     "test": ["--group", "pyproject.toml:test"],
     "sign": ["--group", "pyproject.toml:sign"],
+    "types": ["--group", "pyproject.toml:types"],
     "lint": ["--group", "pyproject.toml:lint"],
     "nox": ["noxfile.py"],
     "gpu": ["--group", "pyproject.toml:gpu"],

@@ -15,23 +15,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class AsyncCollectives(GroupBase):
-    """Collectives. Every member calls the same ones in the same order; ranks are those of this group.
-
-    Before any payload moves the members compare what they were called with; if anything differs, all of them raise
-    ``TensorMismatch`` and the world stays usable. ``timeout`` is in seconds, None is the world's ``op_timeout``; when
-    it passes, the world breaks with ``OpTimeout``. All raise ``PeerLost``, ``OpTimeout`` and ``WorldClosed`` on a
-    broken or closed world, ``InvalidArgument`` at once for arguments that cannot be right.
-
-    A cancelled collective breaks the world, because the other members count on it: all of them get ``PeerLost`` whose
-    ``how`` is ``"cancelled"``. In a world that was joined with ``on_cancel="finish"`` it goes on without its caller.
-    Until all members have called it, the await ends at once and the collective goes on with copies. While the backend
-    works on it, the await ends when the collective does; a member's 512 KB to all others together need no backend.
-    Either way the tensors are the caller's again when the await ends, and those that were to be written are undefined.
-
-    CUDA tensors in a world whose backend works on them stay on the device, in the order of the caller's current stream,
-    and ``stream=True`` returns when the collective is agreed and enqueued: see ``AsyncPointToPoint``. CPU tensors in
-    such a world travel over the lanes, whatever their length. All members pass the same kind.
-    """
+    """Collectives; ``Group`` says what they have in common."""
 
     async def broadcast(
         self, tensor: torch.Tensor, src: int, *, stream: bool = False, timeout: float | None = None
@@ -40,7 +24,12 @@ class AsyncCollectives(GroupBase):
         await self._run(timeout, collectives.broadcast, tensor, src, stream)
 
     async def all_reduce(
-        self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, *, stream: bool = False, timeout: float | None = None
+        self,
+        tensor: torch.Tensor,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Reduce ``tensor`` over all ranks with ``op``; the result is in every rank's ``tensor``."""
         await self._run(timeout, collectives.all_reduce, tensor, op, stream)
@@ -49,7 +38,7 @@ class AsyncCollectives(GroupBase):
         self,
         tensor: torch.Tensor,
         dst: int,
-        op: ReduceOp = ReduceOp.SUM,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
         *,
         stream: bool = False,
         timeout: float | None = None,
@@ -97,7 +86,7 @@ class AsyncCollectives(GroupBase):
         self,
         output: torch.Tensor,
         input_list: Tensors,
-        op: ReduceOp = ReduceOp.SUM,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
         *,
         stream: bool = False,
         timeout: float | None = None,
@@ -109,7 +98,7 @@ class AsyncCollectives(GroupBase):
         self,
         output: torch.Tensor,
         tensor: torch.Tensor,
-        op: ReduceOp = ReduceOp.SUM,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
         *,
         stream: bool = False,
         timeout: float | None = None,

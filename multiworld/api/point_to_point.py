@@ -13,25 +13,7 @@ from multiworld.ops.p2p import P2P
 
 
 class AsyncPointToPoint(GroupBase):
-    """Send and receive. Every operation starts when it is awaited, in the order of the awaits, per peer and tag.
-
-    A send waits until its receive is posted and both agree on length and dtype; no payload moves before that. A
-    ``timeout`` that passes breaks the world (``OpTimeout``).
-
-    A cancelled await breaks nothing and loses no message. What the peer has not matched yet is withdrawn. A send that
-    is matched goes on from a copy. A message that is on its way is kept for the next receive of that peer and tag; the
-    cancelled receive's tensor may hold a part of it. After an operation has returned or raised, its tensors are the
-    caller's: nothing here reads or writes them.
-
-    In a world whose backend works on a CUDA device, CUDA tensors go from device to device and CPU tensors over the
-    lanes; both sides pass the same kind. Nothing is launched before both sides have called, so what waits for its peer
-    costs the device nothing. A transfer begins when the caller's current stream has come to where it was when the
-    operation was called, and what the caller enqueues in its current stream after the operation finds it done. With
-    ``stream=True`` the operation returns when it is matched and enqueued, not when it is done: the caller's stream
-    waits for it, the caller does not. If such a transfer fails, the world breaks: the next operation, ``synchronize``
-    and ``WorldBroken`` say why. On the CPU ``stream`` changes nothing. What is matched on the device cannot be
-    withdrawn: a cancelled await ends when that transfer does.
-    """
+    """Send and receive; ``Group`` says what these operations have in common."""
 
     async def send(
         self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
@@ -48,7 +30,7 @@ class AsyncPointToPoint(GroupBase):
                 nested, quantized, fake, meta, subclasses with ``__torch_dispatch__``, ...) are refused by name.
             dst: rank in this group.
             tag: tells messages between the same two ranks apart; from 0 to 2**31 - 1.
-            stream: return as soon as the transfer is matched and enqueued, see ``AsyncPointToPoint``.
+            stream: return as soon as the transfer is matched and enqueued, see ``Group``.
             timeout: seconds; None is the world's ``op_timeout``.
 
         Raises:

@@ -86,7 +86,12 @@ class SyncGroup(SyncBase):
         self._run(timeout, collectives.broadcast, tensor, src, stream)
 
     def all_reduce(
-        self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, *, stream: bool = False, timeout: float | None = None
+        self,
+        tensor: torch.Tensor,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Reduce ``tensor`` over all ranks with ``op``; the result is in every rank's ``tensor``."""
         self._run(timeout, collectives.all_reduce, tensor, op, stream)
@@ -95,7 +100,7 @@ class SyncGroup(SyncBase):
         self,
         tensor: torch.Tensor,
         dst: int,
-        op: ReduceOp = ReduceOp.SUM,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
         *,
         stream: bool = False,
         timeout: float | None = None,
@@ -143,7 +148,7 @@ class SyncGroup(SyncBase):
         self,
         output: torch.Tensor,
         input_list: Tensors,
-        op: ReduceOp = ReduceOp.SUM,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
         *,
         stream: bool = False,
         timeout: float | None = None,
@@ -155,7 +160,7 @@ class SyncGroup(SyncBase):
         self,
         output: torch.Tensor,
         tensor: torch.Tensor,
-        op: ReduceOp = ReduceOp.SUM,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
         *,
         stream: bool = False,
         timeout: float | None = None,

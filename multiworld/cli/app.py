@@ -125,7 +125,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """Show the worlds of running processes, live.
+    """Show the worlds of running processes, live; a pipe or a file gets the view anew after each interval.
 
     Each process has to write its status into FOLDER. Add to its program:
     from multiworld.cli.status import StatusFile; with StatusFile(mw, FOLDER): ...
@@ -142,9 +142,13 @@ def top(
         console.print(top_view(folder, read_all(folder)))
         return
     try:
-        with Live(top_view(folder, read_all(folder)), console=console, screen=True) as live:
-            while True:
-                time.sleep(interval)
-                live.update(top_view(folder, read_all(folder)))
+        if console.is_terminal:
+            with Live(top_view(folder, read_all(folder)), console=console, screen=True) as live:
+                while True:
+                    time.sleep(interval)
+                    live.update(top_view(folder, read_all(folder)))
+        while True:
+            console.print(top_view(folder, read_all(folder)))
+            time.sleep(interval)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None

@@ -19,7 +19,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from multiworld.multi import MultiWorld
     from multiworld.world import World
 
-_EVENTS = 20
 _SUFFIX = ".multiworld.json"
 
 
@@ -80,7 +78,6 @@ class StatusFile:
         self._interval = interval
         Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = Path(folder, f"{os.getpid()}-{id(self):x}{_SUFFIX}")
-        self._events: deque[str] = deque(maxlen=_EVENTS)
         self._wake = threading.Event()
         self._closed = False
         self._unsubscribe = mw.subscribe(self._note)
@@ -102,8 +99,7 @@ class StatusFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _note(self, event: Event) -> None:
-        self._events.append(_event_line(event))
+    def _note(self, _: Event) -> None:
         self._wake.set()
 
     def _run(self) -> None:
@@ -114,8 +110,9 @@ class StatusFile:
 
     def _write(self) -> None:
         worlds = tuple(_status(world) for world in tuple(self._mw.worlds.values()))
+        events = tuple(_event_line(event) for event in tuple(self._mw.history.recent))
         name = Path(sys.argv[0]).name or "python"
-        status = ProcessStatus(os.getpid(), name, time.time(), self._interval, worlds, tuple(self._events))
+        status = ProcessStatus(os.getpid(), name, time.time(), self._interval, worlds, events)
         partial = self._path.with_suffix(".part")
         partial.write_text(json.dumps(asdict(status)), encoding="utf-8")
         partial.replace(self._path)

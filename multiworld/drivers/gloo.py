@@ -15,7 +15,7 @@ from multiworld.drivers import sockets
 from multiworld.drivers.calls import ProcessGroupCalls
 from multiworld.drivers.values import LaneStore
 from multiworld.matching.driver import Finished, Launched
-from multiworld.net.descriptors import require
+from multiworld.net.descriptors import open_numbers, require
 from multiworld.parking import immortal
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,9 @@ class GlooDriver(ProcessGroupCalls):
         require(_DESCRIPTORS + _DESCRIPTORS_PER_MEMBER * self._size, "a group of the gloo backend")
         connecting = timedelta(seconds=min(self._store.timeout_seconds, _LONGEST.total_seconds()))
         settable = _timeout_can_be_set()
+        before = set(open_numbers())
         options = _options(self._address, connecting if settable else _LONGEST)
+        listeners = set(open_numbers()) - before  # that of the device, and what other threads opened meanwhile
         self._not_connecting.clear()
         try:
             self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)
@@ -111,7 +113,7 @@ class GlooDriver(ProcessGroupCalls):
             self._not_connecting.set()
         if settable:
             getattr(self._group, _SET_TIMEOUT)(_LONGEST)
-        sockets.deafen(self._store.own)
+        sockets.deafen(self._store.own, listeners)
         if self._aborted:
             raise ConnectionAbortedError("aborted while connecting")
 

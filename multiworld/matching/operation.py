@@ -17,6 +17,7 @@ import torch
 from multiworld.errors import BrokenWorldException, LossReason, MultiWorldError
 from multiworld.membership import Membership
 from multiworld.net.frames import Sent
+from multiworld.tally import operation_histograms
 
 
 class Sink(Protocol):
@@ -81,6 +82,7 @@ class Registry:
         clock: monotonic seconds.
         operations: what is under way.
         counts: operations started, by name.
+        latencies: of those that succeeded, by name.
         departed: ranks that left in good order, all their data read.
         failure: the first cause, once the generation is broken or closed; nothing begins after it.
         next_look: when the deadlines are looked at next; infinite if they need not be.
@@ -93,6 +95,7 @@ class Registry:
         self.op_timeout = membership.limits.op_timeout
         self.operations: set[Operation] = set()
         self.counts: Counter[str] = Counter()
+        self.latencies = operation_histograms()
         self.departed: frozenset[int] = frozenset()
         self.failure: BrokenWorldException | None = None
         self.next_look = math.inf
@@ -115,6 +118,11 @@ class Registry:
         for operation in tuple(self.operations):
             if running or not operation.running:
                 operation.fail(error)
+
+    def succeeded(self, operation: Operation) -> None:
+        """Count how long the caller of ``operation`` waited: not at all, if it was done before the wait began."""
+        if operation in self.operations:
+            self.latencies[operation.name].observe(max(0.0, self.clock() - operation.waited_since()))
 
     def protocol_error(self, peer: int, what: str) -> None:
         """A peer sent what no peer of ours can send."""
@@ -194,6 +202,8 @@ class Operation:
         """Record success and wake whoever waits."""
         if not self.done:
             self._value = value
+            if not self.withdrawn:
+                self.registry.succeeded(self)
             self._settle()
 
     def fail(self, error: MultiWorldError) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from multiworld.config import is_duration
 from multiworld.errors import DeviceFailed, InvalidArgument, MultiWorldError
+from multiworld.loops import check_no_loop
 from multiworld.modes import disturbed, transform, undisturbed
 from multiworld.ops import quarantine
 from multiworld.ops.waiting import OperationHost, wait_async, wait_sync
@@ -178,6 +179,7 @@ class SyncBase:
     @blocking
     def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
         group = self._group
+        check_no_loop(starter.__name__, group._world.name, group._world.world_rank)
         _check(group, timeout, starter)
         session = group._world._enter_sync(starter.__name__)
         if quarantine.ACTIVE or _profiled():

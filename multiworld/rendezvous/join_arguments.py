@@ -11,7 +11,14 @@ from typing import get_args
 import torch
 import torch.distributed as dist
 
-from multiworld.config import Heartbeat, NetworkSettings, OnCancel, WorldConfig, is_duration
+from multiworld.config import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    Heartbeat,
+    NetworkSettings,
+    OnCancel,
+    WorldConfig,
+    is_duration,
+)
 from multiworld.errors import BackendUnavailable, InvalidArgument
 from multiworld.matching.plan import MAX_MEMBERS
 from multiworld.ops.arguments import whole_number
@@ -44,6 +51,7 @@ def checked_config(
     heartbeat: Heartbeat | None,
     resize: bool = False,
     on_cancel: OnCancel = "break",
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
 ) -> WorldConfig:
     """All settings of a membership, or a typed error that says which is wrong.
 
@@ -84,7 +92,7 @@ def checked_config(
     return WorldConfig(
         name=name, rank=place_in, size=members, backend=backend, device=place, address=address,
         op_timeout=op_timeout, join_timeout=join_timeout, heartbeat=heartbeat, network=defaults.network,
-        on_cancel=on_cancel,
+        on_cancel=on_cancel, max_message_bytes=_checked_length(name, place_in, max_message_bytes),
     )  # fmt: skip
 
 
@@ -93,6 +101,13 @@ def _check_choices(name: str, rank: int, resize: object, on_cancel: object) -> N
         raise _invalid(name, rank, f"resize is {resize!r}", "pass True or False")
     if on_cancel not in get_args(OnCancel):
         raise _invalid(name, rank, f"on_cancel is {on_cancel!r}", "pass 'break' or 'finish'")
+
+
+def _checked_length(name: str, rank: int, length: int) -> int:
+    number = whole_number(length)
+    if number is None or number < 1:
+        raise _invalid(name, rank, f"max_message_bytes is {length!r}", "pass a whole number of bytes above 0")
+    return number
 
 
 def _from_environment(name: str, variable: str, what: str) -> int:

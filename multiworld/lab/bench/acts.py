@@ -89,7 +89,7 @@ async def cpu_of_waiting(context: Context, name: str, src: int, seconds: float) 
     """The same while a thread waits in a synchronous receive, until its deadline breaks the world."""
     started, used = time.monotonic(), time.process_time()
     with contextlib.suppress(BrokenWorldException):
-        context.mw[name].sync.recv(torch.zeros(1), src, timeout=seconds)
+        await asyncio.to_thread(context.mw[name].sync.recv, torch.zeros(1), src, timeout=seconds)
     return (time.process_time() - used) / (time.monotonic() - started)
 
 

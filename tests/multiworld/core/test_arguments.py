@@ -259,6 +259,7 @@ JOINS: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("heartbeat", (3, 0, "x", Heartbeat)),
     ("address", (5, "", b"127.0.0.1", True)),
     ("resize", (1, "yes", None)),
+    ("max_message_bytes", (0, -1, 1.5, True, "1", None)),
 )
 
 

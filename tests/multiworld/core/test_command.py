@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from multiworld import MultiWorld
+from multiworld.cli.status import StatusFile
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -54,6 +55,31 @@ def test_top_without_its_folder_and_its_help_say_so_too(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "StatusFile(mw," in done.stderr.replace("\n", "")
     assert "StatusFile(mw, FOLDER)" in run("-m", "multiworld", "top", "--help").stdout
+
+
+def test_top_prints_into_a_pipe(tmp_path: Path) -> None:
+    """Each interval anew, and quietly no more once the reader has gone."""
+    pytest.importorskip("typer", reason="the cli extra is not installed")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    with MultiWorld() as mw:
+        mw.sync.join("seen", 0, 1, store=f"file://{tmp_path}/store")
+        with StatusFile(mw, tmp_path / "status"):
+            command = [sys.executable, "-m", "multiworld", "top", "--interval", "0.1", str(tmp_path / "status")]
+            top = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            try:
+                assert top.stdout is not None
+                assert top.stderr is not None
+                seen = 0
+                while seen < 4:  # in the table of worlds and in that of events, which knows the join before it, twice
+                    line = top.stdout.readline()
+                    assert line, top.stderr.read()
+                    seen += "seen" in line
+                top.stdout.close()
+                top.wait(60)
+                assert top.stderr.read() == ""
+            finally:
+                top.kill()
+                top.wait()
 
 
 def test_top_shows_a_process_that_writes_its_status(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from procs import Link, cluster, wait_until
 
 from multiworld import BrokenWorldException, DescriptorsExhausted, MultiWorld, MultiWorldError
 from multiworld.drivers import sockets
+from multiworld.drivers.gloo import GlooDriver
+from multiworld.drivers.values import LaneStore
 from multiworld.net import descriptors
 from multiworld.net.descriptors import Reserve, descriptor_shortage, require
 
@@ -331,3 +333,31 @@ def test_a_rendezvous_without_descriptors_is_an_error_of_the_package(store: str)
         with only(0), pytest.raises(MultiWorldError, match=r"oo many open files|no free file descriptors"):
             mw.sync.join("w", 0, 1, store=store, join_timeout=0.5)
         mw.sync.join("w", 0, 1, store=store)
+
+
+def test_a_group_of_gloo_does_not_look_at_every_socket_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 members in one process have 12,000 sockets: each member looked at all of them when it had connected."""
+    looked: list[int] = []
+    copied = sockets.reserve.copied
+
+    def counted(number: int) -> contextlib.AbstractContextManager[int]:
+        looked.append(number)
+        return copied(number)
+
+    monkeypatch.setattr(sockets.reserve, "copied", counted)
+    stores: list[LaneStore] = []
+    stores += [LaneStore(lambda key, data: stores[1].receive(key, data), SECONDS)]
+    stores += [LaneStore(lambda key, data: stores[0].receive(key, data), SECONDS)]
+    drivers = [GlooDriver(store, rank, 2, "127.0.0.1") for rank, store in enumerate(stores)]
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            for sock in socket.socketpair():
+                stack.enter_context(sock)
+        threads = [threading.Thread(target=driver.open) for driver in drivers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(3 * SECONDS)
+        assert 0 < len(looked) < 100
+    for driver in drivers:
+        driver.close(SECONDS)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
+import re
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +17,18 @@ import torch
 from procs import Link, cluster, wait_until
 
 from multiworld import (
+    BrokenWorldException,
     InvalidArgument,
     MultiWorld,
     PeerLost,
     PeerRecovered,
     PeerSuspected,
+    World,
     WorldBroken,
     WorldJoined,
     WorldLeft,
 )
+from multiworld.tally import History
 
 
 def _listens(link: Link, store: str, rank: int) -> Any:
@@ -104,6 +111,79 @@ def test_one_registry_has_the_metrics_of_one_multiworld(store: str, describes: b
         for wrong in ((5, registry), (mw, 5), (None, None)):
             with pytest.raises(InvalidArgument):
                 Metrics(*wrong)  # type: ignore[arg-type]
+
+
+def _late_metrics(link: Link, store: str, rank: int) -> Any:
+    """Join, wait, break, rejoin; then look for the first time."""
+    prometheus = importlib.import_module("prometheus_client")
+    metrics = importlib.import_module("multiworld.metrics")
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", rank, 2, store=store)
+        if rank == 1:
+            link.recv()  # the other one waits
+        w.sync.send(torch.ones(1), 0) if rank == 1 else _receives(link, w)
+        w.sync.barrier()
+        if rank == 0:
+            w.abort("on purpose")
+        with pytest.raises(BrokenWorldException):
+            w.sync.recv(torch.zeros(1), 1 - rank)
+        w.sync.rejoin()
+        w.sync.barrier()
+        registry = prometheus.CollectorRegistry()
+        metrics.Metrics(mw, registry)
+        return {(s.name, *s.labels.values()): s.value for family in registry.collect() for s in family.samples}
+
+
+def _receives(link: Link, w: World) -> None:
+    asked = threading.Timer(0.3, link.send, ["waits"])
+    asked.start()
+    w.sync.recv(torch.zeros(1), 1)
+
+
+def test_metrics_made_after_a_join_know_what_came_before(store: str) -> None:
+    pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
+    with cluster() as c:
+        first, second = c.start(_late_metrics, store, 0), c.start(_late_metrics, store, 1)
+        assert first.recv() == "waits"
+        second.send("go on")
+        found, others = c.results()
+    for samples, cause, how in ((found, "WorldClosed", ""), (others, "PeerLost", "reported")):
+        assert samples["multiworld_joins_total", "w"] == 2
+        assert samples["multiworld_breaks_total", "w", cause, how] == 1
+        assert samples["multiworld_join_seconds_count", "w"] == 2
+        assert samples["multiworld_outage_seconds_count", "w"] == 1
+        assert samples["multiworld_operation_seconds_count", "w", "barrier"] == 2
+    assert found["multiworld_operation_seconds_count", "w", "recv"] == 1, "the one that failed is not in"
+    assert found["multiworld_operation_seconds_sum", "w", "recv"] >= 0.3
+    assert found["multiworld_operation_seconds_bucket", "w", "recv", "0.25"] == 0
+    assert found["multiworld_operation_seconds_bucket", "w", "recv", "+Inf"] == 1
+
+
+def test_the_silence_of_a_lost_peer_is_counted() -> None:
+    history = History()
+    about: dict[str, Any] = {"world": "w", "generation": 1, "rank": 0}
+    history.note(PeerSuspected(**about, monotonic=10.5, peer=1, silence=0.5))
+    history.note(PeerSuspected(**about, monotonic=10.6, peer=2, silence=0.5))
+    history.note(PeerRecovered(**about, monotonic=10.7, peer=2, silence=0.5))
+    history.note(WorldBroken(**about, monotonic=10.9, failure=PeerLost("w", "x", how="silence", ranks=(1, 2))))
+    history.note(WorldJoined(**about, monotonic=12.9, size=2, seconds=0.1))
+    detected, out = history.detection["w"], history.outage["w"]
+    assert (sum(detected.counts), detected.total) == (1, pytest.approx(0.9))
+    assert (sum(out.counts), out.total) == (1, pytest.approx(2.0))
+    assert detected.counts[detected.bounds.index(1.0)] == 1
+
+
+def test_the_page_lists_every_series(store: str) -> None:
+    prometheus = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
+    from multiworld.metrics import Metrics
+
+    page = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE))
+    registry = prometheus.CollectorRegistry()
+    with MultiWorld() as mw:
+        Metrics(mw, registry)
+        made = {f.name + "_total" * (f.type == "counter"): f.type for f in registry.collect()}
+    assert listed == made
 
 
 def test_series_of_somebody_else_are_left_alone() -> None:

@@ -48,6 +48,25 @@ def test_every_dtype_and_shape_arrives(store: str) -> None:
     assert all(same)
 
 
+def _limited(link: Link, store: str, rank: int) -> Any:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", rank, 2, store=store, max_message_bytes=110 if rank else 1 << 20)
+        long, short = torch.zeros(26), torch.arange(25.0)  # 104 and 100 bytes, and 9 of the shape
+        with pytest.raises(TensorMismatch):
+            w.sync.send_tensor(long, 1) if rank == 0 else w.sync.recv_tensor(0)
+        if rank == 0:
+            w.sync.send_tensor(short, 1)
+            return 25
+        return w.config.max_message_bytes, w.sync.recv_tensor(0).numel()
+
+
+def test_a_message_longer_than_the_limit_is_refused(store: str) -> None:
+    with cluster() as c:
+        for rank in range(2):
+            c.start(_limited, store, rank)
+        assert c.results() == [25, (110, 25)]
+
+
 async def tags_out_of_order(w: Any) -> list[float]:
     if w.rank == 0:
         a = asyncio.create_task(w.send(torch.tensor([1.0]), 1, tag=1))

@@ -241,7 +241,7 @@ async def loop_closed(context: Context, options: dict[str, Any]) -> str:
     thread.start()
     while thread.is_alive():
         await asyncio.sleep(0.01)
-    mine.sync.close()
+    await mine.close()
     return "closed"
 
 

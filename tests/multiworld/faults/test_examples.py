@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from multiworld.lab.injector import proven
-from tests.multiworld.faults.programs import ENVIRONMENT, ROOT, SECONDS, Program, documented_commands, started
+from tests.multiworld.faults import programs
+from tests.multiworld.faults.programs import ROOT, Program, documented_commands, started
 from tests.multiworld.faults.scene import DEATH
 from tests.multiworld.faults.settings import SETTINGS, Setting
 from tests.multiworld.free_port import free_port
 
-pytestmark = pytest.mark.slow  # every process imports torch
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # every process imports torch, on a busy machine for minutes
 
 DIED = f"({'|'.join(sorted(DEATH - {'reported'}))})"
 
@@ -28,23 +27,9 @@ def setting(request: pytest.FixtureRequest, tmp_path: Path) -> Setting:
     return Setting.of(request.param, tmp_path)
 
 
-def _run(*arguments: str, cwd: Path = ROOT) -> subprocess.Popen[str]:
-    command = [sys.executable, *arguments]
-    return subprocess.Popen(
-        command, cwd=cwd, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def _said(process: subprocess.Popen[str]) -> str:
-    try:
-        text, _ = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired as late:
-        pytest.fail(f"not done after {SECONDS} s; it said: {(late.output or b'').decode()}")
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, text
-    return text
+def _said(program: Program) -> str:
+    assert program.end() == 0, str(program)
+    return str(program)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +43,8 @@ def _said(process: subprocess.Popen[str]) -> str:
     ],
 )
 def test_example(example: str, lines: list[str]) -> None:
-    text = _said(_run(f"examples/{example}"))
+    with started([[f"examples/{example}"]], {}) as (program,):
+        text = _said(program)
     for line in lines:
         assert re.search(line, text), text
     assert "Traceback" not in text
@@ -202,8 +188,8 @@ def test_readme(tmp_path: Path) -> None:
 
 def test_quick_start(tmp_path: Path) -> None:
     folder = _pair("docs/quickstart.md", tmp_path)
-    both = [_run("pair.py", str(rank), cwd=folder) for rank in range(2)]
-    said = [_said(process) for process in both]
+    with started([["pair.py", str(rank)] for rank in range(2)], {}, cwd=folder) as both:
+        said = [_said(program) for program in both]
     assert "tensor([0., 1., 2., 3.])" in said[1]
 
 
@@ -214,6 +200,22 @@ def test_quick_start_under_torchrun(tmp_path: Path) -> None:
     assert call is not None
     program = program.replace(call.group(), 'mw.join("pair")').replace("int(sys.argv[1])", 'int(os.environ["RANK"])')
     (folder / "pair.py").write_text("import os\n" + program)
-    run = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1")
-    text = _said(_run(*run, "--master-port", str(free_port()), "pair.py", cwd=folder))
+    run = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    with started([[*run, "--master-port", str(free_port()), "pair.py"]], {}, cwd=folder) as (program,):
+        text = _said(program)
     assert "tensor([0., 1., 2., 3.])" in text
+
+
+def test_a_program_that_works_is_waited_for_and_one_that_hangs_shows_its_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A clock alone cannot tell one that loads torch on a busy machine from one that does not end."""
+    monkeypatch.setattr(programs, "SECONDS", 4.0)
+    monkeypatch.setattr(programs, "WORKED", 0.02)
+    works = "import time\nfor _ in range(9): time.sleep(1); sum(range(3_000_000))\nprint('said', flush=True)"
+    hangs = "import time\nprint('done', flush=True)\ndef waits_for_nothing(): time.sleep(600)\nwaits_for_nothing()"
+    with started([["-c", works], ["-c", hangs]], {}) as (busy, idle):
+        busy.until("said")
+        assert busy.end() == 0
+        with pytest.raises(AssertionError, match=r"(?s)silent and idle.*done.*waits_for_nothing"):
+            idle.end()

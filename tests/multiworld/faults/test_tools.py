@@ -9,11 +9,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from multiworld.cli.app import app
 from multiworld.cli.status import StatusFile, read_all
 from multiworld.errors import InvalidArgument
 from multiworld.lab.bench.load import Load
@@ -33,7 +32,18 @@ from tests.multiworld.faults.scene import Scene
 ROOT = Path(__file__).resolve().parents[3]
 
 
+def _invoked(*arguments: str) -> Any:
+    """Run the command in this process; its outcome. Skips without the extra."""
+    pytest.importorskip("typer", reason="the cli extra is not installed")
+    from typer.testing import CliRunner
+
+    from multiworld.cli.app import app
+
+    return CliRunner().invoke(app, list(arguments))
+
+
 def _command(*arguments: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("typer", reason="the cli extra is not installed")
     return subprocess.run(
         [sys.executable, "-m", "multiworld", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=seconds
     )
@@ -133,7 +143,7 @@ def test_doctor() -> None:
 )
 def test_mistakes_of_the_user(arguments: tuple[str, ...]) -> None:
     """A message and exit code 2, without a traceback."""
-    done = CliRunner().invoke(app, list(arguments))
+    done = _invoked(*arguments)
     assert done.exit_code == 2
     assert done.exception is None or isinstance(done.exception, SystemExit)
 
@@ -239,8 +249,8 @@ def test_top(scene: Scene, tmp_path: Path) -> None:
     assert {status.pid for status in read_all(tmp_path)} == {b.pid, victim.pid}
     (tmp_path / "torn.multiworld.json").write_text('{"pid": 1')
     assert len(read_all(tmp_path)) == 2
-    assert CliRunner().invoke(app, ["top", str(tmp_path / "nowhere")]).exit_code == 2
+    assert _invoked("top", str(tmp_path / "nowhere")).exit_code == 2
 
 
 def _top(folder: Path) -> str:
-    return CliRunner().invoke(app, ["top", "--once", str(folder)]).output
+    return _invoked("top", "--once", str(folder)).output
