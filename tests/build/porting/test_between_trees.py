@@ -53,7 +53,7 @@ def applies(repo: Git, out: Path) -> None:
     """The written series applies to the new tree, by git and by nothing of ours."""
     git = Git(repo.folder)
     git.out("checkout", "-q", "--detach", "new")
-    for name in (out / "series").read_text().split():
+    for name in (line for line in (out / "series").read_text().splitlines() if not line.startswith("#")):
         git.out("apply", "--index", "--whitespace=nowarn", str(out / name))
 
 

@@ -138,17 +138,15 @@ def test_a_place_that_is_not_unique_is_left_to_a_human() -> None:
     near = "".join(line("gamma", n) for n in range(1, 11))
     found = port(OLD, PATCHED, replaced(OLD, (near, near + near)))
     assert found.hunks[0].verdict is Verdict.CONFLICT
-    assert "also at line" in found.hunks[0].evidence
 
 
-def test_a_copy_under_another_name_is_told_apart_and_said() -> None:
+def test_a_copy_under_another_name_is_told_apart() -> None:
     copy = function("gamma").replace("compute_gamma", "compute_copied")
     new = replaced(OLD, (function("gamma"), copy + "\n" + function("gamma")))
     found = port(OLD, PATCHED, new)
     if found.hunks[0].verdict is Verdict.CONFLICT:
         assert found.new.decode() == new
     else:
-        assert "also at line" in found.hunks[0].evidence
         assert found.new.decode().index(FIX) > found.new.decode().index("int compute_gamma(")
 
 
