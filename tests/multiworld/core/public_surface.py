@@ -206,6 +206,7 @@ async def main(store: str, folder: str) -> None:
         world = await mw.join(
             "typed", 0, 1, store=address, backend="gloo", device=torch.device("cpu"), op_timeout=30.0,
             heartbeat=Heartbeat(), join_timeout=30.0, address=None, resize=False, max_message_bytes=1 << 20,
+            on_cancel="finish",
         )  # fmt: skip
         joined: int = mw.history.joins["typed"]
         assert joined == 1
