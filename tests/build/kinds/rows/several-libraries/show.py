@@ -1,4 +1,4 @@
-"""Ask four libraries."""
+"""Ask three libraries."""
 
 import torch
 
@@ -11,4 +11,4 @@ def hinted():
 
 
 number = (torch.ones(1, requires_grad=True) + 1).grad_fn._sequence_nr()
-print(torch.is_warn_always_enabled(), number // 1000, hinted(), torch._C._get_graph_executor_optimize())
+print(torch.is_warn_always_enabled(), number // 1000, hinted())
