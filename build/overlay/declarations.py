@@ -46,7 +46,7 @@ class Declaration:
     scope: tuple[str, ...]
     tokens: tuple[str, ...]
     inexact: bool
-    derived: bool
+    derived: bool = field(compare=False)
 
     @property
     def compiled_in(self) -> bool:
