@@ -169,16 +169,13 @@ def form(language: Language, data: bytes, number: int) -> bytes:
 def grammar(language: Language) -> tree_sitter.Language:
     import tree_sitter
     import tree_sitter_c
-    import tree_sitter_cmake
     import tree_sitter_cpp
     import tree_sitter_python
+    from tree_sitter_language_pack import get_binding
 
-    made = {
-        Language.C: tree_sitter_c,
-        Language.CPP: tree_sitter_cpp,
-        Language.PYTHON: tree_sitter_python,
-        Language.CMAKE: tree_sitter_cmake,
-    }
+    if language is Language.CMAKE:
+        return tree_sitter.Language(get_binding("cmake"))
+    made = {Language.C: tree_sitter_c, Language.CPP: tree_sitter_cpp, Language.PYTHON: tree_sitter_python}
     return tree_sitter.Language(made[language].language())
 
 

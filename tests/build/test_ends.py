@@ -210,7 +210,7 @@ def test_what_readme_does_not_name_is_installed_after_its_test_command(place: Pa
     update, quiet = "apt-get update -q", "apt-get install -q -y --no-install-recommends"
     assert lines == [
         update,
-        f"{quiet} python3-venv python3-dev git g++",
+        f"{quiet} python3-venv git g++",
         "-s lint",
         "--install-only -s tests",
         "-R -s tests",

@@ -29,6 +29,8 @@ from build.overlay.symbols import needed, run_path
 from tests.build.full import standin
 from tests.build.full.standin import ANSWER, FIXED, StandIn
 
+pytestmark = pytest.mark.headers  # the stand-in is a module of Python
+
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 
 

@@ -95,6 +95,7 @@ def test_a_python_file_that_the_wheel_has_otherwise(place: Place) -> None:
     assert (status, f"not as in the tree: {INIT}" in output) == (11, True), output
 
 
+@pytest.mark.headers
 def test_a_unit_of_libtorch_python_is_for_one_python(place: Place) -> None:
     new = text.PYTHON[_MODULE].replace("return use_answer()", "return use_answer() + 1000 * Py_IsInitialized()")
     own = patch(place, {_MODULE: f"#include <Python.h>\n{new}"})
