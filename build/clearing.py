@@ -28,6 +28,7 @@ class Kind(Enum):
     FULL = "full", "workspaces of full builds"
     GPULESS = "gpuless", "imitations of CUDA and NCCL"
     HEADERS = "headers", "headers of CUDA and others"
+    IMPORTS = "imports", "what built wheels are imported with"
     NOX = "nox", "environments of nox"
     OBJECTS = "objects", "compiled units"
     PORT = "port", "checkouts of ports, with your edits"

@@ -79,7 +79,8 @@ def _in_storage(tensor: torch.Tensor) -> bool:
 
 def _bytes(tensor: torch.Tensor) -> bytes:
     host = on_cpu(tensor)
-    return bytes(bytes_of(host if host.is_contiguous() else copied(host)))
+    flat = host if host.is_contiguous() else copied(host)  # a name, since what `bytes_of` returns keeps no tensor alive
+    return bytes(bytes_of(flat))
 
 
 def _quantized(tensor: torch.Tensor) -> Pid:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -33,7 +34,8 @@ async def amid(world: World, calls: list[Callable[[], Awaitable[Any]]], meanwhil
     engine = world._current.engine
     while len(engine.operations) < len(calls):
         await asyncio.sleep(0)
-    meanwhile()  # the loop stands still
+    with ThreadPoolExecutor(1) as other:
+        other.submit(meanwhile).result(60)  # the loop stands still
     wait_until(lambda: not engine.operations, SOON, "the news of the break does not end them")
     await asyncio.wait_for(asyncio.gather(*tasks), 20)
 
