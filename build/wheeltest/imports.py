@@ -36,6 +36,8 @@ _LEFT_OUT = ("torch/include/", "torch/share/", "torch/test/")
 _LIB = "torch/lib/"
 #: Packages with the libraries that are stubs here, and what only compiles kernels for devices.
 _OF_DEVICES = ("nvidia-", "triton", "pytorch-triton")
+#: What names of functions of the stubs begin with. Others without a version are those of the C++ runtime, which is real.
+_NAMES = ("cu", "__cuda", "nccl", "nv")
 #: Variables that load other libraries into a process, or that switch an overlay off.
 _STEERING = ("LD_PRELOAD", "LD_AUDIT", "LD_BIND_NOW", "MULTIWORLD_TORCH_OVERLAY", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 #: Arguments: the folder of packages, and the overlay. Prints the version, and whether the overlay is in the process.
@@ -93,8 +95,8 @@ def _make_stubs(toolchain: Toolchain, libraries: Sequence[Path], folder: Path) -
     have = {name for library in libraries for name in exported(library)}
     by_library: dict[str, dict[tuple[str, str], Export]] = defaultdict(dict)
     for item in (item for library in libraries for item in dynamic(library, "U") if item.name not in have):
-        home = versions.get(item.version, missing[0] if missing else "")
-        if home in missing and not item.name.startswith(("Py", "_Py")):
+        home = versions.get(item.version, missing[0] if missing and item.name.startswith(_NAMES) else "")
+        if home in missing:
             by_library[home][item.name, item.version] = Export(item.name, "FUNC", item.version)
     for soname in missing:
         every = by_library[soname]
