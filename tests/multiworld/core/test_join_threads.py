@@ -203,3 +203,43 @@ def test_who_is_urgent_goes_first(threads: JoinThreads) -> None:
     for job in (first, second):
         job.wake()
         assert job.done.result(SECONDS) == "done"
+
+
+def test_a_short_pause_is_not_kept_waiting_by_a_long_one(threads: JoinThreads) -> None:
+    """The thread that waits for the long pause learns of the short one, whose own thread has ended."""
+    running, go = threading.Event(), threading.Event()
+
+    def short(job: JoinJob[str]) -> Steps[str]:
+        running.set()
+        assert go.wait(SECONDS)
+        yield Pause(0.01)
+        return "done"
+
+    first = threads.start(short, lambda _: None)
+    assert running.wait(SECONDS)
+    threads.start(_waits, lambda _: None)
+    wait_until(lambda: threads.waiting == 1 and threads._idle, SECONDS, "the second thread does not wait")
+    go.set()
+    assert first.done.result(SECONDS) == "done"
+
+
+def test_a_join_that_gets_no_thread_is_not_begun_later(threads: JoinThreads, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def steps(job: JoinJob[None]) -> Steps[None]:
+        begun.append("it")
+        yield Pause(0.0)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError):
+            threads.start(steps, lambda _: None)
+    assert threads.waiting == 0
+    other = threads.start(_waits, lambda _: None)
+    wait_until(lambda: threads._idle, SECONDS, "it does not wait")
+    other.wake()
+    assert other.done.result(SECONDS) == "done"
+    assert begun == []
