@@ -13,6 +13,7 @@ import pytest
 from procs import Link, cluster, wait_until
 
 from multiworld import MultiWorld, RendezvousError, TcpStoreAddress
+from multiworld import multi as multi_module
 from multiworld.rendezvous.join_threads import MOST_THREADS, JoinJob, JoinThreads, Pause, Steps
 from multiworld.rendezvous.stores import MAX_IDLE
 
@@ -114,6 +115,20 @@ def test_who_waits_for_members_notices_the_close_at_once() -> None:
 
     assert all("joining was cancelled" in str(error) for error in asyncio.run(main()))
     wait_until(lambda: _of_ours() == 0, SECONDS, "threads are left")
+
+
+def test_a_join_that_a_signal_handler_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise ArithmeticError("of a signal handler")
+
+    with MultiWorld() as mw:
+        store = mw.serve_store()
+        with monkeypatch.context() as patched:
+            patched.setattr(multi_module, "wait_here", interrupted)
+            with pytest.raises(ArithmeticError):
+                mw.sync.join("w", 0, 2, store=store, join_timeout=3 * SECONDS)
+        wait_until(lambda: mw._stores.threads(store)._threads == 0, SECONDS, "the join goes on without its caller")
+        assert mw.sync.join("w", 0, 1, store=mw.serve_store()).size == 1
 
 
 @pytest.fixture

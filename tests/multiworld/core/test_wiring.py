@@ -210,8 +210,12 @@ def test_a_step_of_a_peer_gets_all_the_time_that_is_left() -> None:
         dialler = PeerDialler("w", 1, 0, {0: OURS, 1: OURS}, NetworkSettings())
         deadline = time.monotonic() + 0.4
         steps = wire(dialler, acceptor, deadline, lambda: 5.0, lambda: False, lambda _: [])
-        with pytest.raises(WiringFailed, match="did not connect in time"):
+
+        def walk() -> None:
             for pause in steps:
                 time.sleep(pause.seconds)
+
+        with pytest.raises(WiringFailed, match="did not connect in time"):
+            walk()
         assert time.monotonic() >= deadline
         acceptor.close()
