@@ -27,15 +27,19 @@ def no_loop(operation: str, world: str | None = None, rank: int | None = None) -
     )
 
 
-def check_no_loop(operation: str, world: str | None = None, rank: int | None = None) -> None:
-    """Raise ``WrongContext`` if this thread runs an asyncio loop: a wait here would stop all of its tasks."""
+def check_no_loop(operation: str, world: str | None = None, rank: int | None = None, of: str = "world") -> None:
+    """Raise ``WrongContext`` if this thread runs an asyncio loop: a wait here would stop all of its tasks.
+
+    Args:
+        of: the object that has ``operation``, as the quick start calls it.
+    """
     if asyncio._get_running_loop() is not None:
         raise WrongContext(
             world,
             "a synchronous twin was called in the thread of a running event loop",
             cause="the wait would block the loop, and with it the tasks that the operation may be waiting for",
-            remedy=f"await it without sync, as in `await world.{operation}(...)`, or call the twin in a thread: "
-            f"await asyncio.to_thread(world.sync.{operation}, ...)",
+            remedy=f"await it without sync, as in `await {of}.{operation}(...)`, or call the twin in a thread: "
+            f"await asyncio.to_thread({of}.sync.{operation}, ...)",
             rank=rank,
             operation=operation,
         )

@@ -85,11 +85,11 @@ class SyncMultiWorld:
     # End of the generated methods.
 
     def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
-        check_no_loop("join", config.name, config.rank)
+        check_no_loop("join", config.name, config.rank, of="mw")
         return self._owner._join_sync(config, store, resize)
 
     def _close(self) -> None:
-        check_no_loop("close")
+        check_no_loop("close", of="mw")
         self._owner._close_sync()
 
 
@@ -300,7 +300,7 @@ class MultiWorld:
             await wait_in_loop(job.done, config.join_timeout + STORE_GRACE_SECONDS)
             world = self._joined(job, config, where)
             await wait_in_loop(self._told(), TELLING_SECONDS)
-        except asyncio.CancelledError:
+        except BaseException:
             _give_up(job)
             raise
         return world
@@ -313,7 +313,7 @@ class MultiWorld:
             wait_here(job.done, config.join_timeout + STORE_GRACE_SECONDS)
             world = self._joined(job, config, where)
             wait_here(self._told(), TELLING_SECONDS)
-        except KeyboardInterrupt:
+        except BaseException:  # a signal handler may raise anything
             _give_up(job)
             raise
         return world

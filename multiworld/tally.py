@@ -122,6 +122,7 @@ class History:
             self._last_heard.pop((event.world, event.peer), None)
         elif isinstance(event, WorldLeft):
             self._broken_at.pop(event.world, None)
+            self._forget_silence(event.world)
         elif isinstance(event, OwnStall):
             self.stalls += 1
 
@@ -141,5 +142,8 @@ class History:
             heard = self._last_heard.get((event.world, peer))
             if heard is not None:
                 self.detection[event.world].observe(event.monotonic - heard)
-        for key in [key for key in self._last_heard if key[0] == event.world]:
+        self._forget_silence(event.world)
+
+    def _forget_silence(self, world: str) -> None:
+        for key in [key for key in self._last_heard if key[0] == world]:
             del self._last_heard[key]

@@ -306,8 +306,6 @@ class World(Group):
 
     def _whole(self) -> bool:
         """Whether it is active with all its members: none was lost, none left in good order, or has said so."""
-        if os.getpid() != self._pid:
-            raise self._forked()
         session = self._current
         if session.failure is None:
             session.hub.call_and_wait(session.control.look)
@@ -351,7 +349,9 @@ class World(Group):
         self.ranks = tuple(range(config.size))
 
     def _config_of_rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> WorldConfig:
-        """What to rejoin with, checked before the world is left."""
+        """What to rejoin with, checked before the world is left, or a rejoin of the parent process waited for."""
+        if os.getpid() != self._pid:
+            raise self._forked()
         was = self._config
         try:
             checked = checked_config(

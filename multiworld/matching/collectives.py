@@ -102,6 +102,8 @@ class CollectiveOperation(Operation):
 
 #: how many collectives a peer may be ahead of us
 MAX_EARLY = 4096
+#: the longest payload that comes with a fingerprint
+MAX_PAYLOAD_BYTES = 1 << 34
 _NUMBERS = 1 << 32  # sequence numbers are this many, and begin anew
 
 
@@ -137,7 +139,8 @@ class GroupCollectives:
         """A peer's fingerprint arrives: where to put it."""
         ahead = (seq - self._next) % _NUMBERS
         ours = self._ours.get(seq)
-        longest = self._registry.membership.limits.max_message_bytes
+        # The limit of the caller is for messages whose length the sender decides.
+        longest = max(MAX_PAYLOAD_BYTES, self._registry.membership.limits.max_message_bytes)
         if not may_be_fingerprint(split) or not 0 <= nbytes - split <= longest:
             why = f"a fingerprint of {split} bytes in {nbytes}"
         elif (ahead >= MAX_EARLY) if ours is None else (peer not in ours.ranks or peer in ours.heard):

@@ -126,7 +126,14 @@ class JoinThreads:
         with self._changed:
             self._enqueue(job, time.monotonic(), urgent=False)
             more = self._needs_thread()
-        self._start_thread(more)
+        try:
+            self._start_thread(more)
+        except RuntimeError:
+            with self._changed:  # nobody will ask for it, so nobody must begin it later
+                job.given_up.set()
+                job.entry = 0
+                self._parked.pop(job, None)
+            raise
         return job
 
     def wake(self, job: JoinJob[Any]) -> None:
@@ -137,7 +144,8 @@ class JoinThreads:
                 return
             self._enqueue(job, time.monotonic(), urgent=True)
             more = self._needs_thread()
-        self._start_thread(more)
+        with contextlib.suppress(RuntimeError):  # the interpreter ends
+            self._start_thread(more)
 
     def wake_all(self) -> None:
         for job in tuple(self._parked):
@@ -159,15 +167,20 @@ class JoinThreads:
         return needed
 
     def _start_thread(self, needed: bool) -> None:
-        """Start a thread, if one is ``needed``; not under the lock, which the hub may wait for."""
+        """Start a thread, if one is ``needed``; not under the lock, which the hub may wait for.
+
+        Raises:
+            RuntimeError: that cannot be, and there is none that does the work.
+        """
         if not needed:
             return
         try:
             threading.Thread(target=self._work, name="mw-join", daemon=True).start()
-        except RuntimeError:  # the interpreter ends
+        except RuntimeError:  # the interpreter ends, or the process may have no more threads
             with self._changed:
                 self._threads -= 1
-            raise
+                if not self._threads:
+                    raise
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
@@ -188,6 +201,7 @@ class JoinThreads:
             while (job := self._take(time.monotonic())) is None:
                 if self._idle or not self._parked:
                     self._threads -= 1
+                    self._changed.notify()  # what this thread parked may be due before what the other one waits for
                     return None
                 self._idle = True
                 try:
@@ -195,8 +209,7 @@ class JoinThreads:
                 finally:
                     self._idle = False
             more = self._due() <= time.monotonic() and self._needs_thread()
-        with contextlib.suppress(RuntimeError):  # this thread does it all, then
-            self._start_thread(more)
+        self._start_thread(more)  # if it cannot be started, this one does it all
         return job
 
     def _take(self, now: float) -> JoinJob[Any] | None:

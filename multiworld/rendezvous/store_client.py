@@ -248,7 +248,7 @@ class StoreClient:
                     self._check_deadline()
 
     def _take(self, size: int) -> bytes:
-        taken = self._some(size)
+        taken = self._some(size) if size else b""
         while len(taken) < size:
             taken += self._some(size - len(taken))
         return taken

@@ -203,8 +203,10 @@ class HostedStores:
 
     def wake_joins(self) -> None:
         """Let all joins look whether they are still wanted."""
-        for threads in tuple(self._threads.values()):
-            threads.wake_all()
+        for reference in self._threads.valuerefs():  # a list, since a join of another thread may add some
+            threads = reference()
+            if threads is not None:
+                threads.wake_all()
 
     def source(
         self, where: object, store: StoreLike, config: WorldConfig, cancelled: Callable[[], bool]

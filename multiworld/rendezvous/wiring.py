@@ -39,6 +39,8 @@ DIAL_TRIES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 #: the same for connections, whose arrival wakes us
 ARRIVAL_PAUSE = 0.05
+#: what a step of a peer gets in any case, in seconds
+SHORTEST_STEP = 0.1
 
 
 class WiringFailed(Exception):
@@ -279,16 +281,17 @@ def wire(
     """
     wires = Wires({}, {}, {}, dialler.pulse)
 
-    def at_most() -> float:
-        return max(0.1, min(patience(), deadline - time.monotonic()))
+    def left(since: float) -> float:
+        """Seconds that are left for a step which began at ``since``."""
+        return max(since + SHORTEST_STEP, min(since + patience(), deadline)) - time.monotonic()
 
     try:
         for peer in range(dialler.rank):
             for role in ROLES:
-                wires.put(peer, role, dialler.wire(peer, role, at_most()))
-        yield from _await_arrivals(wires, dialler.rank, len(dialler.claims), acceptor, at_most, cancelled)
-        _dial_pulses(wires, dialler, at_most, unconnected)
-        yield from _all_ready(wires, at_most)
+                wires.put(peer, role, dialler.wire(peer, role, left(time.monotonic())))
+        yield from _await_arrivals(wires, dialler.rank, len(dialler.claims), acceptor, left, cancelled)
+        _dial_pulses(wires, dialler, left, unconnected)
+        yield from _all_ready(wires, left)
     except BaseException:
         wires.close()
         raise
@@ -298,7 +301,7 @@ def wire(
 def _dial_pulses(
     wires: Wires,
     dialler: PeerDialler,
-    at_most: Callable[[], float],
+    left: Callable[[float], float],
     unconnected: Callable[[Iterable[Claim]], list[Claim]],
 ) -> None:
     """Connect to the peers that we watch first."""
@@ -307,7 +310,7 @@ def _dial_pulses(
     for claim in unconnected(claims[peer] for peer in ring.values()):
         peer = ring[claim.incarnation]
         with _blaming(peer):
-            wires.pulses[peer] = dialler.pulse(peer, at_most())
+            wires.pulses[peer] = dialler.pulse(peer, left(time.monotonic()))
 
 
 def _await_arrivals(
@@ -315,7 +318,7 @@ def _await_arrivals(
     rank: int,
     size: int,
     acceptor: HandshakeAcceptor,
-    at_most: Callable[[], float],
+    left: Callable[[float], float],
     cancelled: Callable[[], bool],
 ) -> Steps[None]:
     missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
@@ -329,26 +332,26 @@ def _await_arrivals(
                 missing.discard((peer, role))
         if not missing:
             return
-        if cancelled() or time.monotonic() - since > at_most():
+        if cancelled() or left(since) < 0:
             raise WiringFailed(min(peer for peer, _ in missing), "did not connect in time")
         yield Pause(ARRIVAL_PAUSE, urgent=True)
 
 
-def _all_ready(wires: Wires, at_most: Callable[[], float]) -> Steps[None]:
+def _all_ready(wires: Wires, left: Callable[[float], float]) -> Steps[None]:
     for peer, control in wires.controls.items():
         with _blaming(peer):
             control.setblocking(False)
             control.sendall(READY)
     for peer, control in wires.controls.items():
         with _blaming(peer):
-            yield from _ready(control, at_most)
+            yield from _ready(control, left)
 
 
-def _ready(control: socket.socket, at_most: Callable[[], float]) -> Steps[None]:
+def _ready(control: socket.socket, left: Callable[[float], float]) -> Steps[None]:
     """Wait until the peer says that it is ready too."""
     since, pause = time.monotonic(), FIRST_PAUSE
     while not (said := _said(control)):
-        if time.monotonic() - since > at_most():
+        if left(since) < 0:
             raise TimeoutError("timed out")
         yield Pause(pause, urgent=True)
         pause = min(pause * 1.5, LONGEST_PAUSE)

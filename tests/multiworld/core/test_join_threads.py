@@ -13,6 +13,7 @@ import pytest
 from procs import Link, cluster, wait_until
 
 from multiworld import MultiWorld, RendezvousError, TcpStoreAddress
+from multiworld import multi as multi_module
 from multiworld.rendezvous.join_threads import MOST_THREADS, JoinJob, JoinThreads, Pause, Steps
 from multiworld.rendezvous.stores import MAX_IDLE
 
@@ -116,6 +117,20 @@ def test_who_waits_for_members_notices_the_close_at_once() -> None:
     wait_until(lambda: _of_ours() == 0, SECONDS, "threads are left")
 
 
+def test_a_join_that_a_signal_handler_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise ArithmeticError("of a signal handler")
+
+    with MultiWorld() as mw:
+        store = mw.serve_store()
+        with monkeypatch.context() as patched:
+            patched.setattr(multi_module, "wait_here", interrupted)
+            with pytest.raises(ArithmeticError):
+                mw.sync.join("w", 0, 2, store=store, join_timeout=3 * SECONDS)
+        wait_until(lambda: mw._stores.threads(store)._threads == 0, SECONDS, "the join goes on without its caller")
+        assert mw.sync.join("w", 0, 1, store=mw.serve_store()).size == 1
+
+
 @pytest.fixture
 def threads() -> Iterator[JoinThreads]:
     made = JoinThreads()
@@ -203,3 +218,43 @@ def test_who_is_urgent_goes_first(threads: JoinThreads) -> None:
     for job in (first, second):
         job.wake()
         assert job.done.result(SECONDS) == "done"
+
+
+def test_a_short_pause_is_not_kept_waiting_by_a_long_one(threads: JoinThreads) -> None:
+    """The thread that waits for the long pause learns of the short one, whose own thread has ended."""
+    running, go = threading.Event(), threading.Event()
+
+    def short(job: JoinJob[str]) -> Steps[str]:
+        running.set()
+        assert go.wait(SECONDS)
+        yield Pause(0.01)
+        return "done"
+
+    first = threads.start(short, lambda _: None)
+    assert running.wait(SECONDS)
+    threads.start(_waits, lambda _: None)
+    wait_until(lambda: threads.waiting == 1 and threads._idle, SECONDS, "the second thread does not wait")
+    go.set()
+    assert first.done.result(SECONDS) == "done"
+
+
+def test_a_join_that_gets_no_thread_is_not_begun_later(threads: JoinThreads, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def steps(job: JoinJob[None]) -> Steps[None]:
+        begun.append("it")
+        yield Pause(0.0)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError):
+            threads.start(steps, lambda _: None)
+    assert threads.waiting == 0
+    other = threads.start(_waits, lambda _: None)
+    wait_until(lambda: threads._idle, SECONDS, "it does not wait")
+    other.wake()
+    assert other.done.result(SECONDS) == "done"
+    assert begun == []

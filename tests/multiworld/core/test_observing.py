@@ -173,6 +173,16 @@ def test_the_silence_of_a_lost_peer_is_counted() -> None:
     assert detected.counts[detected.bounds.index(1.0)] == 1
 
 
+def test_the_silence_before_a_leave_is_not_that_before_a_later_break() -> None:
+    history = History()
+    about: dict[str, Any] = {"world": "w", "generation": 1, "rank": 0}
+    history.note(PeerSuspected(**about, monotonic=10.5, peer=1, silence=0.5))
+    history.note(WorldLeft(**about, monotonic=11.0))
+    history.note(WorldJoined(**about, monotonic=100.0, size=2, seconds=0.1))
+    history.note(WorldBroken(**about, monotonic=200.0, failure=PeerLost("w", "x", how="eof", ranks=(1,))))
+    assert history.detection == {}
+
+
 def test_the_page_lists_every_series(store: str) -> None:
     prometheus = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
     from multiworld.metrics import Metrics

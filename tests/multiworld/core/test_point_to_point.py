@@ -67,6 +67,22 @@ def test_a_message_longer_than_the_limit_is_refused(store: str) -> None:
         assert c.results() == [25, (110, 25)]
 
 
+def _reduces_beyond_its_limit(link: Link, store: str, rank: int) -> Any:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", rank, 2, store=store, max_message_bytes=100)
+        total = torch.ones(1000)
+        w.sync.all_reduce(total)
+        return total.unique().tolist()
+
+
+def test_the_limit_is_for_messages_and_not_for_collectives(store: str) -> None:
+    """All members say how long the payload of a collective is."""
+    with cluster() as c:
+        for rank in range(2):
+            c.start(_reduces_beyond_its_limit, store, rank)
+        assert c.results() == [[2.0], [2.0]]
+
+
 async def tags_out_of_order(w: Any) -> list[float]:
     if w.rank == 0:
         a = asyncio.create_task(w.send(torch.tensor([1.0]), 1, tag=1))

@@ -204,6 +204,19 @@ def test_the_last_cancelled_rejoin_gives_up_and_the_next_begins_anew(both: Both)
     assert asyncio.run(main()) == both.b.generation
 
 
+def test_a_forked_child_does_not_wait_for_the_rejoin_of_its_parent(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    both.a.abort("on purpose")
+    with ThreadPoolExecutor() as pool:
+        parents = pool.submit(both.a.sync.rejoin)
+        wait_until(lambda: both.a._rejoins._attempt is not None, SECONDS, "the parent does not rejoin")
+        with monkeypatch.context() as child:
+            child.setattr(both.a, "_pid", 0)
+            with pytest.raises(WrongContext, match="forked child"):
+                both.a.sync.rejoin(timeout=0.3)
+        both.b.sync.rejoin()
+        assert parents.result(SECONDS).generation == 2
+
+
 def test_each_caller_waits_for_its_own_time(both: Both) -> None:
     """One that gives up soon does not end a patient one's rejoin, whoever was first."""
     both.a.abort("on purpose")

@@ -59,6 +59,9 @@ def test_our_client_gets_the_same_answers_from_each_server(client: StoreClient) 
     assert client.get("missing") is None
     assert client.check(["key"])
     assert not client.check(["key", "missing"])
+    client.set("empty", "")
+    assert client.get("empty") == b""
+    assert client.delete_key("empty")
     client.set("large", "x" * 500_000)
     assert client.get("large") == b"x" * 500_000
     assert [client.add("number", n) for n in (0, 5, -7)] == [0, 5, -2]

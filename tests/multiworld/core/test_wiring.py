@@ -21,7 +21,15 @@ from multiworld.liveness.pulse import first_ping
 from multiworld.net.greeting import PROTOCOL, GreetingError, Hello, Reason, Role
 from multiworld.net.handshake import Acceptor
 from multiworld.rendezvous.ledger import Claim, Ledger
-from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, alive, dial
+from multiworld.rendezvous.wiring import (
+    HandshakeAcceptor,
+    Incompatible,
+    PeerDialler,
+    WiringFailed,
+    alive,
+    dial,
+    wire,
+)
 
 OURS = Claim("c0ffee", "127.0.0.1", 0, "elsewhere", 1, 1, "gloo")
 #: as the first release wrote it
@@ -192,3 +200,22 @@ def test_a_peer_has_one_heartbeat_connection() -> None:
         acceptor.close()
     finally:
         hub.release()
+
+
+def test_a_step_of_a_peer_gets_all_the_time_that_is_left() -> None:
+    """It got half of it: what was left then was compared with what had passed."""
+    with MultiWorld() as mw:
+        endpoint = mw._hub.endpoint("127.0.0.1", NetworkSettings())
+        acceptor = HandshakeAcceptor(endpoint, "w", 1, 0, 2, OURS.incarnation)
+        dialler = PeerDialler("w", 1, 0, {0: OURS, 1: OURS}, NetworkSettings())
+        deadline = time.monotonic() + 0.4
+        steps = wire(dialler, acceptor, deadline, lambda: 5.0, lambda: False, lambda _: [])
+
+        def walk() -> None:
+            for pause in steps:
+                time.sleep(pause.seconds)
+
+        with pytest.raises(WiringFailed, match="did not connect in time"):
+            walk()
+        assert time.monotonic() >= deadline
+        acceptor.close()

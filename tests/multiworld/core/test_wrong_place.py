@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -36,11 +37,20 @@ def test_a_twin_in_the_thread_of_a_running_loop_is_refused(store: str, call: str
             with pytest.raises(WrongContext, match="running event loop") as caught:
                 TWINS[call](w)
             assert caught.value.operation == call
-            assert "await" in caught.value.remedy
+            assert f"await {'mw' if call in ('join', 'close') else 'world'}.{call}(" in caught.value.remedy
             await w.barrier()  # nothing was begun, and the world is as it was
             await asyncio.to_thread(w.sync.barrier)
 
     asyncio.run(main())
+
+
+def test_a_world_is_a_key_and_leaves_comparisons_to_the_other(store: str) -> None:
+    with MultiWorld() as mw:
+        w = mw.sync.join("w", 0, 1, store=store)
+        group = w.group([0])
+        assert {w: 1, group: 2}[w] == 1
+        assert w != group
+        assert w == ANY  # it says so itself, when the world does not know
 
 
 TENSOR = torch.zeros(2)
