@@ -299,10 +299,14 @@ def interrupted_receive(context: Context, name: str) -> str:
         context.mark("receiving")
 
     threading.Thread(target=tell, daemon=True).start()
+    loop = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)  # Ctrl-C reaches the main thread alone, and the worker's loop runs there
     try:
         world.sync.recv(tensor, 1)
     except KeyboardInterrupt:
         return "interrupted"
+    finally:
+        asyncio._set_running_loop(loop)
     return "received"
 
 

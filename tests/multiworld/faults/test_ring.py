@@ -91,9 +91,11 @@ def _await_departures(context: Context, name: str, ranks: set[int]) -> None:
         time.sleep(0.01)
 
 
-def join_and_hold(context: Context, name: str, rank: int, size: int, options: dict[str, Any], seconds: int) -> float:
+async def join_and_hold(
+    context: Context, name: str, rank: int, size: int, options: dict[str, Any], seconds: int
+) -> float:
     """Join, and in the same breath hold the GIL in native code."""
-    context.mw.sync.join(name, rank, size, **options)
+    await context.mw.join(name, rank, size, **options)
     started = time.monotonic()
     ctypes.PyDLL(None).sleep(seconds)
     return time.monotonic() - started
