@@ -37,7 +37,7 @@ _LEFT_OUT = ("torch/include/", "torch/share/", "torch/test/")
 _LIB = "torch/lib/"
 #: Packages with the libraries that are stubs here, and what only compiles kernels for devices.
 _OF_DEVICES = ("nvidia-", "triton", "pytorch-triton")
-#: What names of functions of the stubs begin with. Others without a version are those of the C++ runtime, which is real.
+#: How functions of the stubs begin. Others without a version are those of the C++ runtime, which is real.
 _NAMES = ("cu", "__cuda", "nccl", "nv")
 #: Variables that load other libraries into a process, or that switch an overlay off.
 _STEERING = ("LD_PRELOAD", "LD_AUDIT", "LD_BIND_NOW", "MULTIWORLD_TORCH_OVERLAY", "TORCH_DEVICE_BACKEND_AUTOLOAD")
