@@ -140,12 +140,14 @@ def check(
     dist: Path,
     *,
     source: Path | None = None,
+    imported: bool = True,
 ) -> None:
     """Check that this machine can build `release` into `dist`.
 
     Args:
         python: CPython version of the patched wheel, e.g. `3.11`.
         source: the value of `--source`.
+        imported: whether the wheel is imported here, which needs that Python.
 
     Raises:
         EnvironmentUnfitError: it cannot; every problem is listed.
@@ -154,7 +156,7 @@ def check(
     tests: tuple[Callable[[], Iterator[str]], ...] = (
         other_platform,
         lambda: _python(release, python),
-        lambda: _test_python(python) if python in release.wheel.sha256 else iter(()),
+        lambda: _test_python(python) if imported and python in release.wheel.sha256 else iter(()),
         lambda: _programs(release),
         lambda: _disk(release, python, dist, local=source is not None),
         _temporary,

@@ -187,14 +187,19 @@ def run_shown(
     return status
 
 
-def run_together(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Call functions that run commands at once, and return their results; a failure or Ctrl-C ends all commands."""
-    with ThreadPoolExecutor(len(tasks)) as pool:
+def run_together(tasks: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
+    """Call functions that run commands at once, `most` of them (default all), and return their results.
+
+    A failure or Ctrl-C ends all commands.
+    """
+    with ThreadPoolExecutor(most or len(tasks)) as pool:
         futures = [pool.submit(task) for task in tasks]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
             return [future.result() for future in futures if future.done()]
         except BaseException:
+            for future in futures:
+                future.cancel()  # what has not begun
             for process in tuple(_live):
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGINT)

@@ -34,7 +34,7 @@ _NAMED = frozenset({"enum", "using", "typedef", "friend", "static_assert", "#"})
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One declaration, or one `#define`.
+    """One declaration, one `#define`, or one `#pragma`.
 
     Attributes:
         scope: heads of the namespaces and classes that it is in, and conditions of the preprocessor.
@@ -112,7 +112,10 @@ class _Reader:
         elif word in {"define", "undef"}:
             self.tokens = ["#", word, *rest]
             yield from self.declared()
-        elif word not in {"include", "pragma", "error", "warning"}:
+        elif word == "pragma":  # one word: it is no function, and may change layouts
+            self.tokens = [" ".join(["#pragma", *rest])]
+            yield from self.declared()
+        elif word not in {"include", "error", "warning"}:
             self._condition(word, " ".join(rest))
 
     def _condition(self, word: str, rest: str) -> None:

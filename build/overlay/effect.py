@@ -11,7 +11,7 @@ from pathlib import Path
 
 from build.errors import PatchError
 from build.overlay.model import Inputs
-from build.overlay.objects import override_headers, preprocess
+from build.overlay.objects import jobs, override_headers, preprocess
 from build.overlay.touched import bare
 from build.process import run_together
 
@@ -64,7 +64,8 @@ def require(inputs: Inputs) -> None:
     if inputs.stock is None:
         return
     changed = [unit for unit in inputs.units if inputs.originals.get(unit)]
-    found = run_together([partial(_same, inputs, inputs.stock, unit) for unit in changed]) if changed else []
+    tasks = [partial(_same, inputs, inputs.stock, unit) for unit in changed]
+    found = run_together(tasks, jobs(inputs.jobs)) if tasks else []
     _refuse([unit for unit, same in zip(changed, found, strict=True) if same])
 
 

@@ -7,7 +7,7 @@ libraries only. So what they have compiled in of a header must be the same with 
 from __future__ import annotations
 
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from build.console import counted, step
@@ -17,6 +17,7 @@ from build.overlay.flags import code_flags, path_flags, said_flags
 from build.overlay.model import Check, Inputs
 from build.overlay.objects import compile_failure, jobs, override_headers, with_submodules
 from build.overlay.toolchain import run_compiler
+from build.process import run_together
 
 _REBUILT = "--extensions-rebuilt"
 _WHO = (
@@ -46,18 +47,19 @@ def _probe(inputs: Inputs, header: str, overrides: Path, target: Path) -> dict[s
     return debug_types.read(target)
 
 
+def _types(inputs: Inputs, header: str, overrides: Path) -> dict[str, debug_types.Layout]:
+    return with_submodules(inputs, lambda given: _probe(given, header, overrides, overrides / "probe"))
+
+
 def _layouts(inputs: Inputs, header: str) -> list[str]:
     """Return the types that have another layout with the patched headers than with the wheel's."""
-    with tempfile.TemporaryDirectory(prefix="layouts-") as scratch, ThreadPoolExecutor(jobs(inputs.jobs)) as pool:
+    with tempfile.TemporaryDirectory(prefix="layouts-") as scratch:
         folders = [Path(scratch) / name for name in ("stock", "patched")]
         for folder in folders:
             folder.mkdir()
         override_headers(inputs, folders[1])
-        made = [
-            pool.submit(with_submodules, inputs, lambda given, at=at: _probe(given, header, at, at / "probe"))
-            for at in folders
-        ]
-        before, after = (future.result() for future in made)
+        probes = [partial(_types, inputs, header, folder) for folder in folders]
+        before, after = run_together(probes, jobs(inputs.jobs))
     return debug_types.differences(before, after)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from build import pipeline, record, seals
+from build import pipeline, preflight, record, seals
 from build.archives import reading
 from build.errors import ClaimError, EnvironmentUnfitError
 from build.overlay import toolchain
@@ -66,7 +66,7 @@ def reproduced(item: Subject, source: Path | None, own: pipeline.Own = pipeline.
     if own.of_user:
         own = replace(own, label=item.label, defines=item.defines)
     request = pipeline.Request(item.proven.release, item.python, source, folder, own=own)
-    pipeline.check(request)
+    preflight.check(request.entry(), item.python, folder, source=source, imported=False)
     with tempfile.TemporaryDirectory(prefix="verify-") as name:
         scratch = Path(name)
         with pipeline.prepared(request) as ready:

@@ -7,6 +7,7 @@ imports of other packages. Importing torch asks no device.
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 import zipfile
 from collections import defaultdict
@@ -36,10 +37,12 @@ _LEFT_OUT = ("torch/include/", "torch/share/", "torch/test/")
 _LIB = "torch/lib/"
 #: Packages with the libraries that are stubs here, and what only compiles kernels for devices.
 _OF_DEVICES = ("nvidia-", "triton", "pytorch-triton")
-#: What names of functions of the stubs begin with. Others without a version are those of the C++ runtime, which is real.
+#: How functions of the stubs begin. Others without a version are those of the C++ runtime, which is real.
 _NAMES = ("cu", "__cuda", "nccl", "nv")
 #: Variables that load other libraries into a process, or that switch an overlay off.
 _STEERING = ("LD_PRELOAD", "LD_AUDIT", "LD_BIND_NOW", "MULTIWORLD_TORCH_OVERLAY", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+#: Seconds for one import.
+_LONGEST = 600.0
 #: Arguments: the folder of packages, and the overlay. Prints the version, and whether the overlay is in the process.
 _PROGRAM = """
 import importlib.util, site, sys
@@ -163,7 +166,11 @@ def _import(subject: Subject, around: Surroundings) -> str:
         _unpack(subject.wheels, around, site)
         # Isolated: nothing of the user's packages and variables counts; nothing is written beside the cached packages.
         command: list[str | Path] = [around.python, "-I", "-S", "-B", "-c", _PROGRAM, site, subject.soname]
-        done = run(command, cwd=site, env={"LD_LIBRARY_PATH": str(around.stubs)}, without=_STEERING, timeout=600)
+        environment = {"LD_LIBRARY_PATH": str(around.stubs)}
+        try:
+            done = run(command, cwd=site, env=environment, without=_STEERING, timeout=_LONGEST)
+        except subprocess.TimeoutExpired:  # e.g. an initialiser that waits for a lock
+            return f"{subject.wheels[-1].name}: importing torch did not end in {_LONGEST:.0f} s"
     said = done.stdout.decode("utf-8", "replace").split()
     if not done.returncode and said == [subject.version, "True"]:
         return ""

@@ -141,6 +141,7 @@ def test_a_changed_header_comes_before_the_wheel_s(
         ("#define LIMIT 8", "#define LIMIT 9", r"# define LIMIT 8"),
         ("  int64_t far_;\n", "  int64_t far_;\n  int64_t further_;\n", r"torch::Kind: int64_t further_;"),
         ("class Kind : public Base {", "class Kind {", r"torch::Kind"),
+        ("// Made by", "#pragma pack(4)\n// Made by", r"torch::Kind: byte size: 40, now 36"),
     ],
 )  # fmt: skip
 def test_what_extensions_have_compiled_in(old: str, new: str, said: str, little: Little, tmp_path: Path) -> None:
@@ -163,6 +164,7 @@ def test_what_extensions_have_compiled_in(old: str, new: str, said: str, little:
         ("  static int made;", "  static int made;\n  static int lost;"),
         ("struct Base {", "struct New { int64_t x; virtual void f(); };\nenum class Hue { RED };\nstruct Base {"),
         ("#define LIMIT 8", "#define LIMIT 8\n#define LOWER 2"),
+        ("#define LIMIT 8", '#pragma GCC diagnostic ignored "-Wpacked"\n#define LIMIT 8'),
         ("  int32_t other_;\n  double exact_;", "  int32_t other_; double   exact_;"),
     ],
 )  # fmt: skip

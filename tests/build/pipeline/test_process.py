@@ -175,3 +175,7 @@ def test_one_that_fails_ends_the_others(tmp_path: Path) -> None:
         run_together([long, fail])
     assert gone(int((tmp_path / "pid").read_text()))
     assert run_together([lambda: 1, lambda: 2]) == [1, 2]
+
+
+def test_as_many_at_once_as_are_wanted() -> None:
+    assert len(set(run_together([threading.get_ident] * 5, 1))) == 1

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="needs Li
 
 @pytest.fixture(autouse=True)
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of the test's own, and an index that is not there."""
+    """A cache of the test's own, an index that is not there, and the Python of the wheel, whatever runs the tests."""
     monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(platform, "python_version_tuple", lambda: ("3", "11", "0"))  # that of `release`'s wheel
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -121,6 +122,7 @@ def test_a_python_to_import_the_wheel_with_is_looked_for_first(
     said = problems(release, tmp_path / "dist", "3.12")
     assert said[0].startswith("this machine has no working Python 3.12 to import the wheel with: install it")
     assert "uv python install 3.12" in said[0]
+    preflight.check(release, "3.12", tmp_path / "dist", imported=False)
     assert not (tmp_path / "dist").exists()
 
 

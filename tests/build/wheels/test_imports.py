@@ -1,12 +1,18 @@
-"""The stubs with which built wheels are imported."""
+"""How built wheels are imported, and the stubs for that."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
+import pytest
+
+from build.errors import OverlayCheckError
 from build.overlay import toolchain
 from build.overlay.symbols import dynamic
+from build.wheeltest import imports
 from build.wheeltest.imports import _make_stubs
 
 #: Without versions, as libraries have them that were linked without the C++ runtime.
@@ -27,3 +33,18 @@ def test_stubs_are_nvidias_alone(tmp_path: Path) -> None:
     (tmp_path / "stubs").mkdir()
     _make_stubs(toolchain.find(9), [library], tmp_path / "stubs")
     assert [item.name for item in dynamic(tmp_path / "stubs" / "libcuanswer.so.1", "T")] == ["cuAnswer"]
+
+
+def test_an_import_that_never_ends_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the build with "a command did not end", which named neither wheel nor remedy."""
+    wheel = tmp_path / "torch-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("torch/__init__.py", "import threading\nthreading.Event().wait()\n")
+    folders = [tmp_path / name for name in ("libraries", "stubs", "packages")]
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.setattr(imports, "_LONGEST", 1.0)
+    around = imports.Surroundings(Path(sys.executable), *folders)
+    with pytest.raises(OverlayCheckError, match="a wheel does not import") as caught:
+        imports.require([imports.Subject((wheel,), "1", "")], around)
+    assert caught.value.cause == f"{wheel.name}: importing torch did not end in 1 s"
