@@ -96,6 +96,7 @@ def comes_back(_: Context, place: Place, rank: int, times: int) -> list[Any]:
                 await w.all_reduce(tensor)
                 await (w.send(tensor, 1) if rank == 0 else w.recv(tensor, 0))
                 found.append(tensor.cpu()[0].item())
+                await w.leave()  # a world that has all its members is not left by `rejoin`
                 await w.rejoin()
         for _ in range(int(SECONDS * 100)):  # their threads end in the background
             if not ours():
