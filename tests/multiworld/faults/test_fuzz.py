@@ -39,5 +39,5 @@ def test_it_finds_a_proof_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch)
 def test_it_finds_a_frame_that_is_not_looked_at(tcp_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fuzzer is worth something: without the check of lengths it fails."""
     monkeypatch.setattr(ReceiveOperation, "admits", lambda *_: True)
-    with pytest.raises(AssertionError, match="handling what rank 1 sent failed: "):
+    with pytest.raises(AssertionError, match=r"handling what rank 1 sent failed: (.*Overflow|ValueError\(.memoryview)"):
         run(tcp_store, seed=1, frames=200_000, seconds=30.0, wildness=0.05)
