@@ -40,16 +40,21 @@ class Twin:
 
 TWINS = (
     Twin(
-        "multiworld/api/sync.py",
+        "multiworld/worlds/twins.py",
         "SyncGroup",
         (
-            ("multiworld/api/point_to_point.py", "AsyncPointToPoint"),
-            ("multiworld/api/collectives.py", "AsyncCollectives"),
+            ("multiworld/worlds/point_to_point.py", "AsyncPointToPoint"),
+            ("multiworld/worlds/collectives.py", "AsyncCollectives"),
         ),
         "_group",
     ),
-    Twin("multiworld/world.py", "SyncWorld", (("multiworld/world.py", "World"),), "_group"),
-    Twin("multiworld/multi.py", "SyncMultiWorld", (("multiworld/multi.py", "MultiWorld"),), "_owner"),
+    Twin("multiworld/worlds/world.py", "SyncWorld", (("multiworld/worlds/world.py", "World"),), "_group"),
+    Twin(
+        "multiworld/worlds/multi_world.py",
+        "SyncMultiWorld",
+        (("multiworld/worlds/multi_world.py", "MultiWorld"),),
+        "_owner",
+    ),
 )
 
 

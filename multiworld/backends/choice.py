@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from multiworld.config import WorldConfig
-
 # Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
-from multiworld.drivers import nccl, nccl_environment, torch_nccl
-from multiworld.drivers.communicator import Communicator, Member
-from multiworld.drivers.device import DeviceDriver
-from multiworld.drivers.gloo import GlooDriver
-from multiworld.drivers.values import LaneStore
+from multiworld.backends import nccl, nccl_environment, torch_nccl
+from multiworld.backends.device_communicator import Communicator, Member
+from multiworld.backends.device_driver import DeviceDriver
+from multiworld.backends.gloo import GlooDriver
+from multiworld.backends.setup_store import LaneStore
+from multiworld.config import WorldConfig
 from multiworld.matching.driver import Driver
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from multiworld.drivers.values import LaneStore
+from multiworld.backends.setup_store import LaneStore
 
 Cancelled = Callable[[], bool]
 

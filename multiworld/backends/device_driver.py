@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from multiworld.drivers import cuda, device_failures, peers
-from multiworld.drivers.communicator import Communicator, Member
-from multiworld.drivers.crew import Crew
-from multiworld.drivers.values import LaneStore
-from multiworld.drivers.work import Work
+from multiworld.backends import cuda, device_failures, peers
+from multiworld.backends.device_communicator import Communicator, Member
+from multiworld.backends.device_threads import Crew
+from multiworld.backends.device_work import Work
+from multiworld.backends.setup_store import LaneStore
 from multiworld.errors import BackendFailed
 from multiworld.matching.driver import DriverRefused, Finished, Launched
-from multiworld.parking import immortal
+from multiworld.process.thread_parking import immortal
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from multiworld.drivers import cuda
+from multiworld.backends import cuda
 from multiworld.errors import DeviceFailed
 
 logger = logging.getLogger(__name__)

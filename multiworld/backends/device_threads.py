@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from multiworld.drivers.work import Work
+from multiworld.backends.device_work import Work
 
 #: how often failures in the background are looked for while something is under way
 LOOK_SECONDS = 0.1

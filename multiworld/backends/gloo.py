@@ -11,12 +11,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from multiworld.drivers import sockets
-from multiworld.drivers.calls import ProcessGroupCalls
-from multiworld.drivers.values import LaneStore
+from multiworld.backends import gloo_sockets
+from multiworld.backends.calls import ProcessGroupCalls
+from multiworld.backends.setup_store import LaneStore
 from multiworld.matching.driver import Finished, Launched
-from multiworld.net.descriptors import open_numbers, require
-from multiworld.parking import immortal
+from multiworld.process.thread_parking import immortal
+from multiworld.transport.descriptors import open_numbers, require
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class GlooDriver(ProcessGroupCalls):
             self._not_connecting.set()
         if settable:
             getattr(self._group, _SET_TIMEOUT)(_LONGEST)
-        sockets.deafen(self._store.own, listeners)
+        gloo_sockets.deafen(self._store.own, listeners)
         if self._aborted:
             raise ConnectionAbortedError("aborted while connecting")
 
@@ -144,7 +144,7 @@ class GlooDriver(ProcessGroupCalls):
 
         Its loop may be on the way to do so, and older releases crash if the group is destroyed meanwhile.
         """
-        while sockets.remaining(self._store.own, self._store.others) and time.monotonic() < until:
+        while gloo_sockets.remaining(self._store.own, self._store.others) and time.monotonic() < until:
             time.sleep(0.005)
         time.sleep(SETTLE_SECONDS)
 
@@ -153,7 +153,7 @@ class GlooDriver(ProcessGroupCalls):
         self._aborted = True
         self._store.stop()
         self._not_connecting.wait(CONNECTING_SECONDS)
-        count = sockets.shut_down(self._store.own, self._store.others)
+        count = gloo_sockets.shut_down(self._store.own, self._store.others)
         logger.debug("gloo: %d sockets shut down", count)
 
     def close(self, deadline: float) -> None:

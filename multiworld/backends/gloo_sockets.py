@@ -15,7 +15,7 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Sequence
 
-from multiworld.net.descriptors import descriptor_shortage, open_numbers, reserve
+from multiworld.transport.descriptors import descriptor_shortage, open_numbers, reserve
 
 logger = logging.getLogger(__name__)
 

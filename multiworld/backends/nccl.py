@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from multiworld.drivers.communicator import Cancelled, Gathered, Member
-from multiworld.drivers.values import LaneStore
+from multiworld.backends.device_communicator import Cancelled, Gathered, Member
+from multiworld.backends.setup_store import LaneStore
 from multiworld.errors import BackendFailed
 from multiworld.matching.driver import DriverRefused
 

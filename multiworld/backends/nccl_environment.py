@@ -14,9 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from multiworld.conflict import INSTALL
-from multiworld.drivers import nccl
-from multiworld.errors import BackendFailed
+from multiworld.backends import nccl
+from multiworld.errors import INSTALL, BackendFailed
 
 
 @dataclass(frozen=True, slots=True)

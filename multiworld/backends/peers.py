@@ -8,8 +8,8 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from multiworld.drivers.communicator import Member
-from multiworld.drivers.values import LaneStore
+from multiworld.backends.device_communicator import Member
+from multiworld.backends.setup_store import LaneStore
 from multiworld.errors import BackendFailed
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

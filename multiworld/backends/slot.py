@@ -12,23 +12,21 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
-from multiworld.config import WorldConfig
-
 # Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
-from multiworld.drivers.choice import make_driver
-from multiworld.drivers.values import LaneStore
+from multiworld.backends.choice import make_driver
+from multiworld.backends.setup_store import LaneStore
+from multiworld.config import WorldConfig
 from multiworld.errors import BrokenWorldException, InvalidArgument, LossReason, PeerLost
 from multiworld.matching.driver import Driver, DriverRefused
 from multiworld.matching.engine import Engine
-from multiworld.matching.launch import Launch
+from multiworld.matching.membership import Membership
 from multiworld.matching.memory import room_for
-from multiworld.matching.operation import Operation, Sink
-from multiworld.membership import Membership
-from multiworld.net.bridge import woken_after
-from multiworld.net.frames import Done, Kind
-from multiworld.net.reactor import Reactor
-from multiworld.process import immortal
-from multiworld.threads import start_or_run
+from multiworld.matching.operation import Launch, Operation, Sink
+from multiworld.matching.protocol import Done, Kind
+from multiworld.process.thread_parking import immortal
+from multiworld.process.threads import start_or_run
+from multiworld.transport.poller import woken_after
+from multiworld.transport.reactor import Reactor
 
 logger = logging.getLogger(__name__)
 

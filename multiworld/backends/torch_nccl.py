@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from multiworld.drivers import nccl_environment
-from multiworld.drivers.calls import ProcessGroupCalls
-from multiworld.drivers.communicator import Cancelled, Gathered, Member
-from multiworld.drivers.values import LaneStore
+from multiworld.backends import nccl_environment
+from multiworld.backends.calls import ProcessGroupCalls
+from multiworld.backends.device_communicator import Cancelled, Gathered, Member
+from multiworld.backends.setup_store import LaneStore
 from multiworld.matching.driver import DriverRefused
 
 _SUCCESS = 0  # WorkResult

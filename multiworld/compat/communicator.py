@@ -12,7 +12,7 @@ from multiworld.config import WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, TensorMismatch, rebuilt
 
 if TYPE_CHECKING:
-    from multiworld.world import World
+    from multiworld.worlds.world import World
 
 __all__ = ["DEFAULT_WORLD_NAME", "BrokenWorldException", "MismatchInWorld", "WorldCommunicator"]
 

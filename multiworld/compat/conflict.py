@@ -10,10 +10,10 @@ import os
 import warnings
 from pathlib import Path
 
+from multiworld.errors import INSTALL
+
 #: names of pymultiworld that neither this package nor a user has
 _THEIRS = ("threadsafe_async.py", "init.txt", "patch")
-#: what installs this package, which is on no index; ``format(extra="[cli]")`` adds an extra
-INSTALL = "pip install '.{extra}' in a checkout, or pip install --find-links WHEELHOUSE 'torch-multiworld{extra}'"
 REMEDY = (
     f"pip uninstall -y multiworld torch-multiworld, then {INSTALL.format(extra='')}; pymultiworld changed files of "
     "torch as well: pip install --force-reinstall --no-deps torch==VERSION brings them back"

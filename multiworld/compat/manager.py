@@ -11,11 +11,11 @@ import sys
 
 import torch
 
-from multiworld.communicator import WorldCommunicator
+from multiworld.compat.communicator import WorldCommunicator
+from multiworld.compat.watchdog import WatchDog
 from multiworld.config import WorldState
-from multiworld.multi import MultiWorld
-from multiworld.watchdog import WatchDog
-from multiworld.world import World
+from multiworld.worlds.multi_world import MultiWorld
+from multiworld.worlds.world import World
 
 logger = logging.getLogger("multiworld")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld.events import Event, WorldBroken
 
 if TYPE_CHECKING:
-    from multiworld.multi import MultiWorld
+    from multiworld.worlds.multi_world import MultiWorld
 
 
 class WatchDog:

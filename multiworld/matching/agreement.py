@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from multiworld.errors import InvalidArgument, TensorMismatch
-from multiworld.matching.launch import Launch
+from multiworld.matching.collective_plan import Bytes, Plan, describe, disagreement, may_be_fingerprint, same_group
 from multiworld.matching.memory import room_for
-from multiworld.matching.operation import Operation, Registry, Sink
-from multiworld.matching.plan import Bytes, Plan, describe, disagreement, may_be_fingerprint, same_group
-from multiworld.net.frames import Kind, Placement
+from multiworld.matching.operation import Launch, Operation, Registry, Sink
+from multiworld.matching.protocol import Kind, Placement
 
 
 class CollectiveOperation(Operation):

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from multiworld.matching.driver import Driver
-from multiworld.net.frames import dtype_name
+from multiworld.matching.protocol import dtype_name
 
 #: Collectives in which a member sends up to this much in all travel with the fingerprints, on the lanes; larger ones go
 #: through the backend. Below it the extra round of agreement would cost more than the payload: one exchange does both.

@@ -20,13 +20,12 @@ from operator import attrgetter
 from typing import Protocol
 
 from multiworld.errors import TensorMismatch
-from multiworld.matching.launch import Carrier
 from multiworld.matching.memory import bytes_of, new_buffer
-from multiworld.matching.messages import EXACT, ReceiveOperation, SendOperation, describe
-from multiworld.matching.operation import Registry, Sink
+from multiworld.matching.operation import Carrier, Registry, Sink
+from multiworld.matching.protocol import Kind, Mode, Placement
 from multiworld.matching.queues import Queues
+from multiworld.matching.send_receive import EXACT, ReceiveOperation, SendOperation, describe
 from multiworld.matching.transfers import ON_DEVICE, Transfers
-from multiworld.net.frames import Kind, Mode, Placement
 
 #: how many receives a peer may have waiting at us; nobody means to have more, and each costs us memory
 MAX_WAITING = 1 << 16

@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 
 from multiworld.matching.device import DeviceEnd
 from multiworld.matching.operation import Operation, Registry, Sink
+from multiworld.matching.protocol import Mode, dtype_name
 from multiworld.matching.queues import Queues
-from multiworld.net.frames import Mode, dtype_name
 
 Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED, DEVICE) or limit in bytes
 #: modes in which both sides name the length

@@ -1,7 +1,7 @@
 """Prometheus metrics of the worlds of a ``MultiWorld``; needs the extra ``metrics``.
 
     from prometheus_client import start_http_server
-    from multiworld.metrics import Metrics
+    from multiworld.observe.metrics import Metrics
 
     metrics = Metrics(mw)
     start_http_server(9100)
@@ -20,13 +20,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from multiworld.config import WorldState
-from multiworld.conflict import INSTALL
-from multiworld.errors import BackendUnavailable, InvalidArgument
+from multiworld.errors import INSTALL, BackendUnavailable, InvalidArgument
 
 if TYPE_CHECKING:
-    from multiworld.multi import MultiWorld
-    from multiworld.tally import Histogram
-    from multiworld.world import World
+    from multiworld.matching.histogram import Histogram
+    from multiworld.worlds.multi_world import MultiWorld
+    from multiworld.worlds.world import World
 
 _OPERATION = ["world", "operation"]
 

@@ -2,7 +2,7 @@
 
 A process does so only if its program asks for it. Add this to the program:
 
-    from multiworld.cli.status import StatusFile
+    from multiworld.observe.status_file import StatusFile
 
     async with MultiWorld() as mw:
         with StatusFile(mw, "/run/user/1000/my-service"):
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from multiworld.events import Event, WorldBroken
 
 if TYPE_CHECKING:
-    from multiworld.multi import MultiWorld
-    from multiworld.world import World
+    from multiworld.worlds.multi_world import MultiWorld
+    from multiworld.worlds.world import World
 
 _SUFFIX = ".multiworld.json"
 

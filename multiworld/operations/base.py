@@ -10,11 +10,12 @@ import torch
 
 from multiworld.config import is_duration
 from multiworld.errors import DeviceFailed, InvalidArgument, MultiWorldError
-from multiworld.loops import check_no_loop
-from multiworld.modes import disturbed, transform, undisturbed
-from multiworld.ops import quarantine
-from multiworld.ops.waiting import OperationHost, wait_async, wait_sync
-from multiworld.threads import blocking
+from multiworld.matching.membership import GroupMembers, WorldFacts
+from multiworld.operations.waiting import OperationHost, wait_async, wait_sync
+from multiworld.process.event_loop import check_no_loop
+from multiworld.process.threads import blocking
+from multiworld.process.torch_modes import disturbed, transform, undisturbed
+from multiworld.tensors import memory_check
 
 if TYPE_CHECKING:
     from multiworld.matching.engine import Engine
@@ -23,19 +24,9 @@ if TYPE_CHECKING:
 Starter = Callable[..., "Operation"]
 
 
-class GroupWorld(Protocol):
-    """The world of a group, as its operations see it."""
+class GroupWorld(WorldFacts, Protocol):
+    """The world of a group, as its operations enter it."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def world_rank(self) -> int: ...
-    @property
-    def generation(self) -> int: ...
-    @property
-    def torch_device(self) -> torch.device: ...
-    @property
-    def on_device(self) -> bool: ...
     def _enter_async(self, operation: str) -> OperationHost:
         """The session for an operation of the running loop; raises a typed error if there is none."""
 
@@ -97,7 +88,7 @@ def _watched(session: OperationHost, group: GroupBase, starter: Starter, *args: 
     """Start an operation inside a profiler's span that names the world and generation, its memory watched."""
     us = session.membership
     span = torch.profiler.record_function(f"multiworld::{starter.__name__} world={us.name} generation={us.generation}")
-    with span, quarantine.watching() as watch:
+    with span, memory_check.watching() as watch:
         try:
             operation = watch(_begin(session.engine, group, starter, *args))
         except BaseException as error:
@@ -116,39 +107,15 @@ def _outcome(operation: Operation) -> Any:
         return operation.result()
 
 
-class GroupBase:
-    """Members of a world, by rank, and the way to run operations among them.
-
-    Attributes:
-        ranks: world ranks of the members; a rank in this group is a place in this tuple.
-        gid: number that tells the messages of this group from those of others; 0 is the whole world.
-        digest: of what the number is made of, which members compare: two groups may have one number by chance.
-    """
+class GroupBase(GroupMembers):
+    """Members of a world, and the way to run operations among them."""
 
     _world: GroupWorld
-    ranks: tuple[int, ...]
-    gid: int
-    digest: int
-
-    @property
-    def rank(self) -> int:
-        """Our rank in this group."""
-        return self.ranks.index(self._world.world_rank)
-
-    @property
-    def size(self) -> int:
-        """Number of members."""
-        return len(self.ranks)
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the world was joined with."""
-        return self._world.torch_device
 
     async def _run(self, timeout: float | None, starter: Starter, *args: Any) -> Any:
         _check(self, timeout, starter)
         session = self._world._enter_async(starter.__name__)
-        if quarantine.ACTIVE or _profiled():
+        if memory_check.ACTIVE or _profiled():
             with _watched(session, self, starter, *args) as operation:
                 if not operation.done:
                     await wait_async(session, operation, timeout)
@@ -182,7 +149,7 @@ class SyncBase:
         check_no_loop(starter.__name__, group._world.name, group._world.world_rank)
         _check(group, timeout, starter)
         session = group._world._enter_sync(starter.__name__)
-        if quarantine.ACTIVE or _profiled():
+        if memory_check.ACTIVE or _profiled():
             with _watched(session, group, starter, *args) as operation:
                 if not operation.done:
                     wait_sync(session, operation, timeout)

@@ -13,34 +13,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.matching.collective_plan import INLINE_BYTES, Bytes, Collective, Fingerprint, Parts, Plan
 from multiworld.matching.memory import bytes_of
-from multiworld.matching.plan import INLINE_BYTES, Bytes, Collective, Fingerprint, Parts, Plan
-from multiworld.net.frames import CODES
-from multiworld.ops.checks import check_list, check_rank, check_source, check_tensor, invalid
-from multiworld.ops.on_device import device_for
-from multiworld.ops.reduction import Reduction
-from multiworld.ops.staging import readable
-from multiworld.ops.staging_buffers import StagingBuffers
+from multiworld.matching.protocol import CODES
+from multiworld.operations.reduction import Reduction
+from multiworld.tensors.checks import check_list, check_rank, check_source, check_tensor, invalid
+from multiworld.tensors.on_device import device_for
+from multiworld.tensors.staging import readable
+from multiworld.tensors.staging_buffers import StagingBuffers
 
 if TYPE_CHECKING:
     from multiworld.matching.driver import Driver
     from multiworld.matching.engine import Engine
+    from multiworld.matching.membership import GroupMembers
     from multiworld.matching.operation import Operation
-    from multiworld.ops.base import GroupBase
 
 Tensors = Sequence[torch.Tensor]
 #: ``check_tensor`` for what is written, ``check_source`` for what is only read
-Check = Callable[["GroupBase", str, torch.Tensor], int]
+Check = Callable[["GroupMembers", str, torch.Tensor], int]
 
 
-def start(engine: Engine, group: GroupBase, plan: Plan) -> Operation:
+def start(engine: Engine, group: GroupMembers, plan: Plan) -> Operation:
     """Begin the collective that ``plan`` says."""
     return engine.collective(group.gid, group.digest, group.ranks, plan)
 
 
 def begin(
     engine: Engine,
-    group: GroupBase,
+    group: GroupMembers,
     plan: Plan,
     buffers: StagingBuffers,
     stream: bool,
@@ -79,7 +79,7 @@ def _nothing(_: Any) -> None:
     return None
 
 
-def buffers_for(engine: Engine, group: GroupBase, operation: str, *tensors: torch.Tensor) -> StagingBuffers:
+def buffers_for(engine: Engine, group: GroupMembers, operation: str, *tensors: torch.Tensor) -> StagingBuffers:
     """Where the tensors of a collective, which were checked, are used: all on the device, or all on the CPU.
 
     Raises:
@@ -96,7 +96,7 @@ def buffers_for(engine: Engine, group: GroupBase, operation: str, *tensors: torc
     return StagingBuffers(device)
 
 
-def small(engine: Engine, group: GroupBase, nbytes: int, buffers: StagingBuffers) -> bool:
+def small(engine: Engine, group: GroupMembers, nbytes: int, buffers: StagingBuffers) -> bool:
     """Whether pieces of that length, one to each other member, travel with the fingerprints."""
     if engine.device is not None:  # the backend takes nothing that is on the CPU
         return buffers.device is None
@@ -104,7 +104,7 @@ def small(engine: Engine, group: GroupBase, nbytes: int, buffers: StagingBuffers
 
 
 def as_list(
-    group: GroupBase, operation: str, what: str, tensors: Tensors | None, like: torch.Tensor, check: Check
+    group: GroupMembers, operation: str, what: str, tensors: Tensors | None, like: torch.Tensor, check: Check
 ) -> Tensors:
     """Check a list of one tensor per rank, each with ``check``, and each of the length and dtype of ``like``."""
     check_list(group, operation, what, tensors, group.size)
@@ -121,7 +121,7 @@ def as_list(
     return tensors
 
 
-def _only_at(group: GroupBase, operation: str, what: str, root: int, tensors: Tensors | None) -> None:
+def _only_at(group: GroupMembers, operation: str, what: str, root: int, tensors: Tensors | None) -> None:
     if group.rank == root or tensors is None:
         return
     check_list(group, operation, what, tensors)
@@ -129,12 +129,12 @@ def _only_at(group: GroupBase, operation: str, what: str, root: int, tensors: Te
         raise invalid(group, operation, f"{what} given at rank {group.rank}", f"pass it at rank {root} only")
 
 
-def barrier(engine: Engine, group: GroupBase, name: str = "barrier") -> Operation:
+def barrier(engine: Engine, group: GroupMembers, name: str = "barrier") -> Operation:
     """Start ``Group.barrier``: the fingerprints are all there is to it."""
     return start(engine, group, Plan(name, Fingerprint(Collective.BARRIER), _nothing, lambda _: None))
 
 
-def broadcast(engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int, stream: bool = False) -> Operation:
+def broadcast(engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: int, stream: bool = False) -> Operation:
     src = check_rank(group, "broadcast", "src", src)
     ours = group.rank == src
     code = (check_source if ours else check_tensor)(group, "broadcast", tensor)
@@ -154,12 +154,12 @@ def broadcast(engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int, 
     return begin(engine, group, plan, buffers, stream)
 
 
-def all_reduce(engine: Engine, group: GroupBase, tensor: torch.Tensor, op: Any, stream: bool = False) -> Operation:
+def all_reduce(engine: Engine, group: GroupMembers, tensor: torch.Tensor, op: Any, stream: bool = False) -> Operation:
     return _reduce_to(engine, group, "all_reduce", Collective.ALL_REDUCE, tensor, op, None, stream)
 
 
 def reduce(
-    engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, op: Any, stream: bool = False
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, op: Any, stream: bool = False
 ) -> Operation:
     dst = check_rank(group, "reduce", "dst", dst)
     return _reduce_to(engine, group, "reduce", Collective.REDUCE, tensor, op, dst, stream)
@@ -167,7 +167,7 @@ def reduce(
 
 def _reduce_to(
     engine: Engine,
-    group: GroupBase,
+    group: GroupMembers,
     name: str,
     kind: Collective,
     tensor: torch.Tensor,
@@ -204,7 +204,7 @@ def _reduce_to(
 
 
 def all_gather(
-    engine: Engine, group: GroupBase, tensors: Tensors, tensor: torch.Tensor, stream: bool = False
+    engine: Engine, group: GroupMembers, tensors: Tensors, tensor: torch.Tensor, stream: bool = False
 ) -> Operation:
     name = "all_gather"
     check_source(group, name, tensor)
@@ -213,7 +213,7 @@ def all_gather(
 
 
 def all_gather_into_tensor(
-    engine: Engine, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor, stream: bool = False
+    engine: Engine, group: GroupMembers, output: torch.Tensor, tensor: torch.Tensor, stream: bool = False
 ) -> Operation:
     name = "all_gather_into_tensor"
     check_source(group, name, tensor)
@@ -222,7 +222,7 @@ def all_gather_into_tensor(
 
 
 def _all_gather(
-    engine: Engine, group: GroupBase, name: str, outputs: Tensors, tensor: torch.Tensor, stream: bool
+    engine: Engine, group: GroupMembers, name: str, outputs: Tensors, tensor: torch.Tensor, stream: bool
 ) -> Operation:
     buffers, me = buffers_for(engine, group, name, tensor, *outputs), group.rank
     flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
@@ -244,7 +244,7 @@ def _all_gather(
 
 def gather(
     engine: Engine,
-    group: GroupBase,
+    group: GroupMembers,
     tensor: torch.Tensor,
     gather_list: Tensors | None,
     dst: int,
@@ -276,7 +276,7 @@ def gather(
 
 def scatter(
     engine: Engine,
-    group: GroupBase,
+    group: GroupMembers,
     tensor: torch.Tensor,
     scatter_list: Tensors | None,
     src: int,
@@ -306,7 +306,7 @@ def scatter(
 
 
 def pieces(
-    group: GroupBase, operation: str, what: str, whole: torch.Tensor, piece: torch.Tensor, check: Check
+    group: GroupMembers, operation: str, what: str, whole: torch.Tensor, piece: torch.Tensor, check: Check
 ) -> Tensors:
     """``whole``, checked with ``check``, as one flat piece per rank, each of the length and dtype of ``piece``."""
     check(group, operation, whole)

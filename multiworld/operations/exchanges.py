@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld.matching.collective_plan import Collective, Fingerprint, Parts, Plan
 from multiworld.matching.memory import bytes_of
-from multiworld.matching.plan import Collective, Fingerprint, Parts, Plan
-from multiworld.net.frames import CODES
-from multiworld.ops.checks import check_list, check_number, check_source, check_tensor, invalid
-from multiworld.ops.collectives import (
+from multiworld.matching.protocol import CODES
+from multiworld.operations.collectives import (
     Check,
     Tensors,
     as_list,
@@ -22,18 +21,19 @@ from multiworld.ops.collectives import (
     small,
     tensors_of,
 )
-from multiworld.ops.reduction import Reduction
+from multiworld.operations.reduction import Reduction
+from multiworld.tensors.checks import check_list, check_number, check_source, check_tensor, invalid
 
 if TYPE_CHECKING:
     from multiworld.matching.driver import Driver
     from multiworld.matching.engine import Engine
+    from multiworld.matching.membership import GroupMembers
     from multiworld.matching.operation import Operation
-    from multiworld.ops.base import GroupBase
-    from multiworld.ops.staging_buffers import StagingBuffers
+    from multiworld.tensors.staging_buffers import StagingBuffers
 
 
 def reduce_scatter(
-    engine: Engine, group: GroupBase, output: torch.Tensor, input_list: Tensors, op: Any, stream: bool = False
+    engine: Engine, group: GroupMembers, output: torch.Tensor, input_list: Tensors, op: Any, stream: bool = False
 ) -> Operation:
     check_tensor(group, "reduce_scatter", output)
     inputs = as_list(group, "reduce_scatter", "input_list", input_list, output, check_source)
@@ -41,7 +41,7 @@ def reduce_scatter(
 
 
 def reduce_scatter_tensor(
-    engine: Engine, group: GroupBase, output: torch.Tensor, tensor: torch.Tensor, op: Any, stream: bool = False
+    engine: Engine, group: GroupMembers, output: torch.Tensor, tensor: torch.Tensor, op: Any, stream: bool = False
 ) -> Operation:
     name = "reduce_scatter_tensor"
     check_tensor(group, name, output)
@@ -51,7 +51,7 @@ def reduce_scatter_tensor(
 
 def _reduce_scatter(
     engine: Engine,
-    group: GroupBase,
+    group: GroupMembers,
     name: str,
     output: torch.Tensor,
     inputs: Tensors,
@@ -94,7 +94,7 @@ def _reduce_scatter(
 
 
 def all_to_all(
-    engine: Engine, group: GroupBase, output_list: Tensors, input_list: Tensors, stream: bool = False
+    engine: Engine, group: GroupMembers, output_list: Tensors, input_list: Tensors, stream: bool = False
 ) -> Operation:
     """Start ``Group.all_to_all``; lengths may differ by pair, and both sides of a pair are compared."""
     name = "all_to_all"
@@ -115,7 +115,7 @@ def all_to_all(
 
 def all_to_all_single(
     engine: Engine,
-    group: GroupBase,
+    group: GroupMembers,
     output: torch.Tensor,
     tensor: torch.Tensor,
     output_split_sizes: Sequence[int] | None,
@@ -141,7 +141,7 @@ def all_to_all_single(
 
 
 def _by_lanes(
-    group: GroupBase,
+    group: GroupMembers,
     name: str,
     signature: Fingerprint,
     got: torch.Tensor,
@@ -166,7 +166,7 @@ def _by_lanes(
 
 def _uneven(
     engine: Engine,
-    group: GroupBase,
+    group: GroupMembers,
     name: str,
     buffers: StagingBuffers,
     got: torch.Tensor,
@@ -199,7 +199,7 @@ def _uneven(
 
 
 def _check_row(
-    group: GroupBase, name: str, what: str, tensors: Tensors, check: Check, dtype: torch.dtype | None = None
+    group: GroupMembers, name: str, what: str, tensors: Tensors, check: Check, dtype: torch.dtype | None = None
 ) -> None:
     """Check a list of one tensor per rank, all of one dtype: ``dtype``, or that of the first."""
     check_list(group, name, what, tensors, group.size)
@@ -210,7 +210,7 @@ def _check_row(
             raise invalid(group, name, f"{what}[{place}] is {tensor.dtype}, the first input {dtype}", "make them alike")
 
 
-def _splits(group: GroupBase, name: str, what: str, tensor: torch.Tensor, given: Sequence[int] | None) -> list[int]:
+def _splits(group: GroupMembers, name: str, what: str, tensor: torch.Tensor, given: Sequence[int] | None) -> list[int]:
     """Bytes per rank, from sizes along the first dimension."""
     rows = tensor.shape[0] if tensor.dim() else 1
     if given is None:

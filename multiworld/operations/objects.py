@@ -6,22 +6,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from multiworld.matching.plan import Bytes, Collective, Fingerprint, Parts, Plan
-from multiworld.ops.checks import check_list, check_rank
-from multiworld.ops.collectives import part, start
-from multiworld.ops.pickling import allowed, dumps, loads
+from multiworld.matching.collective_plan import Bytes, Collective, Fingerprint, Parts, Plan
+from multiworld.operations.collectives import part, start
+from multiworld.serialization.pickling import allowed, dumps, loads
+from multiworld.tensors.checks import check_list, check_rank
 
 if TYPE_CHECKING:
     from multiworld.matching.engine import Engine
+    from multiworld.matching.membership import GroupMembers
     from multiworld.matching.operation import Operation
-    from multiworld.ops.base import GroupBase
 
 Allow = Sequence[type | str]
 
 
 def _start(
     engine: Engine,
-    group: GroupBase,
+    group: GroupMembers,
     kind: Collective,
     root: int,
     outgoing: Callable[[int], Bytes | None],
@@ -31,7 +31,7 @@ def _start(
     return start(engine, group, plan)
 
 
-def broadcast_object(engine: Engine, group: GroupBase, obj: Any, src: int, allow: Allow) -> Operation:
+def broadcast_object(engine: Engine, group: GroupMembers, obj: Any, src: int, allow: Allow) -> Operation:
     src = check_rank(group, "broadcast_object", "src", src)
     names = allowed(allow, engine.membership, "broadcast_object")
     ours = group.rank == src
@@ -43,7 +43,7 @@ def broadcast_object(engine: Engine, group: GroupBase, obj: Any, src: int, allow
     return _start(engine, group, Collective.BROADCAST_OBJECT, src, lambda _: data, result)
 
 
-def all_gather_object(engine: Engine, group: GroupBase, obj: Any, allow: Allow) -> Operation:
+def all_gather_object(engine: Engine, group: GroupMembers, obj: Any, allow: Allow) -> Operation:
     data = dumps(obj, engine.membership, "all_gather_object")
     names = allowed(allow, engine.membership, "all_gather_object")
 
@@ -53,7 +53,7 @@ def all_gather_object(engine: Engine, group: GroupBase, obj: Any, allow: Allow) 
     return _start(engine, group, Collective.ALL_GATHER_OBJECT, -1, lambda _: data, result)
 
 
-def gather_object(engine: Engine, group: GroupBase, obj: Any, dst: int, allow: Allow) -> Operation:
+def gather_object(engine: Engine, group: GroupMembers, obj: Any, dst: int, allow: Allow) -> Operation:
     dst = check_rank(group, "gather_object", "dst", dst)
     names = allowed(allow, engine.membership, "gather_object")
     data = dumps(obj, engine.membership, "gather_object")
@@ -66,7 +66,9 @@ def gather_object(engine: Engine, group: GroupBase, obj: Any, dst: int, allow: A
     return _start(engine, group, Collective.GATHER_OBJECT, dst, lambda place: data if place == dst else None, result)
 
 
-def scatter_object(engine: Engine, group: GroupBase, objs: Sequence[Any] | None, src: int, allow: Allow) -> Operation:
+def scatter_object(
+    engine: Engine, group: GroupMembers, objs: Sequence[Any] | None, src: int, allow: Allow
+) -> Operation:
     src = check_rank(group, "scatter_object", "src", src)
     names = allowed(allow, engine.membership, "scatter_object")
     ours = group.rank == src

@@ -12,8 +12,9 @@ import torch
 from multiworld.matching.device import DeviceEnd
 from multiworld.matching.memory import bytes_of
 from multiworld.matching.operation import BatchOperation, Operation
-from multiworld.net.frames import Mode, message_key
-from multiworld.ops.checks import (
+from multiworld.matching.protocol import Mode, message_key
+from multiworld.serialization.pickling import allowed, dumps, loads
+from multiworld.tensors.checks import (
     check_device,
     check_list,
     check_number,
@@ -22,16 +23,15 @@ from multiworld.ops.checks import (
     check_tensor,
     invalid,
 )
-from multiworld.ops.on_device import device_for, not_capturing, received, received_tensor, said_of, source, target
-from multiworld.ops.pickling import allowed, dumps, loads
-from multiworld.ops.shapes import shape_bytes, with_shape
-from multiworld.ops.staging import copy_to, on_cpu, receive_buffer, writable
+from multiworld.tensors.on_device import device_for, not_capturing, received, received_tensor, said_of, source, target
+from multiworld.tensors.shapes import shape_bytes, with_shape
+from multiworld.tensors.staging import copy_to, on_cpu, receive_buffer, writable
 
 if TYPE_CHECKING:
     from multiworld.matching.any_source import AnyReceive
     from multiworld.matching.engine import Engine
-    from multiworld.matching.messages import ReceiveOperation
-    from multiworld.ops.base import GroupBase
+    from multiworld.matching.membership import GroupMembers
+    from multiworld.matching.send_receive import ReceiveOperation
 
 MAX_TAG = 2**31 - 1
 
@@ -56,27 +56,29 @@ class P2P:
     tag: int = 0
 
 
-def _peer_and_key(group: GroupBase, operation: str, what: str, rank: int, tag: int) -> tuple[int, int]:
+def _peer_and_key(group: GroupMembers, operation: str, what: str, rank: int, tag: int) -> tuple[int, int]:
     peer = group.ranks[check_rank(group, operation, what, rank)]
     if peer == group._world.world_rank:
         raise invalid(group, operation, f"{what} is our own rank {rank}", "copy the tensor instead")
     return peer, _key(group, operation, tag)
 
 
-def _key(group: GroupBase, operation: str, tag: int) -> int:
+def _key(group: GroupMembers, operation: str, tag: int) -> int:
     number = check_number(group, operation, "tag", tag)
     if not 0 <= number <= MAX_TAG:
         raise invalid(group, operation, f"tag {number} is not in 0..{MAX_TAG}", "choose another tag")
     return message_key(group.gid, number)
 
 
-def send(engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False) -> Operation:
+def send(
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
+) -> Operation:
     code = check_source(group, "send", tensor)
     return _prepared_send(engine, group, tensor, code, *_peer_and_key(group, "send", "dst", dst, tag), stream)()
 
 
 def _prepared_send(
-    engine: Engine, group: GroupBase, tensor: torch.Tensor, code: int, peer: int, key: int, stream: bool
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, code: int, peer: int, key: int, stream: bool
 ) -> Callable[[], Operation]:
     """What starts the send of a checked tensor; all that is copied or asked of the device is done before."""
     device = None if engine.device is None else device_for(engine, group, "send", tensor)
@@ -89,7 +91,7 @@ def _prepared_send(
 
 
 def recv(
-    engine: Engine, group: GroupBase, tensor: torch.Tensor, src: int | None, tag: int, stream: bool = False
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: int | None, tag: int, stream: bool = False
 ) -> Operation:
     code = check_tensor(group, "recv", tensor)
     return _prepared_recv(engine, group, tensor, code, *_from(engine, group, src, tag), stream)()
@@ -97,7 +99,7 @@ def recv(
 
 def _prepared_recv(
     engine: Engine,
-    group: GroupBase,
+    group: GroupMembers,
     tensor: torch.Tensor,
     code: int,
     begin: Callable[..., ReceiveOperation | AnyReceive],
@@ -118,7 +120,7 @@ def _prepared_recv(
 
 
 def _from(
-    engine: Engine, group: GroupBase, src: int | None, tag: int
+    engine: Engine, group: GroupMembers, src: int | None, tag: int
 ) -> tuple[Callable[..., ReceiveOperation | AnyReceive], tuple[Any, ...]]:
     """What starts a receive from ``src``, or from anybody, and its first arguments."""
     if src is None:
@@ -126,7 +128,7 @@ def _from(
     return engine.receive, ("recv", *_peer_and_key(group, "recv", "src", src, tag))
 
 
-def _others(engine: Engine, group: GroupBase) -> tuple[int, ...]:
+def _others(engine: Engine, group: GroupMembers) -> tuple[int, ...]:
     """World ranks of the other members."""
     peers = tuple(rank for rank in group.ranks if rank != engine.membership.rank)
     if not peers:
@@ -143,14 +145,14 @@ def _finished_by(
     return operation
 
 
-def _received(group: GroupBase, tensor: torch.Tensor, host: torch.Tensor, peer: int) -> int:
+def _received(group: GroupMembers, tensor: torch.Tensor, host: torch.Tensor, peer: int) -> int:
     if host is not tensor:
         copy_to(writable(tensor), host)
     return group.ranks.index(peer)
 
 
 def send_tensor(
-    engine: Engine, group: GroupBase, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
 ) -> Operation:
     """Start ``Group.send_tensor``: the payload, then the shape, so that the payload lies aligned on the other side."""
     code = check_source(group, "send_tensor", tensor)
@@ -169,7 +171,7 @@ def send_tensor(
 
 def recv_tensor(
     engine: Engine,
-    group: GroupBase,
+    group: GroupMembers,
     src: int,
     tag: int,
     device: torch.device | str | None,
@@ -192,13 +194,13 @@ def recv_tensor(
     return operation
 
 
-def send_object(engine: Engine, group: GroupBase, obj: Any, dst: int, tag: int) -> Operation:
+def send_object(engine: Engine, group: GroupMembers, obj: Any, dst: int, tag: int) -> Operation:
     peer, key = _peer_and_key(group, "send_object", "dst", dst, tag)
     payload = dumps(obj, engine.membership)
     return engine.send("send_object", peer, key, (Mode.OBJECT, 0, len(payload)), (payload,), None)
 
 
-def recv_object(engine: Engine, group: GroupBase, src: int, tag: int, allow: Sequence[type | str]) -> Operation:
+def recv_object(engine: Engine, group: GroupMembers, src: int, tag: int, allow: Sequence[type | str]) -> Operation:
     peer, key = _peer_and_key(group, "recv_object", "src", src, tag)
     names = allowed(allow, engine.membership, "recv_object")
     signature = (Mode.OBJECT, 0, engine.membership.limits.max_message_bytes)
@@ -207,7 +209,7 @@ def recv_object(engine: Engine, group: GroupBase, src: int, tag: int, allow: Seq
     return operation
 
 
-def batch_p2p(engine: Engine, group: GroupBase, operations: Sequence[P2P], stream: bool = False) -> Operation:
+def batch_p2p(engine: Engine, group: GroupMembers, operations: Sequence[P2P], stream: bool = False) -> Operation:
     """Start ``Group.batch_p2p``: all arguments are checked before any is started, so either all are started or none."""
     check_list(group, "batch_p2p", "operations", operations)
     begins = [_prepared(engine, group, entry, stream) for entry in operations]
@@ -218,7 +220,7 @@ def batch_p2p(engine: Engine, group: GroupBase, operations: Sequence[P2P], strea
     return whole
 
 
-def _prepared(engine: Engine, group: GroupBase, entry: Any, stream: bool) -> Callable[[], Operation]:
+def _prepared(engine: Engine, group: GroupMembers, entry: Any, stream: bool) -> Callable[[], Operation]:
     if not isinstance(entry, P2P) or entry.kind not in _CHECKS:
         what = f"{type(entry).__name__} given where P2P('send' | 'recv', ...) is expected"
         raise invalid(group, "batch_p2p", what, "pass P2P entries")
@@ -229,6 +231,6 @@ def _prepared(engine: Engine, group: GroupBase, entry: Any, stream: bool) -> Cal
     return _prepared_recv(engine, group, entry.tensor, code, engine.receive, ("recv", peer, key), stream)
 
 
-def synchronize(engine: Engine, _: GroupBase) -> Operation:
+def synchronize(engine: Engine, _: GroupMembers) -> Operation:
     """Start ``World.synchronize``."""
     return engine.synchronize()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.distributed import ReduceOp
 
-from multiworld.matching.plan import REDUCTIONS
-from multiworld.ops.checks import invalid
+from multiworld.matching.collective_plan import REDUCTIONS
+from multiworld.tensors.checks import invalid
 
 if TYPE_CHECKING:
-    from multiworld.ops.base import GroupBase
+    from multiworld.matching.membership import GroupMembers
 
 #: below ATen's grain size (32,768), so that it works in this thread: waking its pool costs more than it gains here, and
 #: on a busy machine a hundred times more
@@ -51,7 +51,7 @@ class Reduction:
     """
 
     def __init__(
-        self, group: GroupBase, operation: str, op: Any, dtype: torch.dtype, *, on_device: bool = False
+        self, group: GroupMembers, operation: str, op: Any, dtype: torch.dtype, *, on_device: bool = False
     ) -> None:
         name = _name(op)
         if name is None:
@@ -75,7 +75,7 @@ class Reduction:
         self.backend_op = ReduceOp.SUM if name == "AVG" and not on_device else getattr(ReduceOp, name)
         self._on_device = on_device
 
-    def check_backend(self, group: GroupBase, operation: str, dtype: torch.dtype) -> None:
+    def check_backend(self, group: GroupMembers, operation: str, dtype: torch.dtype) -> None:
         """Check that the backend has it, too.
 
         Raises:

@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from multiworld.threads import start_or_run
+from multiworld.process.threads import start_or_run
 
 if TYPE_CHECKING:
     from multiworld.matching.engine import Engine
+    from multiworld.matching.membership import Membership
     from multiworld.matching.operation import Operation
-    from multiworld.membership import Membership
-    from multiworld.net.bridge import LoopBridge, SyncPoller
+    from multiworld.transport.poller import LoopBridge, SyncPoller
 
 logger = logging.getLogger(__name__)
 

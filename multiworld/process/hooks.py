@@ -11,11 +11,10 @@ import time
 import weakref
 from typing import Protocol
 
-from multiworld.net import sockets
-from multiworld.net.descriptors import reserve
-from multiworld.parking import immortal as immortal
-from multiworld.parking import park
-from multiworld.threads import blocked
+from multiworld.process.thread_parking import park
+from multiworld.process.threads import blocked
+from multiworld.transport import sockets
+from multiworld.transport.descriptors import reserve
 
 #: how long the exit waits in all: for worlds to be left, and for threads whose waits it has ended
 ENDING_SECONDS = 3.0

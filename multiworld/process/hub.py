@@ -10,9 +10,9 @@ from typing import ClassVar
 from multiworld.config import NetworkSettings
 from multiworld.liveness.monitor import Monitor
 from multiworld.liveness.pulse import Responder, native_loop
-from multiworld.net.descriptors import reserve
-from multiworld.net.endpoint import Endpoint
-from multiworld.net.reactor import Reactor
+from multiworld.transport.descriptors import reserve
+from multiworld.transport.endpoint import Endpoint
+from multiworld.transport.reactor import Reactor
 
 
 class Hub(Reactor):

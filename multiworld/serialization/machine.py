@@ -15,9 +15,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from multiworld.ops.budget import Budget, refuse
-from multiworld.ops.factories import Factory
-from multiworld.ops.values import of_data, payload_bytes
+from multiworld.serialization.budget import Budget, refuse
+from multiworld.serialization.factories import Factory
+from multiworld.serialization.values import of_data, payload_bytes
 
 #: nothing of these is ever changed by a pickle, whoever made it
 _SHARED: Final = (type, enum.Enum, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)

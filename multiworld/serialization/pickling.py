@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from multiworld.errors import InvalidArgument, MultiWorldError, ObjectRefused
-from multiworld.ops.factories import FACTORIES
-from multiworld.ops.machine import Machine
-from multiworld.ops.values import as_data
+from multiworld.serialization.factories import FACTORIES
+from multiworld.serialization.machine import Machine
+from multiworld.serialization.values import as_data
 
 if TYPE_CHECKING:
-    from multiworld.membership import Membership
+    from multiworld.matching.membership import Membership
 
 _BY_NAME: Final = object()  # allowed by its name only: imported when it is first needed
 Allowed = Mapping[str, Any]

@@ -19,8 +19,8 @@ import torch
 
 from multiworld.errors import InvalidArgument, ObjectRefused
 from multiworld.matching.memory import bytes_of
-from multiworld.ops.kinds import PLAIN_TYPES, Form, kind_of
-from multiworld.ops.staging import copied, on_cpu
+from multiworld.tensors.kinds import PLAIN_TYPES, Form, kind_of
+from multiworld.tensors.staging import copied, on_cpu
 
 #: NumPy's dtypes whose bytes are their values: bool, numbers, text, times; no objects, no records
 _PLAIN_DTYPE: Final = re.compile(r"[<>|=][biufcSUmM]\d{1,9}(\[\d{0,9}[A-Za-z]{1,2}\])?")

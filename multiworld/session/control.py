@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from multiworld.errors import BrokenWorldException, LossReason, PeerLost
 from multiworld.liveness.tcpinfo import TcpInfo, tcp_info
-from multiworld.membership import Membership
-from multiworld.net.reactor import Reactor
+from multiworld.matching.membership import Membership
+from multiworld.transport.reactor import Reactor
 
 MAX_BYTES = 1 << 16
 #: how long the reason for the end of a data connection may take to arrive on the control connections

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from multiworld.net.lane import Lane
+from multiworld.transport.lane import Lane
 
 #: how long a leaving member waits for what it sent to be taken
 LINGER_SECONDS = 2.0

@@ -21,11 +21,10 @@ from typing import Any, cast
 
 import torch
 
+from multiworld.backends import device_failures
+from multiworld.backends.cuda import CudaDevice
+from multiworld.backends.slot import DriverSlot, channel, ranks_of_channel
 from multiworld.config import WorldConfig, WorldState
-from multiworld.control import CANCELLED_CAUSE, Control
-from multiworld.cuda import CudaDevice
-from multiworld.drivers import device_failures
-from multiworld.drivers.slot import DriverSlot, channel, ranks_of_channel
 from multiworld.errors import BrokenWorldException, DeviceFailed, LossReason, OpTimeout, PeerLost, WorldClosed
 from multiworld.events import (
     DeviceLost,
@@ -37,21 +36,21 @@ from multiworld.events import (
     WorldBroken,
     WorldLeft,
 )
-from multiworld.hub import Hub
-from multiworld.linger import LINGER_SECONDS, linger
 from multiworld.liveness.monitor import PeerPlace
 from multiworld.matching.engine import MAX_GROUPS, Engine
-from multiworld.matching.launch import Launch
-from multiworld.matching.operation import Operation
-from multiworld.membership import Limits, Membership
-from multiworld.modes import disturbed, undisturbed
-from multiworld.net.bridge import LoopBridge, SyncPoller
-from multiworld.net.connections import Closable, Connections
-from multiworld.net.frames import Kind, Placement
-from multiworld.net.lane import Lane
-from multiworld.process import patience
-from multiworld.tally import Tally
-from multiworld.threads import start_or_run
+from multiworld.matching.membership import Limits, Membership
+from multiworld.matching.operation import Launch, Operation
+from multiworld.matching.protocol import Kind, Placement
+from multiworld.process.hooks import patience
+from multiworld.process.hub import Hub
+from multiworld.process.threads import start_or_run
+from multiworld.process.torch_modes import disturbed, undisturbed
+from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
+from multiworld.session.control import CANCELLED_CAUSE, Control
+from multiworld.session.counters import Tally
+from multiworld.session.orderly_leave import LINGER_SECONDS, linger
+from multiworld.transport.lane import Lane
+from multiworld.transport.poller import LoopBridge, SyncPoller
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +85,8 @@ class Session:
         bus: EventBus,
         config: WorldConfig,
         generation: int,
-        wires: Connections,
-        acceptor: Closable,
+        wires: Wires,
+        acceptor: HandshakeAcceptor,
         claims: Mapping[int, PeerPlace],
         address: str,
     ) -> None:

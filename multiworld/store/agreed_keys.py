@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from multiworld.rendezvous.torch_store import TorchStore
+from multiworld.store.torch_store import TorchStore
 
 _NEVER: Final = "\x01never\x01"
 #: how long the winner of the right to write may take before the next one may: it has probably died

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from multiworld.config import TcpStoreAddress
-from multiworld.net.causes import cause_of, system_message
-from multiworld.net.descriptors import descriptor_shortage
-from multiworld.net.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
-from multiworld.net.handshake import Dialler
-from multiworld.net.sockets import made
-from multiworld.rendezvous.addresses import Resolved, resolved
-from multiworld.rendezvous.store_wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
+from multiworld.store.addresses import Resolved, resolved
+from multiworld.store.wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
+from multiworld.transport.causes import cause_of, system_message
+from multiworld.transport.descriptors import descriptor_shortage
+from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
+from multiworld.transport.handshake import Dialler
+from multiworld.transport.sockets import made
 
 #: how often a wait looks at whether it is still wanted, in seconds
 STEP_SECONDS: Final = 0.02

@@ -14,15 +14,15 @@ import socket
 import time
 from typing import TYPE_CHECKING, Final
 
-from multiworld.net.causes import system_message
-from multiworld.net.descriptors import NO_RESOURCES, limit
-from multiworld.net.reactor import Reactor
-from multiworld.net.sockets import accepted
-from multiworld.rendezvous.store_data import Limits, Refused, StoreData
-from multiworld.rendezvous.store_protocol import ServerProtocol
+from multiworld.store.server_data import Limits, Refused, StoreData
+from multiworld.store.server_protocol import ServerProtocol
+from multiworld.transport.causes import system_message
+from multiworld.transport.descriptors import NO_RESOURCES, limit
+from multiworld.transport.reactor import Reactor
+from multiworld.transport.sockets import accepted
 
 if TYPE_CHECKING:
-    from multiworld.net.greeting import GreetingError
+    from multiworld.transport.greeting import GreetingError
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, MutableSet
 from dataclasses import dataclass
 
-from multiworld.net.greeting import GreetingError
-from multiworld.rendezvous.store_wire import NUMBER
+from multiworld.store.wire import NUMBER
+from multiworld.transport.greeting import GreetingError
 
 #: what is counted for a key in addition to its bytes and those of its value
 KEY_OVERHEAD_BYTES = 128

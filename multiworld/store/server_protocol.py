@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Final, TypeAlias
 
-from multiworld.net.greeting import GreetingError, Reason, Role, refusal
-from multiworld.net.handshake import Acceptor
-from multiworld.rendezvous.store_data import Limits, Refused, StoreData
-from multiworld.rendezvous.store_wire import (
+from multiworld.store.server_data import Limits, Refused, StoreData
+from multiworld.store.wire import (
     COUNT,
     MAGIC,
     NONCE,
@@ -20,6 +18,8 @@ from multiworld.rendezvous.store_wire import (
     Request,
     sized,
 )
+from multiworld.transport.greeting import GreetingError, Reason, Role, refusal
+from multiworld.transport.handshake import Acceptor
 
 #: yields how many bytes come next and is sent them
 Reading: TypeAlias = "Generator[int, bytes, None]"

@@ -19,17 +19,17 @@ import torch.distributed as dist
 
 from multiworld.config import FileStorePath, NetworkSettings, TcpStoreAddress, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, WrongContext
-from multiworld.net.causes import Cause, cause_of, system_message
-from multiworld.net.reactor import Reactor
-from multiworld.net.settings import listen
-from multiworld.rendezvous.addresses import own_address, resolved, usable_address
-from multiworld.rendezvous.join_threads import JoinThreads
-from multiworld.rendezvous.store_client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
-from multiworld.rendezvous.store_server import StoreServer
-from multiworld.rendezvous.torch_store import FileStore, Gate, TorchStore
+from multiworld.process.join_threads import JoinThreads
+from multiworld.store.addresses import own_address, resolved, usable_address
+from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
+from multiworld.store.server import StoreServer
+from multiworld.store.torch_store import FileStore, Gate, TorchStore
+from multiworld.transport.causes import Cause, cause_of, system_message
+from multiworld.transport.network_settings import listen
+from multiworld.transport.reactor import Reactor
 
 if TYPE_CHECKING:
-    from multiworld.net.greeting import GreetingError
+    from multiworld.transport.greeting import GreetingError
 
 #: connections to a hosted store that may wait for being accepted: all members of a large world come at once
 BACKLOG = 4096

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from multiworld.net.descriptors import none_free
-from multiworld.parking import immortal
-from multiworld.rendezvous.store_client import Cancelled
+from multiworld.process.thread_parking import immortal
+from multiworld.store.client import Cancelled
+from multiworld.transport.descriptors import none_free
 
 #: how long closing the gate waits for calls that are inside; a store whose host is frozen takes longer
 CLOSING_SECONDS: Final = 1.0

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from multiworld.config import whole_number
 from multiworld.errors import InvalidArgument
-from multiworld.net.frames import CODES
-from multiworld.ops.arguments import whole_number
-from multiworld.ops.foreign import why_read_only
-from multiworld.ops.kinds import LAZY, PLAIN, PLAIN_TYPES, Form, key_set, kind_of
+from multiworld.matching.protocol import CODES
+from multiworld.tensors.foreign import why_read_only
+from multiworld.tensors.kinds import LAZY, PLAIN, PLAIN_TYPES, Form, key_set, kind_of
 
 if TYPE_CHECKING:
-    from multiworld.ops.base import GroupBase
+    from multiworld.matching.membership import GroupMembers
 
 #: whether a storage tells memory of PyTorch's own, which may be resized, from memory of somebody else
 _tells_owner = hasattr(torch.UntypedStorage, "resizable")
@@ -23,12 +23,12 @@ _tells_owner = hasattr(torch.UntypedStorage, "resizable")
 _plain: dict[Hashable, bool] = {}
 
 
-def check_tensor(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
+def check_tensor(group: GroupMembers, operation: str, tensor: torch.Tensor) -> int:
     """Check that ``tensor`` can be received into, as it lies; its dtype's code on the wire.
 
     Raises:
-        InvalidArgument: not a tensor, or one whose memory is not simply its values: see ``ops.kinds``; not contiguous,
-            not on the world's device, of an unknown dtype, or in memory that cannot be written to.
+        InvalidArgument: not a tensor, or one whose memory is not simply its values, see ``tensors.kinds``; not
+            contiguous, not on the world's device, of an unknown dtype, or in memory that cannot be written to.
     """
     if type(tensor) in PLAIN_TYPES and (keys := key_set(tensor)) in _plain and tensor.is_contiguous():
         if _plain[keys]:
@@ -45,7 +45,7 @@ def check_tensor(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
     return code
 
 
-def check_source(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
+def check_source(group: GroupMembers, operation: str, tensor: torch.Tensor) -> int:
     """Check that ``tensor`` can be sent, as ``staging.readable`` makes it; its dtype's code on the wire.
 
     Raises:
@@ -63,11 +63,11 @@ def check_source(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
     return _checked(group, operation, tensor, Form.LAZY)
 
 
-def _is_where_the_world_is(group: GroupBase, tensor: torch.Tensor) -> bool:
+def _is_where_the_world_is(group: GroupMembers, tensor: torch.Tensor) -> bool:
     return group._world.on_device and tensor.device == group.device
 
 
-def _checked(group: GroupBase, operation: str, tensor: torch.Tensor, most: Form) -> int:
+def _checked(group: GroupMembers, operation: str, tensor: torch.Tensor, most: Form) -> int:
     """The same, step by step: what is wrong is named. ``most`` is how far from plain it may be."""
     if not isinstance(tensor, torch.Tensor):
         raise invalid(
@@ -95,7 +95,7 @@ def as_plain(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_subclass(torch.Tensor)
 
 
-def _check_dense(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
+def _check_dense(group: GroupMembers, operation: str, tensor: torch.Tensor) -> int:
     if not tensor.is_contiguous():
         raise invalid(
             group, operation, "the tensor is not contiguous", "pass tensor.contiguous(), and copy back what is received"
@@ -120,7 +120,7 @@ def _check_dense(group: GroupBase, operation: str, tensor: torch.Tensor) -> int:
     return code
 
 
-def _check_extent(group: GroupBase, operation: str, tensor: torch.Tensor) -> None:
+def _check_extent(group: GroupMembers, operation: str, tensor: torch.Tensor) -> None:
     """A storage that was resized is no longer what the tensor says, and reading it would end the process."""
     needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size() if tensor.numel() else 0
     there = tensor.untyped_storage().nbytes()
@@ -131,7 +131,7 @@ def _check_extent(group: GroupBase, operation: str, tensor: torch.Tensor) -> Non
         )  # fmt: skip
 
 
-def _check_writable(group: GroupBase, operation: str, tensor: torch.Tensor) -> None:
+def _check_writable(group: GroupMembers, operation: str, tensor: torch.Tensor) -> None:
     tensor = as_plain(tensor)
     if tensor.device.type != "cpu":
         return
@@ -145,7 +145,7 @@ def _check_writable(group: GroupBase, operation: str, tensor: torch.Tensor) -> N
         raise invalid(group, operation, f"the tensor cannot be written to: {why}", "pass tensor.clone()")
 
 
-def check_list(group: GroupBase, operation: str, what: str, given: Any, length: int | None = None) -> None:
+def check_list(group: GroupMembers, operation: str, what: str, given: Any, length: int | None = None) -> None:
     """Check that ``given`` is a list or a tuple, of ``length`` entries if that is given.
 
     Raises:
@@ -160,7 +160,7 @@ def check_list(group: GroupBase, operation: str, what: str, given: Any, length: 
         )
 
 
-def invalid(group: GroupBase, operation: str, what: str, remedy: str) -> InvalidArgument:
+def invalid(group: GroupMembers, operation: str, what: str, remedy: str) -> InvalidArgument:
     """An ``InvalidArgument`` for a call on ``group``."""
     world: Any = group._world
     return InvalidArgument(
@@ -168,7 +168,7 @@ def invalid(group: GroupBase, operation: str, what: str, remedy: str) -> Invalid
     )
 
 
-def check_number(group: GroupBase, operation: str, what: str, value: Any) -> int:
+def check_number(group: GroupMembers, operation: str, what: str, value: Any) -> int:
     """Check that ``value`` is a whole number; NumPy's are welcome, bool is none.
 
     Raises:
@@ -182,7 +182,7 @@ def check_number(group: GroupBase, operation: str, what: str, value: Any) -> int
     return number
 
 
-def check_rank(group: GroupBase, operation: str, what: str, rank: int) -> int:
+def check_rank(group: GroupMembers, operation: str, what: str, rank: int) -> int:
     """Check that ``rank`` is one of the group; the rank as an int.
 
     Raises:
@@ -196,7 +196,7 @@ def check_rank(group: GroupBase, operation: str, what: str, rank: int) -> int:
     return number
 
 
-def check_device(group: GroupBase, operation: str, device: torch.device | str | int | None) -> torch.device:
+def check_device(group: GroupMembers, operation: str, device: torch.device | str | int | None) -> torch.device:
     """The device that is meant; None is the world's. Known before anything is received, so that nothing is lost.
 
     Raises:

@@ -9,18 +9,18 @@ import torch
 
 from multiworld.matching.device import Device, DeviceEnd
 from multiworld.matching.transfers import LENGTH
-from multiworld.ops.checks import invalid
-from multiworld.ops.shapes import described, shape_bytes
-from multiworld.ops.staging import readable, writable
+from multiworld.tensors.checks import invalid
+from multiworld.tensors.shapes import described, shape_bytes
+from multiworld.tensors.staging import readable, writable
 
 if TYPE_CHECKING:
     from multiworld.matching.any_source import AnyReceive
     from multiworld.matching.engine import Engine
-    from multiworld.matching.messages import ReceiveOperation
-    from multiworld.ops.base import GroupBase
+    from multiworld.matching.membership import GroupMembers
+    from multiworld.matching.send_receive import ReceiveOperation
 
 
-def device_for(engine: Engine, group: GroupBase, operation: str, tensor: torch.Tensor) -> Device | None:
+def device_for(engine: Engine, group: GroupMembers, operation: str, tensor: torch.Tensor) -> Device | None:
     """The device, if ``tensor``, which was checked, stays there; None if it travels through the CPU.
 
     Raises:
@@ -32,7 +32,7 @@ def device_for(engine: Engine, group: GroupBase, operation: str, tensor: torch.T
     return not_capturing(group, operation, device)
 
 
-def not_capturing(group: GroupBase, operation: str, device: Device) -> Device:
+def not_capturing(group: GroupMembers, operation: str, device: Device) -> Device:
     """Check that the current stream is not being captured: what is matched with others cannot be replayed.
 
     Raises:
@@ -63,7 +63,7 @@ def said_of(tensor: torch.Tensor) -> tuple[bytes, ...]:
     return LENGTH.pack(tensor.nbytes), shape_bytes(tensor)
 
 
-def received(group: GroupBase, tensor: torch.Tensor, receive: ReceiveOperation | AnyReceive) -> Callable[[int], int]:
+def received(group: GroupMembers, tensor: torch.Tensor, receive: ReceiveOperation | AnyReceive) -> Callable[[int], int]:
     """What ends a receive in its caller's thread: a message that was kept is copied; the rank that it came from."""
 
     def finish(peer: int) -> int:

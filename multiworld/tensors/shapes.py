@@ -13,10 +13,10 @@ import torch
 
 from multiworld.errors import TensorMismatch
 from multiworld.matching.memory import bytes_of
-from multiworld.net.frames import DTYPES, dtype_name
+from multiworld.matching.protocol import DTYPES, dtype_name
 
 if TYPE_CHECKING:
-    from multiworld.membership import Membership
+    from multiworld.matching.membership import Membership
 
 
 def shape_bytes(tensor: torch.Tensor) -> bytes:

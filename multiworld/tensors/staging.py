@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from multiworld.ops import quarantine
-from multiworld.ops.checks import as_plain
+from multiworld.tensors import memory_check
+from multiworld.tensors.checks import as_plain
 
 
 def writable(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of ``tensor`` as a plain tensor: without its class, outside of autograd and of inference mode.
 
-    It was checked before. Called outside of inference mode, see ``ops.modes``.
+    It was checked before. Called outside of inference mode, see ``process.torch_modes``.
     """
     plain = as_plain(tensor).detach()
     if plain.is_inference():  # these may not be changed in place by whoever is not in that mode
@@ -54,13 +54,13 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` to be read, itself if it is on the CPU, else a copy there."""
     tensor = readable(tensor)
-    if quarantine.ACTIVE:
+    if memory_check.ACTIVE:
         return copied(tensor)
     return tensor if tensor.is_cpu else tensor.cpu()
 
 
 def receive_buffer(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` itself if it is on the CPU, else CPU memory of its shape and dtype, to be copied back."""
-    if tensor.is_cpu and not quarantine.ACTIVE:
+    if tensor.is_cpu and not memory_check.ACTIVE:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld.matching.plan import NO_REDUCTION, Collective, Fingerprint, Splits
-from multiworld.ops import quarantine
-from multiworld.ops.staging import copied, copy_to, is_aligned, readable, writable
+from multiworld.matching.collective_plan import NO_REDUCTION, Collective, Fingerprint, Splits
+from multiworld.tensors import memory_check
+from multiworld.tensors.staging import copied, copy_to, is_aligned, readable, writable
 
 if TYPE_CHECKING:
     from multiworld.matching.device import Device, Moment
@@ -119,7 +119,7 @@ class StagingBuffers:
         return [flat.detach() for flat in self._borrowed]
 
     def _borrow(self, flat: torch.Tensor, *, written: bool = False) -> torch.Tensor:
-        if quarantine.ACTIVE and self.device is None:
+        if memory_check.ACTIVE and self.device is None:
             lent = copied(flat)
             if written:
                 self._back.append((flat, lent))

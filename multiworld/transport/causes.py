@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 
 from multiworld.errors import DescriptorsExhausted
-from multiworld.net.descriptors import descriptor_shortage
+from multiworld.transport.descriptors import descriptor_shortage
 
 
 @dataclass(frozen=True, slots=True)

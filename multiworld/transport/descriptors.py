@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, ParamSpec, TypeVar
 
 from multiworld.errors import DescriptorsExhausted
-from multiworld.net.sockets import accepted, borrowed, copy_of
+from multiworld.transport.sockets import accepted, borrowed, copy_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
-from multiworld.net.descriptors import NO_RESOURCES, reserve
-from multiworld.net.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, refusal
-from multiworld.net.handshake import Acceptor
-from multiworld.net.reactor import Reactor
-from multiworld.net.settings import listen
-from multiworld.net.sockets import accepted
+from multiworld.transport.descriptors import NO_RESOURCES, reserve
+from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, refusal
+from multiworld.transport.handshake import Acceptor
+from multiworld.transport.network_settings import listen
+from multiworld.transport.reactor import Reactor
+from multiworld.transport.sockets import accepted
 
 logger = logging.getLogger(__name__)
 

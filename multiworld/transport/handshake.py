@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from multiworld.config import NetworkSettings
-from multiworld.net.greeting import (
+from multiworld.transport.greeting import (
     MAX_GREETING_BYTES,
     MAX_WHY,
     PROTOCOL,

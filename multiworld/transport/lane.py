@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from multiworld.net.frames import HEADER_BYTES, WITH_PAYLOAD, Done, Placement, Sent, pack, unpack_from
+from multiworld.matching.protocol import HEADER_BYTES, WITH_PAYLOAD, Done, Placement, Sent, pack, unpack_from
 
 STAGING_BYTES = 16 * 1024
 # Frames that go out together save the peer a turn each; more than these keep it waiting.

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from multiworld.config import NetworkSettings
 from multiworld.errors import InvalidArgument, RendezvousError
-from multiworld.net.interfaces import check_interfaces
-from multiworld.net.sockets import made
+from multiworld.transport.interfaces import check_interfaces
+from multiworld.transport.sockets import made
 
 SECRET, PORTS, INTERFACES = "MULTIWORLD_SECRET", "MULTIWORLD_PORTS", "MULTIWORLD_INTERFACES"
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
-from multiworld.net.descriptors import reserve
-from multiworld.net.lane import Lane
-from multiworld.net.reactor import Reactor
+from multiworld.transport.descriptors import reserve
+from multiworld.transport.lane import Lane
+from multiworld.transport.reactor import Reactor
 
 _local = threading.local()
 #: a wait looks around this often, in milliseconds, should a wake-up get lost in a signal handler

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from multiworld.ops import collectives, exchanges, objects
-from multiworld.ops.base import GroupBase
+from multiworld.operations import collectives, exchanges, objects
+from multiworld.operations.base import GroupBase
 
 Tensors = Sequence[torch.Tensor]
 

@@ -7,11 +7,11 @@ from types import FrameType
 
 from torch.distributed import distributed_c10d
 
-from multiworld.api.collectives import AsyncCollectives
-from multiworld.api.point_to_point import AsyncPointToPoint
-from multiworld.api.sync import SyncGroup
 from multiworld.errors import InvalidArgument
-from multiworld.ops.base import GroupWorld
+from multiworld.operations.base import GroupWorld
+from multiworld.worlds.collectives import AsyncCollectives
+from multiworld.worlds.point_to_point import AsyncPointToPoint
+from multiworld.worlds.twins import SyncGroup
 
 
 class Group(AsyncPointToPoint, AsyncCollectives):

@@ -23,24 +23,24 @@ from multiworld.config import (
 )
 from multiworld.errors import DescriptorsExhausted, InvalidArgument, MultiWorldError, RendezvousError, WorldClosed
 from multiworld.events import TELLING_SECONDS, Callbacks, Event, EventBus
-from multiworld.hub import Hub
-from multiworld.linger import LINGER_SECONDS
-from multiworld.loops import check_no_loop, running_loop
-from multiworld.net.descriptors import descriptor_shortage, limit
-from multiworld.net.interfaces import chosen_address
-from multiworld.net.settings import network_settings
-from multiworld.opening import opened
-from multiworld.process import register
-from multiworld.remains import FREEING_SECONDS, GIVING_UP_SECONDS, Remains
+from multiworld.process.event_loop import check_no_loop, running_loop
+from multiworld.process.hooks import register
+from multiworld.process.hub import Hub
+from multiworld.process.join_threads import JoinJob, Steps
+from multiworld.process.threads import run_in_thread, wait_here, wait_in_loop
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
-from multiworld.rendezvous.join_threads import JoinJob, Steps
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, store_silent
-from multiworld.rendezvous.stores import HostedStores, StoreLike, StoreSource, parsed
-from multiworld.roster import Roster
-from multiworld.session import Session
-from multiworld.tally import History
-from multiworld.threads import run_in_thread, wait_here, wait_in_loop
-from multiworld.world import World
+from multiworld.session.counters import History
+from multiworld.session.orderly_leave import LINGER_SECONDS
+from multiworld.session.session import Session
+from multiworld.store.sources import HostedStores, StoreLike, StoreSource, parsed
+from multiworld.transport.descriptors import descriptor_shortage, limit
+from multiworld.transport.interfaces import chosen_address
+from multiworld.transport.network_settings import network_settings
+from multiworld.worlds.open_session import opened
+from multiworld.worlds.shutdown import FREEING_SECONDS, GIVING_UP_SECONDS, Remains
+from multiworld.worlds.world import World
+from multiworld.worlds.world_table import Roster
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -255,7 +255,7 @@ class MultiWorld:
         Raises:
             WrongContext: no asyncio loop runs; under trio use ``subscribe``.
         """
-        return self._bus.stream()
+        return self._bus.stream(running_loop)
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``callback`` for each event from now on; returns what ends that.

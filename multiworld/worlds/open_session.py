@@ -8,11 +8,11 @@ from typing import Any
 
 from multiworld.config import WorldConfig
 from multiworld.events import EventBus, WorldJoined
-from multiworld.hub import Hub
-from multiworld.rendezvous.join_threads import JoinJob, Steps
+from multiworld.process.hub import Hub
+from multiworld.process.join_threads import JoinJob, Steps
 from multiworld.rendezvous.joining import Meeting, Rendezvous
-from multiworld.rendezvous.stores import StoreSource
-from multiworld.session import Session
+from multiworld.session.session import Session
+from multiworld.store.sources import StoreSource
 
 
 def opened(

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from multiworld.ops import p2p
-from multiworld.ops.base import GroupBase
-from multiworld.ops.p2p import P2P
+from multiworld.operations import p2p
+from multiworld.operations.base import GroupBase
+from multiworld.operations.p2p import P2P
 
 
 class AsyncPointToPoint(GroupBase):

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError
-from multiworld.linger import LINGER_SECONDS
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS
+from multiworld.session.orderly_leave import LINGER_SECONDS
 
 if TYPE_CHECKING:
     from multiworld.config import WorldConfig
-    from multiworld.rendezvous.join_threads import JoinJob
+    from multiworld.process.join_threads import JoinJob
 
 #: an attempt whose limit is this much later than that of a caller ends by itself, with a better message
 GRACE_SECONDS = 1.0

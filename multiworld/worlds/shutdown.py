@@ -11,9 +11,9 @@ from multiworld.events import TELLING_SECONDS
 
 if TYPE_CHECKING:
     from multiworld.events import Callbacks
-    from multiworld.hub import Hub
-    from multiworld.rendezvous.stores import HostedStores
-    from multiworld.session import Session
+    from multiworld.process.hub import Hub
+    from multiworld.session.session import Session
+    from multiworld.store.sources import HostedStores
 
 #: how long ``close`` waits for joins under way to give up, beyond what it waits for what was sent
 GIVING_UP_SECONDS = 0.5

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from multiworld.ops import collectives, exchanges, objects, p2p
-from multiworld.ops.base import SyncBase
-from multiworld.ops.p2p import P2P
+from multiworld.operations import collectives, exchanges, objects, p2p
+from multiworld.operations.base import SyncBase
+from multiworld.operations.p2p import P2P
 
 Tensors = Sequence[torch.Tensor]
 

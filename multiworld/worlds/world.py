@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from multiworld.api.sync import SyncGroup
 from multiworld.config import WorldConfig, WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, RendezvousError, WrongContext
 from multiworld.events import TELLING_SECONDS
-from multiworld.group import Group
-from multiworld.linger import LINGER_SECONDS
-from multiworld.loops import check_no_loop, no_loop, running_loop
-from multiworld.ops import p2p
-from multiworld.ops.checks import check_list, check_number, invalid
-from multiworld.rejoining import RejoinCall, Rejoins
+from multiworld.operations import p2p
+from multiworld.process.event_loop import check_no_loop, no_loop, running_loop
+from multiworld.process.threads import run_in_thread, wait_here, wait_in_loop
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
-from multiworld.tally import Tally
-from multiworld.threads import run_in_thread, wait_here, wait_in_loop
+from multiworld.session.counters import Tally
+from multiworld.session.orderly_leave import LINGER_SECONDS
+from multiworld.tensors.checks import check_list, check_number, invalid
+from multiworld.worlds.group import Group
+from multiworld.worlds.rejoining import RejoinCall, Rejoins
+from multiworld.worlds.twins import SyncGroup
 
 if TYPE_CHECKING:
-    from multiworld.rendezvous.join_threads import JoinJob
-    from multiworld.rendezvous.stores import StoreSource
-    from multiworld.session import Session
+    from multiworld.process.join_threads import JoinJob
+    from multiworld.session.session import Session
+    from multiworld.store.sources import StoreSource
 
 
 class Owner(Protocol):

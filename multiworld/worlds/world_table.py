@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from multiworld.config import WorldConfig
 from multiworld.errors import InvalidArgument, WrongContext
-from multiworld.world import World
+from multiworld.worlds.world import World
 
 
 class Roster:

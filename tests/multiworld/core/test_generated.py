@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from multiworld.api.sync import SyncGroup
-from multiworld.group import Group
-from multiworld.multi import MultiWorld, SyncMultiWorld
-from multiworld.world import SyncWorld, World
+from multiworld.worlds.group import Group
+from multiworld.worlds.multi_world import MultiWorld, SyncMultiWorld
+from multiworld.worlds.twins import SyncGroup
+from multiworld.worlds.world import SyncWorld, World
 
 ROOT = Path(__file__).resolve().parents[3]
 GENERATOR = ROOT / "tools/generate_sync.py"

@@ -1,0 +1,3 @@
+"""``WorldManager``, where programs for pymultiworld 0.2.3 import it."""
+
+from multiworld.compat.manager import WorldManager as WorldManager
