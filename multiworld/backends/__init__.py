@@ -1,1 +1,1 @@
-"""Backends of collectives and of device messages; the interface of all is ``matching.driver``."""
+"""Backends of collectives and of device messages; their interface is ``matching.driver``."""
