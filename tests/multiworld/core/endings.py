@@ -20,8 +20,8 @@ import torch.distributed as dist
 from procs import Link
 
 from multiworld import MultiWorld
-from multiworld.drivers.gloo import GlooDriver
-from multiworld.ops import reduction
+from multiworld.backends.gloo import GlooDriver
+from multiworld.operations import reduction
 
 #: children at a time, on two processors; more of them make connecting so slow that older releases of Gloo abort
 AT_ONCE = 6
@@ -197,7 +197,7 @@ def _wait(running: dict[int, Path]) -> list[str]:
 def end_at(_: Link, moment: str, count: int, folder: Path) -> list[str]:
     """Fork the programs; a line for each that ended otherwise than with status 0 and in silence."""
     # A group that Gloo does not let go of is left alone, with a warning; see docs/figures.md. The status counts.
-    logging.getLogger("multiworld.drivers.gloo").setLevel(logging.ERROR)
+    logging.getLogger("multiworld.backends.gloo").setLevel(logging.ERROR)
     running: dict[int, Path] = {}
     wrong: list[str] = []
     for number in range(count):

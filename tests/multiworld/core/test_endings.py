@@ -14,11 +14,11 @@ import torch.distributed as dist
 from procs import Link, cluster, wait_until
 
 from multiworld import MultiWorld, RendezvousError
-from multiworld.drivers import gloo
-from multiworld.drivers.gloo import GlooDriver
-from multiworld.drivers.values import LaneStore
-from multiworld.parking import park
-from multiworld.threads import start_or_run
+from multiworld.backends import gloo
+from multiworld.backends.gloo import GlooDriver
+from multiworld.backends.setup_store import LaneStore
+from multiworld.process.thread_parking import park
+from multiworld.process.threads import start_or_run
 from tests.multiworld.core import endings
 
 SECONDS = 10.0

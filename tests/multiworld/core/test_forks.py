@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from multiworld.drivers.sockets import each_socket
-from multiworld.net import sockets
-from multiworld.net.descriptors import open_numbers
+from multiworld.backends.gloo_sockets import each_socket
+from multiworld.transport import sockets
+from multiworld.transport.descriptors import open_numbers
 
 SECONDS = 10.0
 

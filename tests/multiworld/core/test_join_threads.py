@@ -13,9 +13,9 @@ import pytest
 from procs import Link, cluster, wait_until
 
 from multiworld import MultiWorld, RendezvousError, TcpStoreAddress
-from multiworld import multi as multi_module
-from multiworld.rendezvous.join_threads import MOST_THREADS, JoinJob, JoinThreads, Pause, Steps
-from multiworld.rendezvous.stores import MAX_IDLE
+from multiworld.process.join_threads import MOST_THREADS, JoinJob, JoinThreads, Pause, Steps
+from multiworld.store.sources import MAX_IDLE
+from multiworld.worlds import multi_world as multi_module
 
 SECONDS = 60.0
 WORLDS = 300

@@ -14,7 +14,7 @@ import sys
 import torch
 from concurrent.futures import ThreadPoolExecutor
 from multiworld import MultiWorld
-from multiworld.ops import quarantine
+from multiworld.tensors import memory_check
 
 def works(world):
     big = torch.full((300_000,), 1.0 + world.rank)
@@ -39,10 +39,10 @@ with ThreadPoolExecutor(2) as pool, MultiWorld() as one, MultiWorld() as other:
     worlds = list(pool.map(join, (one, other), (0, 1)))
     for result in pool.map(works, worlds):
         assert result == [3.0, 3.0, [0.0, 1.0], 5.0], result
-aside = [released.operation for released in quarantine._aside]
+aside = [released.operation for released in memory_check._aside]
 if sys.argv[2] == "touch":
-    quarantine._aside[len(aside) // 2].memory[3] = 0
-quarantine.verify()
+    memory_check._aside[len(aside) // 2].memory[3] = 0
+memory_check.verify()
 print(sorted(set(aside)))
 """
 

@@ -15,10 +15,10 @@ import torch
 from procs import open_links
 
 from multiworld import BrokenWorldException, TcpStoreAddress, WorldBroken, WorldState
-from multiworld.drivers import cuda
+from multiworld.backends import cuda
 from multiworld.lab.context import Context
 from multiworld.rendezvous.ledger import Ledger
-from multiworld.rendezvous.store_client import Deadline, StoreClient
+from multiworld.store.client import Deadline, StoreClient
 from tests.multiworld.faults.operations import OPERATIONS, Row
 
 

@@ -121,9 +121,9 @@ def test_before_the_first_operation(scene: Scene) -> None:
 
 
 TEARDOWN = {
-    "before anything is said": "multiworld.session.Session.leave",
-    "while what was sent is taken": "multiworld.session.linger",
-    "while it is freed": "multiworld.net.bridge.LoopBridge.close",
+    "before anything is said": "multiworld.session.session.Session.leave",
+    "while what was sent is taken": "multiworld.session.session.linger",
+    "while it is freed": "multiworld.transport.poller.LoopBridge.close",
 }
 
 

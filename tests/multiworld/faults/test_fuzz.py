@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from multiworld.matching.messages import ReceiveOperation
+from multiworld.matching.send_receive import ReceiveOperation
 from tests.multiworld.fuzz import greetings
 from tests.multiworld.fuzz.target import run
 
@@ -31,7 +31,7 @@ def test_greetings() -> None:
 
 
 def test_it_finds_a_proof_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiworld.net.handshake._proof", lambda *_: "the same for all")
+    monkeypatch.setattr("multiworld.transport.handshake._proof", lambda *_: "the same for all")
     with pytest.raises(AssertionError, match="let in although"):
         greetings.run(seed=1, greetings=1_000_000, seconds=30.0)
 

@@ -24,9 +24,9 @@ import pytest
 from multiworld import RendezvousError
 from multiworld.lab.context import Context
 from multiworld.lab.workers import Running, Worker
-from multiworld.net.greeting import PROTOCOL
 from multiworld.rendezvous.ledger import Claim, Ledger
-from multiworld.rendezvous.store_client import Deadline, GreetingMode, StoreClient
+from multiworld.store.client import Deadline, GreetingMode, StoreClient
+from multiworld.transport.greeting import PROTOCOL
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GRACE_SECONDS
 from tests.multiworld.faults.scene import CALM, Scene

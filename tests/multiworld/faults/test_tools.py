@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from multiworld.cli.status import StatusFile, read_all
 from multiworld.errors import InvalidArgument
 from multiworld.lab.bench.load import Load
 from multiworld.lab.bench.report import BenchReport, Verdict, judged
@@ -26,6 +25,7 @@ from multiworld.lab.context import Context
 from multiworld.lab.folders import log_folder
 from multiworld.lab.injector import Fired, Injector, NotFiredError, proven
 from multiworld.lab.workers import WorkerPool
+from multiworld.observe.status_file import StatusFile, read_all
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.scene import Scene
 
