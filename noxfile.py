@@ -241,12 +241,6 @@ def new_release(session: nox.Session) -> None:
 
 
 @nox.session
-def workflows(session: nox.Session) -> None:
-    """Run the commands of .github/workflows in clean clones, hours for all: `-- [--list] [WORKFLOW/JOB …]`."""
-    _program(session, "ci.workflows")
-
-
-@nox.session
 def fresh(session: nox.Session) -> None:
     """README's commands on a bare system, an hour, as root: `-- ['COMMAND' …]` runs others there."""
     _program(session, "ci.fresh")

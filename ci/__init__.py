@@ -1,1 +1,1 @@
-"""What a CI system and a cluster's administrator call: matrix, artifacts, new releases, workflows, installation."""
+"""What a CI system and a cluster's administrator call: matrix, artifacts, new releases, installation."""

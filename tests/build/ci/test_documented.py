@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from build.paths import REPO
 from ci.fresh import readme
-from ci.workflows import load
 
 PAGES = [
     REPO / "README.md",
@@ -17,6 +17,7 @@ PAGES = [
     *sorted((REPO / "docs").glob("*.md")),
     *sorted((REPO / "patches").glob("*/README.md")),
 ]
+WORKFLOWS = sorted((REPO / ".github" / "workflows").glob("*.yml"))
 #: A line of code that is a command, and a command within a sentence, which names more than a program.
 _LINE = re.compile(r"^    (?:\$ )?((?:python3?|nox|pip|uv|pytest|multiworld|torchrun|openssl|ci/\S+|git) .+)$", re.M)
 _WITHIN = re.compile(r"`((?:nox -|python3? (?:noxfile\.py |-m [^`\s]+ |tools/)|multiworld |pip install )[^`]*)`")
@@ -70,10 +71,17 @@ def pattern(command: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"RELEASE|<\w+>", lambda _: r"\S+", " ".join(words)) + r"(?: \|\| .*)?")
 
 
+def steps(workflow: Path) -> list[str]:
+    """Return the scripts of all steps of a workflow."""
+    jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values()
+    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+
+
 def run_by_workflows() -> list[str]:
     """Return the lines of all steps of all workflows, and those of README that `nox -s fresh` runs."""
-    steps = [line.strip() for job in load().values() for command in job.commands for line in command.splitlines()]
-    lines = [re.sub(r"^sudo (env \S+ )?", "", part) for line in steps for part in (line, *line.split(" && "))]
+    scripts = [script for path in WORKFLOWS for script in steps(path)]
+    whole = [line.strip() for script in scripts for line in script.replace("\\\n", " ").splitlines()]
+    lines = [re.sub(r"^(sudo (env \S+ )?|timeout \d+ )", "", part) for line in whole for part in (line, *line.split(" && "))]
     return lines + (readme((REPO / "README.md").read_text())[1] if any("-s fresh" in line for line in lines) else [])
 
 
@@ -102,3 +110,15 @@ def test_a_command_that_nothing_runs_is_found(command: str, tmp_path: Path, monk
     monkeypatch.setattr("tests.build.ci.test_documented.PAGES", [*PAGES, page])
     with pytest.raises(AssertionError, match=command):
         test_every_documented_command_is_run()
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_jobs_are_bounded_and_know_their_rights(path: Path) -> None:
+    """A hung job or a stolen token can do little."""
+    data = yaml.safe_load(path.read_text())
+    assert "permissions" in data
+    for name, job in data["jobs"].items():
+        assert 0 < job["timeout-minutes"] <= 300, name
+        # An expression inserted into a script could be code of a stranger: it goes through env.
+        assert not [step for step in job["steps"] if "${{" in step.get("run", "")], name
+        assert all("@" in step.get("uses", "@") for step in job["steps"]), name
