@@ -43,7 +43,7 @@ def project(little: Little, tmp_path: Path) -> Iterator[Project]:
 
 
 def run_job(project: Project, variables: dict[str, str]) -> None:
-    """Run the commands of the workflow in a clean clone, with nothing of this shell but home and the given variables."""
+    """Run the commands of the workflow in a clean clone, with home and these variables alone."""
     folder = project.top / "job"
     shutil.rmtree(folder, ignore_errors=True)
     git(project.top, "clone", "-q", str(project.origin), str(folder))
