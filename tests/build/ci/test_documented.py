@@ -15,7 +15,7 @@ PAGES = [
     REPO / "README.md",
     REPO / "CONTRIBUTING.md",
     *sorted((REPO / "docs").glob("*.md")),
-    *sorted((REPO / "patches").glob("*/README.md")),
+    *sorted((REPO / "patches").glob("*/*.md")),
 ]
 WORKFLOWS = sorted((REPO / ".github" / "workflows").glob("*.yml"))
 #: A line of code that is a command, and a command within a sentence, which names more than a program.
