@@ -167,13 +167,13 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def explain(session: nox.Session) -> None:
-    """Whether an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`."""
+    """Tell if an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`."""
     _tool(session, "explain", *session.posargs)
 
 
 @nox.session
 def clean(session: nox.Session) -> None:
-    """What the caches hold, and freeing it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`."""
+    """Show what the caches hold, and free it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`."""
     _tool(session, "clean", *session.posargs)
 
 
