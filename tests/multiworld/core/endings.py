@@ -196,7 +196,7 @@ def _wait(running: dict[int, Path]) -> list[str]:
 
 def end_at(_: Link, moment: str, count: int, folder: Path) -> list[str]:
     """Fork the programs; a line for each that ended otherwise than with status 0 and in silence."""
-    # A group that Gloo does not let go of is left alone, with a warning; see docs/figures.md. The status counts.
+    # A group that Gloo does not let go of is left alone, with a warning; see docs/notes/speed.md. The status counts.
     logging.getLogger("multiworld.backends.gloo").setLevel(logging.ERROR)
     running: dict[int, Path] = {}
     wrong: list[str] = []
