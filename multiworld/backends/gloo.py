@@ -17,6 +17,7 @@ from multiworld.backends.setup_store import LaneStore
 from multiworld.matching.driver import Finished, Launched
 from multiworld.process.thread_parking import immortal
 from multiworld.transport.descriptors import open_numbers, require
+from multiworld.transport.sockets import none_made
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +104,10 @@ class GlooDriver(ProcessGroupCalls):
         require(_DESCRIPTORS + _DESCRIPTORS_PER_MEMBER * self._size, "a group of the gloo backend")
         connecting = timedelta(seconds=min(self._store.timeout_seconds, _LONGEST.total_seconds()))
         settable = _timeout_can_be_set()
-        before = set(open_numbers())
-        options = _options(self._address, connecting if settable else _LONGEST)
-        listeners = set(open_numbers()) - before  # that of the device, and what other threads opened meanwhile
+        with none_made():  # members of one process open at the same time: each would look at the sockets of all
+            before = set(open_numbers())
+            options = _options(self._address, connecting if settable else _LONGEST)
+            listeners = set(open_numbers()) - before  # that of the device, and what others opened meanwhile
         self._not_connecting.clear()
         try:
             self._group = dist.ProcessGroupGloo(self._store, self._rank, self._size, options)

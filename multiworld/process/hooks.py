@@ -84,7 +84,7 @@ def patience(seconds: float) -> float:
 
 
 def _of_ours(others: set[int]) -> list[threading.Thread]:
-    """The threads of the package, and those of these idents; not the calling one."""
+    """The threads of the package, and those of these idents; not the calling one, nor one that is being started."""
     here = threading.current_thread()
     ours = (thread for thread in threading.enumerate() if thread.name.startswith("mw-") or thread.ident in others)
-    return [thread for thread in ours if thread is not here]
+    return [thread for thread in ours if thread is not here and thread.is_alive()]

@@ -189,6 +189,13 @@ class StoreClient:
             raise failed from None
         raise StoreFailed("answers a question that was not asked", "another program listens at its port")
 
+    @property
+    def ended(self) -> bool:
+        """Whether the host has closed the connection: between two questions it says nothing else."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
+
     def close(self) -> None:
         self._sock.close()
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BACKLOG = 4096
 #: clients of one store that are kept while no join needs any
 MAX_IDLE = 2
-#: a client that was used so shortly ago, in seconds, is not asked whether it works
+#: a client that was used so shortly ago, in seconds, is not asked whether its host answers
 FRESH_SECONDS = 0.5
 #: how long a kept client may take to show that it still works, in seconds
 KEPT_CLIENT_SECONDS = 1.0
@@ -63,7 +63,9 @@ class ClientPool:
         while (kept := self._pop()) is not None:
             used, client = kept
             client.deadline = deadline
-            if time.monotonic() - used < FRESH_SECONDS or self._works(client, deadline):
+            if client.ended:
+                client.close()
+            elif time.monotonic() - used < FRESH_SECONDS or self._works(client, deadline):
                 return self._lend(client)
         return self._lend(StoreClient.connect(where, deadline, self._mode))
 

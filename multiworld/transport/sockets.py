@@ -40,6 +40,13 @@ def made(make: Callable[P, socket.socket], /, *args: P.args, **kwargs: P.kwargs)
     return sock
 
 
+@contextlib.contextmanager
+def none_made() -> Iterator[None]:
+    """Within the block no other thread makes a socket of ours, and none forks. What is in it waits for nothing."""
+    with _guard:
+        yield
+
+
 def accepted(listener: socket.socket) -> socket.socket:
     """The next connection of a listener that does not block; raises ``OSError`` as ``accept`` does."""
     return made(lambda: listener.accept()[0])
