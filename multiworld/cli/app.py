@@ -128,7 +128,7 @@ def top(
     """Show the worlds of running processes, live; a pipe or a file gets the view anew after each interval.
 
     Each process has to write its status into FOLDER. Add to its program:
-    from multiworld.observe.status_file import StatusFile; with StatusFile(mw, FOLDER): ...
+    with StatusFile(mw, FOLDER): ...  (it is in multiworld.observe.status_file)
     """
     from rich.live import Live
 

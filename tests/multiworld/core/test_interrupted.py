@@ -90,6 +90,6 @@ def test_a_start_that_is_interrupted_leaves_nothing_behind(
 def test_a_wait_that_is_interrupted_before_it_waits_is_withdrawn(store: str) -> None:
     with members(store, 2) as ((first, _), _):
         got = torch.zeros(COUNT)
-        assert interrupted_at(0, "bridge.py", lambda: first.sync.recv(got, 1))
+        assert interrupted_at(0, "poller.py", lambda: first.sync.recv(got, 1))
         assert not first._current.engine.operations
         assert first.failure is None
