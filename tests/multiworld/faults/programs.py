@@ -112,9 +112,7 @@ class Program:
     def forked(cls, pool: WorkerPool, arguments: list[str], environment: Mapping[str, str], cwd: Path) -> Program:
         """Run a script in a process forked from one that has loaded torch, which saves the seconds of its import."""
         ours, theirs = os.pipe()
-        worker = pool.run(
-            _run, f"/proc/{os.getpid()}/fd/{theirs}", arguments, {**ENVIRONMENT, **environment}, str(cwd)
-        )
+        worker = pool.run(_run, f"/proc/{os.getpid()}/fd/{theirs}", arguments, {**ENVIRONMENT, **environment}, str(cwd))
         worker.recv()
         os.close(theirs)
         return cls(worker.pid, open(ours, errors="replace"), worker.result)  # noqa: PTH123 - of a descriptor

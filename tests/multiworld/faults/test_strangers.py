@@ -155,16 +155,14 @@ ATTACKS: dict[str, Callable[[Member], Iterator[list[socket.socket]]]] = {
 }
 
 
-def attacks(with_secret: str) -> pytest.MarkDecorator:
-    """Make a row of each attack on members without a secret, and of one on members that have one.
+def attacks(guarded: str) -> pytest.MarkDecorator:
+    """Make a row of each attack on members without a secret, and of one, ``guarded``, on members that have one.
 
     A secret changes the greeting alone, so the other rows with it are the nightly run's.
     """
-    others = [name for name in ATTACKS if name != with_secret]
-    rest = [pytest.param(name, SECRET, marks=pytest.mark.nightly(f"the row {with_secret}")) for name in others]
-    return pytest.mark.parametrize(
-        ("attack", "secret"), [*((name, "") for name in ATTACKS), (with_secret, SECRET), *rest]
-    )
+    others = [name for name in ATTACKS if name != guarded]
+    rest = [pytest.param(name, SECRET, marks=pytest.mark.nightly(f"the row {guarded}")) for name in others]
+    return pytest.mark.parametrize(("attack", "secret"), [*((name, "") for name in ATTACKS), (guarded, SECRET), *rest])
 
 
 def closed(sock: socket.socket) -> bool:
@@ -218,7 +216,7 @@ def pair(secret: str, scene: Scene) -> list[Worker]:
     return [scene.worker(env=env) for _ in range(2)]
 
 
-@attacks(with_secret="garbage")
+@attacks(guarded="garbage")
 def test_before_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.join(CALM, pair)
     with strangers(scene, attack, member(scene, CALM, 1), pair[0]):
@@ -227,7 +225,7 @@ def test_before_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.works(CALM, pair)
 
 
-@attacks(with_secret="replay")
+@attacks(guarded="replay")
 def test_during_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     """One member waits for the other. Who replays may take the other's place where there is no secret, but not keep
     the world from being joined."""
@@ -246,7 +244,7 @@ def _environment(context: Context) -> dict[str, str]:
     return dict(os.environ)
 
 
-@attacks(with_secret="drip")
+@attacks(guarded="drip")
 def test_after_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.join(WORLD, pair)
     with strangers(scene, attack, member(scene, WORLD, 1), pair[0]):
@@ -254,7 +252,7 @@ def test_after_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.works(WORLD, pair)
 
 
-@attacks(with_secret="replay")
+@attacks(guarded="replay")
 def test_at_a_broken_world_and_a_rejoined_one(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.join(WORLD, pair)
     at = member(scene, WORLD, 1)
