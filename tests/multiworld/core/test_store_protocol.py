@@ -245,13 +245,13 @@ def test_rubbish_closes_only_its_own_connection(rubbish: bytes, caplog: pytest.L
 def test_a_thousand_strangers_cost_no_more_than_a_few() -> None:
     with served() as (where, server), contextlib.ExitStack() as stack:
         for _ in range(1000):
-            stack.enter_context(socket.create_connection((where.host, where.port), timeout=SOON)).send(b"\x00")
+            stack.enter_context(socket.create_connection((where.host, where.port), timeout=30)).send(b"\x00")
         for n in range(20):
-            client = StoreClient.connect(where, deadline(2.0))
+            client = StoreClient.connect(where, deadline(30))
             assert client.add("n", 1) == n + 1
             client.close()
         assert len(server._strangers) <= MAX_STRANGERS
-        procs.wait_until(lambda: not server._connections, STRANGER_SECONDS + SOON, "strangers stay")
+        procs.wait_until(lambda: not server._connections, STRANGER_SECONDS + 60, "strangers stay")
 
 
 def test_many_clients_at_once_are_not_taken_for_strangers() -> None:

@@ -162,7 +162,8 @@ class Scene:
             assert found == {self.backend.backend}, f"the row {self.backend} runs on {found}"
 
     def broken(self, name: str, workers: Sequence[Worker]) -> list[BrokenWorldException]:
-        """Assert that the world is broken for all ``workers``; the failure of each."""
+        """Wait until the world is broken for all ``workers``; return the failure of each."""
+        self.everywhere(workers, acts.await_break, name)
         found = [worker.run(acts.standing, name) for worker in workers]
         assert [s.state for s in found] == [WorldState.BROKEN] * len(workers)
         return [s.failure for s in found]

@@ -160,9 +160,12 @@ def attacks(guarded: str) -> pytest.MarkDecorator:
 
     A secret changes the greeting alone, so the other rows with it are the nightly run's.
     """
-    others = [name for name in ATTACKS if name != guarded]
-    rest = [pytest.param(name, SECRET, marks=pytest.mark.nightly(f"the row {guarded}")) for name in others]
-    return pytest.mark.parametrize(("attack", "secret"), [*((name, "") for name in ATTACKS), (guarded, SECRET), *rest])
+    left = pytest.mark.nightly(f"the row {guarded}")
+    rows = [
+        *(pytest.param(name, "", id=f"open-{name}") for name in ATTACKS),
+        *(pytest.param(name, SECRET, id=f"secret-{name}", marks=() if name == guarded else left) for name in ATTACKS),
+    ]
+    return pytest.mark.parametrize(("attack", "secret"), rows)
 
 
 def closed(sock: socket.socket) -> bool:
