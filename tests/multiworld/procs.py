@@ -13,24 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multiworld.lab.context import Context as Link
-from multiworld.lab.workers import DEADLINE, VanishedError, Worker, WorkerPool
-
-__all__ = [
-    "Cluster",
-    "Done",
-    "Link",
-    "WorkerGone",
-    "cluster",
-    "open_links",
-    "process_state",
-    "program",
-    "shared_pool",
-    "wait_until",
-]
+from multiworld.lab.context import Context
+from multiworld.lab.workers import DEADLINE, Worker, WorkerPool
 
 ROOT = Path(__file__).resolve().parents[2]
-WorkerGone = VanishedError
 
 
 @functools.cache
@@ -46,7 +32,7 @@ class Cluster:
         self.procs: list[Worker] = []
 
     def start(self, function: Callable[..., Any], *args: Any) -> Worker:
-        """Start ``function(link, *args)`` in a process of its own."""
+        """Start ``function(context, *args)`` in a process of its own."""
         worker = shared_pool().run(function, *args)
         self.procs.append(worker)
         return worker
@@ -83,7 +69,7 @@ def program(text: str, *args: str) -> Done:
         return Done(status, *(Path(folder, name).read_text() for name in ("1", "2")))
 
 
-def _program(link: Link, text: str, args: tuple[str, ...], folder: str) -> int:
+def _program(context: Context, text: str, args: tuple[str, ...], folder: str) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

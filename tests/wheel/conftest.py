@@ -36,8 +36,13 @@ class Subject:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         return subprocess.run(
             [self.python, "-c", code, *arguments],
-            capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd="/", env=kept | (env or {}),
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+            cwd="/",
+            env=kept | (env or {}),
+        )
 
     def ask(self, code: str, *arguments: str, env: dict[str, str] | None = None) -> object:
         """Run a program that prints one JSON value last, and return that value."""

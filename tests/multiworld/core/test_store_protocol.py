@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiworld.config import TcpStoreAddress
+from multiworld.lab.context import Context
 from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
 from multiworld.store.server import MAX_STRANGERS, STRANGER_SECONDS
 from multiworld.store.server_data import Limits, Refused, StoreData
@@ -79,7 +80,7 @@ def test_keys_are_those_of_torchs_clients(where: TcpStoreAddress, client: StoreC
     assert client.get("theirs") == b"2"
 
 
-def converse(link: procs.Link, host: str, port: int) -> list[Any]:
+def converse(context: Context, host: str, port: int) -> list[Any]:
     """What torch's client is answered; in a process of its own, because some of its calls hold the GIL."""
     store = dist.TCPStore(host, port, None, False, timedelta(seconds=10))
     store.set("key", "value")
@@ -91,11 +92,22 @@ def converse(link: procs.Link, host: str, port: int) -> list[Any]:
         said.append("it did not wait")
     said.append(store.add("n", 1))  # the connection is in order after the cancelled wait
     for method, *arguments in (
-        ("check", ["n", "c"]), ("check", ["nobody"]), ("append", "log", "a"), ("append", "log", "b"),
-        ("get", "log"), ("multi_set", ["m1", "m2"], ["1", "x" * 100_000]), ("multi_get", ["m1", "m2"]),
-        ("queue_push", "q", "first"), ("queue_push", "q", "second"), ("queue_len", "q"), ("queue_pop", "q"),
-        ("queue_pop", "q"), ("queue_len", "q"), ("num_keys",), ("barrier", "b", 1),
-    ):  # fmt: skip
+        ("check", ["n", "c"]),
+        ("check", ["nobody"]),
+        ("append", "log", "a"),
+        ("append", "log", "b"),
+        ("get", "log"),
+        ("multi_set", ["m1", "m2"], ["1", "x" * 100_000]),
+        ("multi_get", ["m1", "m2"]),
+        ("queue_push", "q", "first"),
+        ("queue_push", "q", "second"),
+        ("queue_len", "q"),
+        ("queue_pop", "q"),
+        ("queue_pop", "q"),
+        ("queue_len", "q"),
+        ("num_keys",),
+        ("barrier", "b", 1),
+    ):
         if hasattr(store, method):
             said.append((method, getattr(store, method)(*arguments)))
     if hasattr(store, "list_keys"):
@@ -110,9 +122,9 @@ def test_torchs_client_gets_the_same_answers_from_our_server_as_from_its_own() -
         assert got.result() == expected.result()
 
 
-def wait_for_two(link: procs.Link, host: str, port: int) -> bytes:
+def wait_for_two(context: Context, host: str, port: int) -> bytes:
     store = dist.TCPStore(host, port, None, False, timedelta(seconds=20))
-    link.send("waiting")
+    context.send("waiting")
     store.wait(["one", "two"], timedelta(seconds=20))
     return bytes(store.get("two"))
 

@@ -67,9 +67,11 @@ class Pool:
         self.control = Path(self._folder.name)
         variables = environment(torch_python(), self.control)
         self.workers = WorkerPool(
-            python_path=(str(ROOT), str(ROOT / "tests" / "multiworld")), preload=(rank.__name__,),
-            python=str(torch_python()), environment=variables,
-        )  # fmt: skip
+            python_path=(str(ROOT), str(ROOT / "tests" / "multiworld")),
+            preload=(rank.__name__,),
+            python=str(torch_python()),
+            environment=variables,
+        )
 
     def close(self) -> None:
         self.workers.close()

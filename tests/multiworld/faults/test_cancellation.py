@@ -23,9 +23,14 @@ from tests.multiworld.procs import process_state
 
 WORLD = "struck"
 MIRROR = {
-    "send": "recv", "recv": "send", "send_tensor": "recv_tensor", "recv_tensor": "send_tensor",
-    "send_object": "recv_object", "recv_object": "send_object", "batch_p2p": "batch_p2p",
-}  # fmt: skip
+    "send": "recv",
+    "recv": "send",
+    "send_tensor": "recv_tensor",
+    "recv_tensor": "send_tensor",
+    "send_object": "recv_object",
+    "recv_object": "send_object",
+    "batch_p2p": "batch_p2p",
+}
 
 
 def _cancel(scene: Scene, call: Any, target: str) -> None:

@@ -33,9 +33,18 @@ ILLEGAL_ADDRESS, STREAM_CAPTURE = 700, 900  # of cudaError_t: one damages the co
 MONITORED, MONITOR_SECONDS = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}, 9.0
 #: what can carry one of our operations
 LAUNCHES = (
-    "ncclAllReduce", "ncclBroadcast", "ncclReduce", "ncclAllGather", "ncclReduceScatter", "ncclAlltoAll", "ncclGather",
-    "ncclScatter", "ncclSend", "ncclRecv", "ncclBcast",
-)  # fmt: skip
+    "ncclAllReduce",
+    "ncclBroadcast",
+    "ncclReduce",
+    "ncclAllGather",
+    "ncclReduceScatter",
+    "ncclAlltoAll",
+    "ncclGather",
+    "ncclScatter",
+    "ncclSend",
+    "ncclRecv",
+    "ncclBcast",
+)
 CREATIONS = ("ncclCommInitRank", "ncclCommInitRankConfig")
 
 
@@ -91,10 +100,12 @@ FAILURES = (
 WATCHDOG_FAILURES = (
     Failure("event query fails", (Injection("cudaEventQuery", Action.FAIL, STREAM_CAPTURE, times=1),)),
     Failure(
-        "event query hangs", (Injection("cudaEventQuery", Action.HANG, times=1),), variables=MONITORED,
+        "event query hangs",
+        (Injection("cudaEventQuery", Action.HANG, times=1),),
+        variables=MONITORED,
         window=MONITOR_SECONDS,
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,14 @@ class Member:
     def hello(self, **changed: Any) -> bytes:
         """The greeting that a member of rank 1 begins with, as somebody who listens on the wire records it."""
         fields = {
-            "multiworld": PROTOCOL, "role": "lane", "world": self.world, "generation": self.generation,
-            "from": 1, "to": self.rank, "incarnation": self.claim.incarnation,
-        }  # fmt: skip
+            "multiworld": PROTOCOL,
+            "role": "lane",
+            "world": self.world,
+            "generation": self.generation,
+            "from": 1,
+            "to": self.rank,
+            "incarnation": self.claim.incarnation,
+        }
         return json.dumps({**fields, **changed}).encode() + b"\n"
 
     def connect(self) -> socket.socket:
@@ -100,10 +105,20 @@ def _silence(at: Member) -> Iterator[list[socket.socket]]:
 def _garbage(at: Member) -> Iterator[list[socket.socket]]:
     socks = []
     for said in (
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64,
-        b"\x00<\x7f\x85\xce\x07", b"\n", b"null\n", b'{"world": []}\n', b'"' * 5000, b"\xff" * 5000, b"{}" * 9000,
-        at.hello(role=7), at.hello(world=None), at.hello(world={}), at.hello(**{"from": "1"}),
-    ):  # fmt: skip
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64,
+        b"\x00<\x7f\x85\xce\x07",
+        b"\n",
+        b"null\n",
+        b'{"world": []}\n',
+        b'"' * 5000,
+        b"\xff" * 5000,
+        b"{}" * 9000,
+        at.hello(role=7),
+        at.hello(world=None),
+        at.hello(world={}),
+        at.hello(**{"from": "1"}),
+    ):
         sock = at.connect()
         with contextlib.suppress(OSError):  # it may be closed before all of it is out
             sock.sendall(said)
@@ -315,8 +330,16 @@ def test_each_peer_is_let_in_once_and_only_who_is_to_dial(scene: Scene) -> None:
     started = time.monotonic()
     first = scene.start_join(WORLD, workers[0], 0, 3, join_timeout=4.0)
     at = member(scene, WORLD, 1)
-    for changed in ({"from": 0}, {"from": -1}, {"from": 3}, {"from": 2**40}, {"to": 1}, {"generation": 2},
-                    {"world": "other"}, {"incarnation": "0" * 16}):  # fmt: skip
+    for changed in (
+        {"from": 0},
+        {"from": -1},
+        {"from": 3},
+        {"from": 2**40},
+        {"to": 1},
+        {"generation": 2},
+        {"world": "other"},
+        {"incarnation": "0" * 16},
+    ):
         assert ask(at, **changed).get("ok") is not True, changed
     assert ask(at)["ok"] is True
     again = ask(at)

@@ -217,9 +217,14 @@ def _sum(world: World) -> float:
 
 
 def run(
-    store: str, *, seed: int, frames: int, seconds: float, wildness: float = 0.003,
+    store: str,
+    *,
+    seed: int,
+    frames: int,
+    seconds: float,
+    wildness: float = 0.003,
     progress: Callable[[Report], None] = lambda _: None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Write up to ``frames`` frames in up to ``seconds`` seconds.
 
     ``progress`` is called after each million.
