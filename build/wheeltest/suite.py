@@ -61,7 +61,7 @@ _RESULT = re.compile(r"\S+: .* \((as expected|MISMATCH|not measured)\)$")
 
 
 class Extent(Enum):
-    """How much of the tests wheels get."""
+    """Extent of the tests of wheels."""
 
     FIRST = "first proof"  # every probe, tests/wheel, and failures of NCCL in real processes
     SUITES = "suites"  # also the harness's own tests, and multiworld's as far as another torch may change them

@@ -1,4 +1,4 @@
-"""What runs in earnest on the imitation: torch's process group and NVIDIA's bindings, two processes each."""
+"""Programs that run in earnest on the imitation: torch's process group and NVIDIA's bindings, two processes each."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Cluster:
         return worker
 
     def results(self, timeout: float = DEADLINE) -> list[Any]:
-        """What all workers return, in the order they were started."""
+        """Return the results of all workers, in the order they were started."""
         deadline = time.monotonic() + timeout
         return [proc.result(max(0.0, deadline - time.monotonic())) for proc in self.procs]
 
@@ -55,7 +55,7 @@ def cluster() -> Iterator[Cluster]:
 
 @dataclass(frozen=True)
 class Done:
-    """How a program ended."""
+    """The end of a program."""
 
     status: int
     stdout: str
@@ -89,7 +89,7 @@ def process_state(pid: int) -> str:
 
 
 def open_links() -> list[str]:
-    """What our descriptors refer to, such as ``socket:[123]``; other threads may close some meanwhile."""
+    """Return what our descriptors refer to, such as ``socket:[123]``; other threads may close some meanwhile."""
     found = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not paths
         with contextlib.suppress(FileNotFoundError):

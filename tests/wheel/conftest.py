@@ -1,4 +1,4 @@
-"""What the wheel tests run against: another interpreter, with a torch in one of three forms.
+"""The subject of the wheel tests: another interpreter, with a torch in one of three forms.
 
 MULTIWORLD_TORCH_PYTHON  the interpreter; it needs torch and nothing else of ours
 MULTIWORLD_TORCH_FORM    stock, patched (the patched wheel) or overlay (official torch and the overlay wheel)

@@ -161,7 +161,7 @@ def _judge(error: InvalidArgument, operation: str, said: str) -> str | None:
 
 
 def _failures_sync(g: Any, other: int) -> list[str]:
-    """What does not raise as it should, in words."""
+    """Name, in words, what does not raise as it should."""
     wrong = []
     for operation, argument, values, call in CASES:
         for value in values:

@@ -181,7 +181,7 @@ def _aborts_at_once(context: Context, store: str) -> None:
 
 
 def _joins_slowly(context: Context, store: str) -> Any:
-    """What the peer says has come, and the hub's thread has had time for it, before any step that makes a session."""
+    """Wait before each step that makes a session, until the hub's thread has taken in what the peer says."""
     from multiworld.liveness.monitor import Monitor
     from multiworld.process.hub import Hub
     from multiworld.session.control import Control

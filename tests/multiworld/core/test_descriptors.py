@@ -55,7 +55,7 @@ def only(left: int) -> Iterator[None]:
 
 
 def _without_a_native_pulse() -> None:
-    """Where a store of torch's answers pings, its server ends the process when it cannot accept."""
+    """A server of torch's that answers pings ends the process when it cannot accept."""
     from multiworld.liveness import pulse
 
     if hasattr(pulse, "_native_server"):

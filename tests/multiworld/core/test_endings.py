@@ -131,7 +131,7 @@ def test_a_connect_that_nobody_answers_ends() -> None:
 
 
 def _is_not_dialled() -> bool:
-    """Whether a connect waited for the other member, and ended."""
+    """Return whether a connect waited for the other member, and ended."""
     first, second = _drivers(1.5)
     gate = threading.Event()
 

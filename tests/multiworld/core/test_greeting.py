@@ -116,7 +116,7 @@ def test_recorded_answers_are_worth_nothing_with_a_secret() -> None:
 
 
 def test_a_proof_sent_back_proves_nothing() -> None:
-    """Who has no secret answers with what it is sent, in either direction."""
+    """A member without a secret answers with what it is sent, in either direction."""
     dialler = Dialler(HELLO, SECRET)
     nonce = json.loads(dialler.begin())["nonce"]
     proof = json.loads(dialler.take(_said(multiworld=PROTOCOL, challenge=nonce)))["proof"]

@@ -1,4 +1,4 @@
-"""What happens between two steps of ours: a thread that ends, a leave in the middle of a rejoin, a late cancel.
+"""Events between two steps of ours: a thread that ends, a leave in the middle of a rejoin, a late cancel.
 
 Two members live in one process here, so that each step can be placed; `procs` serves where a member must not read.
 """

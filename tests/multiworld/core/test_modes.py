@@ -60,7 +60,7 @@ def _values(n: int) -> torch.Tensor:
 
 
 def _operations(g: Any, n: int, mode: Callable[[], AbstractContextManager[Any]]) -> list[tuple[Any, Any]]:
-    """What arrived and what should have; tensors are made outside of the mode, the calls are in it."""
+    """Return what arrived and what should have; tensors are made outside of the mode, the calls are in it."""
     x, expected, total = _values(n), _values(n), _values(n)
     outs, half, scattered = [torch.zeros(n) for _ in range(2)], torch.zeros(n // 2), torch.zeros(n)
     obj = {"t": x, "n": 5}

@@ -1,4 +1,4 @@
-"""What a received object may do: nothing but be there, in bounded time, whatever its bytes."""
+"""A received object does nothing but be there, in bounded time, whatever its bytes."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ def test_what_no_peer_of_ours_writes_is_refused_in_bounded_time(name: str) -> No
 
 
 def _fingerprint() -> Any:
-    """What a pickle could have changed for the whole process."""
+    """Return what a pickle could have changed for the whole process."""
     kinds = (fractions.Fraction, decimal.Decimal, collections.OrderedDict, uuid.UUID, datetime.date, torch.Size, Colour)
     return [{name: id(value) for name, value in vars(kind).items()} for kind in kinds], set(sys.modules) - {"numpy"}
 

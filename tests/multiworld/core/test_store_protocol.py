@@ -81,7 +81,7 @@ def test_keys_are_those_of_torchs_clients(where: TcpStoreAddress, client: StoreC
 
 
 def converse(context: Context, host: str, port: int) -> list[Any]:
-    """What torch's client is answered; in a process of its own, because some of its calls hold the GIL."""
+    """Talk as torch's client, in a process of its own, because some of its calls hold the GIL."""
     store = dist.TCPStore(host, port, None, False, timedelta(seconds=10))
     store.set("key", "value")
     said: list[Any] = [store.get("key"), store.add("n", 3), store.add("n", -1), store.get("n"), store.num_keys()]
@@ -186,7 +186,7 @@ REQUESTS = st.lists(
 
 
 def _said(pieces: list[bytes], secret: bytes | None = None) -> tuple[bytes, bool, int]:
-    """What a connection is answered, whether it is refused, and how many keys there are then."""
+    """Return the answer to a connection, whether it is refused, and how many keys there are then."""
     data = StoreData(SMALL)
     talk = ServerProtocol(data, SMALL, secret, lambda: None)
     refused = False

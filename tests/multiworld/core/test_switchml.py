@@ -46,7 +46,7 @@ class Job:
         self.shim, self.store, self.folder = shim, store, folder
 
     def run(self, body: Body, served: Switch | None, size: int = 2, backend: str = "switchml", **settings: Any) -> Any:
-        """What ``body(rank, size)`` returned on each rank."""
+        """Run ``body(rank, size)`` on each rank; return the results."""
         given = {"library": self.shim, **settings}
         if served is not None:
             given["config"] = served.config(self.folder)

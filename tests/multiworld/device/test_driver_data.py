@@ -82,7 +82,7 @@ _EXPECTED = [
 
 
 def _for(place: int, name: str, arguments: list[Any]) -> list[Any]:
-    """What differs between the members: lists are the root's, and so are the splits of all-to-all."""
+    """Return arguments that differ between members: lists are the root's, and so are the splits of all-to-all."""
     if name == "p2p":
         return ["recv", "p", 0] if place else ["send", "p", 1]
     if name == "all_to_all":

@@ -161,7 +161,7 @@ class Program:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def _threads(self) -> str:
-        """What it said, and then the stacks of its threads, which ``faulthandler`` writes when it is aborted."""
+        """Return what it said, then the stacks of its threads, which ``faulthandler`` writes when it is aborted."""
         os.killpg(self.pid, signal.SIGABRT)
         self._reader.join(SECONDS)
         return str(self)

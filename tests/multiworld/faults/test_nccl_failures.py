@@ -50,7 +50,7 @@ CREATIONS = ("ncclCommInitRank", "ncclCommInitRankConfig")
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What a call of our process does from now on."""
+    """A change of a call of our process from now on."""
 
     site: str
     action: Action
@@ -168,7 +168,7 @@ def _quiet(remote: Remote) -> str | None:
 
 
 def _looks_often() -> bool:
-    """Whether a watchdog of torch's looks every tenth of a second; before 2.4 once a second."""
+    """Return whether a watchdog of torch's looks every tenth of a second; before 2.4 once a second."""
     major, minor = torch.__version__.split(".")[:2]
     return (int(major), int(minor)) >= (2, 4)
 

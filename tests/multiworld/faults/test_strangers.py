@@ -134,7 +134,7 @@ def _deep(at: Member) -> Iterator[list[socket.socket]]:
 
 
 def _replay(at: Member) -> Iterator[list[socket.socket]]:
-    """What the member of rank 1 has said, again and again, and what it would not say."""
+    """Repeat what the member of rank 1 has said, again and again, and what it would not say."""
     socks = []
     for turn in range(200):
         for changed in ({}, {"role": "control"}) if turn else ({"from": 0}, {"from": 2}, {"from": 10**9}):
@@ -184,7 +184,7 @@ def attacks(guarded: str) -> pytest.MarkDecorator:
 
 
 def closed(sock: socket.socket) -> bool:
-    """Whether the other side has ended the connection; what it has said before is dropped."""
+    """Return whether the other side has ended the connection; what it has said before is dropped."""
     sock.setblocking(False)  # with a time-out, even MSG_DONTWAIT would wait
     try:
         while sock.recv(4096):
