@@ -201,8 +201,8 @@ def _own_tests(plan: Plan, pythons: dict[Form, Path]) -> Iterator[Callable[[], R
 
 
 def _at_once(work: list[Callable[[], Run]]) -> list[Run]:
-    """Run suites at once where the memory is enough, else one after the other."""
-    return run_together(work, None if _available_memory() >= _MEMORY * len(work) else 1)
+    """Run as many suites at once as the memory is enough for."""
+    return run_together(work, max(1, _available_memory() // _MEMORY))
 
 
 def _names(forms: Iterable[Form]) -> str:
