@@ -48,7 +48,9 @@ _ROWS = "torch-nccl and simulated"
 #: the drivers, and tensors that stay on the device, between processes on the imitation; both drivers
 _DEVICE = ("tests/multiworld/device",)
 #: On the overlay without `--whole`: its functions are the patched wheel's, and these rows call the patched ones.
-_DEVICE_PART = tuple(f"{_DEVICE[0]}/test_{name}.py" for name in ("device_lost", "driver_watchdog", "isolation_device"))
+_DEVICE_PART = tuple(
+    f"{_DEVICE[0]}/test_{name}.py" for name in ("device_lost", "driver_watchdog", "isolation_device", "stream")
+)
 #: The oldest torch that the package serves; `dependencies` in pyproject.toml.
 _OLDEST = Version("2.2.1")
 #: Bytes of memory that one suite may take: test processes, and the workers that they fork.
