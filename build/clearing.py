@@ -32,8 +32,6 @@ class Kind(Enum):
     NOX = "nox", "environments of nox"
     OBJECTS = "objects", "compiled units"
     PORT = "port", "checkouts of ports, with your edits"
-    ARCHIVES = "porting-bench/archives", "sources for the porting bench"
-    RESULTS = "porting-bench/results", "results of the porting bench"
     STACKS = "porting-bench/stacks", "patch stacks of the porting bench"
     SOURCES = "sources", "source trees of releases"
     STOCK = "stock", "outcomes of stock wheels"
@@ -50,7 +48,7 @@ class Kind(Enum):
     @property
     def unmarked(self) -> str:
         """Pattern of its entries that bear no mark of the tooling."""
-        return {Kind.COMPILED: "*cache", Kind.RESULTS: "*.json", Kind.STOCK: "*.json"}.get(self, "")
+        return {Kind.COMPILED: "*cache", Kind.STOCK: "*.json"}.get(self, "")
 
     @property
     def kept(self) -> bool:

@@ -5,25 +5,17 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 
 from build.bench.real.cases import RealCase, RealHunk
+from build.bench.tools import Result
 from build.git import Git
 from build.porting.groups import Edit, apply_edits
 from build.porting.lines import norm, occurrences
 from build.series.inspect import Text
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-
-
-class Result(Enum):
-    """What a tool made of one hunk."""
-
-    RIGHT = "right"
-    WRONG = "wrong"
-    LEFT = "left"
 
 
 def judge(case: RealCase, files: Mapping[str, bytes]) -> list[Result]:
