@@ -108,9 +108,3 @@ def compiling(inputs: Inputs, ahead: Ahead | None = None) -> Iterator[Pool]:
             yield pool
         finally:
             pool.end()
-
-
-def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...]:
-    """Compile `units` (path to reason) and nothing else; raise as `Pool.compile`."""
-    with compiling(inputs) as pool:
-        return pool.compile(units)

@@ -15,7 +15,8 @@ from build.anypatch.plan import Change, Limits
 from build.anypatch.plan import make as make_plan
 from build.overlay import toolchain
 from build.overlay.flags import COMMON
-from build.overlay.model import Inputs
+from build.overlay.model import Inputs, Object
+from build.overlay.pool import compiling
 from build.overlay.symbols import build_id
 from build.releases import OfficialWheel, Release, Unit
 from tests.build.overlay import little_sources as text
@@ -155,3 +156,9 @@ def relink_cuda(little: Little, tree: Path, wheel: Path) -> Little:
     link = (lib / "libtorch_cpu.so", nvidia / "libnccl.so.2", nvidia / "libcudart.so.12")
     _library("libtorch_cuda.so", tree, text.CUDA, lib, *link)
     return Little(tree, wheel, _release(build_id(lib / "libtorch_cuda.so")))
+
+
+def compiled(given: Inputs, *units: str) -> tuple[Object, ...]:
+    """Compile some units and nothing else."""
+    with compiling(given) as pool:
+        return pool.compile(dict.fromkeys(units, "test"))

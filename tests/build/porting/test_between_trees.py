@@ -9,6 +9,7 @@ import pytest
 
 from build.errors import PatchError, SourceError, UsageError
 from build.git import Git
+from build.porting.action import Action
 from build.porting.between_trees import Request, port_folder
 from build.porting.engine import PatchState
 from build.porting.quilt import load_folder
@@ -40,7 +41,7 @@ def repo(tmp_path: Path) -> Git:
     return git
 
 
-def request(repo: Git, action: str = "start") -> Request:
+def request(repo: Git, action: Action = Action.START) -> Request:
     root = repo.folder.parent
     return Request(root / "patches", f"{repo.folder}@old", f"{repo.folder}@new", root / "out", action)
 
