@@ -193,7 +193,7 @@ def tells(note: str, found: tuple[str, ...]) -> bool:
         (b"-1,7 +1,7 @@\n one\n-two\n+TWO\n three\n\n\n\n \n", b"\n\n\n\n", ""),
     ],
     ids=["blank lines chopped", "last line end chopped", "blanks of blank lines chopped"],
-)  # fmt: skip
+)
 def test_a_last_hunk_that_an_editor_stripped(tmp_path: Path, written: bytes, meant: bytes, note: str) -> None:
     """GNU patch, and so quilt, assumes blank lines there."""
     old = b"one\ntwo\nthree\n" + meant + b"end\n"
@@ -264,7 +264,7 @@ HEADERS = {
     "dpatch": b"#! /bin/sh /usr/share/dpatch/dpatch-run\n## 01_x.dpatch by A U Thor\n# DP: why\n\n# Closes: #123\n",
     "no blank line": b"Description: x\nForwarded: no\n",
     "not UTF-8": b"Description: Gr\xfcn  \n\n\n# last\n\n\n",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)

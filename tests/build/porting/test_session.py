@@ -112,24 +112,6 @@ def test_going_on_to_the_end(repo: Git) -> None:
     assert (repo.folder / "src" / "a.c").read_bytes().count(b"mine and upstream\n") == 1
 
 
-def test_an_edit_that_breaks_the_file_is_said(tmp_path: Path) -> None:
-    def code(line: str) -> bytes:
-        return b"int f(int a)\n{\n  g(a);\n  %s\n  return a;\n}\n" % line.encode()
-
-    git = make_repo(tmp_path / "repo", {"a.c": code("h(a);")})
-    git.out("tag", "old")
-    (tmp_path / "patches").mkdir()
-    (tmp_path / "patches" / "1.patch").write_bytes(series_on(git, [{"a.c": code("mine(a);")}])[0])
-    commit(git, {"a.c": code("upstream(a);")}, "upstream")
-    git.out("tag", "new")
-    run(git)
-    solve(checkout(git) / "a.c", b"  if (a) {\n")
-    report = run(git, Action.CONTINUE)
-    assert report.complete
-    (note,) = report.patches[0].notes
-    assert note.startswith("a.c was edited by hand, and it does not parse as C: line")
-
-
 def test_running_twice_keeps_the_edits(repo: Git) -> None:
     run(repo)
     solve(checkout(repo) / "src" / "a.c", b"half way\n")
