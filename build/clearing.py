@@ -1,4 +1,4 @@
-"""What the cache holds, and freeing it by age or size: never what a run uses, and nothing that is not the cache's."""
+"""The content of the cache, and freeing it by age or size: never what a run uses, and nothing of others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Kind(Enum):
 
     @property
     def kept(self) -> bool:
-        """Whether it is never freed: nothing can make the content again."""
+        """Return whether it is never freed: nothing can make the content again."""
         return self is Kind.PORT
 
 
@@ -76,7 +76,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What a clean did: the entries it freed, those that a run uses, and those that could not be removed, and why."""
+    """The result of a clean: freed entries, entries in use, and those that could not be removed, and why."""
 
     freed: tuple[Entry, ...]
     busy: tuple[Entry, ...]
@@ -116,7 +116,7 @@ def _lock(path: Path) -> Path:
 
 
 def _marked(path: Path) -> bool:
-    """Whether an entry bears a mark of the tooling: a lock, a lease or a seal beside it, or the record of an object."""
+    """Return whether an entry has a mark of the tooling: a lock, a lease, a seal, or the record of an object."""
     beside = any(path.with_name(path.name + suffix).exists() for suffix in (".lock", ".use", ".seal"))
     return beside or (path / "entry.json").is_file()
 

@@ -105,7 +105,7 @@ _WORD = re.compile(rb"[A-Za-z_]\w+")
 
 
 def usable(lines: Sequence[Line], at: int, reach: int = 4) -> bool:
-    """Whether a patch could change line `at`: it is code, with code around it."""
+    """Return whether a patch could change line `at`: it is code, with code around it."""
     near = lines[max(0, at - reach) : at + reach + 1]
     text = lines[at].text
     if len(near) < 2 * reach + 1 or not distinctive(text) or text.lstrip().startswith((b"#", b"//", b"*")):
@@ -243,7 +243,7 @@ FILE_MOVED = frozenset({Verdict.MOVED})
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """What upstream made of the file.
+    """The file as upstream changed it.
 
     Attributes:
         lines: the new file.

@@ -28,7 +28,7 @@ _naming, _installing = Lock(), Lock()
 
 
 class Form(Enum):
-    """How torch is installed."""
+    """Forms in which torch is installed."""
 
     STOCK = "stock"
     PATCHED = "patched"

@@ -23,9 +23,12 @@ NAME = "tests.json"
 SIMULATED = "faults (simulated)"
 #: Decide the results on the stock wheel: the harness with its catalogue, multiworld, and the tests.
 _DECIDING = (
-    paths.REPO / "gpuless", paths.REPO / "multiworld", paths.TESTS / "gpuless", paths.TESTS / "wheel",
+    paths.REPO / "gpuless",
+    paths.REPO / "multiworld",
+    paths.TESTS / "gpuless",
+    paths.TESTS / "wheel",
     paths.TESTS / "multiworld",
-)  # fmt: skip
+)
 #: What JUnit's results of pytest say of a test that fails as expected.
 _XFAIL = "pytest.xfail"
 

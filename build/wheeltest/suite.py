@@ -31,7 +31,7 @@ from build.wheeltest.results import (
     run_table,
     write,
     write_stock,
-)  # fmt: skip
+)
 
 _CORE = ("tests/multiworld/core",)
 #: judged by time, so it runs alone
@@ -207,7 +207,7 @@ def _test_faults(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
 
 
 def _processes(form: Form) -> str:
-    """How many processes run the rows on simulated NCCL: most of those that stock fails wait for what never comes."""
+    """Return the number of processes for the rows on simulated NCCL: most rows that stock fails only wait."""
     return "6" if form is Form.STOCK else "2"
 
 

@@ -66,7 +66,7 @@ def _wanted(case: RealCase, hunk: RealHunk) -> set[Edit]:
 
 
 def _same_text(case: RealCase, hunk: RealHunk, files: Mapping[str, bytes]) -> bool:
-    """Whether a tool's file has the maintainer's lines with those around them, where a diff is divided otherwise."""
+    """Return whether a tool's file has the maintainer's lines and their neighbours, however a diff is divided."""
     state = case.new.read(hunk.new_path)
     lines = Text(state.data if state else b"").lines
     start, end = max(0, hunk.edits[0].start - 3), min(len(lines), hunk.edits[-1].end + 3)
@@ -87,7 +87,7 @@ def _lines(case: RealCase, path: str, edit: Edit) -> list[bytes]:
 
 
 def _concerned(hunk: RealHunk, added: Collection[bytes], removed: Collection[bytes]) -> bool:
-    """Whether edits that no right hunk explains have lines of this one."""
+    """Return whether edits that no right hunk explains have lines of this one."""
     mine = _telling(hunk.hunk.added)
     return bool(mine.intersection(added)) if mine else bool(_telling(hunk.hunk.removed).intersection(removed))
 

@@ -82,9 +82,13 @@ def test_environments_of_killed_runs_go_and_those_in_use_stay(own_cache: Path) -
 
     def start() -> tuple[subprocess.Popen[str], Path]:
         process = subprocess.Popen(
-            [sys.executable, "-c", _KILLED], cwd=REPO, env={**os.environ, "MULTIWORLD_CACHE": str(own_cache)},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "-c", _KILLED],
+            cwd=REPO,
+            env={**os.environ, "MULTIWORLD_CACHE": str(own_cache)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert process.stdout is not None
         return process, Path(process.stdout.readline().strip())
 

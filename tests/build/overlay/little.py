@@ -104,9 +104,15 @@ def _extension(scratch: Path, wheel: Path) -> None:
 
 def _release(identity: str) -> Release:
     wheel = OfficialWheel(
-        version=VERSION, local="cu124", pythons=(PYTHON,), cxx11_abi=True, nccl="2.0", cuda="12.4",
-        libtorch_cuda_build_ids={PYTHON: identity}, sha256={PYTHON: "0" * 64},
-    )  # fmt: skip
+        version=VERSION,
+        local="cu124",
+        pythons=(PYTHON,),
+        cxx11_abi=True,
+        nccl="2.0",
+        cuda="12.4",
+        libtorch_cuda_build_ids={PYTHON: identity},
+        sha256={PYTHON: "0" * 64},
+    )
     return Release(version=VERSION, tag=f"v{VERSION}", commit="a" * 40, wheel=wheel, series=("little",))
 
 
@@ -121,10 +127,19 @@ def inputs(
     plan = make_plan(folder, Change(frozenset(edits), by="series"), Limits(safe=safe or {}))
     before = {path: (little.tree / path).read_text() for path in edits if (little.tree / path).is_file()}
     return Inputs(
-        release=release, tree=folder, changed=tuple(edits), wheel=little.wheel, python=PYTHON,
-        wheel_sha256="0" * 64, headers=(), toolchain=toolchain.find(9), units=plan.units, owners=plan.owners,
-        originals=before, safe_headers=safe or {},
-    )  # fmt: skip
+        release=release,
+        tree=folder,
+        changed=tuple(edits),
+        wheel=little.wheel,
+        python=PYTHON,
+        wheel_sha256="0" * 64,
+        headers=(),
+        toolchain=toolchain.find(9),
+        units=plan.units,
+        owners=plan.owners,
+        originals=before,
+        safe_headers=safe or {},
+    )
 
 
 def edited(path: str, old: str, new: str) -> dict[str, str]:

@@ -142,7 +142,7 @@ def test_a_changed_header_comes_before_the_wheel_s(
         ("class Kind : public Base {", "class Kind {", r"torch::Kind"),
         ("// Made by", "#pragma pack(4)\n// Made by", r"torch::Kind: byte size: 40, now 36"),
     ],
-)  # fmt: skip
+)
 def test_what_extensions_have_compiled_in(old: str, new: str, said: str, little: Little, tmp_path: Path) -> None:
     assert old in BEFORE
     with pytest.raises(NeedsFullBuildError) as caught:
@@ -166,7 +166,7 @@ def test_what_extensions_have_compiled_in(old: str, new: str, said: str, little:
         ("#define LIMIT 8", '#pragma GCC diagnostic ignored "-Wpacked"\n#define LIMIT 8'),
         ("  int32_t other_;\n  double exact_;", "  int32_t other_; double   exact_;"),
     ],
-)  # fmt: skip
+)
 def test_what_is_added_beside_it(old: str, new: str, little: Little, tmp_path: Path) -> None:
     assert old in BEFORE
     found = judged(little, tmp_path, BEFORE, BEFORE.replace(old, new))
