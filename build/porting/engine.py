@@ -11,7 +11,6 @@ from functools import partial
 from itertools import zip_longest
 
 from build.porting import companions
-from build.porting.collector import paused
 from build.porting.companions import Place
 from build.porting.fileport import ChangePort, Context, Files, port_change, prepare
 from build.porting.markers import Labels
@@ -60,7 +59,6 @@ class PatchPort:
     notes: tuple[str, ...] = ()
 
 
-@paused()
 def port_series(
     patches: Sequence[PatchFile], old: Tree, new: Tree, resolved: Mapping[str, Files] | None = None
 ) -> tuple[PatchPort, ...]:
@@ -109,7 +107,7 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
         files,
         marked if outcome is PatchState.NEEDS_HUMAN else {},
         identical and all(item.verdict is Verdict.CLEAN for item in verdicts),
-        tuple(dict.fromkeys([*_notes(patch), *(note for port in ports for note in port.notes)])),
+        _notes(patch),
     )
 
 

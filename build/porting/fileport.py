@@ -59,14 +59,12 @@ class ChangePort:
         old: the old tree's files after the change (None: no file).
         new: the new tree's files after the hunks that were placed.
         marked: files for a person to edit, with markers where they are text.
-        notes: what else a person should know.
     """
 
     verdicts: tuple[HunkVerdict, ...]
     old: Files = field(default_factory=dict)
     new: Files = field(default_factory=dict)
     marked: Files = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 def whole(
@@ -203,7 +201,7 @@ def _renamed(ctx: Context, change: FileChange) -> ChangePort:
         new = {target: content} if copied else {source: None, target: content}
         marked = {target if path == source else path: data for path, data in inner.marked.items()}
         verdicts = (*whole(ctx, change, Verdict.CLEAN, f"to {target}"), *inner.verdicts)
-        return ChangePort(verdicts, old, new, marked, inner.notes)
+        return ChangePort(verdicts, old, new, marked)
     if has_target and not has_source and not copied:
         return _renamed_upstream(ctx, change, target, old)
     text = f"the new tree has {target} already" if has_target else "the new tree has no such file"
@@ -221,7 +219,7 @@ def _renamed_upstream(ctx: Context, change: FileChange, target: str, old: dict[s
     inner = port_modified(ctx, change, target)
     ctx.old.changed.clear()
     ctx.old.changed.update(kept)
-    return ChangePort((*done, *inner.verdicts), old, inner.new, inner.marked, inner.notes)
+    return ChangePort((*done, *inner.verdicts), old, inner.new, inner.marked)
 
 
 def _opaque(ctx: Context, change: FileChange) -> ChangePort:
