@@ -165,13 +165,13 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def explain(session: nox.Session) -> None:
-    """Whether an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`."""
+    """Tell if an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`."""
     _tool(session, "explain", *session.posargs)
 
 
 @nox.session
 def clean(session: nox.Session) -> None:
-    """What the caches hold, and freeing it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`."""
+    """Show what the caches hold, and free it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`."""
     _tool(session, "clean", *session.posargs)
 
 
@@ -236,12 +236,6 @@ def install(session: nox.Session) -> None:
 def new_release(session: nox.Session) -> None:
     """The weekly job: port the patches to each new PyTorch release and open pull requests: `-- [--list]`."""
     _program(session, "ci.new_release")
-
-
-@nox.session
-def workflows(session: nox.Session) -> None:
-    """Run the commands of .github/workflows in clean clones, hours for all: `-- [--list] [WORKFLOW/JOB …]`."""
-    _program(session, "ci.workflows")
 
 
 @nox.session

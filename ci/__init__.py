@@ -1,1 +1,1 @@
-"""What a CI system and a cluster's administrator call: matrix, artifacts, new releases, workflows, installation."""
+"""Programs for a CI system and a cluster's administrator: matrix, artifacts, new releases, installation."""

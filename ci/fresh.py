@@ -28,8 +28,9 @@ from build.git import Git
 from build.paths import DIST, REPO, cache, clear, locked
 from build.process import run as quietly
 from build.process import run_shown
-from ci.workflows import NETWORK
 
+#: Variables of this machine that say how the network is reached.
+_NETWORK = re.compile(r"(?:https?|no|all)_proxy|(?:PIP|UV|SSL)_\w+", re.IGNORECASE)
 #: Seconds for one command: downloads of several GB, a build and all suites on a slow machine.
 _LONGEST = 4 * 3600.0
 _CLONE = Path("root", "multiworld")
@@ -169,7 +170,7 @@ def fresh(
 
 
 def _run(root: Path, commands: list[str]) -> None:
-    kept = {name: value for name, value in os.environ.items() if NETWORK.fullmatch(name)}
+    kept = {name: value for name, value in os.environ.items() if _NETWORK.fullmatch(name)}
     outside = _settings(root, kept)
     failed = {line: status for line in commands if (status := _command(root, line, outside, kept))}
     if failed:

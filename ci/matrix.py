@@ -41,7 +41,7 @@ def rows(repo: Path = REPO, releases: tuple[str, ...] = ()) -> list[dict[str, st
 
 
 def _ported(repo: Path, version: str, entry: dict[str, Any]) -> bool:
-    """Whether every series of a release has all its patches for it: a manifest names those that are missing."""
+    """Tell if every series of a release has all its patches for it: a manifest names those that are missing."""
     manifests = [_manifest(repo, name).get("release", {}).get(version) for name in entry.get("series", [])]
     return bool(manifests) and all(found and found.get("patches") and not found.get("missing") for found in manifests)
 

@@ -34,7 +34,7 @@ _CHANGES = ("build/releases.toml", "patches")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where pull requests go.
+    """The target of pull requests.
 
     Attributes:
         git: the checkout, whose HEAD they are based on.

@@ -67,7 +67,7 @@ def member(text: str) -> Member:
 
 
 def device_of(backend: str, rank: int) -> torch.device:
-    """Where the tensors of a rank are."""
+    """Return the device of a rank's tensors."""
     return torch.device("cuda", rank % torch.cuda.device_count()) if "nccl" in backend else torch.device("cpu")
 
 

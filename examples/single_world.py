@@ -123,7 +123,7 @@ def run_rank(rank: int, arguments: argparse.Namespace) -> None:
 
 
 def _device(arguments: argparse.Namespace, rank: int) -> torch.device:
-    """Where the tensors of a rank are."""
+    """Return the device of a rank's tensors."""
     if arguments.backend != "nccl":
         return torch.device("cpu")
     count = torch.cuda.device_count()

@@ -21,6 +21,25 @@ if TYPE_CHECKING:
 
 _MAGIC, _VERSION = 0x55504730, 2
 _HEADER = struct.Struct("=8I64s6IQ64s8I")
+_FIELDS = [
+    "magic",
+    "version",
+    "count",
+    "size",
+    "unimplemented",
+    "launched",
+    "queued",
+    "aborted",
+    "last_unimplemented",
+    "process",
+    "changed",
+    "misused",
+    "sticky",
+    "communicators",
+    "streams",
+    "allocated",
+    "last_misused",
+]
 _RECORD = struct.Struct("=40s3i7I")
 _INJECTION = struct.Struct("=3i2I")  # action, code, comm, after, times: behind a record's name
 _CHANGED = 8 * 4 + 64 + 4  # the header's word that every change counts up
@@ -32,7 +51,7 @@ _ALL_WAITERS = 2**31 - 1
 
 
 class Action(IntEnum):
-    """What an injection makes of a call."""
+    """The effect of an injection on a call."""
 
     NONE = 0
     FAIL = 1  # returns the code
@@ -107,15 +126,13 @@ def read_control(path: Path) -> Control | None:
 def _parsed(data: bytes | mmap.mmap) -> Control | None:
     if len(data) < _HEADER.size:
         return None
-    (magic, version, count, size, missing, launched, queued, aborted, last, process, _changed, misused, sticky,
-     communicators, streams, allocated, last_misused, *_switches) = _HEADER.unpack_from(data)  # fmt: skip
-    if (magic, version, size) != (_MAGIC, _VERSION, _RECORD.size):
+    header = dict(zip(_FIELDS, _HEADER.unpack_from(data), strict=False))  # the switches come last
+    if tuple(header.pop(name) for name in ("magic", "version", "size")) != (_MAGIC, _VERSION, _RECORD.size):
         return None
-    sites = [_site(data, _HEADER.size + i * size) for i in range(count)]
-    return Control(
-        launched, queued, aborted, missing, _text(last), process, misused, _text(last_misused), sticky,
-        communicators, streams, allocated, {site.name: site for site in sites},
-    )  # fmt: skip
+    count, _changed = header.pop("count"), header.pop("changed")
+    sites = [_site(data, _HEADER.size + i * _RECORD.size) for i in range(count)]
+    header |= {name: _text(header[name]) for name in ("last_unimplemented", "last_misused")}
+    return Control(**header, sites={site.name: site for site in sites})
 
 
 def _text(field: bytes) -> str:

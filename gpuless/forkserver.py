@@ -114,9 +114,14 @@ def fork_server(python: Path, environment: Mapping[str, str]) -> Iterator[ForkSe
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [python, "-I", _PROGRAM], env={**kept, **_ONE_THREAD, **environment}, cwd="/",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-        )  # fmt: skip
+            [python, "-I", _PROGRAM],
+            env={**kept, **_ONE_THREAD, **environment},
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
         server = ForkServer(process, errors)
         try:
             yield server

@@ -1,4 +1,4 @@
-"""What each probe did on the stock wheels: `measured.json`, written only by `--record`."""
+"""The outcomes of the probes on the stock wheels: `measured.json`, written only by `--record`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 
 class Form(Enum):
-    """Which wheel is probed."""
+    """The kind of wheel that is probed."""
 
     STOCK = "stock"
     PATCHED = "patched"
@@ -105,7 +105,7 @@ class Probe:
     timeout: float = 60.0
 
     def covers(self, release: str) -> bool:
-        """Whether the probe is for this release, e.g. "2.6.0"."""
+        """Tell if the probe is for this release, e.g. "2.6.0"."""
         number = _number(release)
         return self.since <= number < self.before and number not in self.without
 
@@ -118,7 +118,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one probe did on one interpreter.
+    """The outcome of one probe on one interpreter.
 
     Args:
         probe: the probe.

@@ -69,10 +69,8 @@ class Runner:
         expected = probe.expected(form, release)
         got = _right_failure(probe, got, text, form)
         verdict = (
-            Verdict.NOT_MEASURED if expected is None
-            else Verdict.AS_EXPECTED if got is expected
-            else Verdict.MISMATCH
-        )  # fmt: skip
+            Verdict.NOT_MEASURED if expected is None else Verdict.AS_EXPECTED if got is expected else Verdict.MISMATCH
+        )
         return ProbeResult(probe, release, form, got, verdict, seconds, detail, text[-_OUTPUT_END:])
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from multiworld import conflict, version
+from multiworld import version
+from multiworld.compat import conflict
 
 if getattr(version, "DISTRIBUTION", "") != "torch-multiworld":
     raise ImportError(conflict.mixed(__path__[0]))
@@ -56,16 +57,16 @@ from multiworld.version import VERSION as __version__  # noqa: N811 - the name t
 conflict.warn(__path__[0])
 
 if TYPE_CHECKING:
-    from multiworld.group import Group as Group
-    from multiworld.multi import MultiWorld as MultiWorld
-    from multiworld.ops.p2p import P2P as P2P
-    from multiworld.world import World as World
+    from multiworld.operations.p2p import P2P as P2P
+    from multiworld.worlds.group import Group as Group
+    from multiworld.worlds.multi_world import MultiWorld as MultiWorld
+    from multiworld.worlds.world import World as World
 
 _LAZY = {
-    "MultiWorld": "multiworld.multi",
-    "World": "multiworld.world",
-    "Group": "multiworld.group",
-    "P2P": "multiworld.ops.p2p",
+    "MultiWorld": "multiworld.worlds.multi_world",
+    "World": "multiworld.worlds.world",
+    "Group": "multiworld.worlds.group",
+    "P2P": "multiworld.operations.p2p",
 }
 
 __all__ = [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import operator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from multiworld.errors import InvalidArgument
 
@@ -20,6 +21,23 @@ DEFAULT_MAX_MESSAGE_BYTES = 1 << 34
 def is_duration(value: object) -> bool:
     """Whether ``value`` is a number of seconds above 0; infinity is."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
+def whole_number(value: Any) -> int | None:
+    """``value`` as an int; None if it is no whole number.
+
+    Args:
+        value: an int, or what can stand for one, such as NumPy's integers. bool and tensors are refused: ``True`` as a
+            rank is a mistake, and a tensor would have to be computed first.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or not hasattr(type(value), "__index__") or hasattr(type(value), "__torch_function__"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # such as an array of more than one element
+        return None
 
 
 def printed(host: str, port: int) -> str:
@@ -66,7 +84,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """What all connections of a ``MultiWorld`` have in common; made by ``multiworld.net.settings.network_settings``.
+    """What all connections of a ``MultiWorld`` have in common; made by ``network_settings``.
 
     Args:
         secret: the same for all members; None lets every process that reaches our ports greet. Never printed.

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: what installs this package, which is on no index; ``format(extra="[cli]")`` adds an extra
+INSTALL = "pip install '.{extra}' in a checkout, or pip install --find-links WHEELHOUSE 'torch-multiworld{extra}'"
+
 
 class MultiWorldError(Exception):
     """Base of all errors of this package.

@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from multiworld.errors import BrokenWorldException, WrongContext
-from multiworld.loops import running_loop
 
 logger = logging.getLogger(__name__)
 
@@ -247,18 +246,23 @@ class EventBus:
         if callbacks is not None:
             callbacks.put(event)
 
-    def stream(self) -> AsyncIterator[Event]:
+    def stream(self, running: Callable[[str], asyncio.AbstractEventLoop]) -> AsyncIterator[Event]:
         """Events from this call on, as an asynchronous iterator of the running loop; subscribed at once, not at the
-        first step."""
-        return _Stream(self)
+        first step.
+
+        Args:
+            running: finds that loop, for the operation of this name, or raises ``WrongContext``.
+        """
+        return _Stream(self, running)
 
 
 class _Stream(AsyncIterator[Event]):
     """One subscriber's queue. Bounded: without a reader the oldest events are dropped."""
 
-    def __init__(self, bus: EventBus) -> None:
+    def __init__(self, bus: EventBus, running: Callable[[str], asyncio.AbstractEventLoop]) -> None:
         self._unsubscribe: Callable[[], None] = lambda: None  # should there be no loop
-        self._loop = running_loop("events")
+        self._running = running
+        self._loop = running("events")
         self._ready = asyncio.Event()
         self._backlog: deque[Event] = deque(maxlen=MAX_BACKLOG)
         # Held weakly by the bus: a stream without a reader ends, and its backlog with it.
@@ -277,7 +281,7 @@ class _Stream(AsyncIterator[Event]):
             self._loop.call_soon_threadsafe(self._ready.set)
 
     async def __anext__(self) -> Event:
-        if running_loop("events") is not self._loop:
+        if self._running("events") is not self._loop:
             raise WrongContext(
                 what="events() is read in another event loop than the one it was called in",
                 remedy="call events() in the loop that reads them",

@@ -1,5 +1,4 @@
 """The earlier name of ``multiworld.communicator``."""
 
-from multiworld.communicator import BrokenWorldException, WorldCommunicator
-
-__all__ = ["BrokenWorldException", "WorldCommunicator"]
+from multiworld.compat.communicator import BrokenWorldException as BrokenWorldException
+from multiworld.compat.communicator import WorldCommunicator as WorldCommunicator

@@ -1,5 +1,3 @@
 """The earlier name of ``multiworld.manager``."""
 
-from multiworld.manager import WorldManager
-
-__all__ = ["WorldManager"]
+from multiworld.compat.manager import WorldManager as WorldManager

@@ -24,6 +24,26 @@ def _end_at_once(pid: int) -> None:
         os._exit(0)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the nightly run."""
+    parser.addoption("--whole", action="store_true", help="run the rows marked `nightly`, too, and longer searches")
+
+
+@pytest.fixture(scope="session")
+def whole(pytestconfig: pytest.Config) -> bool:
+    """The value of `--whole`, for tests that look longer for what is rare."""
+    return bool(pytestconfig.getoption("--whole"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the rows that only `--whole` runs."""
+    if config.getoption("--whole"):
+        return
+    if nightly := [item for item in items if item.get_closest_marker("nightly")]:
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Not by the variable of pytest-xdist: a pytest that a test starts has it, too, and its exit status counts."""
     if hasattr(config, "workerinput"):

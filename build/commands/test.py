@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from build import paths
-from build.console import step
+from build.console import note, step
+from build.errors import UsageError
 from build.wheeltest.results import NAME
-from build.wheeltest.suite import prove_release
+from build.wheeltest.suite import Extent, prove_release
 
 
 def test(
@@ -20,9 +21,15 @@ def test(
     dist: Annotated[Path, typer.Option(help="folder with the results of `build`")] = paths.DIST,
     multiworld: Annotated[bool, typer.Option(help="run multiworld's own tests as well")] = True,
     stock: Annotated[bool, typer.Option("--stock", help="test the stock wheel even if its record is current")] = False,
-    whole: Annotated[bool, typer.Option("--whole", help="run all of multiworld's core and faults")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="run all of multiworld's tests")] = False,
+    first: Annotated[bool, typer.Option("--first", help="only every probe, and failures of NCCL")] = False,
 ) -> None:
     """Install both wheel forms and the stock wheel into fresh environments, and run their tests."""
-    folder = dist.absolute()
-    found = prove_release(release, folder, multiworld=multiworld, python=python, stock=stock, whole=whole)
+    if first and (whole or not multiworld):
+        raise UsageError("--first goes with neither --whole nor --no-multiworld", remedy="leave one of them out")
+    extent = Extent.FIRST if first else Extent.WHOLE if whole else Extent.SUITES
+    found = prove_release(release, dist.absolute(), multiworld=multiworld, python=python, stock=stock, extent=extent)
     step(f"{found.version} is proven on Python {found.python}: {dist / release / NAME}")
+    if first:
+        note("proven by every probe on stock, patched and overlay, and by failures of NCCL in real processes")
+        note(f"`nox -s test-{release}` adds the harness's own tests, and multiworld's core, faults and drivers")

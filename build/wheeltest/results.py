@@ -21,6 +21,8 @@ from build.wheeltest.environments import Form
 NAME = "tests.json"
 #: The suite of faults on simulated NCCL.
 SIMULATED = "faults (simulated)"
+#: The suite of the harness's own tests.
+HARNESS = "harness"
 #: Decide the results on the stock wheel: the harness with its catalogue, multiworld, and the tests.
 _DECIDING = (
     paths.REPO / "gpuless",
@@ -50,7 +52,7 @@ class Run(msgspec.Struct, frozen=True):
 
     Attributes:
         form: how torch was installed.
-        suite: `probes`, `wheel`, `multiworld core`, `multiworld faults`, `multiworld device` or `faults (simulated)`.
+        suite: `probes`, `wheel`, `harness`, `faults (simulated)`, or `multiworld core`, `faults` or `device`.
         exit: its exit status.
         recorded: whether these are the results of an earlier run, which are still valid.
     """

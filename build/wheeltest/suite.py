@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from build.process import run, run_shown, run_together
 from build.record import BuildRecord
 from build.wheeltest.environments import Form, environment, install
 from build.wheeltest.results import (
+    HARNESS,
     SIMULATED,
     Run,
     TestRecord,
@@ -34,7 +36,6 @@ from build.wheeltest.results import (
 )
 
 _CORE = ("tests/multiworld/core",)
-#: judged by time, so it runs alone
 _FAULTS = ("tests/multiworld/faults",)
 #: Without `--whole`: `nox -s tests` runs both suites on the newest torch, and the patches change NCCL sources only.
 #: What may differ on another torch: its groups and tensors, and a world that breaks and comes back.
@@ -45,17 +46,26 @@ _FAULTS_PART = tuple(f"{_FAULTS[0]}/test_{name}.py" for name in ("recovery", "is
 _FAILURES = ("tests/multiworld/faults/test_nccl_failures.py", "tests/multiworld/faults/test_torch_groups.py")
 _ROWS = "torch-nccl and simulated"
 #: the drivers, and tensors that stay on the device, between processes on the imitation; both drivers
-_DEVICE = "tests/multiworld/device"
-_DEVICE_FORMS = Form.PATCHED, Form.OVERLAY
+_DEVICE = ("tests/multiworld/device",)
+#: On the overlay without `--whole`: its functions are the patched wheel's, and these rows call the patched ones.
+_DEVICE_PART = tuple(f"{_DEVICE[0]}/test_{name}.py" for name in ("device_lost", "driver_watchdog", "isolation_device"))
 #: The oldest torch that the package serves; `dependencies` in pyproject.toml.
 _OLDEST = Version("2.2.1")
-#: Bytes of memory that this suite takes on one wheel: test processes, and the workers that they fork.
-_MEMORY = 4 << 30
+#: Bytes of memory that one suite may take: test processes, and the workers that they fork.
+_MEMORY = 2 << 30
 #: Exit statuses of pytest and of `python -m gpuless` after Ctrl-C.
 _INTERRUPTED = (2, 130)
 #: What `python -m gpuless` prints: how many probes there are, and each result.
 _TOTAL = re.compile(r"(\d+) probes on torch ")
 _RESULT = re.compile(r"\S+: .* \((as expected|MISMATCH|not measured)\)$")
+
+
+class Extent(Enum):
+    """The part of the tests that wheels get."""
+
+    FIRST = "first proof"  # every probe, tests/wheel, and failures of NCCL in real processes
+    SUITES = "suites"  # also the harness's own tests, and multiworld's as far as another torch may change them
+    WHOLE = "whole suites"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +75,18 @@ class Plan:
     Attributes:
         multiworld: whether multiworld's own tests run.
         stock: whether tests of stock run again although their record is valid.
-        whole: whether core and faults of multiworld run as a whole on the patched wheel.
+        extent: how much of the tests runs.
     """
 
     made: BuildRecord
     folder: Path
     multiworld: bool
     stock: bool
-    whole: bool
+    extent: Extent
+
+    @property
+    def whole(self) -> bool:
+        return self.extent is Extent.WHOLE
 
 
 def _wheels(plan: Plan, form: Form) -> list[Path]:
@@ -101,10 +115,17 @@ def _probes(plan: Plan, form: Form, python: Path, bar: Progress, task: TaskID) -
 
 
 def _wheel_tests(plan: Plan, form: Form, python: Path) -> Run:
-    """Run tests/wheel on one form, and the harness's own tests on stock.
+    """Run tests/wheel on one form."""
+    return _with_tools(plan, form, "wheel", python, "tests/wheel")
 
-    They run in this interpreter: the environment under test has torch alone.
-    """
+
+def _harness(plan: Plan, python: Path) -> Run:
+    """Run the harness's own tests, which need any CUDA build of torch."""
+    return _with_tools(plan, Form.STOCK, HARNESS, python, "-n", "2", "tests/gpuless")
+
+
+def _with_tools(plan: Plan, form: Form, name: str, python: Path, *arguments: str) -> Run:
+    """Run a suite in this interpreter, since the environment under test has torch alone."""
     own = record.place(plan.folder, plan.made.python)
     env = {
         "MULTIWORLD_TORCH_PYTHON": str(python),
@@ -112,10 +133,9 @@ def _wheel_tests(plan: Plan, form: Form, python: Path) -> Run:
         "MULTIWORLD_BUILD_JSON": str(own if own.is_file() else plan.folder / record.NAME),
         "PYTHONPATH": str(REPO),
     }
-    junit, said = plan.folder / f"wheel-{form.value}.xml", list[str]()
-    harness = ("tests/gpuless",) if form is Form.STOCK else ()  # it needs any CUDA build of torch
-    command = _pytest(Path(sys.executable), junit, "tests/wheel", *harness)
-    return _found(form, "wheel", run_shown(command, cwd=REPO, env=env, timeout=1800, seen=said.append), junit, said)
+    junit, said = plan.folder / f"{name}-{form.value}.xml", list[str]()
+    command = _pytest(Path(sys.executable), junit, *arguments)
+    return _found(form, name, run_shown(command, cwd=REPO, env=env, timeout=1800, seen=said.append), junit, said)
 
 
 def _found(form: Form, suite: str, status: int, junit: Path, said: list[str]) -> Run:
@@ -132,30 +152,57 @@ def _pytest(python: Path, junit: Path, *arguments: str) -> list[str | Path]:
     return [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", *arguments]
 
 
-def _test_forms(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
-    """Run at once what no clock judges, since it waits most of the time: probes and wheel tests of all forms, and
-    multiworld's core and drivers."""
-    step(f"probes, tests/wheel{', core and drivers' if plan.multiworld else ''} on {_names(pythons)}")
-    own = list(_own_tests(plan, pythons)) if plan.multiworld else []
-    others: list[Callable[[], Run]] = [partial(_wheel_tests, plan, form, python) for form, python in pythons.items()]
+def _first_proof(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
+    """Run the probes, tests/wheel and the failures of NCCL on all forms at once: they wait most of the time."""
+    step(f"probes, tests/wheel{f' and {SIMULATED}' if plan.multiworld else ''} on {_names(pythons)}")
     with progress() as bar:
         tasks = {form: bar.add_task(f"probes on {form.value}", total=None, unit="done") for form in pythons}
-        others += [partial(_probes, plan, form, python, bar, tasks[form]) for form, python in pythons.items()]
-        if _available_memory() >= _MEMORY * (1 + len(own)):
-            runs = run_together([*own, *others])
-        else:
-            runs = [*run_together(others), *(one() for one in own)]
+        work: list[Callable[[], Run]] = []
+        for form, python in pythons.items():
+            if plan.multiworld:
+                work.append(partial(_failures, plan, form, python))
+            work += [partial(_probes, plan, form, python, bar, tasks[form]), partial(_wheel_tests, plan, form, python)]
+        runs = _at_once(work)
     order = list(Form)
     return sorted(runs, key=lambda run: order.index(Form(run.form)))
 
 
+def _failures(plan: Plan, form: Form, python: Path) -> Run:
+    # Most of the rows that stock fails wait for what never comes.
+    processes = "6" if form is Form.STOCK else "2"
+    return _suite(plan, form, SIMULATED, python, "-n", processes, "-k", _ROWS, *_FAILURES)
+
+
+def _suites(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
+    """Run the harness's own tests, where stock is tested, and multiworld's."""
+    work: list[Callable[[], Run]] = []
+    if plan.multiworld:
+        work += _own_tests(plan, pythons)
+    if Form.STOCK in pythons:
+        work.append(partial(_harness, plan, pythons[Form.STOCK]))
+    if not work:
+        return []
+    added = "core, faults and drivers of multiworld" if plan.multiworld else "the harness"
+    step(f"{added}{'' if plan.whole else '; `-- --whole` runs all of them on each form'}")
+    return _at_once(work)
+
+
 def _own_tests(plan: Plan, pythons: dict[Form, Path]) -> Iterator[Callable[[], Run]]:
-    """The tests of multiworld's core, on the patched wheel, and those of its drivers for devices."""
-    core = _CORE if plan.whole else _CORE_PART
-    only = ("-n", "auto", "-k", "not simulated")
-    yield partial(_suite, plan, Form.PATCHED, "multiworld core", pythons[Form.PATCHED], *only, *core)
-    for form in _DEVICE_FORMS:
-        yield partial(_suite, plan, form, "multiworld device", pythons[form], "-n", "2", _DEVICE)
+    """Yield the tests of multiworld's core and faults, on the patched wheel, and of its drivers for devices."""
+    whole = ("--whole",) if plan.whole else ()
+    suites = (("core", _CORE, _CORE_PART), ("faults", _FAULTS, _FAULTS_PART))
+    for name, every, part in suites:
+        what = every if plan.whole else part
+        python = pythons[Form.PATCHED]
+        only = ("-n", "auto", "-k", "not simulated", *whole)
+        yield partial(_suite, plan, Form.PATCHED, f"multiworld {name}", python, *only, *what)
+    for form, what in ((Form.PATCHED, _DEVICE), (Form.OVERLAY, _DEVICE if plan.whole else _DEVICE_PART)):
+        yield partial(_suite, plan, form, "multiworld device", pythons[form], "-n", "2", *what)
+
+
+def _at_once(work: list[Callable[[], Run]]) -> list[Run]:
+    """Run suites at once where the memory is enough, else one after the other."""
+    return run_together(work, None if _available_memory() >= _MEMORY * len(work) else 1)
 
 
 def _names(forms: Iterable[Form]) -> str:
@@ -187,30 +234,6 @@ def _prepare_multiworld(python: Path) -> None:
     install(python, *groups, "--editable", f"{REPO}[cli,metrics,nccl]")
 
 
-def _test_faults(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
-    """Run the fault-tolerance suite on the patched wheel, then on simulated NCCL on all forms, at once where the memory
-    is enough."""
-    faults = _FAULTS if plan.whole else _FAULTS_PART
-    step(f"{', '.join(faults)} on patched{'' if plan.whole else '; `-- --whole` runs all of core and faults'}")
-    junit = plan.folder / "multiworld-faults-patched.xml"
-    command = _pytest(pythons[Form.PATCHED], junit, "-n", "auto", "-k", "not simulated", *faults)
-    status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600)
-    alone = Run(Form.PATCHED.value, "multiworld faults", status, read_junit(junit))
-    step(f"{SIMULATED} on {_names(pythons)}")
-    together = _available_memory() >= _MEMORY * len(pythons)
-    what = ("-k", _ROWS, *_FAILURES)
-    work = [
-        partial(_suite, plan, form, SIMULATED, python, "-n", _processes(form) if together else "auto", *what)
-        for form, python in pythons.items()
-    ]
-    return [alone, *(run_together(work) if together else (one() for one in work))]
-
-
-def _processes(form: Form) -> str:
-    """Return the number of processes for the rows on simulated NCCL: most rows that stock fails only wait."""
-    return "6" if form is Form.STOCK else "2"
-
-
 def _available_memory() -> int:
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
@@ -218,7 +241,7 @@ def _available_memory() -> int:
 
 def _runs(plan: Plan) -> list[Run]:
     known = [] if plan.stock else read_stock(plan.made)
-    if plan.multiworld and not any(run.suite == SIMULATED for run in known):
+    if not _needed(plan) <= {run.suite for run in known}:
         known = []
     if known:
         for junit in plan.folder.glob("*-stock.xml"):
@@ -228,15 +251,31 @@ def _runs(plan: Plan) -> list[Run]:
         wheels = {form: _wheels(plan, form) for form in Form if form is not Form.STOCK or not known}
         made = run_together([partial(_python, plan, form, of_it, stack) for form, of_it in wheels.items()])
         pythons = dict(zip(wheels, made, strict=True))
-        runs = _test_forms(plan, pythons)
-        if plan.multiworld:
-            runs += _test_faults(plan, pythons)
+        runs = _first_proof(plan, pythons)
+        if plan.extent is not Extent.FIRST:
+            runs += _suites(plan, pythons)
         write_stock(plan.made, runs)
     return [*known, *runs]
 
 
+def _needed(plan: Plan) -> set[str]:
+    """Return the suites that a record of stock must have to take the place of a run."""
+    suites = {"probes", "wheel"}
+    if plan.multiworld:
+        suites.add(SIMULATED)
+    if plan.extent is not Extent.FIRST:
+        suites.add(HARNESS)
+    return suites
+
+
 def prove_release(
-    release: str, dist: Path, *, multiworld: bool, python: str = "", stock: bool = False, whole: bool = False
+    release: str,
+    dist: Path,
+    *,
+    multiworld: bool,
+    python: str = "",
+    stock: bool = False,
+    extent: Extent = Extent.SUITES,
 ) -> TestRecord:
     """Test the wheels that `build RELEASE` made.
 
@@ -245,7 +284,7 @@ def prove_release(
         multiworld: whether to run multiworld's own tests on the patched wheel.
         python: CPython version of the patched wheel, default that of the last build.
         stock: whether to test the stock wheel again although its record is valid.
-        whole: whether to run all of multiworld's core and faults on the patched wheel, not a part of them.
+        extent: how much of the tests to run.
 
     Returns:
         The results; also in `tests.json` and as JUnit XML next to the wheels.
@@ -262,7 +301,7 @@ def prove_release(
         made = _built(release, folder, python)
         log_to_file(folder / "test.log")
         own = multiworld and (paths.TESTS / "multiworld").is_dir() and _serves_multiworld(version)
-        return _prove(release, Plan(made, folder, own, stock, whole))
+        return _prove(release, Plan(made, folder, own, stock, extent))
 
 
 def _serves_multiworld(version: str) -> bool:

@@ -31,7 +31,7 @@ NO_ROOM = 4 << 20
 
 
 class FailedError(Exception):
-    """What ends an action, with the cause, and what a command that failed has written."""
+    """The end of an action: the cause, and the output of a command that failed."""
 
     def __init__(self, what: str, cause: str = "", output: str = "") -> None:
         super().__init__(what)
@@ -155,9 +155,15 @@ def run(command: list[str] | str, timeout: float, tmp: Path | None = None) -> st
     if tmp is not None:
         env["TMPDIR"] = str(tmp)
     with subprocess.Popen(
-        command, shell=shell, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        universal_newlines=True, start_new_session=True,
-    ) as process:  # fmt: skip
+        command,
+        shell=shell,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        start_new_session=True,
+    ) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Which hosts: an inventory as Ansible's INI form has it, of which a plain list of host lines is the simplest case."""
+"""The hosts: an inventory in Ansible's INI form; its simplest case is a plain list of hosts, one a line."""
 
 from __future__ import annotations
 

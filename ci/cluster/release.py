@@ -1,4 +1,4 @@
-"""What to install: requirements with the hash of every file, resolved once for all hosts of a kind."""
+"""The requirements of an installation, with the hash of every file, resolved once for all hosts of a kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENTRY = re.compile(r"^\w(?:.*\\\n)*.*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What decides which wheels a host can use: its Python (`3.11`), machine (`x86_64`) and glibc (`2.36`)."""
+    """The properties of a host that decide on its wheels: Python (`3.11`), machine (`x86_64`) and glibc (`2.36`)."""
 
     python: str
     machine: str
@@ -53,7 +53,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the administrator asks for.
+    """The request of the administrator.
 
     Attributes:
         specs: requirements to resolve, e.g. `torch==2.6.0+cu124.mw5`.
@@ -191,7 +191,7 @@ def _label(text: str, name: str) -> str:
 
 
 def _fits(name: str, python: str) -> bool:
-    """Whether a wheel may be for CPython `python`, e.g. `3.11`; pip on the host judges the rest of its tags."""
+    """Tell if a wheel may be for CPython `python`, e.g. `3.11`; pip on the host judges the rest of its tags."""
     try:
         tags = parse_wheel_filename(name)[3]
     except InvalidWheelFilename:

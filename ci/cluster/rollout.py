@@ -16,7 +16,7 @@ from ci.cluster.ssh import Conversation, HostError, Way, talking
 
 
 class Action(Enum):
-    """What is done on a host."""
+    """The actions on a host."""
 
     INSTALL = "install"
     CHECK = "check"
@@ -25,7 +25,7 @@ class Action(Enum):
 
 
 class Outcome(Enum):
-    """What became of a host; `good` says whether it is as it was wanted."""
+    """The result of a host; `good` says if it is the wanted one."""
 
     INSTALLED = "installed"
     UNCHANGED = "unchanged"
@@ -70,7 +70,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do on the hosts.
+    """The task for the hosts.
 
     Attributes:
         prefix: the folder on each host; `~` is the home there.

@@ -50,7 +50,7 @@ _MEANINGS = (
     ("timed out", "it does not answer: it is down, or a firewall is between"),
     ("No route to host", "it does not answer: it is down, or a firewall is between"),
     ("not responding", "it stopped answering"),
-)  # fmt: skip
+)
 
 
 class HostError(Exception):
@@ -67,7 +67,7 @@ class HostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How ssh is run: a configuration file (`ssh -F`), and the seconds that one answer of a host may take."""
+    """The settings of ssh: a configuration file (`ssh -F`), and the seconds that one answer of a host may take."""
 
     config: Path | None = None
     timeout: float = 1800.0
@@ -154,9 +154,14 @@ async def talking(host: Host, way: Way) -> AsyncIterator[Conversation]:
     """Start the agent on a host; its input ends with the block, and ssh with it."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *way.command(host), stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=_LONGEST_LINE, start_new_session=True,
+            *way.command(host),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            limit=_LONGEST_LINE,
+            start_new_session=True,
             env={**os.environ, "LC_ALL": "C"},
-        )  # fmt: skip
+        )
     except FileNotFoundError:
         raise EnvironmentUnfitError("ssh is not installed here", remedy="apt-get install openssh-client") from None
     talk = Conversation(process, way.timeout)

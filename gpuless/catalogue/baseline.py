@@ -1,4 +1,4 @@
-"""What must work before any failure is injected."""
+"""The probes that must pass before any failure is injected."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ from gpuless.model import Patch, Probe
 #: Operations that 2.0 does not have.
 SINCE_2_1 = ("all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
 OPERATIONS = [
-    "all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter",
-    "all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
-    "coalescing_manager", "send", "recv", "gather", "scatter",
-    "all_to_all", "all_to_all_single", "all_to_all_single_uneven", "barrier",
-]  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "reduce_scatter",
+    "all_reduce_coalesced",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "coalescing_manager",
+    "send",
+    "recv",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+    "all_to_all_single_uneven",
+    "barrier",
+]
 
 _WORKS = Probe(
     id="works",

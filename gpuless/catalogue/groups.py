@@ -12,9 +12,18 @@ from gpuless.catalogue.baseline import SINCE_2_1
 from gpuless.model import Patch, Probe
 
 CALLS = (
-    "ncclAllReduce", "ncclBroadcast", "ncclBcast", "ncclReduce", "ncclAllGather", "ncclReduceScatter",
-    "ncclAlltoAll", "ncclGather", "ncclScatter", "ncclSend", "ncclRecv",
-)  # fmt: skip
+    "ncclAllReduce",
+    "ncclBroadcast",
+    "ncclBcast",
+    "ncclReduce",
+    "ncclAllGather",
+    "ncclReduceScatter",
+    "ncclAlltoAll",
+    "ncclGather",
+    "ncclScatter",
+    "ncclSend",
+    "ncclRecv",
+)
 _INIT = ("ncclCommInitRank", "ncclCommInitRankConfig")
 UNGROUPED = frozenset({(2, 4)})  # in these releases send and recv make no group
 _SYSTEM_ERROR = 2  # ncclSystemError: an error that every release can convert
@@ -28,9 +37,14 @@ _LISTS = ("gather", "scatter", "all_to_all", "all_to_all_single", "all_to_all_si
 def failing(name: str, patch: Patch, title: str, fires: tuple[str, ...] = CALLS, **args: object) -> Probe:
     """Return a probe of an operation whose NCCL call fails."""
     return Probe(
-        id=name, patch=patch, title=title, program="sync_failure", args=args, fires=fires,
+        id=name,
+        patch=patch,
+        title=title,
+        program="sync_failure",
+        args=args,
+        fires=fires,
         evidence="terminate called",
-    )  # fmt: skip
+    )
 
 
 def _call_fails(operation: str, patch: Patch) -> Probe:

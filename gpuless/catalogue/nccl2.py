@@ -20,23 +20,54 @@ _MODE = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 #: The other modes, by the value of their variable; without it a process is in mode 3.
 _MODES = {"": "unset", "0": "no-handling", "1": "tear-down", "3": "skip-clean-up"}
 _SYNCHRONOUS = (
-    "all_reduce", "all_gather", "broadcast", "all_reduce_coalesced", "send", "recv", "gather", "scatter",
-    "all_to_all", "all_to_all_single",
-)  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "broadcast",
+    "all_reduce_coalesced",
+    "send",
+    "recv",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+)
 #: Probes of the classic group that are run on nccl2 too.
 _ASYNCHRONOUS = (
-    "pending-async-error", "pending-async-error-first", "pending-wait", "pending-barrier-wait", "pending-new-peer",
-    "pending-timeout", "pending-timeout-wait", "pending-dump-first", "pending-dump-second", "pending-dump-patient",
-    "event-query-illegal-address", "event-query-launch-failure", "event-query-no-rethrow",
-    "abort-fails", "abort-hangs", "abort-hangs-wait", "abort-hangs-stream", "abort-hangs-barrier-wait",
+    "pending-async-error",
+    "pending-async-error-first",
+    "pending-wait",
+    "pending-barrier-wait",
+    "pending-new-peer",
+    "pending-timeout",
+    "pending-timeout-wait",
+    "pending-dump-first",
+    "pending-dump-second",
+    "pending-dump-patient",
+    "event-query-illegal-address",
+    "event-query-launch-failure",
+    "event-query-no-rethrow",
+    "abort-fails",
+    "abort-hangs",
+    "abort-hangs-wait",
+    "abort-hangs-stream",
+    "abort-hangs-barrier-wait",
     "watchdog-hangs",
-    "abort-broken", "abort-after-abort-fails", "abort-after-abort-hangs",
-    "delete-broken", "delete-after-abort-fails", "delete-after-abort-hangs",
-)  # fmt: skip
+    "abort-broken",
+    "abort-after-abort-fails",
+    "abort-after-abort-hangs",
+    "delete-broken",
+    "delete-after-abort-fails",
+    "delete-after-abort-hangs",
+)
 _IN_EACH_MODE = (
-    "pending-async-error", "pending-wait", "pending-timeout", "event-query-illegal-address", "abort-fails",
-    "abort-hangs", "watchdog-hangs",
-)  # fmt: skip
+    "pending-async-error",
+    "pending-wait",
+    "pending-timeout",
+    "event-query-illegal-address",
+    "abort-fails",
+    "abort-hangs",
+    "watchdog-hangs",
+)
 _ABORT, _REVOKE = "ncclCommAbort", "ncclCommRevoke"
 _ABORT_FAILS, _ABORT_HANGS = [_ABORT, FAIL, 2], [_ABORT, HANG, 0]
 _REVOKE_FAILS, _REVOKE_HANGS = [_REVOKE, FAIL, 2], [_REVOKE, HANG, 0]

@@ -17,7 +17,7 @@ _PATIENCE = 5.0  # seconds for one call of an application
 
 @dataclass
 class Breakage:
-    """What was broken and what was seen of it so far."""
+    """A broken world and the observations of it so far."""
 
     sick: World
     healthy: World

@@ -20,9 +20,18 @@ LAUNCH_FAILURE = 719  # cudaErrorLaunchFailure, "unspecified launch failure"
 
 #: The calls that carry data; which of them an operation uses differs between releases.
 DATA_CALLS = (
-    "ncclAllReduce", "ncclBroadcast", "ncclBcast", "ncclReduce", "ncclAllGather", "ncclReduceScatter",
-    "ncclAlltoAll", "ncclGather", "ncclScatter", "ncclSend", "ncclRecv",
-)  # fmt: skip
+    "ncclAllReduce",
+    "ncclBroadcast",
+    "ncclBcast",
+    "ncclReduce",
+    "ncclAllGather",
+    "ncclReduceScatter",
+    "ncclAlltoAll",
+    "ncclGather",
+    "ncclScatter",
+    "ncclSend",
+    "ncclRecv",
+)
 
 # Preloaded already; by its name the loader returns the same library.
 library = ctypes.CDLL(os.environ["LD_PRELOAD"].replace(":", " ").split()[0])

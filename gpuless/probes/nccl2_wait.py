@@ -1,4 +1,4 @@
-"""What the work of a pending operation of nccl2 answers, before anything has failed."""
+"""The answers of a pending operation's work in nccl2, before any failure."""
 
 from __future__ import annotations
 

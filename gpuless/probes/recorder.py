@@ -1,4 +1,4 @@
-"""What the flight recorder shows of the operations that were run."""
+"""The flight recorder's record of the operations that ran."""
 
 from __future__ import annotations
 

@@ -21,9 +21,17 @@ class _UniqueId(ctypes.Structure):
 def run() -> tuple[str, dict[str, object]]:
     """Run every check; the first that fails names itself."""
     checks = (
-        _after_and_times, _one_communicator_only, _groups, _failing_group, _hang, _hold, _data,
-        _dead_handles, _abort_behind_another, _synchronize_device,
-    )  # fmt: skip
+        _after_and_times,
+        _one_communicator_only,
+        _groups,
+        _failing_group,
+        _hang,
+        _hold,
+        _data,
+        _dead_handles,
+        _abort_behind_another,
+        _synchronize_device,
+    )
     for check in checks:
         check(_communicator(), _communicator())
         fake.lift(*fake.DATA_CALLS, "ncclCommAbort", "ncclGroupEnd", "cudaEventQuery")

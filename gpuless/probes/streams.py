@@ -28,9 +28,10 @@ def run(worlds: int, again: bool = False) -> tuple[str, dict[str, object]]:
     first.start("all_reduce")
     # The current stream waits for the operation, and the copy for the stream.
     stalled = [
-        number for number, world in enumerate(others, 1)
+        number
+        for number, world in enumerate(others, 1)
         if answer(lambda world=world: (world.run("all_reduce"), tensor(1).cpu()), _PATIENCE) != "returned"
-    ]  # fmt: skip
+    ]
     return ("STALLED" if stalled else "OK"), {"stalled": stalled, "worlds": worlds}
 
 

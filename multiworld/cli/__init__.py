@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from multiworld import conflict
+from multiworld.compat import conflict
+from multiworld.errors import INSTALL
 
 _NEEDED = ("typer", "rich")
 
@@ -21,7 +22,7 @@ def main() -> None:
         sys.stderr.write(
             f"multiworld: the command line needs {missing.name}, which is not installed\n"
             "  likely cause: torch-multiworld was installed without its extra 'cli'\n"
-            f"  what to do: {conflict.INSTALL.format(extra='[cli]')}\n"
+            f"  what to do: {INSTALL.format(extra='[cli]')}\n"
         )
         sys.exit(2)
     app()

@@ -128,12 +128,12 @@ def top(
     """Show the worlds of running processes, live; a pipe or a file gets the view anew after each interval.
 
     Each process has to write its status into FOLDER. Add to its program:
-    from multiworld.cli.status import StatusFile; with StatusFile(mw, FOLDER): ...
+    with StatusFile(mw, FOLDER): ...  (it is in multiworld.observe.status_file)
     """
     from rich.live import Live
 
-    from multiworld.cli.status import read_all
     from multiworld.cli.tables import how_to_write, top_view
+    from multiworld.observe.status_file import read_all
 
     if not folder.is_dir():
         errors.print(f"[bold red]multiworld:[/] {escape(str(folder))} is not a folder\n{how_to_write(folder)}")

@@ -19,8 +19,8 @@ from multiworld.cli.checks import Check, Verdict, judged
 from multiworld.cli.nccl_checks import nccl_checks
 from multiworld.errors import BrokenWorldException
 from multiworld.liveness.pulse import native_loop
-from multiworld.multi import MultiWorld
 from multiworld.version import VERSION
+from multiworld.worlds.multi_world import MultiWorld
 
 _FEW_DESCRIPTORS = 4096
 _TRIAL_SECONDS = 20.0

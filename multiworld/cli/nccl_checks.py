@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from multiworld.backends import choice, nccl, nccl_environment
 from multiworld.cli.checks import Check, Verdict, judged
-from multiworld.conflict import INSTALL
-from multiworld.drivers import choice, nccl, nccl_environment
+from multiworld.errors import INSTALL
 
 _BINDINGS = INSTALL.format(extra="[nccl]")
 #: What an unpatched torch does in CleanUpOnly mode, as measured by the probes in ``gpuless``.

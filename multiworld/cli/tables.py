@@ -12,10 +12,10 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from multiworld.cli.checks import Check
-    from multiworld.cli.status import ProcessStatus
     from multiworld.lab.bench.report import BenchReport
     from multiworld.lab.chaos.plan import Plan
     from multiworld.lab.chaos.report import ChaosReport
+    from multiworld.observe.status_file import ProcessStatus
 
 _STATES = {"active": "green", "broken": "bold red", "closed": "dim"}
 _COLOURS = {"ok": "green", "note": "yellow", "fail": "bold red", "missed": "bold red"}
@@ -104,7 +104,7 @@ def how_to_write(folder: Path) -> Text:
     return Text(
         "  likely cause: no program has been asked to write its status there\n"
         "  what to do: add to the program\n"
-        "      from multiworld.cli.status import StatusFile\n"
+        "      from multiworld.observe.status_file import StatusFile\n"
         f'      with StatusFile(mw, "{folder}"): ...'
     )
 

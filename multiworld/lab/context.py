@@ -21,7 +21,7 @@ from multiworld.lab.messages import LENGTH, SAID, Call, Cancel, Mark, Outcome, T
 
 if TYPE_CHECKING:
     from multiworld.config import TcpStoreAddress
-    from multiworld.multi import MultiWorld
+    from multiworld.worlds.multi_world import MultiWorld
 
 
 class Context:
@@ -41,7 +41,7 @@ class Context:
     def mw(self) -> MultiWorld:
         """The worker's ``MultiWorld``, made at the first use."""
         if self._mw is None:
-            from multiworld.multi import MultiWorld
+            from multiworld.worlds.multi_world import MultiWorld
 
             self._mw = MultiWorld()
         return self._mw

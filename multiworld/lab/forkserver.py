@@ -69,7 +69,7 @@ def main() -> None:
 
     import torch.distributed  # noqa: F401 - loaded for the children, as the others
 
-    import multiworld.multi  # noqa: F401
+    import multiworld.worlds.multi_world  # noqa: F401
     from multiworld.lab import context, huge_pages
 
     for module in sys.argv[3:]:

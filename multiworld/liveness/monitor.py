@@ -25,7 +25,7 @@ from multiworld.liveness.neighbour import ProcessId
 from multiworld.liveness.peer import PeerProcess, Watch, Watched
 from multiworld.liveness.reach import Reach
 from multiworld.liveness.ring import watched_by
-from multiworld.net.reactor import Clock, Reactor
+from multiworld.transport.reactor import Clock, Reactor
 
 #: when to go on after an error of ours
 AGAIN_SECONDS = 0.2

@@ -15,8 +15,8 @@ from multiworld.events import EventBus
 from multiworld.liveness.neighbour import PATIENCE, ProcessId, Starvation
 from multiworld.liveness.pulse import MAX_AT_ONCE, PING
 from multiworld.liveness.tcpinfo import TcpInfo, tcp_info
-from multiworld.membership import Membership
-from multiworld.net.reactor import Reactor
+from multiworld.matching.membership import Membership
+from multiworld.transport.reactor import Reactor
 
 #: how long one attempt to connect again may take, in seconds
 DIAL_SECONDS = 2.0

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from multiworld.net.reactor import Reactor
-from multiworld.net.sockets import borrowed
+from multiworld.transport.reactor import Reactor
+from multiworld.transport.sockets import borrowed
 
 logger = logging.getLogger(__name__)
 

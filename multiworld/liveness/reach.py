@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from multiworld.config import Heartbeat
 from multiworld.liveness.peer import SLACK, Watch, Watched
-from multiworld.net.reactor import Clock
+from multiworld.transport.reactor import Clock
 
 #: so many peers are asked at a time, each until it answers; then it is the turn of others
 AT_ONCE = 4

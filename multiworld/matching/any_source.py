@@ -7,10 +7,10 @@ from typing import Any
 
 from multiworld.errors import MultiWorldError
 from multiworld.matching.device import DeviceEnd
-from multiworld.matching.mailbox import AnySource, Mailbox
-from multiworld.matching.messages import ReceiveOperation, Signature
 from multiworld.matching.operation import Operation
-from multiworld.net.frames import Kind
+from multiworld.matching.peer_messages import AnySource, Mailbox
+from multiworld.matching.protocol import Kind
+from multiworld.matching.send_receive import ReceiveOperation, Signature
 
 
 class AnyReceive(Operation):

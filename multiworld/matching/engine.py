@@ -12,16 +12,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 from multiworld.errors import BrokenWorldException
+from multiworld.matching.agreement import CollectiveOperation, GroupCollectives
 from multiworld.matching.any_source import AnyReceive
-from multiworld.matching.collectives import CollectiveOperation, GroupCollectives
+from multiworld.matching.collective_plan import Plan
 from multiworld.matching.device import Device, DeviceEnd
-from multiworld.matching.launch import Carrier, Launch, Synchronization
-from multiworld.matching.mailbox import AnySource, Mailbox
-from multiworld.matching.messages import ReceiveOperation, SendOperation, Signature
-from multiworld.matching.operation import Host, Operation, Registry, Sink
-from multiworld.matching.plan import Plan
-from multiworld.membership import Membership
-from multiworld.net.frames import Kind, Placement
+from multiworld.matching.membership import Membership
+from multiworld.matching.operation import Carrier, Host, Launch, Operation, Registry, Sink, Synchronization
+from multiworld.matching.peer_messages import AnySource, Mailbox
+from multiworld.matching.protocol import Kind, Placement
+from multiworld.matching.send_receive import ReceiveOperation, SendOperation, Signature
 
 #: how many groups of a world may have collectives; a peer that names more makes them up
 MAX_GROUPS = 1 << 16

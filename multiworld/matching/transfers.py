@@ -9,14 +9,13 @@ from typing import Final
 import torch
 
 from multiworld.matching.device import DeviceEnd
-from multiworld.matching.launch import Carrier, Launch
-from multiworld.matching.messages import ReceiveOperation, SendOperation
-from multiworld.matching.operation import Registry, Sink
-from multiworld.net.frames import Kind, Mode, Placement
+from multiworld.matching.operation import Carrier, Launch, Registry, Sink
+from multiworld.matching.protocol import Kind, Mode, Placement
+from multiworld.matching.send_receive import ReceiveOperation, SendOperation
 
 #: modes of DATA whose payload does not follow it
 ON_DEVICE: Final = frozenset(map(int, (Mode.DEVICE, Mode.DEVICE_TENSOR)))
-#: what is said of a tensor on the device: bytes of its payload; its shape follows, see ``ops.shapes``
+#: what is said of a tensor on the device: bytes of its payload; its shape follows, see ``tensors.shapes``
 LENGTH: Final = struct.Struct("<Q")
 _MAX_SAID_BYTES: Final = LENGTH.size + 8 * 255 + 1
 

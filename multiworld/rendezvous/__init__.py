@@ -1,1 +1,1 @@
-"""How members find each other: stores, claims of ranks, generations, and the connections between them."""
+"""How members find each other: claims of ranks, generations, and the connections between them."""

@@ -18,10 +18,10 @@ from multiworld.config import (
     OnCancel,
     WorldConfig,
     is_duration,
+    whole_number,
 )
 from multiworld.errors import BackendUnavailable, InvalidArgument
-from multiworld.matching.plan import MAX_MEMBERS
-from multiworld.ops.arguments import whole_number
+from multiworld.matching.collective_plan import MAX_MEMBERS
 
 BACKENDS = ("gloo", "nccl", "torch-nccl")
 #: limit for a world's name as JSON: the greeting has it in a line of bounded length
@@ -134,7 +134,7 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
                 name, rank, "gloo", torch.cuda.is_available(), f"torch sees no CUDA device, but device={str(place)!r}"
             )
         return str(place)
-    choice = importlib.import_module("multiworld.drivers.choice")
+    choice = importlib.import_module("multiworld.backends.choice")
     why = choice.unavailable(backend)
     _require(name, rank, backend, why is None, why or "")
     place = _cuda_device(name, rank, backend, device)

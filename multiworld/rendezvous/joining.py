@@ -19,15 +19,15 @@ from typing import Any, NoReturn, cast
 from multiworld.config import NetworkSettings, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.liveness.neighbour import this_process
-from multiworld.net.causes import cause_of, system_message
-from multiworld.net.descriptors import descriptor_shortage
-from multiworld.net.endpoint import Endpoint
-from multiworld.net.greeting import PROTOCOL, GreetingError, Reason, versions
-from multiworld.rendezvous.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
+from multiworld.process.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
 from multiworld.rendezvous.ledger import Claim, Ledger
-from multiworld.rendezvous.store_client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
-from multiworld.rendezvous.stores import StoreSource
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, Wires, WiringFailed, alive, wire
+from multiworld.store.client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
+from multiworld.store.sources import StoreSource
+from multiworld.transport.causes import cause_of, system_message
+from multiworld.transport.descriptors import descriptor_shortage
+from multiworld.transport.endpoint import Endpoint
+from multiworld.transport.greeting import PROTOCOL, GreetingError, Reason, versions
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 ALIVE_CHECK_SECONDS = 1.0

@@ -11,8 +11,8 @@ from typing import Any
 
 from multiworld.errors import RendezvousError
 from multiworld.liveness.neighbour import ProcessId
-from multiworld.net.greeting import PROTOCOL
-from multiworld.rendezvous.agreed_keys import keys_of
+from multiworld.store.agreed_keys import keys_of
+from multiworld.transport.greeting import PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)

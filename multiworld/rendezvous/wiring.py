@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 from multiworld.config import NetworkSettings, printed
 from multiworld.liveness.pulse import first_ping
 from multiworld.liveness.ring import watched_by
-from multiworld.net.descriptors import descriptor_shortage
-from multiworld.net.greeting import GreetingError, Hello, Reason, Role
-from multiworld.net.handshake import greet
-from multiworld.net.sockets import connected
-from multiworld.rendezvous.join_threads import Pause, Steps
+from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
+from multiworld.transport.descriptors import descriptor_shortage
+from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
+from multiworld.transport.handshake import greet
+from multiworld.transport.sockets import connected
 
 if TYPE_CHECKING:
-    from multiworld.net.endpoint import Endpoint, Taker
+    from multiworld.transport.endpoint import Endpoint, Taker
 
 #: the connections between two members
 ROLES = (Role.LANE, Role.CONTROL)

@@ -151,7 +151,7 @@ def test_the_command_of_ours_in_theirs_says_so(tmp_path: Path, ours: Path, their
 
 
 def test_the_look_costs_less_than_a_millisecond(tmp_path: Path) -> None:
-    from multiworld import conflict
+    from multiworld.compat import conflict
 
     (tmp_path / "multiworld").mkdir()
     for number in range(600):

@@ -129,6 +129,11 @@ def _program(path: Path, line: str = "") -> None:
     path.chmod(0o755)
 
 
+def _python(path: Path, *, headers: bool) -> None:
+    """Write a Python that has its headers, or lacks them, when it is asked for their folder."""
+    _program(path, f'case "$*" in *get_path*) exit {0 if headers else 1};; esac\nexec {sys.executable} "$@"')
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository whose noxfile does nothing, on a machine that lacks nothing: no test installs packages."""
@@ -136,7 +141,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     programs.mkdir()
     for name, line in {"git": "", "g++": "", "ip": "", "sshd": "", "apt-get": "exit 1", "sudo": "exit 1"}.items():
         _program(programs / name, line)
-    (programs / "python3").symlink_to(sys.executable)
+    _python(programs / "python3", headers=True)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
@@ -197,6 +202,7 @@ def test_what_readme_does_not_name_is_installed_after_its_test_command(place: Pa
         (programs / name).symlink_to(shutil.which(name) or name)
     for name in ("ip", "sshd", "g++", "git"):
         (programs / name).unlink()
+    _python(programs / "python3", headers=False)
     _program(programs / "sudo", 'exec "$@"')
     _program(programs / "id", "echo 1000")
     _program(programs / "apt-get", f'echo apt-get "$@"; touch {programs}/g++ {programs}/git; chmod +x {programs}/g*')
@@ -221,8 +227,8 @@ def test_what_readme_does_not_name_is_installed_after_its_test_command(place: Pa
         "--install-only -s tests",
         "-R -s tests",
         update,
-        f"{quiet} iproute2 openssh-server",
-        "-R -s tests -- -m ip or sshd tests/build tests/multiworld",
+        f"{quiet} iproute2 openssh-server python3-dev",
+        "-R -s tests -- -m ip or sshd or headers tests/build tests/multiworld",
         "-s test-2.6.0",
         "the summary",
     ]

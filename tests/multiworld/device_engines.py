@@ -18,9 +18,8 @@ from engines import Member, Network
 
 from multiworld.matching.device import Moment
 from multiworld.matching.engine import Engine
-from multiworld.matching.launch import Launch
-from multiworld.matching.operation import Operation
-from multiworld.ops import p2p
+from multiworld.matching.operation import Launch, Operation
+from multiworld.operations import p2p
 
 
 class Lock:

@@ -18,13 +18,12 @@ import torch
 
 from multiworld.errors import BrokenWorldException, LossReason, OpTimeout, PeerLost
 from multiworld.matching.engine import Engine
-from multiworld.matching.launch import Launch
-from multiworld.matching.operation import Operation
-from multiworld.membership import Limits, Membership
-from multiworld.net.frames import Placement
-from multiworld.net.lane import Lane
-from multiworld.ops import p2p
-from multiworld.ops.base import GroupBase
+from multiworld.matching.membership import Limits, Membership
+from multiworld.matching.operation import Launch, Operation
+from multiworld.matching.protocol import Placement
+from multiworld.operations import p2p
+from multiworld.operations.base import GroupBase
+from multiworld.transport.lane import Lane
 
 OP_TIMEOUT = 6.0
 MOST_ROUNDS = 10_000

@@ -6,7 +6,7 @@ from importlib import metadata
 
 import torch
 
-from multiworld.drivers import nccl_environment
+from multiworld.backends import nccl_environment
 
 
 def is_patched() -> bool:

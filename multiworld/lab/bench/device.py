@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from multiworld.drivers import cuda, nccl
+from multiworld.backends import cuda, nccl
 from multiworld.lab.context import Context
-from multiworld.multi import MultiWorld
-from multiworld.ops.p2p import P2P
-from multiworld.world import World
+from multiworld.operations.p2p import P2P
+from multiworld.worlds.multi_world import MultiWorld
+from multiworld.worlds.world import World
 
 #: round trips of 4 bytes, and transfers of 4 MB, in one round; enough of these to see how they flow, not how they begin
 TURNS, TRANSFERS = 100, 100

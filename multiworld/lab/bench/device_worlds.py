@@ -12,8 +12,8 @@ import torch
 
 from multiworld.errors import PeerLost
 from multiworld.lab.context import Context
-from multiworld.multi import MultiWorld
-from multiworld.world import World
+from multiworld.worlds.multi_world import MultiWorld
+from multiworld.worlds.world import World
 
 _DEVICE = "cuda:0"
 _SECONDS = 120.0

@@ -21,12 +21,12 @@ from multiworld.errors import (
     StaleGeneration,
     TensorMismatch,
 )
-from multiworld.ops import quarantine
+from multiworld.tensors import memory_check
 
 if TYPE_CHECKING:
     from multiworld.config import TcpStoreAddress
     from multiworld.lab.context import Context
-    from multiworld.world import World
+    from multiworld.worlds.world import World
 
 _BREATH_SECONDS = 0.02
 _REJOIN_SECONDS = 15.0
@@ -86,8 +86,8 @@ async def finish(context: Context) -> Tally:
         await asyncio.wait(tasks, timeout=_BREATH_SECONDS)
     tally: Tally = context.kept["tally"]
     try:
-        quarantine.verify()  # finds something only with MULTIWORLD_DEBUG_MEMORY=1
-    except quarantine.MemoryTouched as error:
+        memory_check.verify()  # finds something only with MULTIWORLD_DEBUG_MEMORY=1
+    except memory_check.MemoryTouched as error:
         tally.wrong.append(str(error))
     return tally
 

@@ -102,8 +102,13 @@ class Project:
         environment = {name: value for name, value in environment.items() if value}
         done = subprocess.run(
             [sys.executable, "-m", "ci.new_release", "--series", "little", *arguments],
-            cwd=self.clone, env=environment, capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
+            cwd=self.clone,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
         return done.returncode, done.stdout + done.stderr
 
     def branches(self) -> set[str]:

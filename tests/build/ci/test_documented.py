@@ -6,17 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from build.paths import REPO
 from ci.fresh import readme
-from ci.workflows import load
 
 PAGES = [
     REPO / "README.md",
     REPO / "CONTRIBUTING.md",
     *sorted((REPO / "docs").glob("*.md")),
-    *sorted((REPO / "patches").glob("*/README.md")),
+    *sorted((REPO / "patches").glob("*/*.md")),
 ]
+WORKFLOWS = sorted((REPO / ".github" / "workflows").glob("*.yml"))
 #: A line of code that is a command, and a command within a sentence, which names more than a program.
 _LINE = re.compile(r"^    (?:\$ )?((?:python3?|nox|pip|uv|pytest|multiworld|torchrun|openssl|ci/\S+|git) .+)$", re.M)
 _WITHIN = re.compile(r"`((?:nox -|python3? (?:noxfile\.py |-m [^`\s]+ |tools/)|multiworld |pip install )[^`]*)`")
@@ -24,32 +25,12 @@ _WITHIN = re.compile(r"`((?:nox -|python3? (?:noxfile\.py |-m [^`\s]+ |tools/)|m
 NOT_RUN = {
     "ci/install …": "needs hosts: tests/build/cluster runs it on its own",
     "git clone <this repository> …": "every workflow begins with it",
-    "nox -s install -- …": "needs hosts, as ci/install",
-    "nox -s workflows …": "a workflow does not run all workflows; --list runs",
-    "nox -s lock": "resolves against the index of the day, and changes files; --check runs",
-    "nox -s verify": "named without its wheel",
     "nox -s wheelhouse -- --sigstore": "needs the identity of a job that may sign",
-    "nox -s wheelhouse -- MORE/WHEELS …": "needs wheels of others: tests/build/wheelhouse makes some",
     "nox -s build-2.6.0 -- --full …": "needs the CUDA toolkit and hours; --plan runs",
-    "nox -s regenerate-patch -- 2.1.2 …": "needs checkouts of two releases",
-    "nox -s regenerate-patch -- 2.9.1 --build": "the port of 2.9.1 needs a person first",
-    "nox -s regenerate-patch -- 2.9.1 --continue …": "needs edits of a person: tests/build/porting makes some",
-    "nox -s regenerate-patch -- --patches …": "needs two trees of a user: tests/build/porting makes some",
-    "nox -s regenerate-patch": "named without its arguments",
-    "python3 noxfile.py -s regenerate-patch": "named without its arguments",
-    "nox -s switchml-patch …": "needs a tree of SwitchML",
-    "nox -s lint-patches -- switchml …": "needs a repository of PyTorch with v1.7.1",
+    "nox -s regenerate-patch -- …": "needs a person or the trees of a user: tests/build/porting makes both",
     "python -m multiworld.switchml …": "needs the client library of SwitchML",
     "torchrun …": "needs the client library of SwitchML",
-    "python3 -m build.gpu.run …": "needs a GPU; nox -s gpu runs the same",
-    "python3 -m zipfile …": "needs a GPU",
-    "python3 -m http.server …": "runs until it is ended",
-    "multiworld chaos --seed N": "a pattern: --seed 1 --minutes 2 runs",
-    "multiworld top …": "runs until it is ended",
-    "uv pip …": "needs a published wheelhouse: tests/build/wheelhouse serves one",
-    "pip install --require-hashes …": "needs a published wheelhouse: tests/build/wheelhouse serves one",
     "pip install multiworld": "pymultiworld, which is not this project's",
-    "git format-patch …": "needs an amended commit",
 }
 
 
@@ -64,16 +45,25 @@ def documented() -> list[str]:
 
 
 def pattern(command: str) -> re.Pattern[str]:
-    """Return what runs a command: placeholders (PATH, <yours>) are any words, parts in brackets are left out."""
+    """Return what runs a command: placeholders (PATH, 1.7.1=PATH, <yours>) are any words, `[--option]` is left out."""
     text = re.sub(r"^nox ", "python3 noxfile.py ", re.sub(r" \[.*\]", "", command))
-    words = [r"\S+" if re.fullmatch(r"[A-Z/]+", word) else re.escape(word) for word in text.split()]
-    return re.compile(re.sub(r"RELEASE|<\w+>", lambda _: r"\S+", " ".join(words)) + r"(?: \|\| .*)?")
+    words = re.sub(r"RELEASE|<\w+>|(?<=[ =])[A-Z/]{2,}(?= |$)", "PLACEHOLDER", " ".join(text.split()))
+    return re.compile(re.escape(words).replace("PLACEHOLDER", r"\S+") + r"(?: \|\| .*| &)?")
+
+
+def steps(workflow: Path) -> list[str]:
+    """Return the scripts of all steps of a workflow."""
+    jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values()
+    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
 
 
 def run_by_workflows() -> list[str]:
     """Return the lines of all steps of all workflows, and those of README that `nox -s fresh` runs."""
-    steps = [line.strip() for job in load().values() for command in job.commands for line in command.splitlines()]
-    lines = [re.sub(r"^sudo (env \S+ )?", "", part) for line in steps for part in (line, *line.split(" && "))]
+    scripts = [script for path in WORKFLOWS for script in steps(path)]
+    whole = [line.strip() for script in scripts for line in script.replace("\\\n", " ").splitlines()]
+    lines = [
+        re.sub(r"^(sudo (env \S+ )?|timeout \d+ )", "", part) for line in whole for part in (line, *line.split(" && "))
+    ]
     return lines + (readme((REPO / "README.md").read_text())[1] if any("-s fresh" in line for line in lines) else [])
 
 
@@ -102,3 +92,15 @@ def test_a_command_that_nothing_runs_is_found(command: str, tmp_path: Path, monk
     monkeypatch.setattr("tests.build.ci.test_documented.PAGES", [*PAGES, page])
     with pytest.raises(AssertionError, match=command):
         test_every_documented_command_is_run()
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_jobs_are_bounded_and_know_their_rights(path: Path) -> None:
+    """A hung job or a stolen token can do little."""
+    data = yaml.safe_load(path.read_text())
+    assert "permissions" in data
+    for name, job in data["jobs"].items():
+        assert 0 < job["timeout-minutes"] <= 300, name
+        # An expression inserted into a script could be code of a stranger: it goes through env.
+        assert not [step for step in job["steps"] if "${{" in step.get("run", "")], name
+        assert all("@" in step.get("uses", "@") for step in job["steps"]), name

@@ -75,7 +75,7 @@ def test_settings_of_the_network_hold_inside(system: Path, tmp_path: Path, monke
     assert "prefer-binary = true" in (system / "etc" / "pip.conf").read_text()
     seen = f'[ -d {index.parent}/files ] && [ -e "$SSL_CERT_FILE" ] && grep -q {index} /etc/pip.conf'
     assert fresh.inside(system, f"{seen} && [ $HOME = /root ]", [*outside, Path("/usr")], kept) == 0
-    assert fresh.inside(system, f"[ -e {config} ] || [ -e {REPO} ]", [Path("/usr")], {}) == 1
+    assert fresh.inside(system, f"[ -e {config} ] || [ -e {__file__} ]", [Path("/usr")], {}) == 1
 
 
 @_ROOT_ONLY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 
 from build.official import pip_session
 from build.paths import REPO
-from ci.workflows import Place, load, run_job
 from tests.build.ci import little_project as lp
 from tests.build.ci.little_project import NEXT, Project
+from tests.build.ci.test_documented import steps
 from tests.build.official.server import Index, serving
 from tests.build.overlay.little import Little
 from tests.build.sources.trees import git
@@ -35,9 +36,20 @@ def project(little: Little, tmp_path: Path) -> Iterator[Project]:
             path.write_text(path.read_text().replace('"little"', '"nccl"'))
         git(made.clone, "add", "-A")
         git(made.clone, "commit", "-q", "-m", "sessions")
+        git(made.clone, "push", "-q", "origin", "main")
         (tmp_path / "bin" / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         (tmp_path / "bin" / "python3").chmod(0o755)
         yield made
+
+
+def run_job(project: Project, variables: dict[str, str]) -> None:
+    """Run the commands of the workflow in a clean clone, with home and these variables alone."""
+    folder = project.top / "job"
+    shutil.rmtree(folder, ignore_errors=True)
+    git(project.top, "clone", "-q", str(project.origin), str(folder))
+    commands = "\n".join(steps(folder / ".github" / "workflows" / "new-release.yml"))
+    environment = {"HOME": os.environ["HOME"], "CI": "true", **variables}
+    subprocess.run(["bash", "-eo", "pipefail", "-c", commands], cwd=folder, env=environment, timeout=280, check=True)
 
 
 def test_the_job_as_the_workflow_runs_it(project: Project, tmp_path: Path) -> None:
@@ -52,16 +64,11 @@ def test_the_job_as_the_workflow_runs_it(project: Project, tmp_path: Path) -> No
         "GIT_CONFIG_GLOBAL": os.devnull,
         "TMPDIR": str(project.top / "tmp"),
     }
-    place = Place(tmp_path / "work", project.clone, variables=variables)
-    place.folder.mkdir()
-    job = load(project.clone)["new-release/port"]
-    run_job(job, place, {})
+    run_job(project, variables)
     assert project.asked() == []
     project.publish(lambda text: "// a line of the new release\n" + text)
-    shutil.rmtree(place.folder / "clones")
-    run_job(job, place, {})
+    run_job(project, variables)
     asked = project.asked()
     assert asked[asked.index("--title") + 1] == f"nccl: PyTorch {NEXT}"
     assert "--draft" not in asked
-    assert git(place.origin, "branch", "--list", "--format=%(refname:short)") == f"main\nport/nccl-{NEXT}"
-    assert git(project.clone, "branch", "--list", "--format=%(refname:short)") == "main"
+    assert project.branches() == {"main", f"port/nccl-{NEXT}"}

@@ -65,8 +65,8 @@ def offering(**how: object) -> Index:
 
 
 def configured(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configure pip by a file, as most machines do."""
-    path.write_text(text)
+    """Configure pip by a file, as most machines do; `/etc/pip.conf` is read as well, and its folders are not wanted."""
+    path.write_text(f"[global]\nfind-links =\nextra-index-url =\n{text.removeprefix('[global]')}")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(path))
     monkeypatch.delenv("PIP_INDEX_URL", raising=False)
     index.forget()

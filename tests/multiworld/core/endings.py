@@ -20,13 +20,13 @@ import torch.distributed as dist
 from procs import Link
 
 from multiworld import MultiWorld
-from multiworld.drivers.gloo import GlooDriver
-from multiworld.ops import reduction
+from multiworld.backends.gloo import GlooDriver
+from multiworld.operations import reduction
 
 #: children at a time, on two processors; more of them make connecting so slow that older releases of Gloo abort
 AT_ONCE = 6
-#: how long a child goes on after its moment has begun, in seconds
-DELAYS = (0.0, 0.003, 0.02, 0.06, 0.15)
+#: how long a child goes on after its moment has begun, in seconds; two children take the first two
+DELAYS = (0.003, 0.06, 0.0, 0.02, 0.15)
 #: so that Gloo carries it
 LENGTH = 300_000
 _kept: list[Any] = []
@@ -196,8 +196,8 @@ def _wait(running: dict[int, Path]) -> list[str]:
 
 def end_at(_: Link, moment: str, count: int, folder: Path) -> list[str]:
     """Fork the programs; a line for each that ended otherwise than with status 0 and in silence."""
-    # A group that Gloo does not let go of is left alone, with a warning; see docs/figures.md. The status counts.
-    logging.getLogger("multiworld.drivers.gloo").setLevel(logging.ERROR)
+    # A group that Gloo does not let go of is left alone, with a warning; see docs/notes/speed.md. The status counts.
+    logging.getLogger("multiworld.backends.gloo").setLevel(logging.ERROR)
     running: dict[int, Path] = {}
     wrong: list[str] = []
     for number in range(count):

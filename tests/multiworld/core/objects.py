@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from multiworld.membership import Limits, Membership
-from multiworld.ops.pickling import allowed, dumps, loads
+from multiworld.matching.membership import Limits, Membership
+from multiworld.serialization.pickling import allowed, dumps, loads
 
 US = Membership("w", 0, 2, 1, "gloo", Limits(1.0, 1 << 20))
 

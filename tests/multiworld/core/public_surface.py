@@ -52,10 +52,10 @@ from multiworld import (
     WorldState,
     WrongContext,
 )
-from multiworld.cli.status import StatusFile
 from multiworld.communicator import MismatchInWorld, WorldCommunicator
 from multiworld.manager import WorldManager
-from multiworld.metrics import Metrics
+from multiworld.observe.metrics import Metrics
+from multiworld.observe.status_file import StatusFile
 from multiworld.watchdog import WatchDog
 
 

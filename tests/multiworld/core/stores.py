@@ -11,10 +11,10 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from multiworld.config import TcpStoreAddress
-from multiworld.hub import Hub
-from multiworld.rendezvous.store_client import Deadline
-from multiworld.rendezvous.store_data import Limits
-from multiworld.rendezvous.store_server import StoreServer
+from multiworld.process.hub import Hub
+from multiworld.store.client import Deadline
+from multiworld.store.server import StoreServer
+from multiworld.store.server_data import Limits
 
 SOON = 5.0
 SECRET = b"correct horse battery staple"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from multiworld.rendezvous import agreed_keys
-from multiworld.rendezvous.agreed_keys import AgreedKeys, CasKeys, CounterKeys
+from multiworld.store import agreed_keys
+from multiworld.store.agreed_keys import AgreedKeys, CasKeys, CounterKeys
 
 Opened = Callable[[], Any]
 THREADS, TURNS = 6, 30

@@ -19,10 +19,11 @@ from table import members
 from torch.distributed import ReduceOp
 
 from multiworld import InvalidArgument
+from multiworld.matching.collective_plan import REDUCTIONS
 from multiworld.matching.memory import ALIGNMENT, bytes_of, room_for
-from multiworld.matching.plan import REDUCTIONS
-from multiworld.net.frames import CODES
-from multiworld.ops import collectives, exchanges, quarantine
+from multiworld.matching.protocol import CODES
+from multiworld.operations import collectives, exchanges
+from multiworld.tensors import memory_check
 
 SIZES = (*range(10), 15, 17, 31, 33)
 #: bytes between the end of a tensor and the page behind it that nobody may touch
@@ -138,7 +139,7 @@ def test_large_reductions(store: str, dtype: torch.dtype) -> None:
 
 def moves(_: Link, store: str, debug_memory: bool) -> None:
     """Move unaligned tensors, lazily conjugated ones among them, by all operations that compute nothing."""
-    quarantine.ACTIVE = debug_memory  # as MULTIWORLD_DEBUG_MEMORY does
+    memory_check.ACTIVE = debug_memory  # as MULTIWORLD_DEBUG_MEMORY does
     count = 7
 
     def made(start: int, length: int = count) -> torch.Tensor:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from multiworld import WorldClosed
 from multiworld.matching.operation import Operation
-from multiworld.net.frames import Kind
-from multiworld.ops import collectives, p2p
-from multiworld.ops.p2p import P2P
+from multiworld.matching.protocol import Kind
+from multiworld.operations import collectives, p2p
+from multiworld.operations.p2p import P2P
 
 COUNT = 60_000  # float32: many times what the sockets below hold
 ORIGINAL, CANARY, NEXT = 1.0, 7.0, 2.0

@@ -176,9 +176,9 @@ def _aborts_at_once(link: Link, store: str) -> None:
 
 def _joins_slowly(link: Link, store: str) -> Any:
     """What the peer says has come, and the hub's thread has had time for it, before any step that makes a session."""
-    from multiworld.control import Control
-    from multiworld.hub import Hub
     from multiworld.liveness.monitor import Monitor
+    from multiworld.process.hub import Hub
+    from multiworld.session.control import Control
 
     def waits(owner: Any, name: str, hub: Callable[[Any], Hub]) -> None:
         real = getattr(owner, name)

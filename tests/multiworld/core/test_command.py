@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from multiworld import MultiWorld
-from multiworld.cli.status import StatusFile
+from multiworld.observe.status_file import StatusFile
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -45,7 +45,7 @@ def test_top_of_an_empty_folder_says_what_to_add_to_the_program(tmp_path: Path) 
     pytest.importorskip("typer", reason="the cli extra is not installed")
     done = run("-m", "multiworld", "top", "--once", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "from multiworld.cli.status import StatusFile" in done.stdout
+    assert "from multiworld.observe.status_file import StatusFile" in done.stdout
     assert f'StatusFile(mw, "{tmp_path}")' in done.stdout.replace("\n", "")
 
 
@@ -84,7 +84,7 @@ def test_top_prints_into_a_pipe(tmp_path: Path) -> None:
 
 def test_top_shows_a_process_that_writes_its_status(tmp_path: Path) -> None:
     pytest.importorskip("typer", reason="the cli extra is not installed")
-    from multiworld.cli.status import StatusFile
+    from multiworld.observe.status_file import StatusFile
 
     with MultiWorld() as mw, StatusFile(mw, tmp_path):
         shown = run("-m", "multiworld", "top", "--once", str(tmp_path)).stdout

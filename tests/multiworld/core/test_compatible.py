@@ -129,7 +129,7 @@ def test_old_names_and_the_post_setup_command() -> None:
     assert WorldCommunicator.recv.__code__.co_varnames[1:4] == ("tensor", "src", "world_name")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
-        [sys.executable, "-m", "multiworld.post_setup"],
+        [sys.executable, "-m", "multiworld.compat.post_setup"],
         capture_output=True, text=True, timeout=60, env=environment, check=True,
     )  # fmt: skip
     assert "nothing to patch" in done.stdout

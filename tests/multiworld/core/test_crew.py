@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from multiworld.drivers.crew import Crew
-from multiworld.drivers.work import Work
+from multiworld.backends.device_threads import Crew
+from multiworld.backends.device_work import Work
 
 SECONDS = 20.0
 

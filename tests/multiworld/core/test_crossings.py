@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from table import members
 
 from multiworld import P2P, PeerLost
-from multiworld.net.frames import Kind
-from multiworld.ops import p2p
+from multiworld.matching.protocol import Kind
+from multiworld.operations import p2p
 
 
 @pytest.fixture

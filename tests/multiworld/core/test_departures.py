@@ -14,7 +14,7 @@ from procs import wait_until
 from table import SOON, members
 
 from multiworld import PeerLost, World, WorldState
-from multiworld.drivers.slot import DriverSlot
+from multiworld.backends.slot import DriverSlot
 
 SMALL, LARGE = 4, 200_000  # the larger one runs on Gloo
 PIECE, MANY = 60_000, 60  # together more than sockets hold

@@ -20,11 +20,11 @@ import torch
 from procs import Link, cluster, wait_until
 
 from multiworld import BrokenWorldException, DescriptorsExhausted, MultiWorld, MultiWorldError
-from multiworld.drivers import sockets
-from multiworld.drivers.gloo import GlooDriver
-from multiworld.drivers.values import LaneStore
-from multiworld.net import descriptors
-from multiworld.net.descriptors import Reserve, descriptor_shortage, require
+from multiworld.backends import gloo_sockets
+from multiworld.backends.gloo import GlooDriver
+from multiworld.backends.setup_store import LaneStore
+from multiworld.transport import descriptors
+from multiworld.transport.descriptors import Reserve, descriptor_shortage, require
 
 SECONDS = 10.0
 #: how many descriptors are left free; what a join or a group of Gloo takes is among them
@@ -284,8 +284,8 @@ def test_connections_are_shut_down_without_a_free_descriptor() -> None:
     ):
         published = _published(listener)
         with only(0):
-            assert sockets.shut_down([published], []) == 1
-            assert sockets.remaining([], [published]) == 1
+            assert gloo_sockets.shut_down([published], []) == 1
+            assert gloo_sockets.remaining([], [published]) == 1
         assert theirs.recv(1) == b""
         ours.settimeout(SECONDS)
         assert ours.recv(1) == b""
@@ -296,7 +296,7 @@ def test_a_listener_whose_members_are_all_there_hears_nobody_and_its_connections
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as other:
         member = socket.create_connection(listener.getsockname())
         with member, listener.accept()[0] as accepted:
-            if not sockets.deafen([_published(listener)]):
+            if not gloo_sockets.deafen([_published(listener)]):
                 pytest.skip("this kernel takes no packet filter")
             with pytest.raises(TimeoutError):
                 socket.create_connection(listener.getsockname(), timeout=0.3)
@@ -314,7 +314,7 @@ def test_nothing_is_kept_back_once_the_last_multiworld_is_closed() -> None:
 
 
 def _drops_a_file_store(link: Link, path: str) -> str:
-    from multiworld.rendezvous.torch_store import FileStore
+    from multiworld.store.torch_store import FileStore
 
     client = FileStore(path, -1)
     client.set("key", "value")
@@ -338,13 +338,13 @@ def test_a_rendezvous_without_descriptors_is_an_error_of_the_package(store: str)
 def test_a_group_of_gloo_does_not_look_at_every_socket_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 members in one process have 12,000 sockets: each member looked at all of them when it had connected."""
     looked: list[int] = []
-    copied = sockets.reserve.copied
+    copied = gloo_sockets.reserve.copied
 
     def counted(number: int) -> contextlib.AbstractContextManager[int]:
         looked.append(number)
         return copied(number)
 
-    monkeypatch.setattr(sockets.reserve, "copied", counted)
+    monkeypatch.setattr(gloo_sockets.reserve, "copied", counted)
     stores: list[LaneStore] = []
     stores += [LaneStore(lambda key, data: stores[1].receive(key, data), SECONDS)]
     stores += [LaneStore(lambda key, data: stores[0].receive(key, data), SECONDS)]

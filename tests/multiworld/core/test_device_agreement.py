@@ -8,7 +8,7 @@ from device_engines import DeviceNetwork
 from torch.distributed import ReduceOp
 
 from multiworld import InvalidArgument, TensorMismatch
-from multiworld.ops import collectives, exchanges
+from multiworld.operations import collectives, exchanges
 
 
 def test_a_collective_is_agreed_before_it_is_launched_however_small(net: DeviceNetwork) -> None:

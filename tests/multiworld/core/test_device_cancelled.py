@@ -7,7 +7,7 @@ import torch
 from device_engines import DeviceNetwork, names
 
 from multiworld import P2P
-from multiworld.ops import p2p
+from multiworld.operations import p2p
 
 
 def test_an_unmatched_send_is_withdrawn(net: DeviceNetwork) -> None:

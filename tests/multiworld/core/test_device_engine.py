@@ -14,7 +14,7 @@ from device_engines import DeviceNetwork, names
 from torch.distributed import ReduceOp
 
 from multiworld import P2P, InvalidArgument, PeerLost, TensorMismatch
-from multiworld.ops import collectives, p2p
+from multiworld.operations import collectives, p2p
 
 
 @pytest.mark.parametrize("first", ["send", "recv"])

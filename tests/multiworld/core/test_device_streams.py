@@ -9,8 +9,8 @@ from engines import Network
 from torch.distributed import ReduceOp
 
 from multiworld import PeerLost
-from multiworld.net.frames import Kind, Mode
-from multiworld.ops import collectives, p2p
+from multiworld.matching.protocol import Kind, Mode
+from multiworld.operations import collectives, p2p
 
 
 def test_a_streamed_transfer_returns_when_it_is_enqueued(net: DeviceNetwork) -> None:

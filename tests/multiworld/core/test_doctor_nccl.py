@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from multiworld.backends import nccl_environment
+from multiworld.backends.nccl_environment import NEEDED, Fact
 from multiworld.cli.checks import Verdict
 from multiworld.cli.nccl_checks import Setup, driver, fact_check, faults, host_id, nccl_checks, old_names, patches
-from multiworld.drivers import nccl_environment
-from multiworld.drivers.nccl_environment import NEEDED, Fact
 
 #: stock torch with a device, without NVIDIA's bindings
 STOCK = Setup(None, "torch-nccl", "nccl4py cannot be used: No module named 'nccl'", "ProcessGroupNCCL", "", "", "2.6.0")

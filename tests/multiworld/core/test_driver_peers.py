@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from multiworld.drivers import nccl
-from multiworld.drivers.communicator import Member
-from multiworld.drivers.peers import Facts, meet
-from multiworld.drivers.values import LaneStore
+from multiworld.backends import nccl
+from multiworld.backends.device_communicator import Member
+from multiworld.backends.peers import Facts, meet
+from multiworld.backends.setup_store import LaneStore
 from multiworld.errors import BackendFailed
 
 SECONDS = 20.0

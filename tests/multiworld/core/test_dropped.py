@@ -34,7 +34,7 @@ def _subscriber(mw: MultiWorld) -> None:
 def _metrics(mw: MultiWorld) -> None:
     from prometheus_client import CollectorRegistry
 
-    from multiworld.metrics import Metrics
+    from multiworld.observe.metrics import Metrics
 
     Metrics(mw, CollectorRegistry())
 

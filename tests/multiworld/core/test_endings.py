@@ -14,22 +14,23 @@ import torch.distributed as dist
 from procs import Link, cluster, wait_until
 
 from multiworld import MultiWorld, RendezvousError
-from multiworld.drivers import gloo
-from multiworld.drivers.gloo import GlooDriver
-from multiworld.drivers.values import LaneStore
-from multiworld.parking import park
-from multiworld.threads import start_or_run
+from multiworld.backends import gloo
+from multiworld.backends.gloo import GlooDriver
+from multiworld.backends.setup_store import LaneStore
+from multiworld.process.thread_parking import park
+from multiworld.process.threads import start_or_run
 from tests.multiworld.core import endings
 
 SECONDS = 10.0
 #: how often each; more with MULTIWORLD_ENDINGS, to look for what is rare
-COUNT = int(os.environ.get("MULTIWORLD_ENDINGS", "5"))
+COUNT = os.environ.get("MULTIWORLD_ENDINGS")
 
 
 @pytest.mark.parametrize("moment", endings.MOMENTS)
-def test_a_program_ends_in_silence(tmp_path: Path, moment: str) -> None:
+def test_a_program_ends_in_silence(tmp_path: Path, moment: str, whole: bool) -> None:
+    count = int(COUNT or (10 if whole else 2))
     with cluster() as c:
-        assert c.start(endings.end_at, moment, COUNT, tmp_path).result(240) == []
+        assert c.start(endings.end_at, moment, count, tmp_path).result(240) == []
 
 
 def _parks(link: Link) -> list[bool]:

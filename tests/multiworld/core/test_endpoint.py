@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from multiworld.config import NetworkSettings
-from multiworld.hub import Hub
-from multiworld.net.endpoint import MAX_VISITORS, VISITOR_SECONDS, Endpoint
-from multiworld.net.greeting import MAX_GREETING_BYTES, PROTOCOL, Hello, Role
-from multiworld.net.handshake import Dialler
+from multiworld.process.hub import Hub
+from multiworld.transport.endpoint import MAX_VISITORS, VISITOR_SECONDS, Endpoint
+from multiworld.transport.greeting import MAX_GREETING_BYTES, PROTOCOL, Hello, Role
+from multiworld.transport.handshake import Dialler
 
 HELLO = Hello(Role.PROBE, "w", 1, to=0, incarnation="c0ffee")
 SECRET = b"nobody-may-read-this"

@@ -12,11 +12,11 @@ from engines import OP_TIMEOUT, Network
 from torch.distributed import ReduceOp
 
 from multiworld import P2P, OpTimeout, PeerLost, TensorMismatch
-from multiworld.matching import collectives as agreed
+from multiworld.matching import agreement as agreed
 from multiworld.matching import engine as engine_module
-from multiworld.matching.mailbox import MAX_WAITING
-from multiworld.net.frames import Kind
-from multiworld.ops import collectives, objects, p2p
+from multiworld.matching.peer_messages import MAX_WAITING
+from multiworld.matching.protocol import Kind
+from multiworld.operations import collectives, objects, p2p
 
 LARGE = 1 << 20  # float32: more than travels with the fingerprints
 

@@ -96,7 +96,7 @@ def _aborts(link: Link, store: str) -> None:
 
 def test_metrics_count_breaks_by_how_the_peer_was_lost(store: str) -> None:
     prometheus = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
-    from multiworld.metrics import Metrics
+    from multiworld.observe.metrics import Metrics
 
     registry = prometheus.CollectorRegistry()
     labels = {"world": "w", "cause": "PeerLost", "how": str(LossReason.REPORTED)}

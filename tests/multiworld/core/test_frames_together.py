@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from multiworld.errors import TensorMismatch
-from multiworld.net.frames import HEADER_BYTES
-from multiworld.net.lane import TOGETHER_BYTES
-from multiworld.ops import p2p
-from multiworld.ops.p2p import P2P
+from multiworld.matching.protocol import HEADER_BYTES
+from multiworld.operations import p2p
+from multiworld.operations.p2p import P2P
+from multiworld.transport.lane import TOGETHER_BYTES
 from tests.multiworld.engines import Network
 
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiworld.config import NetworkSettings
-from multiworld.net.greeting import MAX_GREETING_BYTES, PROTOCOL, GreetingError, Hello, Reason, Role, parsed
-from multiworld.net.handshake import Acceptor, Dialler, greet
+from multiworld.transport.greeting import MAX_GREETING_BYTES, PROTOCOL, GreetingError, Hello, Reason, Role, parsed
+from multiworld.transport.handshake import Acceptor, Dialler, greet
 
 SECRET = b"correct horse battery staple"
 HELLO = Hello(Role.LANE, "w", 1, 1, 0, "c0ffee")

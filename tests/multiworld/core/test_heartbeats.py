@@ -18,8 +18,8 @@ from multiworld.liveness.monitor import Monitor
 from multiworld.liveness.neighbour import PATIENCE, ProcessId
 from multiworld.liveness.pulse import PING, PONG
 from multiworld.liveness.tcpinfo import TcpInfo
-from multiworld.membership import Limits, Membership
-from multiworld.net.reactor import Reactor
+from multiworld.matching.membership import Limits, Membership
+from multiworld.transport.reactor import Reactor
 
 BEAT = Heartbeat()
 #: in seconds

@@ -29,10 +29,10 @@ from multiworld import (
     WorldState,
     WrongContext,
 )  # fmt: skip
-from multiworld.matching.plan import INLINE_BYTES
-from multiworld.net.bridge import SyncPoller
+from multiworld.matching.collective_plan import INLINE_BYTES
+from multiworld.process.threads import within
 from multiworld.rendezvous import joining
-from multiworld.threads import within
+from multiworld.transport.poller import SyncPoller
 
 SECONDS = 20.0
 

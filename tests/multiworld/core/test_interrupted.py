@@ -13,8 +13,9 @@ from procs import wait_until
 from table import members
 
 from multiworld import World, WorldClosed
-from multiworld.ops import p2p, quarantine
-from multiworld.ops.p2p import P2P
+from multiworld.operations import p2p
+from multiworld.operations.p2p import P2P
+from multiworld.tensors import memory_check
 
 SECONDS = 10.0
 COUNT = 1_000
@@ -77,7 +78,7 @@ def test_a_message_is_whole_or_its_world_says_that_it_was_interrupted(tmp_path: 
 def test_a_start_that_is_interrupted_leaves_nothing_behind(
     store: str, step: int, watched: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarantine, "ACTIVE", watched == "debug memory")  # as MULTIWORLD_DEBUG_MEMORY does
+    monkeypatch.setattr(memory_check, "ACTIVE", watched == "debug memory")  # as MULTIWORLD_DEBUG_MEMORY does
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
     with members(store, 2) as ((first, _), _), profiler if watched == "profiler" else contextlib.nullcontext():
         batch = [P2P("recv", torch.zeros(COUNT), 1, tag) for tag in range(2)]
@@ -89,6 +90,6 @@ def test_a_start_that_is_interrupted_leaves_nothing_behind(
 def test_a_wait_that_is_interrupted_before_it_waits_is_withdrawn(store: str) -> None:
     with members(store, 2) as ((first, _), _):
         got = torch.zeros(COUNT)
-        assert interrupted_at(0, "bridge.py", lambda: first.sync.recv(got, 1))
+        assert interrupted_at(0, "poller.py", lambda: first.sync.recv(got, 1))
         assert not first._current.engine.operations
         assert first.failure is None

@@ -6,6 +6,7 @@ import asyncio
 import math
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from procs import Link, cluster, wait_until
 
 from multiworld import MultiWorld, RendezvousError, TcpStoreAddress
-from multiworld import multi as multi_module
-from multiworld.rendezvous.join_threads import MOST_THREADS, JoinJob, JoinThreads, Pause, Steps
-from multiworld.rendezvous.stores import MAX_IDLE
+from multiworld.process.join_threads import MOST_THREADS, JoinJob, JoinThreads, Pause, Steps
+from multiworld.store.client import Deadline, GreetingMode
+from multiworld.store.sources import MAX_IDLE, ClientPool
+from multiworld.worlds import multi_world as multi_module
 
 SECONDS = 60.0
 WORLDS = 300
@@ -258,3 +260,16 @@ def test_a_join_that_gets_no_thread_is_not_begun_later(threads: JoinThreads, mon
     other.wake()
     assert other.done.result(SECONDS) == "done"
     assert begun == []
+
+
+def test_a_client_of_a_store_that_has_ended_is_not_lent_again() -> None:
+    """However short ago it was used: the store that has the address now does not know it."""
+    pool = ClientPool(GreetingMode())
+    with MultiWorld() as mw:
+        where = mw.serve_store()
+        pool.keep(pool.take(where, Deadline(time.monotonic() + SECONDS)))
+    with MultiWorld() as mw:
+        mw.serve_store(where.host, where.port)
+        client = pool.take(where, Deadline(time.monotonic() + SECONDS))
+        assert client.num_keys() >= 0
+        pool.drop(client)

@@ -7,14 +7,17 @@ it, and the world goes on.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster
+from procs import shared_pool
 
-from multiworld import P2P, InvalidArgument, MultiWorld
+from multiworld import P2P, InvalidArgument
+from multiworld.lab.context import Context
+from multiworld.lab.workers import Running, Worker
 from tests.multiworld.core.kinds import KINDS, LARGE, SMALL, Kind, complex_values, constant, mapped, plain, values
 
 Result = list[tuple[torch.Tensor, torch.Tensor]]  # what arrived, and what should have
@@ -272,46 +275,73 @@ async def _as_object(w: Any, kind: Kind) -> None:
             assert torch.equal(plain(got), plain(strange)) if isinstance(strange, torch.Tensor) else got == strange
 
 
-def _worker(link: Link, store: str, rank: int, name: str) -> float:
-    import asyncio
+async def _tried(w: Any, kind: Kind) -> float:
+    """Use a kind in every operation; a sum that shows that the world goes on."""
+    for n in (SMALL, LARGE):
+        await _read(w, kind, n)
+        await w.barrier()
+        await _written(w, kind, n)
+        await w.barrier()
+    await _as_object(w, kind)
+    total = torch.ones(1)
+    await w.all_reduce(total)
+    return total.item()
 
+
+async def join(context: Context, store: str, rank: int) -> None:
+    """Be a member of the world that all kinds share."""
     warnings.simplefilter("ignore")
-    kind = KINDS[name]
-    kind.make(SMALL)
-
-    async def main() -> float:
-        async with MultiWorld() as mw:
-            w = await mw.join("w", rank, 2, store=store, op_timeout=20)
-            for n in (SMALL, LARGE):
-                await _read(w, kind, n)
-                await w.barrier()
-                await _written(w, kind, n)
-                await w.barrier()
-            await _as_object(w, kind)
-            total = torch.ones(1)
-            await w.all_reduce(total)
-            return total.item()
-
-    return asyncio.run(main())
+    await context.mw.join("w", rank, 2, store=store, op_timeout=20)
 
 
-def _made_here(name: str) -> str | None:
-    """Why this torch has no such tensor; None if it has."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+async def use(context: Context, name: str) -> float | str:
+    """Use one kind; the sum, or why this torch has no such tensor."""
+    try:
+        KINDS[name].make(SMALL)
+    except (AttributeError, TypeError, RuntimeError, NotImplementedError, pytest.skip.Exception) as error:
+        return str(error).partition("\n")[0]
+    return await _tried(context.mw["w"], KINDS[name])
+
+
+class Pair:
+    """Two workers in one world, made when they are needed first, and anew after a failure."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._workers: list[Worker] = []
+
+    def use(self, name: str) -> list[float | str]:
+        """Use a kind on both sides."""
         try:
-            KINDS[name].make(SMALL)
-        except (AttributeError, TypeError, RuntimeError, NotImplementedError, pytest.skip.Exception) as error:
-            return str(error).partition("\n")[0]
-    return None
+            if not self._workers:
+                self._workers = [shared_pool().worker() for _ in range(2)]
+                store = f"file://{self._folder}/{self._workers[0].pid}"
+                _results([worker.start(join, store, rank) for rank, worker in enumerate(self._workers)])
+            return _results([worker.start(use, name) for worker in self._workers])
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End both workers."""
+        shared_pool().dismiss(*self._workers)
+        self._workers.clear()
+
+
+def _results(running: list[Running]) -> list[Any]:
+    return [call.result() for call in running]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    made = Pair(tmp_path_factory.mktemp("kinds"))
+    yield made
+    made.end()
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_kind_of_tensor_in_every_operation(store: str, name: str) -> None:
-    why = _made_here(name)
-    if why is not None:
-        pytest.skip(f"this torch has no such tensor: {why}")
-    with cluster() as c:
-        for rank in range(2):
-            c.start(_worker, store, rank, name)
-        assert c.results(60) == [2.0, 2.0]
+def test_a_kind_of_tensor_in_every_operation(pair: Pair, name: str) -> None:
+    found = pair.use(name)
+    if isinstance(found[0], str):
+        pytest.skip(f"this torch has no such tensor: {found[0]}")
+    assert found == [2.0, 2.0]

@@ -14,9 +14,9 @@ import torch
 from procs import Link, cluster
 
 from multiworld import InvalidArgument, MultiWorld, TensorMismatch
-from multiworld.membership import Limits, Membership
-from multiworld.net.frames import CODES
-from multiworld.ops.shapes import shape_bytes, with_shape
+from multiworld.matching.membership import Limits, Membership
+from multiworld.matching.protocol import CODES
+from multiworld.tensors.shapes import shape_bytes, with_shape
 
 
 def _fake() -> AbstractContextManager[Any]:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from procs import Link, WorkerGone, cluster
 
 from multiworld import InvalidArgument, ObjectRefused
-from multiworld.ops.pickling import allowed, dumps
+from multiworld.serialization.pickling import allowed, dumps
 from tests.multiworld.core.objects import US, load, round_trip
 
 SECONDS = 1.0  # for any megabyte, says the promise; a busy machine is given more where it is waited for

@@ -10,7 +10,7 @@ import torch
 from procs import Link, cluster
 
 from multiworld import InvalidArgument, ObjectRefused
-from multiworld.ops.pickling import dumps
+from multiworld.serialization.pickling import dumps
 from tests.multiworld.core.objects import US, load, round_trip
 
 

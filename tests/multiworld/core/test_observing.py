@@ -28,7 +28,7 @@ from multiworld import (
     WorldJoined,
     WorldLeft,
 )
-from multiworld.tally import History
+from multiworld.session.counters import History
 
 
 def _listens(link: Link, store: str, rank: int) -> Any:
@@ -64,7 +64,7 @@ def test_events_say_what_happened(store: str) -> None:
 
 def test_metrics_count_operations_bytes_and_breaks(store: str) -> None:
     prometheus = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
-    from multiworld.metrics import Metrics
+    from multiworld.observe.metrics import Metrics
 
     registry = prometheus.CollectorRegistry()
     with MultiWorld() as mw:
@@ -94,7 +94,7 @@ def test_metrics_count_operations_bytes_and_breaks(store: str) -> None:
 def test_one_registry_has_the_metrics_of_one_multiworld(store: str, describes: bool) -> None:
     """Two worlds of one name would else be one series with two values; a registry that looks refuses it itself."""
     prometheus = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
-    from multiworld.metrics import Metrics
+    from multiworld.observe.metrics import Metrics
 
     registry = prometheus.CollectorRegistry(auto_describe=describes)
     with MultiWorld() as mw, MultiWorld() as other:
@@ -116,7 +116,7 @@ def test_one_registry_has_the_metrics_of_one_multiworld(store: str, describes: b
 def _late_metrics(link: Link, store: str, rank: int) -> Any:
     """Join, wait, break, rejoin; then look for the first time."""
     prometheus = importlib.import_module("prometheus_client")
-    metrics = importlib.import_module("multiworld.metrics")
+    metrics = importlib.import_module("multiworld.observe.metrics")
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store)
         if rank == 1:
@@ -185,7 +185,7 @@ def test_the_silence_before_a_leave_is_not_that_before_a_later_break() -> None:
 
 def test_the_page_lists_every_series(store: str) -> None:
     prometheus = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
-    from multiworld.metrics import Metrics
+    from multiworld.observe.metrics import Metrics
 
     page = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE))
@@ -198,7 +198,7 @@ def test_the_page_lists_every_series(store: str) -> None:
 
 def test_series_of_somebody_else_are_left_alone() -> None:
     prometheus = pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
-    from multiworld.metrics import Metrics
+    from multiworld.observe.metrics import Metrics
 
     registry = prometheus.CollectorRegistry(auto_describe=True)
     prometheus.Gauge("multiworld_world_size", "theirs", registry=registry)

@@ -14,8 +14,8 @@ from table import SOON, members
 from torch.distributed import ReduceOp
 
 from multiworld import InvalidArgument
-from multiworld.drivers.gloo import GlooDriver
-from multiworld.ops.reduction import Reduction
+from multiworld.backends.gloo import GlooDriver
+from multiworld.operations.reduction import Reduction
 
 Call = Callable[[Any], Any]
 COMPLEX = torch.complex64

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
-from typing import Any
 
 import pytest
+
+from multiworld.tensors import memory_check
 
 PROGRAM = """
 import sys
 import torch
 from concurrent.futures import ThreadPoolExecutor
 from multiworld import MultiWorld
-from multiworld.ops import quarantine
+from multiworld.tensors import memory_check
 
 def works(world):
     big = torch.full((300_000,), 1.0 + world.rank)
@@ -34,41 +36,39 @@ def works(world):
     assert shaped is None or torch.equal(shaped, torch.eye(2))
     return [big[0].item(), small[0].item(), [part[0].item() for part in parts], got.sum().item()]
 
+def work():
+    for result in pool.map(works, worlds):
+        assert result == [3.0, 3.0, [0.0, 1.0], 5.0], result
+    return list(memory_check._aside)
+
 with ThreadPoolExecutor(2) as pool, MultiWorld() as one, MultiWorld() as other:
     join = lambda mw, rank: mw.sync.join("w", rank, 2, store=sys.argv[1])
     worlds = list(pool.map(join, (one, other), (0, 1)))
-    for result in pool.map(works, worlds):
-        assert result == [3.0, 3.0, [0.0, 1.0], 5.0], result
-aside = [released.operation for released in quarantine._aside]
-if sys.argv[2] == "touch":
-    quarantine._aside[len(aside) // 2].memory[3] = 0
-quarantine.verify()
-print(sorted(set(aside)))
+    print(sorted({released.operation for released in work()}))
+    memory_check.verify()
+    aside = work()
+    aside[len(aside) // 2].memory[3] = 0
+memory_check.verify()
 """
 
 
-def run(store: str, how: str, **environment: str) -> Any:
-    command = [sys.executable, "-c", PROGRAM, store, how]
-    return subprocess.run(
-        command, env={**os.environ, **environment}, timeout=60, capture_output=True, text=True, check=False
+def test_results_are_the_same_and_a_late_write_is_found(store: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, store],
+        env={**os.environ, "MULTIWORLD_DEBUG_MEMORY": "1"},
+        timeout=240,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-
-
-def test_results_are_the_same_and_everything_borrowed_is_watched(store: str) -> None:
-    done = run(store, "use", MULTIWORLD_DEBUG_MEMORY="1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['all_gather', 'all_reduce', 'recv', 'send', 'send_tensor']"
-
-
-def test_a_late_write_is_found(store: str) -> None:
-    done = run(store, "touch", MULTIWORLD_DEBUG_MEMORY="1")
+    assert done.stdout.strip() == "['all_gather', 'all_reduce', 'recv', 'send', 'send_tensor']", done.stderr
     assert done.returncode != 0
     assert "MemoryTouched" in done.stderr
     assert "1 of" in done.stderr
 
 
-@pytest.mark.parametrize("value", ["", "0"])
-def test_it_is_off_unless_asked_for(store: str, value: str) -> None:
-    done = run(store, "use", MULTIWORLD_DEBUG_MEMORY=value)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+@pytest.mark.parametrize(("value", "active"), [("1", True), ("", False), ("0", False)])
+def test_it_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch, value: str, active: bool) -> None:
+    """What the other tests show of results and memory, they show without it."""
+    monkeypatch.setenv("MULTIWORLD_DEBUG_MEMORY", value)
+    assert runpy.run_path(str(memory_check.__file__))["ACTIVE"] is active

@@ -24,8 +24,8 @@ from multiworld import (
     WorldState,
     WrongContext,
 )  # fmt: skip
-from multiworld import world as world_module
 from multiworld.events import Event
+from multiworld.worlds import world as world_module
 
 SECONDS = 30.0
 FAULTS = 4

@@ -14,7 +14,7 @@ from procs import wait_until
 from table import members
 
 from multiworld import World
-from multiworld.ops import collectives, p2p
+from multiworld.operations import collectives, p2p
 
 SECONDS = 10.0
 COUNT = 100_000  # float32: many times what the sockets below hold, and little enough to travel with the signatures

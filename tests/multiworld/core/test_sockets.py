@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from multiworld.drivers import sockets
+from multiworld.backends import gloo_sockets
 
 
 def _published(listener: socket.socket, size: int) -> bytes:
@@ -35,23 +35,23 @@ def _shut(sock: socket.socket) -> bool:
 
 def test_both_ends_of_its_connections_are_shut_down(listener: socket.socket) -> None:
     with socket.create_connection(listener.getsockname()) as ours, listener.accept()[0] as theirs:
-        assert sockets.shut_down([_published(listener, 2)], []) == 1
+        assert gloo_sockets.shut_down([_published(listener, 2)], []) == 1
         assert _shut(theirs)
-        assert sockets.remaining([], [_published(listener, 2)]) == 1
-        assert sockets.shut_down([], [_published(listener, 2)]) == 1
+        assert gloo_sockets.remaining([], [_published(listener, 2)]) == 1
+        assert gloo_sockets.shut_down([], [_published(listener, 2)]) == 1
         assert _shut(ours)
 
 
 def test_a_socket_on_its_way_to_be_connected_is_nobodys(listener: socket.socket) -> None:
     with socket.socket() as connecting:
-        assert sockets.shut_down([_published(listener, 2)], [_published(listener, 2)]) == 0
+        assert gloo_sockets.shut_down([_published(listener, 2)], [_published(listener, 2)]) == 0
         connecting.bind(("127.0.0.1", 0))
-        assert sockets.shut_down([_published(listener, 2)], [_published(listener, 2)]) == 0
+        assert gloo_sockets.shut_down([_published(listener, 2)], [_published(listener, 2)]) == 0
         connecting.connect(listener.getsockname())
         assert not _shut(connecting)
 
 
 def test_the_listener_stays(listener: socket.socket) -> None:
-    assert sockets.shut_down([_published(listener, 2)], []) == 0
+    assert gloo_sockets.shut_down([_published(listener, 2)], []) == 0
     with socket.create_connection(listener.getsockname(), timeout=5), listener.accept()[0]:
         pass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multiworld.drivers import cuda
+from multiworld.backends import cuda
 
 _GLOBAL, _RELAXED = 0, 2  # cudaStreamCaptureMode
 _UNSUPPORTED = 900  # cudaErrorStreamCaptureUnsupported

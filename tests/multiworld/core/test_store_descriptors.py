@@ -16,7 +16,7 @@ import pytest
 
 from multiworld import MultiWorld, RendezvousError
 from multiworld.config import TcpStoreAddress
-from multiworld.rendezvous.store_client import Deadline, StoreClient
+from multiworld.store.client import Deadline, StoreClient
 
 LIMIT = 64
 

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiworld.config import TcpStoreAddress
-from multiworld.rendezvous.store_client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
-from multiworld.rendezvous.store_data import Limits, Refused, StoreData
-from multiworld.rendezvous.store_protocol import MAX_UNTAKEN_BYTES, ServerProtocol
-from multiworld.rendezvous.store_server import MAX_STRANGERS, STRANGER_SECONDS
-from multiworld.rendezvous.store_wire import COUNT, HELLO, NUMBER, Request, request, sized
+from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
+from multiworld.store.server import MAX_STRANGERS, STRANGER_SECONDS
+from multiworld.store.server_data import Limits, Refused, StoreData
+from multiworld.store.server_protocol import MAX_UNTAKEN_BYTES, ServerProtocol
+from multiworld.store.wire import COUNT, HELLO, NUMBER, Request, request, sized
 from tests.multiworld.core.stores import SECRET, SOON, deadline, served, torchs
 
 SMALL = Limits(key_bytes=64, value_bytes=4096, request_bytes=8192, list_keys=16, keys=100, total_bytes=64 << 10)

@@ -9,7 +9,7 @@ import procs
 import pytest
 import torch.distributed as dist
 
-from multiworld.rendezvous.store_client import GreetingMode, StoreClient, StoreFailed
+from multiworld.store.client import GreetingMode, StoreClient, StoreFailed
 from tests.multiworld.core.stores import SECRET, SOON, deadline, served, torchs
 
 _WRONG = b"battery horse staple wrong"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 from procs import ROOT, Link, cluster
 
 from multiworld import InvalidArgument, switchml
@@ -28,7 +29,13 @@ Body = Callable[[int, int], Any]
 
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_shim(tmp_path_factory.mktemp("switchml"))
+    """The shim, compiled once for all processes of a run."""
+    top = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        top = top.parent
+    with FileLock(top / "switchml.lock"):
+        made = top / "switchml" / "shim.so"
+        return made if made.exists() else build_shim(made.parent)
 
 
 class Job:
@@ -329,7 +336,9 @@ print(dist.get_backend(), int(a.sum()), int(b.sum()), sys.argv[1:], __name__)
 """
 
 
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    "installed", [True, pytest.param(False, marks=pytest.mark.nightly("a run without the runner is plain torch"))]
+)
 def test_an_unmodified_script(shim: Path, tmp_path: Path, installed: bool) -> None:
     """Delegated where it can be, else Gloo; and not at all without the runner."""
     script = tmp_path / "script.py"

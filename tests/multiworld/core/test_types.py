@@ -16,10 +16,10 @@ import pytest
 
 import multiworld
 from multiworld import Group, MultiWorld, World
-from multiworld.cli.status import StatusFile
 from multiworld.communicator import WorldCommunicator
 from multiworld.manager import WorldManager
-from multiworld.metrics import Metrics
+from multiworld.observe.metrics import Metrics
+from multiworld.observe.status_file import StatusFile
 
 PROGRAM = Path(__file__).with_name("public_surface.py")
 ROOT = Path(__file__).resolve().parents[3]

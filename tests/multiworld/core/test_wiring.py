@@ -16,10 +16,8 @@ import torch.distributed as dist
 
 from multiworld import MultiWorld, RendezvousError
 from multiworld.config import NetworkSettings
-from multiworld.hub import Hub
 from multiworld.liveness.pulse import first_ping
-from multiworld.net.greeting import PROTOCOL, GreetingError, Hello, Reason, Role
-from multiworld.net.handshake import Acceptor
+from multiworld.process.hub import Hub
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.wiring import (
     HandshakeAcceptor,
@@ -30,6 +28,8 @@ from multiworld.rendezvous.wiring import (
     dial,
     wire,
 )
+from multiworld.transport.greeting import PROTOCOL, GreetingError, Hello, Reason, Role
+from multiworld.transport.handshake import Acceptor
 
 OURS = Claim("c0ffee", "127.0.0.1", 0, "elsewhere", 1, 1, "gloo")
 #: as the first release wrote it

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from multiworld import MultiWorld, World
-from multiworld.drivers import nccl
+from multiworld.backends import nccl
 from multiworld.lab.context import Context
 from tests.multiworld.device.members import SECONDS, Place, error_of, run
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from multiworld.backends import device_driver as device_driver
+from multiworld.backends.choice import make_driver
+from multiworld.backends.setup_store import LaneStore
 from multiworld.config import Heartbeat, NetworkSettings, WorldConfig
-from multiworld.drivers import device as device_driver
-from multiworld.drivers.choice import make_driver
-from multiworld.drivers.values import LaneStore
 from multiworld.lab.context import Context
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from tests.multiworld.torch_form import is_official, is_patched

@@ -26,9 +26,9 @@ int ncclGetUniqueId(char *id) { return 0; }
 _CONNECT = """
 import json, os, sys
 sys.setdlopenflags(os.RTLD_LAZY)
-from multiworld.drivers import nccl
-from multiworld.drivers.communicator import Member
-from multiworld.drivers.values import LaneStore
+from multiworld.backends import nccl
+from multiworld.backends.device_communicator import Member
+from multiworld.backends.setup_store import LaneStore
 from multiworld.errors import BackendFailed
 
 error = None

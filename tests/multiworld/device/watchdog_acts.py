@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from multiworld.drivers.communicator import Member
-from multiworld.drivers.torch_nccl import TorchNcclCommunicator
-from multiworld.drivers.values import LaneStore
+from multiworld.backends.device_communicator import Member
+from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.torch_nccl import TorchNcclCommunicator
 from multiworld.lab.context import Context
 from tests.multiworld.device.members import Place
 

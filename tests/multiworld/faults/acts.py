@@ -14,11 +14,20 @@ from typing import Any
 import torch
 from procs import open_links
 
-from multiworld import BrokenWorldException, TcpStoreAddress, WorldBroken, WorldState
-from multiworld.drivers import cuda
+from multiworld import (
+    BrokenWorldException,
+    OwnStall,
+    PeerRecovered,
+    PeerSuspected,
+    TcpStoreAddress,
+    WorldBroken,
+    WorldJoined,
+    WorldState,
+)
+from multiworld.backends import cuda
 from multiworld.lab.context import Context
 from multiworld.rendezvous.ledger import Ledger
-from multiworld.rendezvous.store_client import Deadline, StoreClient
+from multiworld.store.client import Deadline, StoreClient
 from tests.multiworld.faults.operations import OPERATIONS, Row
 
 
@@ -40,12 +49,34 @@ def events(context: Context) -> list[Any]:
 
 async def events_of(context: Context, kind: type) -> list[Any]:
     """The events of a kind since ``watch_events``, once there is one: a waiter may wake before its event."""
-    until = time.monotonic() + 5.0
+    until = time.monotonic() + 60.0
     while not (found := [event for event in context.kept["events"] if isinstance(event, kind)]):
         if time.monotonic() > until:
             break
         await asyncio.sleep(0.01)
     return found
+
+
+async def await_peace(context: Context) -> None:
+    """Wait until each suspicion since ``watch_events`` has proved wrong; fails at any other event of a peer's.
+
+    A busy machine may let a peer be silent for a while, which breaks nothing.
+    """
+    until = time.monotonic() + 60.0
+    while doubted := _doubted(context.kept["events"]):
+        assert time.monotonic() < until, f"suspected, and not heard of since: {doubted}"
+        await asyncio.sleep(0.01)
+
+
+def _doubted(events: list[Any]) -> set[tuple[str, int]]:
+    doubted: set[tuple[str, int]] = set()
+    for event in events:
+        assert isinstance(event, WorldJoined | OwnStall | PeerSuspected | PeerRecovered), event
+        if isinstance(event, PeerSuspected):
+            doubted.add((event.world, event.peer))
+        elif isinstance(event, PeerRecovered):
+            doubted.discard((event.world, event.peer))
+    return doubted
 
 
 async def join(context: Context, name: str, rank: int, size: int, options: dict[str, Any]) -> tuple[int, int]:
@@ -248,7 +279,7 @@ async def await_claims(
     generation: int = 1,
 ) -> None:
     """Wait until ``ranks`` of that generation are claimed in the store."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     client = StoreClient.connect(store, Deadline(deadline))
     ledger = Ledger(client, world)
     while not all(ledger.claimed(generation, rank) for rank in ranks):

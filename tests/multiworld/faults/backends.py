@@ -83,17 +83,20 @@ BACKENDS = (
 )
 
 
-def rows(part: str = "", why: str = "") -> list[object]:
-    """The rows as parameters of a test; one that cannot run here, or is left out on purpose, is skipped with a reason.
+def rows(part: str = "") -> list[object]:
+    """Return the rows that a test runs on here; where there is none, one that is skipped with the reason.
+
+    ``test_rows.py`` says for each row of the table, once, why it cannot run here.
 
     Args:
         part: a text that the names of the rows have for which the test is meant; empty for all.
-        why: why it is not meant for the others.
     """
-    return [_parameter(row, None if part in str(row) else f"{row}: left to {part}: {why}") for row in BACKENDS]
+    meant = [row for row in BACKENDS if part in str(row)]
+    return [parameter(row) for row in meant if row.missing() is None] or [parameter(meant[0])]
 
 
-def _parameter(row: Backend, left_out: str | None) -> object:
-    reason = left_out or row.missing()
+def parameter(row: Backend) -> object:
+    """Return a row as a parameter; one that cannot run here is skipped with the reason."""
     marks = [pytest.mark.gpu] if row.kind is Kind.GPU else []
+    reason = row.missing()
     return pytest.param(row, id=str(row), marks=[*marks, pytest.mark.skip(reason=reason)] if reason else marks)

@@ -75,10 +75,10 @@ def injector(request: pytest.FixtureRequest) -> Iterator[Injector]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what uses a backend on each row of the table; ``only_rows`` says why a test does not."""
+    """Run each test that uses a backend on the rows of the table that can run here; ``only_rows`` says why on fewer."""
     if "backend" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("only_rows")
-        metafunc.parametrize("backend", rows(*(mark.args if mark else ())))
+        metafunc.parametrize("backend", rows(mark.args[0] if mark else ""))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

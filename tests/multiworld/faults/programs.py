@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import faulthandler
+import multiprocessing.context
 import os
 import queue
 import random
 import re
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TextIO
+
+from multiworld.lab.context import Context
+from multiworld.lab.workers import VanishedError, WorkerPool
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = {
@@ -40,6 +47,29 @@ def documented_commands(program: str) -> list[list[str]]:
     return found
 
 
+def _run(context: Context, output: str, arguments: list[str], environment: dict[str, str], cwd: str) -> int:
+    """Fork a program, in a session of this process, and wait for its end; the exit status."""
+    os.setsid()
+    descriptor = os.open(output, os.O_WRONLY)
+    if child := os.fork():
+        os.close(descriptor)
+        context.send("begun")
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.chdir(cwd)
+    os.environ.update(environment)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
+    sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+    contexts: dict[str, Any] = vars(multiprocessing.context)["_concrete_contexts"]
+    contexts["spawn"] = contexts["fork"]  # else its children would load torch
+    sys.argv = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
+    runpy.run_path(arguments[0], run_name="__main__")
+    return 0  # not looked at: a child ends as every program does
+
+
 def own_loopback() -> str:
     """An address of the loopback interface that no other test uses: fixed ports are free there."""
     return "127.{}.{}.{}".format(*(random.SystemRandom().randrange(1, 255) for _ in range(3)))
@@ -49,27 +79,45 @@ class Program:
     """A running program.
 
     Args:
-        arguments: of the Python interpreter.
-        environment: variables to set on top of ours.
-        python: the interpreter.
-        cwd: where it runs.
+        pid: of the process that leads its session.
+        output: what it writes; closed by this object.
+        ended: waits so many seconds for its end; the exit status.
     """
 
-    def __init__(
-        self,
-        arguments: list[str],
-        environment: Mapping[str, str],
-        python: Path = Path(sys.executable),
-        cwd: Path = ROOT,
-    ) -> None:
-        self.process = subprocess.Popen(
-            [python, *arguments], cwd=cwd, env={**ENVIRONMENT, **environment}, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        )  # fmt: skip
+    def __init__(self, pid: int, output: TextIO, ended: Callable[[float], int]) -> None:
+        self.pid = pid
         self.said: list[str] = []
+        self._output, self._ended = output, ended
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    @classmethod
+    def begun(cls, arguments: list[str], environment: Mapping[str, str], python: Path, cwd: Path) -> Program:
+        """Start ``python`` with ``arguments``, and with variables on top of ours."""
+        process = subprocess.Popen(
+            [python, *arguments],
+            cwd=cwd,
+            env={**ENVIRONMENT, **environment},
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        assert process.stdout is not None
+        return cls(process.pid, process.stdout, process.wait)
+
+    @classmethod
+    def forked(cls, pool: WorkerPool, arguments: list[str], environment: Mapping[str, str], cwd: Path) -> Program:
+        """Run a script in a process forked from one that has loaded torch, which saves the seconds of its import."""
+        ours, theirs = os.pipe()
+        worker = pool.run(
+            _run, f"/proc/{os.getpid()}/fd/{theirs}", arguments, {**ENVIRONMENT, **environment}, str(cwd)
+        )
+        worker.recv()
+        os.close(theirs)
+        return cls(worker.pid, open(ours, errors="replace"), worker.result)  # noqa: PTH123 - of a descriptor
 
     def until(self, pattern: str, *, anywhere: bool = False) -> re.Match[str]:
         """Wait for the next line with ``pattern``; fails if the program ends before, or does nothing for ``SECONDS``.
@@ -87,8 +135,7 @@ class Program:
         """Wait for the end; the exit status. Fails if the program does nothing for ``SECONDS`` instead."""
         while self._next("its end") is not None:
             pass
-        self.process.wait(SECONDS)
-        return self.process.returncode
+        return self._ended(SECONDS)
 
     def _next(self, awaited: str) -> str | None:
         """The next line; None at the end, whose mark stays."""
@@ -111,28 +158,28 @@ class Program:
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 fields = path.read_text(errors="replace").rpartition(")")[2].split()
-                if int(fields[3]) == self.process.pid:  # its session
+                if int(fields[3]) == self.pid:  # its session
                     ticks += sum(map(int, fields[11:15]))
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def _threads(self) -> str:
         """What it said, and then the stacks of its threads, which ``faulthandler`` writes when it is aborted."""
-        self.process.send_signal(signal.SIGABRT)
+        os.killpg(self.pid, signal.SIGABRT)
         self._reader.join(SECONDS)
         return str(self)
 
     def kill(self) -> None:
         """Kill the program and whatever it has started."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(SECONDS)
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(VanishedError):  # a worker whose result was taken is gone
+            self._ended(SECONDS)
 
     def __str__(self) -> str:
         return "\n".join(self.said)
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stream:
+        with self._output as stream:
             for line in stream:
                 self.said.append(line.rstrip("\n"))
                 self._lines.put(line)
@@ -147,13 +194,24 @@ def started(
     *,
     apart: bool = False,
     cwd: Path = ROOT,
+    pool: WorkerPool | None = None,
 ) -> Iterator[list[Program]]:
-    """Start programs at once; all are killed in the end. With ``apart``, NCCL takes each for a host of its own."""
+    """Start programs at once; all are killed in the end.
+
+    Args:
+        commands: arguments of Python for each.
+        environment: variables on top of ours.
+        python: the interpreter.
+        apart: whether NCCL takes each for a host of its own.
+        cwd: the folder that they run in.
+        pool: forks them, if given, instead of ``python``.
+    """
     programs: list[Program] = []
     try:
         for number, command in enumerate(commands):
-            own = {"NCCL_HOSTID": f"host-{number}"} if apart else {}
-            programs.append(Program(command, {**environment, **own}, python, cwd))
+            own = {**environment, **({"NCCL_HOSTID": f"host-{number}"} if apart else {})}
+            made = Program.begun(command, own, python, cwd) if pool is None else Program.forked(pool, command, own, cwd)
+            programs.append(made)
         yield programs
     finally:
         for program in programs:

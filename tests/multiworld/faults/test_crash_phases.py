@@ -15,7 +15,7 @@ from multiworld import PeerLost, RendezvousError
 from multiworld.lab.context import Context
 from multiworld.lab.injector import Fired
 from tests.multiworld.faults import acts
-from tests.multiworld.faults.bounds import GONE_SECONDS
+from tests.multiworld.faults.bounds import GONE_SECONDS, GRACE_SECONDS
 from tests.multiworld.faults.operations import SMALL, Row
 from tests.multiworld.faults.scene import CALM, Scene
 
@@ -64,7 +64,7 @@ def test_before_the_store(scene: Scene, rank: int) -> None:
     scene.injector.kill(victim)
     ranks = [r for r in range(3) if r != rank]
     running = [scene.start_join(WORLD, x, r, 3, join_timeout=SHORT) for x, r in zip((a, b), ranks, strict=True)]
-    _others_are_told(running, SHORT + 1.5)
+    _others_are_told(running, SHORT + GRACE_SECONDS)
     scene.works(CALM, [a, b])
 
 
@@ -121,9 +121,9 @@ def test_before_the_first_operation(scene: Scene) -> None:
 
 
 TEARDOWN = {
-    "before anything is said": "multiworld.session.Session.leave",
-    "while what was sent is taken": "multiworld.session.linger",
-    "while it is freed": "multiworld.net.bridge.LoopBridge.close",
+    "before anything is said": "multiworld.session.session.Session.leave",
+    "while what was sent is taken": "multiworld.session.session.linger",
+    "while it is freed": "multiworld.transport.poller.LoopBridge.close",
 }
 
 

@@ -1,4 +1,8 @@
-"""The examples and the code of the quick start, run as they stand."""
+"""The examples and the code of the quick start, run as they stand.
+
+Most are forked from a process that has loaded torch: to load it once more for each would take most of their time. Two
+run as a person runs them, since what they start loads torch itself.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from multiworld.lab.injector import proven
+from multiworld.lab.workers import WorkerPool
 from tests.multiworld.faults import programs
 from tests.multiworld.faults.programs import ROOT, Program, documented_commands, started
 from tests.multiworld.faults.scene import DEATH
@@ -27,33 +32,31 @@ def setting(request: pytest.FixtureRequest, tmp_path: Path) -> Setting:
     return Setting.of(request.param, tmp_path)
 
 
-def _said(program: Program) -> str:
+def _said(program: Program, *lines: str) -> str:
     assert program.end() == 0, str(program)
+    for line in lines:
+        assert re.search(line, str(program)), str(program)
+    assert "Traceback" not in str(program)
     return str(program)
 
 
-@pytest.mark.parametrize(
-    ("example", "lines"),
-    [
-        (
-            "leader_native.py",
-            [f"left: rank 1 is lost, noticed by {DIED} after", "right: 300 requests", "back as generation 2", "done"],
-        ),
-        ("leader_pymultiworld.py", ["left: broken, noticed after", "right: 300 requests answered", "done"]),
-    ],
-)
-def test_example(example: str, lines: list[str]) -> None:
-    with started([[f"examples/{example}"]], {}) as (program,):
-        text = _said(program)
-    for line in lines:
-        assert re.search(line, text), text
-    assert "Traceback" not in text
+def test_the_native_leader(pool: WorkerPool) -> None:
+    with started([["examples/leader_native.py"]], {}, pool=pool) as (program,):
+        lost = f"left: rank 1 is lost, noticed by {DIED} after"
+        _said(program, lost, "right: 300 requests", "back as generation 2", "done")
 
 
-def test_manual_several_worlds(setting: Setting) -> None:
+def test_the_leader_of_pymultiworld() -> None:
+    """It waits until its workers have loaded torch, so it may run as a person runs it."""
+    with started([["examples/leader_pymultiworld.py"]], {}) as (program,):
+        _said(program, "left: broken, noticed after", "right: 300 requests answered", "done")
+
+
+def test_manual_several_worlds(setting: Setting, pool: WorkerPool) -> None:
     """The commands of the docstring: a worker is killed, and its world alone ends."""
     commands = [setting.applied(command) for command in documented_commands("examples/multiworld_asyncio.py")]
-    with started(commands, setting.environment, setting.python, apart=setting.apart) as (leader, first, second):
+    own = {"pool": pool} if setting.backend == "gloo" else {"apart": setting.apart}
+    with started(commands, setting.environment, setting.python, **own) as (leader, first, second):
         leader.until(r"world1: received 3 ", anywhere=True)
         leader.until(r"world2: received 3 ", anywhere=True)
         os.kill(int(first.until(r"world1: joined as rank 1, process (\d+)")[1]), signal.SIGKILL)
@@ -66,16 +69,16 @@ def test_manual_several_worlds(setting: Setting) -> None:
         assert leader.end() == 0, str(leader)
 
 
-def test_manual_says_what_is_wrong_with_worldinfo() -> None:
-    with started([["examples/multiworld_asyncio.py", "--worldinfo", "1"]], {}) as (program,):
+def test_manual_says_what_is_wrong_with_worldinfo(pool: WorkerPool) -> None:
+    with started([["examples/multiworld_asyncio.py", "--worldinfo", "1"]], {}, pool=pool) as (program,):
         program.until("'1' is not W,R: the number of a world and a rank, e.g. 1,0")
         assert program.end() == 2
 
 
-def test_manual_single_world_on_one_host() -> None:
+def test_manual_single_world_on_one_host(pool: WorkerPool) -> None:
     """Gloo reports the dead rank to the one that receives from it; the world cannot be repaired."""
     alone, *_ = documented_commands("examples/single_world.py")
-    with started([alone], {"MASTER_PORT": str(free_port())}) as (program,):
+    with started([alone], {"MASTER_PORT": str(free_port())}, pool=pool) as (program,):
         killed = int(program.until(r"rank 1: process (\d+)")[1])
         program.until("rank 0: received 2 from rank 2")
         os.kill(killed, signal.SIGKILL)
@@ -84,10 +87,10 @@ def test_manual_single_world_on_one_host() -> None:
         program.until("rank 1: ended, killed by SIGKILL", anywhere=True)
 
 
-def test_manual_single_world_with_one_command_per_rank() -> None:
+def test_manual_single_world_with_one_command_per_rank(pool: WorkerPool) -> None:
     _, *commands = documented_commands("examples/single_world.py")
     commands = [command for command in commands if "gloo" in command]
-    with started(commands, {"MASTER_PORT": str(free_port())}) as (receiver, *senders):
+    with started(commands, {"MASTER_PORT": str(free_port())}, pool=pool) as (receiver, *senders):
         receiver.until("rank 0: received 2 from rank 1")
         receiver.until("rank 0: received 2 from rank 2")
         for sender in senders:
@@ -173,22 +176,22 @@ def _pair(page: str, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_readme(tmp_path: Path) -> None:
+def test_readme(tmp_path: Path, pool: WorkerPool) -> None:
     """The second rank is killed and started again."""
     program = str(_pair("README.md", tmp_path) / "pair.py")
     first, second = [program, "0"], [program, "1"]
-    with started([first, second], {}) as (survivor, victim):
+    with started([first, second], {}, pool=pool) as (survivor, victim):
         survivor.until("generation 1: the sum is 2")
         victim.kill()
         survivor.until("rank 1 is lost")
-        with started([second], {}) as (replacement,):
+        with started([second], {}, pool=pool) as (replacement,):
             replacement.until("generation 2: the sum is 2")
             survivor.until("generation 2: the sum is 2")
 
 
-def test_quick_start(tmp_path: Path) -> None:
+def test_quick_start(tmp_path: Path, pool: WorkerPool) -> None:
     folder = _pair("docs/quickstart.md", tmp_path)
-    with started([["pair.py", str(rank)] for rank in range(2)], {}, cwd=folder) as both:
+    with started([["pair.py", str(rank)] for rank in range(2)], {}, cwd=folder, pool=pool) as both:
         said = [_said(program) for program in both]
     assert "tensor([0., 1., 2., 3.])" in said[1]
 

@@ -68,7 +68,7 @@ def test_wrong_name(scene: Scene) -> None:
     scene.join(CALM, members)
     running = [scene.start_join(f"name-{r}", x, r, 2, join_timeout=SHORT) for r, x in enumerate(members)]
     for rank, call in enumerate(running):
-        _refused(scene, call, RendezvousError, f"rank {1 - rank} has not joined", SHORT + 1.5)
+        _refused(scene, call, RendezvousError, f"rank {1 - rank} has not joined", SHORT + GRACE_SECONDS)
     scene.works(CALM, members)
 
 
@@ -76,7 +76,7 @@ def test_late_joiner(scene: Scene) -> None:
     """Too late for the others' deadline; all meet when they try again."""
     a, b = members = scene.workers(2)
     early = scene.start_join(WORLD, a, 0, 2, join_timeout=SHORT)
-    _refused(scene, early, RendezvousError, "rank 1 has not joined", SHORT + 1.5)
+    _refused(scene, early, RendezvousError, "rank 1 has not joined", SHORT + GRACE_SECONDS)
     late = scene.start_join(WORLD, b, 1, 2)
     scene.start_join(WORLD, a, 0, 2).result()
     late.result()

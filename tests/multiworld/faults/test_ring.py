@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from procs import open_links
 
-from multiworld import OwnStall, PeerLost, WorldState
+from multiworld import PeerLost, WorldState
 from multiworld.lab.context import Context
 from multiworld.lab.injector import Fired
 from multiworld.lab.workers import Worker
 from multiworld.liveness.ring import SUCCESSORS, watched_by
 from tests.multiworld.faults import acts
-from tests.multiworld.faults.bounds import SILENT_SECONDS
+from tests.multiworld.faults.bounds import JOIN_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.groups import group_frozen, root_of
 from tests.multiworld.faults.network import Namespaces, missing, namespaces
 from tests.multiworld.faults.operations import SMALL, Row
@@ -85,7 +85,7 @@ def test_who_has_left_is_skipped(scene: Scene) -> None:
 
 
 def _await_departures(context: Context, name: str, ranks: set[int]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while context.mw[name].departed != ranks:
         assert time.monotonic() < deadline, f"left are {context.mw[name].departed}"
         time.sleep(0.01)
@@ -115,12 +115,12 @@ def test_who_holds_the_gil_right_after_the_join_is_not_silent(scene: Scene) -> N
         for rank, worker in enumerate(members)
     ]
     for rank, call in enumerate(running):
-        value = call.result(40)
+        value = call.result(JOIN_SECONDS + 20)
         if rank in held:
             assert value > 9
             scene.injector.record("busy", members[rank].name, time.monotonic() - value, f"held for {value:.1f} s")
     for worker in members:
-        assert [e for e in worker.run(acts.events) if "Suspected" in type(e).__name__ or "Broken" in str(type(e))] == []
+        worker.run(acts.await_peace)
     scene.works(WORLD, members)
 
 
@@ -154,22 +154,24 @@ def test_a_strangers_bytes_stop_no_heartbeat(scene: Scene, said: bytes) -> None:
         time.sleep(2.0)  # longer than anybody may be silent
         for worker in members:
             assert worker.run(acts.standing, WORLD).state is WorldState.ACTIVE
-            assert [event for event in worker.run(acts.events) if not isinstance(event, OwnStall)] == []
+            worker.run(acts.await_peace)
         scene.works(WORLD, members)
 
 
 @pytest.mark.slow
-def test_many_members_suspect_nobody(scene: Scene) -> None:
+@pytest.mark.timeout(900)
+def test_many_members_lose_nobody(scene: Scene) -> None:
+    """Sixty-four processes compete for the processor: each may be suspected, and proves the suspicion wrong."""
     size = 64
     members = scene.workers(size)
-    running = [scene.start_join(WORLD, a, rank, size, join_timeout=90.0) for rank, a in enumerate(members)]
+    running = [scene.start_join(WORLD, a, rank, size, join_timeout=600.0) for rank, a in enumerate(members)]
     for call in running:
-        call.result(100)
+        call.result(660)
     for worker in members:
         worker.run(acts.watch_events)
     time.sleep(5.0)  # the time that is judged
-    told = [event for worker in members for event in worker.run(acts.events) if not isinstance(event, OwnStall)]
-    assert told == []
+    for worker in members:
+        worker.run(acts.await_peace)
     fired = scene.injector.kill(members[40])
     event = members[0].run(acts.await_break, WORLD)
     assert event.failure.ranks == (40,)

@@ -65,13 +65,14 @@ def test_a_peer_frozen_by_its_control_group_is_lost_as_soon_as_a_stopped_one(
 ) -> None:
     """The kernel shows its threads as asleep. They were taken for starved, and given ten times as long."""
     a, b, victim = members = scene.workers(3)
-    scene.join(WORLD, members)
+    beat = Heartbeat(interval=0.2, suspect_after=2.0, lost_after=4.0)
+    scene.join(WORLD, members, heartbeat=beat)
     waiting = [worker.start(acts.operate, WORLD, RECV, 2) for worker in (a, b)]
     for worker in (a, b):
         worker.wait_for("operating")
     with group_frozen(scene.injector, victim, *groups) as fired:
         for call in waiting:
-            lost(call.outcome(), WORLD, 2, SILENT_SECONDS, fired, {"silence", "reported"})
+            lost(call.outcome(), WORLD, 2, beat.lost_after + SILENT_SECONDS, fired, {"silence", "reported"})
 
 
 @pytest.mark.only_rows("gloo", HOST_ONLY)

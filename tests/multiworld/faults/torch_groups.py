@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from multiworld import TcpStoreAddress
-from multiworld.drivers.nccl_environment import NEEDED
+from multiworld.backends.nccl_environment import NEEDED
 from multiworld.lab.context import Context
 
 _TIMEOUT = timedelta(seconds=60)

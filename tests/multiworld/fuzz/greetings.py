@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from multiworld.net.greeting import GreetingError, Hello, Role
-from multiworld.net.handshake import Acceptor, Dialler
+from multiworld.transport.greeting import GreetingError, Hello, Role
+from multiworld.transport.handshake import Acceptor, Dialler
 
 SECRET = b"the fuzzer does not know it"
 _NAMES = ("multiworld", "ok", "why", "reason", "role", "world", "from", "to", "challenge", "proof", "nonce")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from multiworld import BrokenWorldException, MultiWorld, MultiWorldError, World
-from multiworld.ops import collectives, p2p
+from multiworld.operations import collectives, p2p
 from tests.multiworld.fuzz.frames import Generator
 
 #: around the memory of each operation; nothing may ever be written there

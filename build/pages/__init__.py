@@ -1,0 +1,40 @@
+"""HTML pages from jinja2 templates: one file each, which loads nothing; every value in it is escaped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+
+def render(template: str, **values: Any) -> str:  # noqa: ANN401 - a template shows any object
+    """Return the page of a template beside this module, all in one file."""
+    return _ENVIRONMENT.get_template(template).render(values)
+
+
+def size(number: int) -> str:
+    """Return bytes in words, with a space that does not break."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if number >= unit / 10:
+            return f"{number / unit:.{2 if name == 'GB' else 1}f}\xa0{name}"
+    return f"{number / 1e3:.1f}\xa0kB"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _asset(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {"size": size, "count": count}
+_ENVIRONMENT.globals |= {"asset": _asset}

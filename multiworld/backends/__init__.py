@@ -1,0 +1,1 @@
+"""Backends of collectives and of device messages; their interface is ``matching.driver``."""

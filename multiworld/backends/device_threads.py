@@ -1,0 +1,168 @@
+"""The two threads of a device driver: one launches, and the other one waits for the ends of what was launched.
+
+They take turns: who has launched waits for the end, if nobody does, and leaves the launching to the other one. So an
+operation for itself wakes one thread, and not a second one for its end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from multiworld.backends.device_work import Work
+
+#: how often failures in the background are looked for while something is under way
+LOOK_SECONDS = 0.1
+
+
+class Owner(Protocol):
+    """What there is to do. Nothing of it is called under a lock, and nothing of it raises."""
+
+    def launch(self, work: Work) -> bool:
+        """Put ``work`` into the stream; whether it is there."""
+
+    def outcome(self, work: Work) -> BaseException | None:
+        """Wait for the end of a launched ``work``; how it went."""
+
+    def look(self) -> None:
+        """Look for failures in the background."""
+
+    def end(self) -> None:
+        """End the communicator; nothing is launched any more."""
+
+
+class Crew:
+    """What the two threads have to do, and who does it.
+
+    Args:
+        owner: of the threads.
+
+    Attributes:
+        launching: what is on its way into the stream.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        lock = threading.Lock()
+        self._jobs = threading.Condition(lock)  # the two wait here
+        self._emptied = threading.Condition(lock)
+        self._queued: deque[Work] = deque()
+        self._works: deque[Work] = deque()  # launched
+        self._launches = self._waits = False  # whether one of the two does
+        self._stopped = self._closing = self._ended = False
+        self._looks = False  # whether something was launched since the last look
+        self.launching: Work | None = None
+
+    @property
+    def left(self) -> tuple[Work, ...]:
+        """What was launched and has not ended."""
+        with self._jobs:
+            return tuple(self._works)
+
+    def add(self, work: Work) -> bool:
+        """Launch ``work`` after those before it; False once nothing is launched any more."""
+        with self._jobs:
+            if not self._stopped:
+                self._queued.append(work)
+                self._jobs.notify()
+            return not self._stopped
+
+    def stop(self) -> list[Work]:
+        """Launch nothing any more, and end; returns what will not be launched."""
+        with self._jobs:
+            self._stopped = True
+            queued, self._queued = list(self._queued), deque()
+            self._jobs.notify_all()
+        return queued
+
+    def close(self) -> None:
+        """End when all that was asked for is done."""
+        with self._jobs:
+            self._closing = True
+            self._jobs.notify_all()
+
+    def is_empty(self, seconds: float) -> bool:
+        """Whether nothing that was launched is left, now or within ``seconds``."""
+        with self._emptied:
+            return self._emptied.wait_for(lambda: not self._works, seconds)
+
+    def work(self) -> None:
+        """Do what there is to do until the end, in one of the two threads."""
+        while (job := self._next()) is not None:
+            job()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._jobs:
+            while not (self._ended and not self._works):
+                if not self._launches and (job := self._to_launch()) is not None:
+                    self._launches = True
+                    return job
+                if self._works and not self._waits:
+                    self._waits = True
+                    return self._wait
+                in_time = self._jobs.wait(LOOK_SECONDS if self._looks else None)
+                if not in_time and not self._launches:
+                    self._looks = bool(self._works)
+                    self._launches = True
+                    return self._look
+            return None
+
+    def _to_launch(self) -> Callable[[], None] | None:
+        """What the one who launches has to do; under the lock."""
+        if self._ended:
+            return None
+        if self._stopped or (self._closing and not self._queued and not self._works):
+            self._stopped = self._ended = True
+            self._jobs.notify_all()
+            return self._owner.end
+        return self._launch if self._queued else None
+
+    def _launch(self) -> None:
+        """Launch what is queued; wait for the end of it, if nobody does and nothing follows."""
+        while True:
+            with self._jobs:
+                work = self.launching = self._queued.popleft() if self._queued else None
+                if work is None:
+                    self._launches = False
+                    return
+            launched = self._owner.launch(work)
+            with self._jobs:
+                if launched:
+                    self.launching = None
+                    self._works.append(work)
+                    self._see_that_one_looks()
+                    if not (self._waits or self._queued or self._stopped):
+                        self._launches, self._waits = False, True
+                        break
+                    self._jobs.notify()
+        self._wait()
+
+    def _see_that_one_looks(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self._jobs.notify()
+
+    def _wait(self) -> None:
+        """Wait for the ends of what is launched, in their order.
+
+        The report is the last of it: whoever is woken needs the interpreter, and this thread does not any more.
+        """
+        last = False
+        while not last:
+            work = self._works[0]
+            error = self._owner.outcome(work)
+            work.release()
+            with self._jobs:
+                self._works.popleft()
+                last = not self._works
+                if last:
+                    self._waits = False
+                    self._emptied.notify_all()
+            work.is_over(error)
+
+    def _look(self) -> None:
+        self._owner.look()
+        with self._jobs:
+            self._launches = False

@@ -1,0 +1,170 @@
+"""The environment that torch's NCCL group needs to outlive a dead peer, and what of NCCL is here.
+
+Nothing is set at import. ``settle`` sets what is missing when a world is joined; what the user set otherwise is
+refused with the remedy, never changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from multiworld.backends import nccl
+from multiworld.errors import INSTALL, BackendFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """A variable that the driver ``torch-nccl`` depends on.
+
+    Attributes:
+        name: of the variable.
+        value: what it has to be.
+        why: what happens otherwise.
+        may_be_unset: whether the default of every release is right.
+        old: a name that torch reads where the first one is not set; empty for none.
+    """
+
+    name: str
+    value: str
+    why: str
+    may_be_unset: bool = False
+    old: str = ""
+
+    def found(self, environment: Mapping[str, str]) -> tuple[str, str | None]:
+        """The name under which torch reads it, and what it says there; None if it is not set."""
+        name = self.old if self.old in environment and self.name not in environment else self.name
+        return name, environment.get(name)
+
+
+NEEDED = (
+    Needed(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2",
+        "in any other mode torch ends this process over a dead peer, or leaves its kernel on the device; torchrun sets "
+        "it to 1 for its workers, unless it is set where torchrun starts",
+    ),
+    Needed(
+        "TORCH_NCCL_DUMP_ON_TIMEOUT", "0",
+        "torch waits minutes for dumps of its flight recorder before it aborts, and its monitor then ends this process",
+    ),
+    Needed(
+        "TORCH_NCCL_CUDA_EVENT_CACHE", "0",
+        "torch 2.6 keeps CUDA events in a cache of the thread that launched, which ends with its world: use after free",
+    ),
+    Needed(
+        "TORCH_NCCL_BLOCKING_WAIT", "0", "a wait blocks the thread that launches, so that nothing can be aborted",
+        may_be_unset=True, old="NCCL_BLOCKING_WAIT",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing about NCCL on this machine.
+
+    Attributes:
+        name: what it is about.
+        good: whether worlds on NCCL can use it as it is.
+        found: in words.
+        remedy: what to change; empty if nothing.
+    """
+
+    name: str
+    good: bool
+    found: str
+    remedy: str = ""
+
+
+def wrong(environment: Mapping[str, str]) -> list[Needed]:
+    """What is set otherwise than the driver ``torch-nccl`` needs it."""
+    return [one for one in NEEDED if one.found(environment)[1] not in (None, one.value)]
+
+
+def settle(world: str, rank: int) -> None:
+    """Set what is missing, for torch reads it when a group is made and when an error occurs.
+
+    Raises:
+        BackendFailed: the user has set something otherwise.
+    """
+    others = wrong(os.environ)
+    if others:
+        first = others[0]
+        name, value = first.found(os.environ)
+        raise BackendFailed(
+            world, f"{name} is {value!r} in the environment", cause=first.why, rank=rank,
+            remedy=f"unset {name} or set it to {first.value}, or use backend='nccl' with the extra 'nccl'",
+        )  # fmt: skip
+    for one in NEEDED:
+        if not one.may_be_unset:
+            os.environ.setdefault(one.name, one.value)
+
+
+def examine() -> list[Fact]:
+    """What ``multiworld doctor`` says about NCCL; no CUDA context is made."""
+    return [_bindings(), _group(), _devices(), *(_variable(one) for one in NEEDED), _module_loading(), _peer_to_peer()]
+
+
+def _bindings() -> Fact:
+    why = nccl.unavailable()
+    if why is not None:
+        return Fact(
+            "nccl4py", False, why, f"{INSTALL.format(extra='[nccl]')}: backend='nccl' then needs no patched wheel"
+        )
+    version = int(nccl.bindings().get_version())
+    found = f"NCCL {nccl.printed(version)}, {'with' if version >= nccl.REVOKES_FROM else 'without'} revoke"
+    return Fact("nccl4py", True, f"{found}: backend='nccl' uses it")
+
+
+def group_kind() -> Any:
+    """The class of torch's NCCL group: the successor where it is there and not switched off; None without NCCL."""
+    if os.environ.get("TORCH_DIST_USE_NCCL2") != "0":
+        newer = getattr(getattr(torch._C, "_distributed_c10d", None), "ProcessGroupNCCL2", None)
+        if newer is not None:
+            return newer
+    return getattr(dist, "ProcessGroupNCCL", None)
+
+
+def group_version() -> str:
+    """What all members of a world on torch's group have in common."""
+    version = ".".join(map(str, torch.cuda.nccl.version()))
+    return f"{getattr(group_kind(), '__name__', 'no group')} on NCCL {version}"
+
+
+def _group() -> Fact:
+    if group_kind() is None:
+        return Fact("torch-nccl", False, "this torch is built without NCCL", "install a CUDA build of torch")
+    return Fact("torch-nccl", True, f"{group_version()}, torch {torch.__version__}")
+
+
+def _devices() -> Fact:
+    count = torch.cuda.device_count()
+    found = "1 CUDA device" if count == 1 else f"{count} CUDA devices"
+    return Fact("CUDA devices", count > 0, found, "" if count else "nothing, if this machine has no GPU")
+
+
+def _variable(one: Needed) -> Fact:
+    name, given = one.found(os.environ)
+    if given is None:
+        found = "not set; backend='torch-nccl' sets it" if not one.may_be_unset else "not set"
+        return Fact(one.name, True, found)
+    good = given == one.value
+    said = given if name == one.name else f"{given}, by its old name {name}"
+    return Fact(one.name, good, said, "" if good else f"unset {name} or set it to {one.value}: {one.why}")
+
+
+def _module_loading() -> Fact:
+    given = os.environ.get("CUDA_MODULE_LOADING", "")
+    good = given.upper() == "EAGER"
+    remedy = "set it to EAGER: a kernel's first use loads its module, which waits for a transfer whose peer has died"
+    return Fact("CUDA_MODULE_LOADING", good, given or "not set (LAZY)", "" if good else remedy)
+
+
+def _peer_to_peer() -> Fact:
+    given = os.environ.get("NCCL_P2P_DISABLE", "")
+    note = "if members of one host crash each other when a world breaks, NCCL_P2P_DISABLE=1 is the last resort"
+    return Fact("NCCL_P2P_DISABLE", True, given or f"not set; {note}")

@@ -1,0 +1,95 @@
+"""The members of a communicator compare what they bring, before NCCL would hang or fail over a difference."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from multiworld.backends.device_communicator import Member
+from multiworld.backends.setup_store import LaneStore
+from multiworld.errors import BackendFailed
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a member brings.
+
+    Attributes:
+        rank: its rank in the world.
+        driver: name of its driver.
+        version: of what the driver stands on; NCCL refuses members of other versions.
+        host: as NCCL tells hosts apart.
+        device: PCI address of its device.
+    """
+
+    rank: int
+    driver: str
+    version: str
+    host: str
+    device: str
+
+
+def host_id() -> str:
+    """What NCCL takes for the host: ``NCCL_HOSTID``, or the host's name and boot."""
+    given = os.environ.get("NCCL_HOSTID")
+    if given:
+        return given
+    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return f"{socket.gethostname()} {boot}"
+
+
+def meet(store: LaneStore, us: Member, ours: Facts) -> None:
+    """Exchange facts with all members of the group.
+
+    Raises:
+        BackendFailed: two members do not fit together.
+    """
+    store.set(f"mw/driver/{us.place}", json.dumps(asdict(ours)).encode())
+    members = [ours if place == us.place else _facts(store, us, place) for place in range(us.size)]
+    for theirs in members:
+        _compare(us, ours, theirs)
+    _one_device_each(us, members)
+
+
+def _facts(store: LaneStore, us: Member, place: int) -> Facts:
+    said = store.get(f"mw/driver/{place}")
+    try:
+        return Facts(**json.loads(said))
+    except (ValueError, TypeError):
+        raise BackendFailed(
+            us.world, f"member {place} of the group says what no driver says: {said[:80]!r}", rank=us.rank,
+            cause="it runs another version of multiworld", remedy="install the same version on every member",
+        ) from None  # fmt: skip
+
+
+def _compare(us: Member, ours: Facts, theirs: Facts) -> None:
+    if theirs.driver != ours.driver:
+        raise BackendFailed(
+            us.world, f"rank {theirs.rank} uses the driver {theirs.driver!r}, rank {us.rank} {ours.driver!r}",
+            cause="backend='nccl' takes NVIDIA's bindings where they are installed, and torch's group elsewhere",
+            remedy="install the extra 'nccl' on every member or on none, or join with backend='torch-nccl' everywhere",
+            rank=us.rank,
+        )  # fmt: skip
+    if theirs.version != ours.version:
+        raise BackendFailed(
+            us.world, f"rank {theirs.rank} has {theirs.version}, rank {us.rank} {ours.version}", rank=us.rank,
+            cause="NCCL connects only members of the same version", remedy="install the same version on every member",
+        )  # fmt: skip
+
+
+def _one_device_each(us: Member, members: list[Facts]) -> None:
+    seen: dict[tuple[str, str], int] = {}
+    for one in members:
+        other = seen.setdefault((one.host, one.device), one.rank)
+        if other != one.rank:
+            raise BackendFailed(
+                us.world, f"ranks {other} and {one.rank} use the same device, {one.device}", rank=us.rank,
+                cause="NCCL refuses two ranks of a communicator on one device of a host",
+                remedy="pass another device= to one of them; to share one in a test, start each process with an "
+                "NCCL_HOSTID of its own",
+            )  # fmt: skip

@@ -1,0 +1,250 @@
+"""A place for a backend: of a group for its collectives, or of two members for the messages of one to the other.
+
+It is opened by the first operation that needs it, used in order, and freed with the session.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
+
+# Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
+from multiworld.backends.choice import make_driver
+from multiworld.backends.setup_store import LaneStore
+from multiworld.config import WorldConfig
+from multiworld.errors import BrokenWorldException, InvalidArgument, LossReason, PeerLost
+from multiworld.matching.driver import Driver, DriverRefused
+from multiworld.matching.engine import Engine
+from multiworld.matching.membership import Membership
+from multiworld.matching.memory import room_for
+from multiworld.matching.operation import Launch, Operation, Sink
+from multiworld.matching.protocol import Done, Kind
+from multiworld.process.thread_parking import immortal
+from multiworld.process.threads import start_or_run
+from multiworld.transport.poller import woken_after
+from multiworld.transport.reactor import Reactor
+
+logger = logging.getLogger(__name__)
+
+#: what all members together may send to set a backend up; a thousand of them need some hundred bytes each
+MAX_SET_UP_BYTES = 16 << 20
+#: how long the control connections have to name the peer, when the backend says only that something failed
+VERDICT_SECONDS = 0.25
+#: numbers of channels begin here; those of groups are below
+_CHANNELS = 1 << 32
+_RANK_BITS = 16
+
+
+def channel(src: int, dst: int) -> int:
+    """The number of the slot for messages of world rank ``src`` to ``dst`` that stay on the device.
+
+    Each direction has one of its own, with a stream of its own: they never wait for each other.
+    """
+    return _CHANNELS | src << _RANK_BITS | dst
+
+
+def ranks_of_channel(number: int) -> tuple[int, int] | None:
+    """``src`` and ``dst`` of a channel; None for the number of a group."""
+    if number < _CHANNELS:
+        return None
+    pair = number - _CHANNELS
+    return pair >> _RANK_BITS, pair & ((1 << _RANK_BITS) - 1)
+
+
+class SlotOwner(Protocol):
+    """The session that the backend works for."""
+
+    @property
+    def membership(self) -> Membership: ...
+    @property
+    def config(self) -> WorldConfig: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+    @property
+    def lanes(self) -> Mapping[int, Sink]: ...
+    @property
+    def hub(self) -> Reactor: ...
+    @property
+    def failure(self) -> BrokenWorldException | None: ...
+    @property
+    def engine(self) -> Engine: ...
+    def break_(self, error: BrokenWorldException) -> None: ...
+
+
+def own_failure(session: SlotOwner, error: BrokenWorldException) -> BrokenWorldException:
+    """``error`` with the world it breaks in it."""
+    us = session.membership
+    return cast("BrokenWorldException", error.with_context(world=us.name, generation=us.generation, rank=us.rank))
+
+
+class DriverSlot:
+    """The backend of one group or channel of one session.
+
+    All methods but ``abort`` and ``free`` are called under the session's lock.
+
+    Args:
+        session: that it works for.
+        gid: number of the group or channel.
+    """
+
+    def __init__(self, session: SlotOwner, gid: int) -> None:
+        self.ranks: tuple[int, ...] = ()
+        self._session = session
+        self._gid = gid
+        self._store = LaneStore(self._broadcast, session.config.join_timeout)
+        self._driver: Driver | None = None
+        self._opener: threading.Thread | None = None
+        self._ready = False
+        self._cut = False
+        self._waiting: deque[Launch] = deque()
+        self._set_up_bytes = 0
+
+    def launch(self, launch: Launch) -> None:
+        """Start it, after those before it."""
+        self._session.engine.takes_up(launch)
+        self._waiting.append(launch)
+        launch.turn = self._start_waiting
+        if self._ready:
+            self._start_waiting()
+        elif self._opener is None:
+            self._driver = self._made()
+            name = f"mw-open-{self._session.membership.name}"
+            self._opener = threading.Thread(target=self._open, args=(self._driver,), name=name, daemon=True)
+            self._opener.start()
+
+    def expect(self, split: int, nbytes: int) -> tuple[memoryview, Done] | None:
+        """A member's value for the set-up arrives: where to put it; None for what is none."""
+        self._set_up_bytes += nbytes
+        if split > nbytes or self._set_up_bytes > MAX_SET_UP_BYTES:
+            return None
+        memory = room_for(nbytes)
+        return memory, lambda: self._store.receive(
+            bytes(memory[:split]).decode(errors="replace"), bytes(memory[split:])
+        )
+
+    def stop(self, *, cut: bool) -> None:
+        """Release whoever waits for the backend to open, and start nothing any more.
+
+        With ``cut``, ``abort`` is to follow once the others have been told. Without, its connections stay until they
+        are closed in good order: peers may still be reading what we sent.
+        """
+        self._cut = cut
+        self._store.stop()
+        self._drop_waiting()
+
+    def abort(self) -> None:
+        """After ``stop(cut=True)``: release whoever waits in the backend. Without the lock; blocks on nothing."""
+        if self._driver is not None and self._cut:
+            start_or_run(f"mw-abort-{self._session.membership.name}", self._driver.abort)
+
+    def free(self, deadline: float) -> None:
+        """Free the backend; blocks for at most about ``deadline`` seconds."""
+        if self._driver is None:
+            return
+        if self._cut or not self._ready:
+            self._driver.abort()
+        if self._opener is not None:
+            self._opener.join(deadline)
+        if self._cut:
+            self._driver.abort()  # connections that were made meanwhile
+        self._driver.close(deadline)
+
+    def drop_in_child(self) -> None:
+        """Leave the backend alone in a forked child."""
+        immortal(self._driver)
+        immortal(self._store)
+
+    def _made(self) -> Driver:
+        session = self._session
+        place = self.ranks.index(session.membership.rank)
+        return make_driver(session.config, place, len(self.ranks), self._store, session.address)
+
+    def _broadcast(self, key: str, value: bytes) -> None:
+        name = key.encode()
+        with self._session.lock:
+            for rank in self.ranks:
+                if rank != self._session.membership.rank:
+                    self._session.lanes[rank].put(
+                        Kind.VALUE, flags=len(name), key=self._gid, payload=(name, value), nbytes=len(name) + len(value)
+                    )
+
+    def _open(self, driver: Driver) -> None:
+        try:
+            driver.open()
+        except Exception as error:  # noqa: BLE001 - of torch's many types
+            self._failed(error)
+            return
+        with self._session.lock:
+            self._ready = True
+            self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """Start what is ready, up to the first whose memory is not."""
+        while self._ready and self._waiting and self._waiting[0].ready and self._session.failure is None:
+            self._start(self._waiting.popleft())
+
+    def _drop_waiting(self) -> None:
+        """The session has ended: what was not started never will be, and nobody uses its memory."""
+        while self._waiting:
+            launch = self._waiting.popleft()
+            if launch.operation is not None and self._session.failure is not None:
+                launch.operation.running = False
+                launch.operation.fail(self._session.failure)
+            self._session.engine.is_over(launch)
+
+    def _start(self, launch: Launch) -> None:
+        driver, operation = self._driver, launch.operation
+        if driver is None or operation is None:
+            return
+        try:
+            work = launch.start(driver)
+        except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+            if driver.on_device and not isinstance(error, DriverRefused):
+                self._finished(launch, operation, error)
+            else:
+                self._finished(launch, operation, DriverRefused(str(error)))
+            return
+        launched = (lambda: self._launched(launch)) if launch.streamed else None
+        driver.watch(work, lambda error: self._finished(launch, operation, error), launched)
+
+    def _launched(self, launch: Launch) -> None:
+        with woken_after(), self._session.lock:
+            if self._session.failure is None:
+                launch.enqueued()
+
+    def _finished(self, launch: Launch, operation: Operation, error: BaseException | None) -> None:
+        session = self._session
+        with woken_after(), session.lock:
+            operation.running = False
+            if session.failure is not None:  # its end was waited for: until now the backend used its memory
+                operation.fail(session.failure)
+            elif error is None:
+                launch.over()
+            elif isinstance(error, DriverRefused):
+                operation.fail(self._refused(operation, error))
+            if session.failure is not None or error is None or isinstance(error, DriverRefused):
+                session.engine.is_over(launch)
+                return
+        self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """The backend failed: a peer is gone, most likely, and the control connections will say which in a moment."""
+        session, us = self._session, self._session.membership
+        if session.failure is not None:
+            return
+        if isinstance(error, BrokenWorldException):  # ours, and the others wait for us
+            session.break_(own_failure(session, error))
+            return
+        lost = PeerLost(us.name, f"the {us.backend} backend failed: {error}", how=LossReason.BACKEND, **us.where())
+        session.hub.call_later(VERDICT_SECONDS, lambda: session.break_(lost))
+
+    def _refused(self, operation: Operation, error: Exception) -> InvalidArgument:
+        us = self._session.membership
+        cause = "it cannot do this for this dtype or reduction"
+        return InvalidArgument(us.name, f"the backend refuses: {error}", cause=cause, **us.where(operation.name))

@@ -1,0 +1,54 @@
+"""``WatchDog``: reports broken worlds, as programs for pymultiworld 0.2.3 expect.
+
+The watching itself is built into every world, in a thread of its own; this object passes its findings on. Unlike
+pymultiworld's it neither kills nor signals a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from multiworld.events import Event, WorldBroken
+
+if TYPE_CHECKING:
+    from multiworld.worlds.multi_world import MultiWorld
+
+
+class WatchDog:
+    """Puts the name of every world that breaks into ``action_q``.
+
+    Args:
+        event_q: where pymultiworld announced worlds; taken and left alone, since worlds are watched from their start.
+        action_q: gets the names, in the running event loop.
+    """
+
+    def __init__(self, event_q: queue.Queue[Any], action_q: asyncio.Queue[str]) -> None:
+        self.event_q = event_q
+        self.action_q = action_q
+        self._loop = asyncio.get_running_loop()
+        self._unsubscribe: Callable[[], None] | None = None
+        self._clean_up: Callable[[str], None] | None = None
+
+    def watch(self, worlds: MultiWorld, clean_up: Callable[[str], None]) -> None:
+        """Watch ``worlds``; call ``clean_up`` with the name of each that breaks, in the event loop."""
+        self._clean_up = clean_up
+        self._unsubscribe = worlds.subscribe(self._heard)
+
+    def close(self) -> None:
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+
+    def _heard(self, event: Event) -> None:
+        if isinstance(event, WorldBroken):
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the reader has gone
+                self._loop.call_soon_threadsafe(self._tell, event.world)
+
+    def _tell(self, world_name: str) -> None:
+        self.action_q.put_nowait(world_name)
+        if self._clean_up is not None:
+            self._clean_up(world_name)

@@ -1,1 +1,0 @@
-"""What carries collectives: one driver per backend, all behind one small interface."""

@@ -1,0 +1,207 @@
+"""Collectives are agreed on first: everybody tells everybody what it calls, and all compare.
+
+Small payloads travel with that; then the exchange is the whole collective. For larger ones the backend is called once
+all agree, so it never sees lengths that differ. If anything differs, every member sees the same fingerprints and raises
+``TensorMismatch``, and the backend is not called at all. All methods are called with the registry's lock held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from multiworld.errors import InvalidArgument, TensorMismatch
+from multiworld.matching.collective_plan import Bytes, Plan, describe, disagreement, may_be_fingerprint, same_group
+from multiworld.matching.memory import room_for
+from multiworld.matching.operation import Launch, Operation, Registry, Sink
+from multiworld.matching.protocol import Kind, Placement
+
+
+class CollectiveOperation(Operation):
+    """A collective of a group, from its fingerprint to its end."""
+
+    in_step = True
+    __slots__ = ("copying", "fingerprint", "gid", "heard", "plan", "ranks", "seq")
+
+    def __init__(self, registry: Registry, gid: int, digest: int, ranks: tuple[int, ...], plan: Plan) -> None:
+        super().__init__(registry, plan.name, plan.buffers)
+        self.gid = gid
+        self.ranks = ranks
+        self.plan = plan
+        self.fingerprint = plan.fingerprint.packed(digest)
+        self.seq = -1
+        self.heard: dict[int, tuple[bytes, memoryview]] = {}
+        self.finish = plan.finish
+        self.copying = False  # the caller's memory is copied on the device, since nobody waits any more
+
+    def give_back(self) -> None:
+        """See ``Operation.give_back``; the others count on it, so it goes on with copies."""
+        buffers = self.plan.buffers
+        if not self.withdrawn or self.running or self.done or buffers is None:
+            return
+        if self.plan.fingerprint.on_device:
+            self.copying = True
+            if isinstance(self.launch, Launch):
+                self.launch.ready = False
+        else:
+            buffers.own()
+
+    def part(self) -> None:
+        """See ``Operation.part``."""
+        super().part()
+        if not self.copying or self.plan.buffers is None:
+            return
+        self.plan.buffers.own()
+        with self.registry.lock:
+            self.copying = False
+            if self.launch is not None:
+                self.launch.set_ready()
+
+    def over(self) -> None:
+        """The backend is done: what is left to do, and the end."""
+        after = self.plan.after
+        try:
+            value = None if after is None else after()
+        except Exception as failure:  # noqa: BLE001 - in the backend's thread, where nobody else would hear of it
+            self.fail(self.unmade(failure))
+            return
+        self.complete(value)
+
+    def loans(self) -> Sequence[torch.Tensor]:
+        return () if self.plan.buffers is None else self.plan.buffers.loans()
+
+    def needs(self, peer: int) -> bool:
+        return peer in self.ranks and peer not in self.heard and peer != self.registry.membership.rank
+
+    def awaits(self) -> tuple[int, ...]:
+        """See ``Operation.awaits``; the backend waits for any of the members."""
+        if not self.running:
+            return self.missing()
+        return tuple(rank for rank in self.ranks if rank != self.registry.membership.rank)
+
+    def missing(self) -> tuple[int, ...]:
+        """World ranks that have not called it yet."""
+        return tuple(rank for rank in self.ranks if self.needs(rank))
+
+    def waiting_for(self) -> str:
+        missing = self.missing()
+        return f"ranks {list(missing)} to call it" if missing else "the backend to finish"
+
+    def unmade(self, error: Exception) -> InvalidArgument:
+        """All members did their part, but the result cannot be made of it here."""
+        us = self.registry.membership
+        return InvalidArgument(
+            us.name, f"the result cannot be made: {error}",
+            cause="torch cannot do this for this dtype or reduction",
+            remedy="convert the tensor, or reduce otherwise; the world goes on", **us.where(self.name),
+        )  # fmt: skip
+
+
+#: how many collectives a peer may be ahead of us
+MAX_EARLY = 4096
+#: the longest payload that comes with a fingerprint
+MAX_PAYLOAD_BYTES = 1 << 34
+_NUMBERS = 1 << 32  # sequence numbers are this many, and begin anew
+
+
+class GroupCollectives:
+    """The collectives of one group, in order; ``launch`` runs an agreed one on the backend."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        sinks: Mapping[int, Sink],
+        gid: int,
+        launch: Callable[[int, tuple[int, ...], Launch], None],
+    ) -> None:
+        self._registry, self._sinks, self._gid, self._launch = registry, sinks, gid, launch
+        self._rank = registry.membership.rank
+        self._next = 0
+        self._ours: dict[int, CollectiveOperation] = {}
+        self._early: dict[int, dict[int, tuple[bytes, memoryview]]] = {}
+
+    def start(self, operation: CollectiveOperation) -> None:
+        """Tell the others what we call, and go on if all have told us."""
+        seq = operation.seq = self._next
+        self._next = (seq + 1) % _NUMBERS
+        early = self._early.pop(seq, {})
+        operation.heard = {peer: said for peer, said in early.items() if peer in operation.ranks}
+        self._ours[seq] = operation
+        for place, peer in enumerate(operation.ranks):
+            if peer != self._rank:
+                self._tell(peer, seq, operation.fingerprint, operation.plan.outgoing(place))
+        self._check(operation)
+
+    def expect(self, peer: int, seq: int, split: int, nbytes: int) -> Placement:
+        """A peer's fingerprint arrives: where to put it."""
+        ahead = (seq - self._next) % _NUMBERS
+        ours = self._ours.get(seq)
+        # The limit of the caller is for messages whose length the sender decides.
+        longest = max(MAX_PAYLOAD_BYTES, self._registry.membership.limits.max_message_bytes)
+        if not may_be_fingerprint(split) or not 0 <= nbytes - split <= longest:
+            why = f"a fingerprint of {split} bytes in {nbytes}"
+        elif (ahead >= MAX_EARLY) if ours is None else (peer not in ours.ranks or peer in ours.heard):
+            why = f"a collective of number {seq}, which cannot be"
+        else:
+            return self._place(peer, seq, split, nbytes)
+        self._registry.protocol_error(peer, why)
+        return None, None
+
+    def _place(self, peer: int, seq: int, split: int, nbytes: int) -> Placement:
+        memory = room_for(nbytes, head=split)  # the payload is computed on where it lies
+        return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
+
+    def _tell(self, peer: int, seq: int, packed: bytes, data: Bytes | None) -> None:
+        parts: tuple[Any, ...] = (packed,) if data is None else (packed, data)
+        nbytes = sum(map(len, parts))
+        flags = len(packed)
+        self._sinks[peer].put(Kind.FINGERPRINT, flags=flags, seq=seq, key=self._gid, payload=parts, nbytes=nbytes)
+
+    def _heard(self, peer: int, seq: int, packed: bytes, data: memoryview) -> None:
+        operation = self._ours.get(seq)
+        if operation is None:
+            self._early.setdefault(seq, {})[peer] = packed, data
+            return
+        operation.heard[peer] = packed, data
+        self._check(operation)
+
+    def _check(self, operation: CollectiveOperation) -> None:
+        if len(operation.heard) < len(operation.ranks) - 1:
+            return
+        del self._ours[operation.seq]
+        heard, us = operation.heard, self._rank
+        fingerprints = [heard[r][0] if r != us else operation.fingerprint for r in operation.ranks]
+        if disagreement(fingerprints):
+            operation.fail(self._mismatch(operation, fingerprints))
+        elif operation.plan.launch is None:
+            self._absorb(operation, [heard[r][1] if r != us else None for r in operation.ranks])
+        else:
+            launch = operation.launch = Launch(
+                operation, operation.ranks, operation.plan.launch, operation.over,
+                streamed=operation.plan.streamed, ready=not operation.copying,
+            )  # fmt: skip
+            self._launch(self._gid, operation.ranks, launch)
+
+    def _absorb(self, operation: CollectiveOperation, parts: list[memoryview | None]) -> None:
+        """Make the result of what all sent. What fails in that is the call's own affair, not the fault of the peer
+        whose part came last; and the others have ours already, so nobody is left waiting."""
+        try:
+            value = operation.plan.absorb(parts)
+        except (RuntimeError, TypeError) as error:
+            operation.fail(operation.unmade(error))
+            return
+        operation.complete(value)
+
+    def _mismatch(self, operation: CollectiveOperation, fingerprints: list[bytes]) -> TensorMismatch:
+        us = self._registry.membership
+        said = dict(zip(operation.ranks, map(describe, fingerprints), strict=True))
+        ours = said.pop(us.rank)
+        others = "; ".join(f"rank {rank} calls {text}" for rank, text in said.items())
+        what, cause, remedy = f"rank {us.rank} calls {ours}; {others}", None, None
+        if not same_group(fingerprints):
+            what += "; the members call it on groups of different ranks or labels that have the same number"
+            cause = "the number of a group is a checksum of its ranks and label, and two groups have the same by chance"
+            remedy = "pass another label to group(), the same one on every member; the world is still usable"
+        return TensorMismatch(us.name, what, cause=cause, remedy=remedy, ours=ours, theirs=said, **us.where())

@@ -1,0 +1,172 @@
+"""What a collective is about: its fingerprint, what it sends to whom, and how the backend is called for it."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from multiworld.matching.driver import Driver
+from multiworld.matching.protocol import dtype_name
+
+#: Collectives in which a member sends up to this much in all travel with the fingerprints, on the lanes; larger ones go
+#: through the backend. Below it the extra round of agreement would cost more than the payload: one exchange does both.
+INLINE_BYTES: Final = 512 * 1024
+NO_REDUCTION: Final = 255
+#: the largest group whose fingerprints are read; a world has no more members
+MAX_MEMBERS: Final = 4096
+
+#: the names of reductions; the place in this tuple is the code on the wire: append only
+REDUCTIONS: Final = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+Bytes = memoryview | bytes
+Parts = Sequence[memoryview | None]
+#: bytes to and from each group rank
+Splits = tuple[Sequence[int], Sequence[int]]
+
+
+class Collective(enum.IntEnum):
+    """The kinds of collectives; the number is on the wire."""
+
+    BARRIER = 0
+    BROADCAST = 1
+    ALL_REDUCE = 2
+    REDUCE = 3
+    ALL_GATHER = 4
+    GATHER = 5
+    SCATTER = 6
+    REDUCE_SCATTER = 7
+    ALL_TO_ALL = 8
+    BROADCAST_OBJECT = 9
+    ALL_GATHER_OBJECT = 10
+    GATHER_OBJECT = 11
+    SCATTER_OBJECT = 12
+
+
+#: digest of the group's ranks and label; kind, dtype code, reduction, way (0 by the backend, 1 with the fingerprints, 2
+#: on the device); root (group rank), bytes of one piece
+_HEAD: Final = struct.Struct("<QBBBBiQ")
+_ON_DEVICE: Final = 2
+
+
+class Buffers(Protocol):
+    """The tensors of a collective, those of its caller among them."""
+
+    def own(self) -> None:
+        """Give every tensor that is the caller's memory memory of its own, with what is in it now.
+
+        Where the tensors are on the device, without the lock, in the caller's thread.
+        """
+
+    def loans(self) -> Sequence[torch.Tensor]:
+        """The caller's memory, or what is used instead of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What all members must agree on.
+
+    Attributes:
+        kind: of the collective.
+        nbytes: bytes of one piece.
+        dtype: code of the dtype.
+        root: group rank; -1 for none.
+        reduction: code of the reduction.
+        inline: whether the payloads travel with the fingerprints.
+        on_device: whether the tensors are, and stay, on the device.
+        splits: bytes to and from each group rank, where they may differ by pair.
+    """
+
+    kind: Collective
+    nbytes: int = 0
+    dtype: int = 0
+    root: int = -1
+    reduction: int = NO_REDUCTION
+    inline: bool = True
+    on_device: bool = False
+    splits: Splits | None = None
+
+    def packed(self, digest: int) -> bytes:
+        """As it is sent by a member of the group with this ``digest``."""
+        way = _ON_DEVICE if self.on_device else self.inline
+        head = _HEAD.pack(digest, self.kind, self.dtype, self.reduction, way, self.root, self.nbytes)
+        if self.splits is None:
+            return head
+        to, of = self.splits
+        return head + struct.pack(f"<{len(to)}Q{len(of)}Q", *to, *of)
+
+
+@dataclass(slots=True)
+class Plan:
+    """One collective call, checked, ready to be agreed on.
+
+    Attributes:
+        name: of the operation, for messages.
+        fingerprint: what all members must agree on.
+        outgoing: payload for a group rank that travels with the fingerprint; None for none.
+        absorb: takes the payloads of all group ranks (ours None) and writes the result.
+        launch: starts it on the backend; None where all travels with the fingerprints.
+        after: what is left to do when the backend is done; not for tensors on the device, it is under the lock.
+        finish: makes the result in the thread that waits, such as a copy back to a device.
+        buffers: its tensors.
+        streamed: whether the caller goes on as soon as it is enqueued on the device.
+    """
+
+    name: str
+    fingerprint: Fingerprint
+    outgoing: Callable[[int], Bytes | None]
+    absorb: Callable[[Parts], Any]
+    launch: Callable[[Driver], Any] | None = None
+    after: Callable[[], Any] | None = None
+    finish: Callable[[Any], Any] | None = None
+    buffers: Buffers | None = None
+    streamed: bool = False
+
+
+def may_be_fingerprint(nbytes: int) -> bool:
+    """Whether a fingerprint can have that length: the head, and two numbers for each member if there are splits."""
+    return _HEAD.size <= nbytes <= _HEAD.size + 16 * MAX_MEMBERS and (nbytes - _HEAD.size) % 16 == 0
+
+
+def same_group(packed: Sequence[bytes]) -> bool:
+    """Whether the members mean the same group; groups of different ranks may have the same number by chance."""
+    return len({part[:8] for part in packed}) == 1
+
+
+def describe(packed: bytes) -> str:
+    """A fingerprint in words, for messages."""
+    _, kind, dtype, reduction, way, root, nbytes = _HEAD.unpack_from(packed)
+    words = [Collective(kind).name.lower() if kind in set(Collective) else f"operation #{kind}"]
+    if kind not in (Collective.BARRIER, *range(Collective.BROADCAST_OBJECT, Collective.SCATTER_OBJECT + 1)):
+        words.append(f"of {nbytes} bytes of {dtype_name(dtype)}{' on the device' if way == _ON_DEVICE else ''}")
+    if root >= 0:
+        words.append(f"at rank {root}")
+    if reduction != NO_REDUCTION:
+        words.append(f"with {REDUCTIONS[reduction] if reduction < len(REDUCTIONS) else f'reduction #{reduction}'}")
+    words.extend(_describe_splits(packed))
+    return " ".join(words)
+
+
+def _describe_splits(packed: bytes) -> list[str]:
+    count = (len(packed) - _HEAD.size) // 16
+    if count <= 0:
+        return []
+    numbers = struct.unpack_from(f"<{2 * count}Q", packed, _HEAD.size)
+    return [f"sending {list(numbers[:count])} and expecting {list(numbers[count:])} bytes by rank"]
+
+
+def disagreement(packed: Sequence[bytes]) -> bool:
+    """Whether the members' fingerprints do not fit together; every member comes to the same verdict."""
+    heads = {part[: _HEAD.size] for part in packed}
+    lengths = {len(part) for part in packed}
+    if len(heads) > 1 or len(lengths) > 1:
+        return True
+    size = len(packed)
+    if len(packed[0]) == _HEAD.size:
+        return False
+    tables = [struct.unpack_from(f"<{2 * size}Q", part, _HEAD.size) for part in packed]
+    return any(tables[a][b] != tables[b][size + a] for a in range(size) for b in range(size))

@@ -1,0 +1,386 @@
+"""Messages with one peer: receives are posted to the sender, who sends only what fits exactly.
+
+The receiver says what it waits for (POST); the sender, who knows what it has, compares and either sends the payload
+(DATA) or says what it has instead (REJECT). So a wrong length or dtype is known to both before a payload moves,
+nothing arrives that has no place, and in the common case, the receive being posted first, no time is spent on it. All
+methods are called with the registry's lock held, unless they say otherwise.
+
+What stays on the device is matched in the same way. Its DATA has no payload: with it the sender's driver begins to
+send, and when it comes the receiver's to receive, so nothing is launched that has no counterpart. Such a transfer
+cannot be withdrawn: who stops waiting waits for its end, and then copies on the device what is to be kept.
+
+A transfer uses the caller's memory only while its caller waits. Whoever stops waiting has the memory back at once: what
+is left of a send is copied, and what is left of a message goes to memory of our own, as long as the message itself.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from operator import attrgetter
+from typing import Protocol
+
+from multiworld.errors import TensorMismatch
+from multiworld.matching.memory import bytes_of, new_buffer
+from multiworld.matching.operation import Carrier, Registry, Sink
+from multiworld.matching.protocol import Kind, Mode, Placement
+from multiworld.matching.queues import Queues
+from multiworld.matching.send_receive import EXACT, ReceiveOperation, SendOperation, describe
+from multiworld.matching.transfers import ON_DEVICE, Transfers
+
+#: how many receives a peer may have waiting at us; nobody means to have more, and each costs us memory
+MAX_WAITING = 1 << 16
+
+
+class AnySource(Protocol):
+    """A receive from any source, as a mailbox sees it."""
+
+    seq: int
+    key: int
+    peers: tuple[int, ...]
+
+    def choose(self, box: Mailbox, *, offered: bool = False) -> None: ...
+    def take_kept(self, box: Mailbox) -> bool: ...
+
+
+class Mailbox:
+    """All messages with one peer, by key.
+
+    Args:
+        registry: where its operations are.
+        lane: the way to the peer.
+        any_receives: receives from any source that wait for a message.
+        carrier: takes what stays on the device.
+    """
+
+    def __init__(self, registry: Registry, lane: Sink, any_receives: list[AnySource], carrier: Carrier) -> None:
+        self.registry = registry
+        self.lane = lane
+        self._transfers = Transfers(registry, lane, carrier, self._landed)
+        self._any_receives = any_receives
+        self.sends: Queues[SendOperation] = Queues()
+        self.posts: Queues[tuple[int, int, int, int]] = Queues()  # seq, mode, dtype, nbytes
+        self.wanted: dict[int, ReceiveOperation] = {}  # ours, by seq
+        self.any_posts: Queues[int] = Queues()  # the peer's, by key
+        self.taken: dict[int, int] = {}  # which offer of ours the next post of that key answers
+        self.kept: Queues[ReceiveOperation] = Queues()  # arrived for a withdrawn receive
+        self.orphans: Queues[ReceiveOperation] = Queues()  # withdrawn, not settled yet
+        self.blocked: Queues[ReceiveOperation] = Queues()  # wait until the withdrawn ones are settled
+        self._seq = 0
+        self._arrivals = 0
+        self._waiting = 0  # receives of the peer that wait here
+
+    # ours
+
+    def send(self, operation: SendOperation) -> None:
+        """Queue a send and match it if its receive is posted."""
+        self.sends[operation.key].append(operation)
+        self._match(operation.key)
+
+    def receive(self, operation: ReceiveOperation) -> None:
+        """Take a message that was kept, or post the receive once all withdrawn ones are settled, to keep the order."""
+        key = operation.key
+        if self.kept.get(key) and self.ready(key):
+            self._take_kept(operation, self.kept[key].popleft())
+        elif self.orphans.get(key):
+            self.blocked[key].append(operation)
+        else:
+            self._post(operation)
+
+    def ready(self, key: int) -> bool:
+        """Whether a message lies ready, and none that came before it is still on its way to us."""
+        kept = self.kept.get(key)
+        if not kept:
+            return False
+        return not any(0 <= one.arrival < kept[0].arrival for one in self.orphans.get(key, ()))
+
+    def orphan(self, operation: ReceiveOperation) -> None:
+        """Nobody waits for this receive any more."""
+        self.registry.operations.discard(operation)
+        blocked = self.blocked.get(operation.key)
+        if blocked and operation in blocked:
+            blocked.remove(operation)
+            self._decline(operation)
+        elif operation.succeeded and operation.end is not None:
+            self._orphan_on_device(operation)
+        elif operation.succeeded:  # between its end and the waiter's waking: the message is put back in its place
+            self._keep_message(operation)
+        elif operation.arriving:
+            self.orphans[operation.key].append(operation)
+        elif operation.seq in self.wanted:
+            self.orphans[operation.key].append(operation)
+            self.lane.put(Kind.CANCEL, seq=operation.seq, key=operation.key)
+
+    def divert(self, operation: ReceiveOperation) -> None:
+        """Let what comes, or has come, for ``operation`` lie in memory of our own."""
+        if operation.end is not None:
+            operation.end = operation.end.emptied()
+        view, operation.view = operation.view, None
+        arriving = operation.arriving and self.lane.receiving
+        if view is not None and (arriving or operation.succeeded):  # else memory is found for it when it comes
+            operation.buffer = new_buffer(len(view))
+            operation.view = bytes_of(operation.buffer)
+            if arriving:
+                self.lane.redirect(view, operation.view)
+            else:
+                operation.view[:] = view
+        operation.keep = None
+
+    # the peer's
+
+    def on_post(self, dtype: int, flags: int, seq: int, key: int, nbytes: int) -> None:
+        """The peer waits for a message."""
+        taken, sends = self.taken.pop(key, -1), self.sends.get(key)
+        if taken >= 0 and sends and sends[0].offered == taken:
+            self._answer(sends.popleft(), seq, flags, dtype, nbytes)
+            self._match(key)
+            return
+        self.posts[key].append((seq, flags, dtype, nbytes))
+        self._one_more()
+        if sends:
+            self._match(key)
+
+    def on_data(self, dtype: int, flags: int, seq: int, nbytes: int) -> Placement:
+        """A payload begins."""
+        operation = self.wanted.pop(seq, None)
+        if flags in ON_DEVICE:
+            if operation is not None:
+                self._arrivals = operation.arrival = self._arrivals + 1
+            return self._transfers.on_data(operation, dtype, flags, nbytes)
+        if operation is None or not operation.admits(nbytes):
+            self.registry.protocol_error(self.lane.peer, f"payload of {nbytes} bytes that was not asked for")
+            return None, None
+        operation.arriving = True
+        operation.dtype = dtype
+        if operation.view is None:
+            operation.buffer = new_buffer(nbytes)
+            operation.view = bytes_of(operation.buffer)
+        return operation.view, lambda: self._arrived(operation)
+
+    def on_reject(self, dtype: int, flags: int, seq: int, nbytes: int) -> None:
+        """The peer has something else than what we wait for."""
+        operation = self.wanted.pop(seq, None)
+        if operation is None:
+            return
+        self._forget_orphan(operation)
+        ours = describe(*operation.signature)
+        operation.fail(
+            self._mismatch(
+                f"expects {ours}, rank {self.lane.peer} sends {describe(flags, dtype, nbytes)}",
+                ours,
+                describe(flags, dtype, nbytes),
+                {operation.mode, flags},
+            )
+        )
+
+    def on_cancel(self, seq: int, key: int) -> None:
+        """The peer withdraws a post; too late if the payload is on its way."""
+        posts = self.posts.get(key, ())
+        for post in posts:
+            if post[0] == seq:
+                self.posts[key].remove(post)
+                self._waiting -= 1
+                self.lane.put(Kind.CANCELLED, seq=seq, key=key)
+                return
+
+    def on_cancelled(self, seq: int) -> None:
+        """A post of ours is withdrawn, as we asked for."""
+        operation = self.wanted.pop(seq, None)
+        if operation is not None and not operation.withdrawn:
+            self.registry.protocol_error(self.lane.peer, "a receive was withdrawn that we wait for")
+        elif operation is not None:
+            self._forget_orphan(operation)
+
+    def on_any(self, seq: int, key: int) -> None:
+        """The peer waits for a message from anybody."""
+        self.any_posts[key].append(seq)
+        self._one_more()
+        self._match(key)
+
+    def on_any_done(self, seq: int, key: int) -> None:
+        """The peer's receive from any source needs no message of ours: what was offered to it is free again."""
+        self._forget_any(seq, key)
+        sends = self.sends.get(key)
+        if sends and sends[0].offered == seq:
+            sends[0].offered = -1
+            if sends[0].withdrawn:
+                self.registry.operations.discard(sends.popleft())
+        self._match(key)
+
+    def on_offer(self, seq: int) -> None:
+        """The peer has a message for our any-source receive of that number, or had until we told it otherwise."""
+        waiting = next((operation for operation in self._any_receives if operation.seq == seq), None)
+        if waiting is not None and self.lane.peer in waiting.peers:
+            waiting.choose(self, offered=True)
+
+    def on_take(self, seq: int, key: int) -> None:
+        """The peer takes what we offered: its next post is the answer."""
+        self._forget_any(seq, key)
+        sends = self.sends.get(key)
+        if sends and sends[0].offered == seq:
+            self.taken[key] = seq
+
+    # inside
+
+    def _match(self, key: int) -> None:
+        sends, posts = self.sends.get(key), self.posts.get(key)
+        # What is offered waits for the answer, and what is behind it too: messages of one key keep their order.
+        while sends and posts and sends[0].offered < 0:
+            self._waiting -= 1
+            self._answer(sends.popleft(), *posts.popleft())
+        any_posts = self.any_posts.get(key)
+        if sends and any_posts and sends[0].offered < 0:
+            sends[0].offered = any_posts[0]
+            self.lane.put(Kind.OFFER, seq=any_posts[0], key=key)
+
+    def _forget_any(self, seq: int, key: int) -> None:
+        any_posts = self.any_posts.get(key)
+        if any_posts and seq in any_posts:
+            any_posts.remove(seq)
+            self._waiting -= 1
+
+    def _one_more(self) -> None:
+        self._waiting += 1
+        if self._waiting > MAX_WAITING:
+            self.registry.protocol_error(self.lane.peer, f"more than {MAX_WAITING} receives at once")
+
+    def _decline(self, operation: ReceiveOperation) -> None:
+        """Leave the offer that ``operation`` was to answer, if any: it needs no message of the peer's any more."""
+        if operation.offer >= 0:
+            self.lane.put(Kind.ANY_DONE, seq=operation.offer, key=operation.key)
+            operation.offer = -1
+
+    def _answer(self, operation: SendOperation, seq: int, mode: int, dtype: int, nbytes: int) -> None:
+        if operation.mode == mode and (
+            (operation.dtype == dtype and operation.nbytes == nbytes) if mode in EXACT else operation.nbytes <= nbytes
+        ):
+            operation.matched = True
+            if operation.end is not None:
+                self._transfers.send(operation, operation.end, seq)
+                return
+            self.lane.put(
+                Kind.DATA, operation.dtype, mode, seq, operation.key, operation.payload, operation.nbytes, operation
+            )
+            return
+        self.lane.put(Kind.REJECT, operation.dtype, operation.mode, seq, operation.key, nbytes=operation.nbytes)
+        ours, theirs = describe(operation.mode, operation.dtype, operation.nbytes), describe(mode, dtype, nbytes)
+        if operation.mode == mode and mode not in EXACT:
+            ours, theirs = f"{operation.nbytes} bytes", f"at most {nbytes} bytes"
+        what = f"sends {ours}, rank {self.lane.peer} expects {theirs}"
+        operation.fail(self._mismatch(what, ours, theirs, {operation.mode, mode}))
+
+    def _mismatch(self, what: str, ours: str, theirs: str, modes: set[int]) -> TensorMismatch:
+        us = self.registry.membership
+        cause = remedy = None
+        if modes == EXACT:
+            cause = "one side passes a tensor on the CPU, the other one on the device"
+            remedy = "pass both on the device, or both on the CPU; the world is still usable"
+        return TensorMismatch(
+            us.name, f"rank {us.rank} {what}", cause=cause, remedy=remedy,
+            ours=ours, theirs={self.lane.peer: theirs}, **us.where(),
+        )  # fmt: skip
+
+    # what stays on the device
+
+    def _landed(self, operation: ReceiveOperation) -> None:
+        """The payload is there. In the memory of a caller who has left it is kept as soon as it is copied there."""
+        operation.arriving = False
+        if operation.withdrawn and not operation.borrowed:
+            self.keep_landed(operation)
+        else:
+            operation.complete(self.lane.peer)
+
+    def keep_landed(self, operation: ReceiveOperation) -> None:
+        """Keep a message that lies in memory of our own for the next receive."""
+        self._forget_orphan(operation, settle=False)
+        self._keep_message(operation)
+
+    def _orphan_on_device(self, operation: ReceiveOperation) -> None:
+        """Its end and the withdrawal crossed."""
+        if operation.taken is not None:  # back to where it was kept: nothing of it was copied yet
+            operation.end, operation.taken = operation.taken, None
+            operation.borrowed = False
+            operation.keep = None
+        if operation.borrowed or operation.arriving:
+            self.orphans[operation.key].append(operation)
+        else:
+            self._keep_message(operation)
+        if operation.arriving:  # its caller went on with the stream, but was not woken yet: it waits for the end now
+            operation.done = False
+            operation.running = operation.borrowed
+            self.registry.operations.add(operation)
+
+    def _post(self, operation: ReceiveOperation) -> None:
+        self._seq = operation.seq = (self._seq + 1) & 0xFFFFFFFF
+        self.wanted[operation.seq] = operation
+        if operation.offer >= 0:
+            self.lane.put(Kind.TAKE, seq=operation.offer, key=operation.key)
+            operation.offer = -1
+        self.lane.put(Kind.POST, operation.dtype, operation.mode, operation.seq, operation.key, nbytes=operation.nbytes)
+
+    def _arrived(self, operation: ReceiveOperation) -> None:
+        operation.arriving = False
+        self._arrivals = operation.arrival = self._arrivals + 1
+        if not operation.withdrawn:
+            operation.complete(self.lane.peer)
+            return
+        self._forget_orphan(operation, settle=False)
+        self._keep_message(operation)
+
+    def _keep_message(self, operation: ReceiveOperation) -> None:
+        operation.give_back()
+        # By arrival, not by the order of the withdrawals: several receives may be withdrawn at once, in any order.
+        insort(self.kept[operation.key], operation, key=attrgetter("arrival"))
+        self._serve_posted(operation.key)
+        self._unblock(operation.key)
+        self._offer_kept(operation.key)
+
+    def _offer_kept(self, key: int) -> None:
+        """A message lies ready that a receive from any source may take."""
+        for waiting in tuple(self._any_receives):
+            if waiting.key == key and self.lane.peer in waiting.peers and waiting.take_kept(self):
+                return
+
+    def _serve_posted(self, key: int) -> None:
+        """Give what is kept to receives that are posted already: the peer may have nothing more to send for them.
+
+        Their posts are withdrawn; what the peer has sent for them meanwhile is kept in its turn.
+        """
+        for operation in [one for one in self.wanted.values() if one.key == key and not one.withdrawn]:
+            if not self.ready(key):
+                return
+            end = None if operation.end is None else operation.end.emptied()
+            post = ReceiveOperation(operation.name, self, key, operation.signature, None, None, end)
+            post.seq, operation.seq = operation.seq, -1
+            self.wanted[post.seq] = post
+            self._take_kept(operation, self.kept[key].popleft())
+            post.withdraw()
+
+    def _take_kept(self, operation: ReceiveOperation, message: ReceiveOperation) -> None:
+        self._decline(operation)
+        same_mode = operation.mode == message.mode
+        fits = operation.signature == message.signature or (same_mode and operation.mode not in EXACT)
+        if not fits:
+            ours, theirs = describe(*operation.signature), describe(*message.signature)
+            modes: set[int] = {operation.mode, message.mode}
+            operation.fail(self._mismatch(f"expects {ours}, rank {self.lane.peer} sent {theirs}", ours, theirs, modes))
+            return
+        if operation.mode == Mode.DEVICE:
+            operation.taken = message.end
+        elif message.shape is not None:
+            operation.end, operation.shape = message.end, message.shape
+        if operation.view is not None and message.view is not None:
+            operation.view[:] = message.view
+        operation.buffer, operation.dtype, operation.arrival = message.buffer, message.dtype, message.arrival
+        operation.complete(self.lane.peer)
+
+    def _forget_orphan(self, operation: ReceiveOperation, settle: bool = True) -> None:
+        orphans = self.orphans.get(operation.key)
+        if orphans and operation in orphans:
+            orphans.remove(operation)
+            if settle:
+                self._unblock(operation.key)
+
+    def _unblock(self, key: int) -> None:
+        blocked = self.blocked.get(key)
+        while blocked and (self.ready(key) or not self.orphans.get(key)):
+            self.receive(blocked.popleft())

@@ -1,0 +1,197 @@
+"""Messages under way: a send and a receive, each from its post to its end.
+
+All methods are called with the registry's lock held, unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+from multiworld.matching.device import DeviceEnd
+from multiworld.matching.operation import Operation, Registry, Sink
+from multiworld.matching.protocol import Mode, dtype_name
+from multiworld.matching.queues import Queues
+
+Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED, DEVICE) or limit in bytes
+#: modes in which both sides name the length
+EXACT: Final = frozenset(map(int, (Mode.FIXED, Mode.DEVICE)))
+
+
+class Box(Protocol):
+    """The mailbox of a message, as the message sees it; see ``mailbox.Mailbox``."""
+
+    registry: Registry
+    lane: Sink
+    sends: Queues[SendOperation]
+
+    def orphan(self, operation: ReceiveOperation) -> None:
+        """Nobody waits for this receive any more."""
+
+    def divert(self, operation: ReceiveOperation) -> None:
+        """Let what comes, or has come, lie in memory of our own."""
+
+    def keep_landed(self, operation: ReceiveOperation) -> None:
+        """Keep a message that lies in memory of our own for the next receive."""
+
+
+def describe(mode: int, dtype: int, nbytes: int) -> str:
+    """A signature in words."""
+    if mode in EXACT:
+        return f"{nbytes} bytes of {dtype_name(dtype)}{' on the device' if mode == Mode.DEVICE else ''}"
+    return "a tensor with its shape" if mode == Mode.TENSOR else "an object"
+
+
+class SendOperation(Operation):
+    """A send: what it has, whether it can still be withdrawn, and the any-source receive that it is offered to."""
+
+    __slots__ = ("borrowed", "box", "copying", "dtype", "end", "key", "matched", "mode", "nbytes", "offered", "payload")
+
+    def __init__(
+        self,
+        name: str,
+        box: Box,
+        key: int,
+        signature: Signature,
+        payload: tuple[Any, ...],
+        keep: Any,
+        end: DeviceEnd | None = None,
+    ) -> None:
+        super().__init__(box.registry, name, keep)
+        self.box = box
+        self.key = key
+        self.mode, self.dtype, self.nbytes = signature
+        self.payload = payload
+        self.end = end
+        self.borrowed = keep is not None  # the payload is the caller's memory
+        self.matched = False
+        self.copying = False  # the caller's memory is copied on the device, since nobody waits any more
+        self.offered = -1
+
+    on_sent = Operation.complete
+
+    def withdraw(self) -> None:
+        """Nothing was sent if it was not matched; else it goes on in the background, with a copy of what is left."""
+        self.withdrawn = True
+        if not self.done and not self.matched and self.offered < 0:
+            self.box.sends[self.key].remove(self)
+            self.registry.operations.discard(self)
+            return
+        self.give_back()
+
+    def give_back(self) -> None:
+        if self.end is not None:
+            # Only what was offered goes on, from a copy; what is matched keeps the memory until its end.
+            self.copying = self.borrowed and self.withdrawn and not self.done and not self.matched
+        elif self.borrowed and not self.done:
+            self.borrowed = False
+            if self.matched:
+                self.box.lane.disown(self)
+            else:  # only what was offered goes on; what failed is sent to nobody
+                self.payload = tuple(bytes(part) for part in self.payload) if self.withdrawn else ()
+            self.keep = None
+
+    def part(self) -> None:
+        """See ``Operation.part``."""
+        super().part()
+        end = self.end
+        if not self.copying or end is None or end.data is None:
+            return
+        (data,), moment = end.device.copies_of([end.data], end.moment)
+        with self.registry.lock:
+            end.data, end.moment = data, moment
+            self.copying = self.borrowed = False
+            self.keep = None
+            if self.launch is not None:
+                self.launch.set_ready()
+
+    def needs(self, peer: int) -> bool:
+        """See ``Operation.needs``; what is under way on the device ends without the peer's lane."""
+        return self.launch is None and peer == self.box.lane.peer
+
+    def awaits(self) -> tuple[int, ...]:
+        """See ``Operation.awaits``."""
+        return (self.box.lane.peer,)
+
+    def waiting_for(self) -> str:
+        state = "to take the payload" if self.matched else "to post the receive"
+        return f"rank {self.box.lane.peer} {state}"
+
+
+class ReceiveOperation(Operation):
+    """A receive: what it expects, and where the payload goes."""
+
+    __slots__ = (
+        "arrival", "arriving", "borrowed", "box", "buffer", "dtype", "end", "key", "mode", "nbytes", "offer", "seq",
+        "shape", "taken", "view",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        box: Box,
+        key: int,
+        signature: Signature,
+        view: memoryview | None,
+        keep: Any,
+        end: DeviceEnd | None = None,
+    ) -> None:
+        super().__init__(box.registry, name, keep)
+        self.box = box
+        self.key = key
+        self.mode, self.dtype, self.nbytes = signature
+        self.view, self.end = view, end
+        self.borrowed = view is not None or (end is not None and end.data is not None)  # it is the caller's memory
+        self.buffer: Any = None  # memory of our own
+        self.shape: bytes | None = None  # what was said of a tensor that stays on the device
+        self.taken: DeviceEnd | None = None  # a message on the device that was kept, to be copied by the caller
+        self.seq = -1
+        self.offer = -1  # number of the any-source receive whose offer it answers
+        self.arriving = False
+        self.arrival = -1  # place of its message among all that came from this peer
+
+    @property
+    def signature(self) -> Signature:
+        """What was posted."""
+        return self.mode, self.dtype, self.nbytes
+
+    def admits(self, nbytes: int) -> bool:
+        """Whether a payload of that length on the lane is what was posted."""
+        if self.mode in EXACT:
+            return nbytes == self.nbytes and self.mode == Mode.FIXED
+        return nbytes <= self.nbytes
+
+    def withdraw(self) -> None:
+        """The post is cancelled; a message that is under way already is kept for the next receive."""
+        self.withdrawn = True
+        self.box.orphan(self)
+        self.give_back()
+
+    def give_back(self) -> None:
+        if self.end is not None and self.withdrawn and self.arrival >= 0:
+            return  # it is under way to the caller's memory, or there: see ``part``
+        if self.borrowed:
+            self.borrowed = False
+            self.box.divert(self)
+
+    def part(self) -> None:
+        """See ``Operation.part``: a message that nobody waited for any more is kept for the next receive."""
+        end = self.end
+        if not (self.withdrawn and self.borrowed and self.succeeded) or end is None or end.data is None:
+            return
+        (data,), moment = end.device.copies_of([end.data], end.moment)
+        with self.registry.lock:
+            self.end = DeviceEnd(end.device, moment, data)
+            self.borrowed = False
+            self.keep = None
+            self.box.keep_landed(self)
+
+    def needs(self, peer: int) -> bool:
+        """See ``Operation.needs``; what is under way on the device ends without the peer's lane."""
+        return self.launch is None and peer == self.box.lane.peer
+
+    def awaits(self) -> tuple[int, ...]:
+        """See ``Operation.awaits``."""
+        return (self.box.lane.peer,)
+
+    def waiting_for(self) -> str:
+        return f"rank {self.box.lane.peer} to send"

@@ -1,1 +1,0 @@
-"""Sockets of our own between members: the loop thread, the listener, the lanes and their frames."""

@@ -1,0 +1,150 @@
+"""What ``multiworld top`` shows: each process writes its status into a file of a common folder.
+
+A process does so only if its program asks for it. Add this to the program:
+
+    from multiworld.observe.status_file import StatusFile
+
+    async with MultiWorld() as mw:
+        with StatusFile(mw, "/run/user/1000/my-service"):
+            ...
+
+Then run ``multiworld top /run/user/1000/my-service``. The processes may belong to many jobs. The program opens no port:
+every user who may read the folder sees the status. This module needs neither typer nor rich.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multiworld.events import Event, WorldBroken
+
+if TYPE_CHECKING:
+    from multiworld.worlds.multi_world import MultiWorld
+    from multiworld.worlds.world import World
+
+_SUFFIX = ".multiworld.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStatus:
+    """One world of a process."""
+
+    name: str
+    rank: int
+    size: int
+    generation: int
+    state: str
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process, at a time in seconds since the epoch; it is written every ``interval`` seconds."""
+
+    pid: int
+    name: str
+    at: float
+    interval: float
+    worlds: tuple[WorldStatus, ...]
+    events: tuple[str, ...]
+
+    @property
+    def stale(self) -> bool:
+        """Whether the process has stopped writing its status."""
+        return time.time() - self.at > 3 * self.interval + 1.0
+
+
+class StatusFile:
+    """Writes the worlds and latest events of a ``MultiWorld`` into a folder for ``multiworld top``.
+
+    It writes from a thread of its own and removes its file when it is closed. Use it as ``with StatusFile(mw, folder)``
+    inside the block of the ``MultiWorld``, or call ``close``. A process that dies leaves its file; ``top`` shows it as
+    silent.
+
+    Args:
+        folder: the argument of ``multiworld top``. It is made, for its owner only, if it does not exist.
+        interval: seconds between two writes. An event is written at once.
+    """
+
+    def __init__(self, mw: MultiWorld, folder: str | os.PathLike[str], interval: float = 1.0) -> None:
+        self._mw = mw
+        self._interval = interval
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path = Path(folder, f"{os.getpid()}-{id(self):x}{_SUFFIX}")
+        self._wake = threading.Event()
+        self._closed = False
+        self._unsubscribe = mw.subscribe(self._note)
+        self._write()  # the process is to be seen from here on, even if it dies at once
+        self._thread = threading.Thread(target=self._run, name="mw-status", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and remove the file."""
+        self._closed = True
+        self._unsubscribe()
+        self._wake.set()
+        self._thread.join(timeout=5)
+        self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> StatusFile:  # noqa: PYI034 - typing.Self is not in 3.10
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _note(self, _: Event) -> None:
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(self._interval)
+            self._wake.clear()
+            self._write()
+
+    def _write(self) -> None:
+        worlds = tuple(_status(world) for world in tuple(self._mw.worlds.values()))
+        events = tuple(_event_line(event) for event in tuple(self._mw.history.recent))
+        name = Path(sys.argv[0]).name or "python"
+        status = ProcessStatus(os.getpid(), name, time.time(), self._interval, worlds, events)
+        partial = self._path.with_suffix(".part")
+        partial.write_text(json.dumps(asdict(status)), encoding="utf-8")
+        partial.replace(self._path)
+
+
+def read_all(folder: Path) -> list[ProcessStatus]:
+    """The statuses in ``folder``, by process number; a file that vanishes while we read is left out."""
+    found = []
+    for path in folder.glob(f"*{_SUFFIX}"):
+        status = _read(path)
+        if status is not None:
+            found.append(status)
+    return sorted(found, key=lambda status: status.pid)
+
+
+def _read(path: Path) -> ProcessStatus | None:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        worlds = tuple(WorldStatus(**world) for world in data.pop("worlds"))
+        return ProcessStatus(worlds=worlds, events=tuple(data.pop("events")), **data)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _status(world: World) -> WorldStatus:
+    failure = world.failure
+    text = "" if failure is None else f"{type(failure).__name__}: {failure.what}"
+    return WorldStatus(world.name, world.world_rank, world.config.size, world.generation, world.state.value, text)
+
+
+def _event_line(event: Event) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(event.at))
+    what = f": {event.failure.what}" if isinstance(event, WorldBroken) else ""
+    where = f" {event.world} generation {event.generation}" if event.world else ""
+    return f"{at} {type(event).__name__}{where}{what}"

@@ -1,0 +1,334 @@
+"""Starters of collectives: arguments checked, a plan made, fingerprint sent.
+
+Each plan has two ways: small payloads travel with the fingerprints (``outgoing``, ``absorb``), larger ones through the
+backend (``launch``, ``after``). Tensors on the device of the backend always go through it, and what is left to do is
+done in the caller's stream (``finish``); where the backend takes no others, those on the CPU travel with the
+fingerprints. Data that is only moved is handled as bytes, so every dtype can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multiworld.matching.collective_plan import INLINE_BYTES, Bytes, Collective, Fingerprint, Parts, Plan
+from multiworld.matching.memory import bytes_of
+from multiworld.matching.protocol import CODES
+from multiworld.operations.reduction import Reduction
+from multiworld.tensors.checks import check_list, check_rank, check_source, check_tensor, invalid
+from multiworld.tensors.on_device import device_for
+from multiworld.tensors.staging import readable
+from multiworld.tensors.staging_buffers import StagingBuffers
+
+if TYPE_CHECKING:
+    from multiworld.matching.driver import Driver
+    from multiworld.matching.engine import Engine
+    from multiworld.matching.membership import GroupMembers
+    from multiworld.matching.operation import Operation
+
+Tensors = Sequence[torch.Tensor]
+#: ``check_tensor`` for what is written, ``check_source`` for what is only read
+Check = Callable[["GroupMembers", str, torch.Tensor], int]
+
+
+def start(engine: Engine, group: GroupMembers, plan: Plan) -> Operation:
+    """Begin the collective that ``plan`` says."""
+    return engine.collective(group.gid, group.digest, group.ranks, plan)
+
+
+def begin(
+    engine: Engine,
+    group: GroupMembers,
+    plan: Plan,
+    buffers: StagingBuffers,
+    stream: bool,
+    local: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+) -> Operation:
+    """The same for a plan of tensors, which may be on the device.
+
+    Args:
+        local: of whom is alone in the group, targets and what is copied to them.
+    """
+    plan.buffers, plan.streamed = buffers, stream and plan.fingerprint.on_device
+    plan.finish = buffers.finish if plan.finish is None else plan.finish
+    if plan.fingerprint.on_device:
+        if group.size == 1:
+            _do_alone(plan, local)
+        elif not plan.fingerprint.nbytes and plan.fingerprint.splits is None:  # of all, so that nobody launches it
+            plan.launch = None
+        buffers.begin()
+    return start(engine, group, plan)
+
+
+def _do_alone(plan: Plan, local: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Without a backend: copies in the stream of the caller, who is the only member."""
+    finish = plan.finish
+    plan.launch = None
+
+    def copy(value: Any) -> Any:
+        for to, of in local:
+            to.copy_(of)
+        return value if finish is None else finish(value)
+
+    plan.finish = copy
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+def buffers_for(engine: Engine, group: GroupMembers, operation: str, *tensors: torch.Tensor) -> StagingBuffers:
+    """Where the tensors of a collective, which were checked, are used: all on the device, or all on the CPU.
+
+    Raises:
+        InvalidArgument: some are on the device and some are not, or the current stream is being captured.
+    """
+    if engine.device is None:
+        return StagingBuffers()
+    device = device_for(engine, group, operation, tensors[0])
+    if any(one.device != tensors[0].device for one in tensors):
+        places = sorted({str(one.device) for one in tensors})
+        raise invalid(
+            group, operation, f"the tensors are on different devices: {', '.join(places)}", "pass all on one device"
+        )
+    return StagingBuffers(device)
+
+
+def small(engine: Engine, group: GroupMembers, nbytes: int, buffers: StagingBuffers) -> bool:
+    """Whether pieces of that length, one to each other member, travel with the fingerprints."""
+    if engine.device is not None:  # the backend takes nothing that is on the CPU
+        return buffers.device is None
+    return nbytes * (group.size - 1) <= INLINE_BYTES
+
+
+def as_list(
+    group: GroupMembers, operation: str, what: str, tensors: Tensors | None, like: torch.Tensor, check: Check
+) -> Tensors:
+    """Check a list of one tensor per rank, each with ``check``, and each of the length and dtype of ``like``."""
+    check_list(group, operation, what, tensors, group.size)
+    assert tensors is not None  # noqa: S101 - for the type checker; it is a list
+    for place, tensor in enumerate(tensors):
+        check(group, operation, tensor)
+        if tensor.dtype != like.dtype or tensor.numel() != like.numel():
+            raise invalid(
+                group,
+                operation,
+                f"{what}[{place}] has {tensor.numel()} of {tensor.dtype}, the tensor {like.numel()} of {like.dtype}",
+                "make them alike",
+            )
+    return tensors
+
+
+def _only_at(group: GroupMembers, operation: str, what: str, root: int, tensors: Tensors | None) -> None:
+    if group.rank == root or tensors is None:
+        return
+    check_list(group, operation, what, tensors)
+    if tensors:
+        raise invalid(group, operation, f"{what} given at rank {group.rank}", f"pass it at rank {root} only")
+
+
+def barrier(engine: Engine, group: GroupMembers, name: str = "barrier") -> Operation:
+    """Start ``Group.barrier``: the fingerprints are all there is to it."""
+    return start(engine, group, Plan(name, Fingerprint(Collective.BARRIER), _nothing, lambda _: None))
+
+
+def broadcast(engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: int, stream: bool = False) -> Operation:
+    src = check_rank(group, "broadcast", "src", src)
+    ours = group.rank == src
+    code = (check_source if ours else check_tensor)(group, "broadcast", tensor)
+    buffers = buffers_for(engine, group, "broadcast", tensor)
+    flat = buffers.both(tensor) if not ours else buffers.source(tensor)
+    inline = small(engine, group, flat.nbytes, buffers)
+
+    def absorb(parts: Parts) -> None:
+        if not ours:
+            bytes_of(flat)[:] = part(parts, src)
+
+    plan = Plan(
+        "broadcast", buffers.sign(Collective.BROADCAST, flat.nbytes, code, src, inline=inline),
+        lambda _: bytes_of(flat) if ours and inline else None, absorb if inline else _nothing,
+        None if inline else lambda driver: driver.broadcast(buffers.raw(flat), src, after=buffers.after),
+    )  # fmt: skip
+    return begin(engine, group, plan, buffers, stream)
+
+
+def all_reduce(engine: Engine, group: GroupMembers, tensor: torch.Tensor, op: Any, stream: bool = False) -> Operation:
+    return _reduce_to(engine, group, "all_reduce", Collective.ALL_REDUCE, tensor, op, None, stream)
+
+
+def reduce(
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, op: Any, stream: bool = False
+) -> Operation:
+    dst = check_rank(group, "reduce", "dst", dst)
+    return _reduce_to(engine, group, "reduce", Collective.REDUCE, tensor, op, dst, stream)
+
+
+def _reduce_to(
+    engine: Engine,
+    group: GroupMembers,
+    name: str,
+    kind: Collective,
+    tensor: torch.Tensor,
+    op: Any,
+    dst: int | None,
+    stream: bool,
+) -> Operation:
+    code = check_tensor(group, name, tensor)  # at every rank: the backend may use the memory for what is between
+    buffers, ours = buffers_for(engine, group, name, tensor), dst is None or group.rank == dst
+    reduction = Reduction(group, name, op, tensor.dtype, on_device=buffers.device is not None)
+    flat = buffers.both(tensor)
+    inline = small(engine, group, flat.nbytes, buffers)
+    if not inline:
+        reduction.check_backend(group, name, tensor.dtype)
+
+    def outgoing(place: int) -> Bytes | None:
+        return bytes_of(flat) if inline and dst in (None, place) else None
+
+    def absorb(parts: Parts) -> None:
+        if ours:
+            reduction.apply(flat, tensors_of(parts, flat))
+
+    def launch(driver: Driver) -> Any:
+        if dst is None:
+            return driver.all_reduce(flat, reduction.backend_op, after=buffers.after)
+        return driver.reduce(flat, dst, reduction.backend_op, after=buffers.after)
+
+    plan = Plan(
+        name, buffers.sign(kind, flat.nbytes, code, -1 if dst is None else dst, reduction.code, inline),
+        outgoing, absorb if inline else _nothing, None if inline else launch,
+        (lambda: reduction.complete(flat, group.size)) if ours else None,
+    )  # fmt: skip
+    return begin(engine, group, plan, buffers, stream)
+
+
+def all_gather(
+    engine: Engine, group: GroupMembers, tensors: Tensors, tensor: torch.Tensor, stream: bool = False
+) -> Operation:
+    name = "all_gather"
+    check_source(group, name, tensor)
+    outputs = as_list(group, name, "tensors", tensors, tensor, check_tensor)
+    return _all_gather(engine, group, name, outputs, tensor, stream)
+
+
+def all_gather_into_tensor(
+    engine: Engine, group: GroupMembers, output: torch.Tensor, tensor: torch.Tensor, stream: bool = False
+) -> Operation:
+    name = "all_gather_into_tensor"
+    check_source(group, name, tensor)
+    outputs = pieces(group, name, "output", output, tensor, check_tensor)
+    return _all_gather(engine, group, name, outputs, tensor, stream)
+
+
+def _all_gather(
+    engine: Engine, group: GroupMembers, name: str, outputs: Tensors, tensor: torch.Tensor, stream: bool
+) -> Operation:
+    buffers, me = buffers_for(engine, group, name, tensor, *outputs), group.rank
+    flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
+    inline = small(engine, group, flat.nbytes, buffers)
+
+    def absorb(parts: Parts) -> None:
+        for place, target in enumerate(flats):
+            bytes_of(target)[:] = bytes_of(flat) if place == me else part(parts, place)
+
+    def launch(driver: Driver) -> Any:
+        return driver.all_gather(buffers.raws(flats), buffers.raw(flat), after=buffers.after)
+
+    plan = Plan(
+        name, buffers.sign(Collective.ALL_GATHER, flat.nbytes, CODES[tensor.dtype], inline=inline),
+        lambda _: bytes_of(flat) if inline else None, absorb if inline else _nothing, None if inline else launch,
+    )  # fmt: skip
+    return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats])
+
+
+def gather(
+    engine: Engine,
+    group: GroupMembers,
+    tensor: torch.Tensor,
+    gather_list: Tensors | None,
+    dst: int,
+    stream: bool = False,
+) -> Operation:
+    code = check_source(group, "gather", tensor)
+    dst = check_rank(group, "gather", "dst", dst)
+    _only_at(group, "gather", "gather_list", dst, gather_list)
+    me = group.rank
+    outputs = as_list(group, "gather", "gather_list", gather_list, tensor, check_tensor) if me == dst else ()
+    buffers = buffers_for(engine, group, "gather", tensor, *outputs)
+    flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
+    inline = small(engine, group, flat.nbytes, buffers)
+
+    def absorb(parts: Parts) -> None:
+        for place, target in enumerate(flats):
+            bytes_of(target)[:] = bytes_of(flat) if place == me else part(parts, place)
+
+    def launch(driver: Driver) -> Any:
+        return driver.gather(buffers.raws(flats), buffers.raw(flat), dst, after=buffers.after)
+
+    plan = Plan(
+        "gather", buffers.sign(Collective.GATHER, flat.nbytes, code, dst, inline=inline),
+        lambda place: bytes_of(flat) if inline and place == dst else None, absorb if inline else _nothing,
+        None if inline else launch,
+    )  # fmt: skip
+    return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats])
+
+
+def scatter(
+    engine: Engine,
+    group: GroupMembers,
+    tensor: torch.Tensor,
+    scatter_list: Tensors | None,
+    src: int,
+    stream: bool = False,
+) -> Operation:
+    code = check_tensor(group, "scatter", tensor)
+    src = check_rank(group, "scatter", "src", src)
+    _only_at(group, "scatter", "scatter_list", src, scatter_list)
+    me = group.rank
+    inputs = as_list(group, "scatter", "scatter_list", scatter_list, tensor, check_source) if me == src else ()
+    buffers = buffers_for(engine, group, "scatter", tensor, *inputs)
+    flat, flats = buffers.target(tensor), [buffers.source(one) for one in inputs]
+    inline = small(engine, group, flat.nbytes, buffers)
+
+    def absorb(parts: Parts) -> None:
+        bytes_of(flat)[:] = bytes_of(flats[me]) if me == src else part(parts, src)
+
+    def launch(driver: Driver) -> Any:
+        return driver.scatter(buffers.raw(flat), buffers.raws(flats), src, after=buffers.after)
+
+    plan = Plan(
+        "scatter", buffers.sign(Collective.SCATTER, flat.nbytes, code, src, inline=inline),
+        lambda place: bytes_of(flats[place]) if inline and me == src else None, absorb if inline else _nothing,
+        None if inline else launch,
+    )  # fmt: skip
+    return begin(engine, group, plan, buffers, stream, [(flat, one) for one in flats])
+
+
+def pieces(
+    group: GroupMembers, operation: str, what: str, whole: torch.Tensor, piece: torch.Tensor, check: Check
+) -> Tensors:
+    """``whole``, checked with ``check``, as one flat piece per rank, each of the length and dtype of ``piece``."""
+    check(group, operation, whole)
+    if whole.numel() != piece.numel() * group.size or whole.dtype != piece.dtype:
+        raise invalid(
+            group,
+            operation,
+            f"{what} has {whole.numel()} of {whole.dtype}, not {group.size} times {piece.numel()} of {piece.dtype}",
+            "make the one as long as all pieces together",
+        )
+    flat = readable(whole).reshape(-1)  # a copy only of what is lazy, which only a source may be
+    return list(flat.chunk(group.size)) if whole.numel() else [flat] * group.size
+
+
+def part(parts: Parts, place: int) -> memoryview:
+    """What rank ``place`` sent with its fingerprint."""
+    found = parts[place]
+    if found is None:
+        raise LookupError(f"no payload of rank {place}")
+    return found
+
+
+def tensors_of(parts: Parts, own: torch.Tensor) -> list[torch.Tensor]:
+    """What every rank contributed, by rank."""
+    return [torch.frombuffer(part, dtype=own.dtype) if part else own for part in parts]  # none is laid over no bytes

@@ -1,0 +1,226 @@
+"""Starters of collectives in which every pair of ranks has something of its own to exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multiworld.matching.collective_plan import Collective, Fingerprint, Parts, Plan
+from multiworld.matching.memory import bytes_of
+from multiworld.matching.protocol import CODES
+from multiworld.operations.collectives import (
+    Check,
+    Tensors,
+    as_list,
+    begin,
+    buffers_for,
+    part,
+    pieces,
+    small,
+    tensors_of,
+)
+from multiworld.operations.reduction import Reduction
+from multiworld.tensors.checks import check_list, check_number, check_source, check_tensor, invalid
+
+if TYPE_CHECKING:
+    from multiworld.matching.driver import Driver
+    from multiworld.matching.engine import Engine
+    from multiworld.matching.membership import GroupMembers
+    from multiworld.matching.operation import Operation
+    from multiworld.tensors.staging_buffers import StagingBuffers
+
+
+def reduce_scatter(
+    engine: Engine, group: GroupMembers, output: torch.Tensor, input_list: Tensors, op: Any, stream: bool = False
+) -> Operation:
+    check_tensor(group, "reduce_scatter", output)
+    inputs = as_list(group, "reduce_scatter", "input_list", input_list, output, check_source)
+    return _reduce_scatter(engine, group, "reduce_scatter", output, inputs, op, stream)
+
+
+def reduce_scatter_tensor(
+    engine: Engine, group: GroupMembers, output: torch.Tensor, tensor: torch.Tensor, op: Any, stream: bool = False
+) -> Operation:
+    name = "reduce_scatter_tensor"
+    check_tensor(group, name, output)
+    inputs = pieces(group, name, "tensor", tensor, output, check_source)
+    return _reduce_scatter(engine, group, name, output, inputs, op, stream, tensor)
+
+
+def _reduce_scatter(
+    engine: Engine,
+    group: GroupMembers,
+    name: str,
+    output: torch.Tensor,
+    inputs: Tensors,
+    op: Any,
+    stream: bool,
+    whole: torch.Tensor | None = None,
+) -> Operation:
+    """``whole`` is what the inputs are pieces of, if they are."""
+    buffers, me, size = buffers_for(engine, group, name, output, *inputs), group.rank, group.size
+    on_device = buffers.device is not None
+    reduction = Reduction(group, name, op, output.dtype, on_device=on_device)
+    target = buffers.target(output)
+    flats = [] if on_device and whole is not None else [buffers.source(one) for one in inputs]
+    inline = small(engine, group, target.nbytes, buffers)
+    kind, code = Collective.REDUCE_SCATTER, CODES[target.dtype]
+    signature = buffers.sign(kind, target.nbytes, code, reduction=reduction.code, inline=inline)
+
+    if inline:
+        plan = Plan(
+            name, signature, lambda place: bytes_of(flats[place]),
+            lambda parts: reduction.apply(target, tensors_of(parts, flats[me])),
+        )  # fmt: skip
+        return begin(engine, group, plan, buffers, stream)
+    sent = buffers.joined(flats) if whole is None or not on_device else buffers.source(whole)
+    if on_device:
+
+        def launch(driver: Driver) -> Any:
+            return driver.reduce_scatter(target, sent, reduction.backend_op, after=buffers.after)
+
+        plan = Plan(name, signature, lambda _: None, lambda _: None, launch)
+        return begin(engine, group, plan, buffers, stream, [(target, sent)])
+    got = buffers.keep(torch.empty_like(sent))
+    splits = [target.nbytes] * size
+    plan = Plan(
+        name, signature, lambda _: None, lambda _: None,
+        lambda driver: driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits, splits),
+        lambda: reduction.apply(target, list(got.chunk(size))),
+    )  # fmt: skip
+    return begin(engine, group, plan, buffers, stream)
+
+
+def all_to_all(
+    engine: Engine, group: GroupMembers, output_list: Tensors, input_list: Tensors, stream: bool = False
+) -> Operation:
+    """Start ``Group.all_to_all``; lengths may differ by pair, and both sides of a pair are compared."""
+    name = "all_to_all"
+    _check_row(group, name, "input_list", input_list, check_source)
+    _check_row(group, name, "output_list", output_list, check_tensor, input_list[0].dtype)
+    buffers = buffers_for(engine, group, name, *input_list, *output_list)
+    sources, targets = [buffers.source(one) for one in input_list], [buffers.target(one) for one in output_list]
+    sent = buffers.joined(sources)
+    got = buffers.keep(torch.empty(sum(t.numel() for t in targets), dtype=sent.dtype, device=sent.device))
+
+    def hand_out() -> None:
+        for target, piece in zip(targets, got.split([t.numel() for t in targets]), strict=True):
+            target.copy_(piece)
+
+    splits = [s.nbytes for s in sources], [t.nbytes for t in targets]
+    return _uneven(engine, group, name, buffers, got, sent, splits, hand_out, stream)
+
+
+def all_to_all_single(
+    engine: Engine,
+    group: GroupMembers,
+    output: torch.Tensor,
+    tensor: torch.Tensor,
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+    stream: bool = False,
+) -> Operation:
+    name = "all_to_all_single"
+    check_tensor(group, name, output)
+    check_source(group, name, tensor)
+    if output.dtype != tensor.dtype:
+        raise invalid(group, name, f"output is {output.dtype}, tensor {tensor.dtype}", "make them alike")
+    to = _splits(group, name, "input_split_sizes", tensor, input_split_sizes)
+    of = _splits(group, name, "output_split_sizes", output, output_split_sizes)
+    buffers = buffers_for(engine, group, name, output, tensor)
+    sent, got = buffers.source(tensor), buffers.target(output)
+    even = output_split_sizes is None and input_split_sizes is None and to == of
+    if even and buffers.device is None and small(engine, group, to[0], buffers):
+        signature = buffers.sign(Collective.ALL_TO_ALL, to[0], CODES[sent.dtype], inline=True)
+        return begin(
+            engine, group, _by_lanes(group, name, signature, got, sent, (to, of), lambda: None), buffers, stream
+        )
+    return _uneven(engine, group, name, buffers, got, sent, (to, of), lambda: None, stream)
+
+
+def _by_lanes(
+    group: GroupMembers,
+    name: str,
+    signature: Fingerprint,
+    got: torch.Tensor,
+    sent: torch.Tensor,
+    splits: tuple[list[int], list[int]],
+    after: Callable[[], None],
+) -> Plan:
+    """An exchange that travels with the fingerprints."""
+
+    def piece(of: torch.Tensor, sizes: list[int], place: int) -> memoryview:
+        begin = sum(sizes[:place])
+        return bytes_of(of)[begin : begin + sizes[place]]
+
+    def absorb(parts: Parts) -> None:
+        for place in range(group.size):
+            ours = piece(sent, splits[0], place)
+            piece(got, splits[1], place)[:] = ours if place == group.rank else part(parts, place)
+        after()
+
+    return Plan(name, signature, lambda place: piece(sent, splits[0], place), absorb)
+
+
+def _uneven(
+    engine: Engine,
+    group: GroupMembers,
+    name: str,
+    buffers: StagingBuffers,
+    got: torch.Tensor,
+    sent: torch.Tensor,
+    splits: tuple[list[int], list[int]],
+    after: Callable[[], None],
+    stream: bool,
+) -> Operation:
+    inline = engine.device is not None and buffers.device is None
+    signature = buffers.sign(Collective.ALL_TO_ALL, 0, CODES[sent.dtype], inline=inline, splits=splits)
+    if inline:
+        return begin(engine, group, _by_lanes(group, name, signature, got, sent, splits, after), buffers, stream)
+
+    def launch(driver: Driver) -> Any:
+        return driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits[1], splits[0], after=buffers.after)
+
+    def finish(value: Any) -> Any:
+        after()
+        return buffers.finish(value)
+
+    if buffers.device is not None:
+        plan = Plan(name, signature, lambda _: None, lambda _: None, launch, finish=finish)
+        return begin(engine, group, plan, buffers, stream, [(got, sent)])
+    if group.size == 1:
+        got.copy_(sent)
+    plan = Plan(
+        name, signature, lambda _: None, lambda _: after(), None if group.size == 1 else launch, after,
+    )  # fmt: skip
+    return begin(engine, group, plan, buffers, stream)
+
+
+def _check_row(
+    group: GroupMembers, name: str, what: str, tensors: Tensors, check: Check, dtype: torch.dtype | None = None
+) -> None:
+    """Check a list of one tensor per rank, all of one dtype: ``dtype``, or that of the first."""
+    check_list(group, name, what, tensors, group.size)
+    for place, tensor in enumerate(tensors):
+        check(group, name, tensor)
+        dtype = dtype or tensor.dtype
+        if tensor.dtype != dtype:
+            raise invalid(group, name, f"{what}[{place}] is {tensor.dtype}, the first input {dtype}", "make them alike")
+
+
+def _splits(group: GroupMembers, name: str, what: str, tensor: torch.Tensor, given: Sequence[int] | None) -> list[int]:
+    """Bytes per rank, from sizes along the first dimension."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if given is None:
+        if rows % group.size:
+            raise invalid(group, name, f"{rows} rows cannot be split evenly among {group.size}", f"pass {what}")
+        sizes = [rows // group.size] * group.size
+    else:
+        check_list(group, name, what, given, group.size)
+        sizes = [check_number(group, name, f"{what}[{place}]", size) for place, size in enumerate(given)]
+    if sum(sizes) != rows or min(sizes) < 0:
+        raise invalid(group, name, f"{what} is {sizes} for {rows} rows and {group.size} members", "make it add up")
+    per_row = tensor.nbytes // rows if rows else 0
+    return [size * per_row for size in sizes]

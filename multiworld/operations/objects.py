@@ -1,0 +1,82 @@
+"""Starters of collectives of objects: pickles that travel with the fingerprints, loaded only as far as the receiver
+allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from multiworld.matching.collective_plan import Bytes, Collective, Fingerprint, Parts, Plan
+from multiworld.operations.collectives import part, start
+from multiworld.serialization.pickling import allowed, dumps, loads
+from multiworld.tensors.checks import check_list, check_rank
+
+if TYPE_CHECKING:
+    from multiworld.matching.engine import Engine
+    from multiworld.matching.membership import GroupMembers
+    from multiworld.matching.operation import Operation
+
+Allow = Sequence[type | str]
+
+
+def _start(
+    engine: Engine,
+    group: GroupMembers,
+    kind: Collective,
+    root: int,
+    outgoing: Callable[[int], Bytes | None],
+    result: Callable[[Parts], Any],
+) -> Operation:
+    plan = Plan(kind.name.lower(), Fingerprint(kind, root=root), outgoing, lambda parts: parts, finish=result)
+    return start(engine, group, plan)
+
+
+def broadcast_object(engine: Engine, group: GroupMembers, obj: Any, src: int, allow: Allow) -> Operation:
+    src = check_rank(group, "broadcast_object", "src", src)
+    names = allowed(allow, engine.membership, "broadcast_object")
+    ours = group.rank == src
+    data = dumps(obj, engine.membership, "broadcast_object") if ours else None
+
+    def result(parts: Parts) -> Any:
+        return obj if ours else loads(part(parts, src), names, engine.membership)
+
+    return _start(engine, group, Collective.BROADCAST_OBJECT, src, lambda _: data, result)
+
+
+def all_gather_object(engine: Engine, group: GroupMembers, obj: Any, allow: Allow) -> Operation:
+    data = dumps(obj, engine.membership, "all_gather_object")
+    names = allowed(allow, engine.membership, "all_gather_object")
+
+    def result(parts: Parts) -> list[Any]:
+        return [obj if one is None else loads(one, names, engine.membership) for one in parts]
+
+    return _start(engine, group, Collective.ALL_GATHER_OBJECT, -1, lambda _: data, result)
+
+
+def gather_object(engine: Engine, group: GroupMembers, obj: Any, dst: int, allow: Allow) -> Operation:
+    dst = check_rank(group, "gather_object", "dst", dst)
+    names = allowed(allow, engine.membership, "gather_object")
+    data = dumps(obj, engine.membership, "gather_object")
+
+    def result(parts: Parts) -> list[Any] | None:
+        if group.rank != dst:
+            return None
+        return [obj if one is None else loads(one, names, engine.membership) for one in parts]
+
+    return _start(engine, group, Collective.GATHER_OBJECT, dst, lambda place: data if place == dst else None, result)
+
+
+def scatter_object(
+    engine: Engine, group: GroupMembers, objs: Sequence[Any] | None, src: int, allow: Allow
+) -> Operation:
+    src = check_rank(group, "scatter_object", "src", src)
+    names = allowed(allow, engine.membership, "scatter_object")
+    ours = group.rank == src
+    if ours or objs is not None:
+        check_list(group, "scatter_object", "objs", objs, group.size)
+    data = [dumps(one, engine.membership, "scatter_object") for one in objs] if ours and objs is not None else []
+
+    def result(parts: Parts) -> Any:
+        return objs[src] if ours and objs is not None else loads(part(parts, src), names, engine.membership)
+
+    return _start(engine, group, Collective.SCATTER_OBJECT, src, lambda place: data[place] if ours else None, result)

@@ -1,1 +1,0 @@
-"""The operations of a world: point to point, collectives, objects."""

@@ -1,0 +1,1 @@
+"""One generation of one world: its connections, its control messages, its end, its counters."""

@@ -1,0 +1,182 @@
+"""The control connections of a session: why a peer ends, told before its data connection does. In the hub's thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+from multiworld.errors import BrokenWorldException, LossReason, PeerLost
+from multiworld.liveness.tcpinfo import TcpInfo, tcp_info
+from multiworld.matching.membership import Membership
+from multiworld.transport.reactor import Reactor
+
+MAX_BYTES = 1 << 16
+#: how long the reason for the end of a data connection may take to arrive on the control connections
+EXPLANATION_SECONDS = 0.05
+CANCELLED_CAUSE = "the await of it was cancelled there: by a time limit, by the end of its task, or by Ctrl-C"
+
+
+class ControlOwner(Protocol):
+    """The session that the connections belong to."""
+
+    @property
+    def membership(self) -> Membership: ...
+    @property
+    def hub(self) -> Reactor: ...
+    @property
+    def leaving(self) -> set[int]: ...
+    @property
+    def failure(self) -> BrokenWorldException | None: ...
+    def lost(self, peer: int, how: LossReason, what: str) -> None: ...
+    def break_(self, error: BrokenWorldException) -> None: ...
+    def end_in_order(self, error: BrokenWorldException, ended: Collection[int]) -> None: ...
+    def on_bye(self, peer: int, *, gives_up: bool) -> None: ...
+    def drain(self, peer: int) -> None: ...
+
+
+class Control:
+    """One control connection per peer, by world rank."""
+
+    def __init__(self, session: ControlOwner, socks: dict[int, socket.socket]) -> None:
+        self._session = session
+        self._socks = socks
+        self._said = dict.fromkeys(socks, b"")
+        for sock in socks.values():
+            sock.setblocking(False)
+
+    def start(self) -> None:
+        """Listen to the peers, once the session is whole."""
+        self._session.hub.call(self._watch_all)
+
+    def _watch_all(self) -> None:
+        for peer, sock in tuple(self._socks.items()):
+            self._session.hub.watch(sock, selectors.EVENT_READ, self._reader(peer))
+
+    def _reader(self, peer: int) -> Callable[[int], None]:
+        return lambda _: self._read(peer)
+
+    def explain(self, peer: int, error: OSError | None) -> None:
+        """The data connection to ``peer`` ended: break the world with the reason, as far as one is told."""
+
+        def look() -> None:
+            self.look()
+            self._session.hub.call_later(EXPLANATION_SECONDS, conclude)
+
+        def conclude() -> None:
+            if peer in self._session.leaving:
+                self._session.on_bye(peer, gives_up=True)
+            else:
+                self._session.lost(
+                    peer, LossReason.EOF, f"rank {peer} closed its connection" + (f": {error}" if error else "")
+                )
+
+        self._session.hub.call(look)
+
+    def look(self) -> None:
+        """Take in what the peers have said so far. In the hub's thread."""
+        for peer in tuple(self._socks):
+            self._read(peer)
+
+    def tcp_info(self, peer: int) -> TcpInfo | None:
+        """What the kernel knows of the connection to ``peer``; None if it is closed, or the kernel does not say."""
+        sock = self._socks.get(peer)
+        return tcp_info(sock) if sock is not None else None
+
+    def poke(self, peer: int) -> bool:
+        """Send what means nothing to ``peer``, for its kernel to acknowledge; whether it was sent. In the hub's
+        thread."""
+        sock = self._socks.get(peer)
+        with contextlib.suppress(OSError):
+            return sock is not None and sock.send(b"\n") == 1
+        return False
+
+    def tell_break(self, error: BrokenWorldException, *, orderly: bool) -> None:
+        """Tell everybody why the world broke here; ``orderly`` if all that was sent arrives."""
+        lost = error if isinstance(error, PeerLost) else None
+        ranks = [self._session.membership.rank] if lost is None else list(lost.ranks)
+        how = None if lost is None else lost.how.value
+        message = {"say": "break", "ranks": ranks, "what": error.what, "kind": type(error).__name__, "how": how}
+        self._tell({**message, "orderly": orderly})
+
+    def tell_bye(self) -> None:
+        """Tell everybody that we leave in good order."""
+        self._tell({"say": "bye"})
+
+    def close(self) -> None:
+        """Close the connections, after what was told. From any thread."""
+        self._session.hub.call(self._close_all)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        for sock in tuple(self._socks.values()):
+            with contextlib.suppress(OSError):
+                sock.send(line)
+
+    def _close_all(self) -> None:
+        for sock in self._socks.values():
+            self._session.hub.unwatch(sock)
+            sock.close()
+        self._socks.clear()
+
+    def _read(self, peer: int) -> None:
+        sock = self._socks.get(peer)
+        if sock is None:
+            return
+        try:
+            data = sock.recv(MAX_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._said[peer] += data
+        *lines, self._said[peer] = self._said[peer].split(b"\n")
+        for line in filter(None, lines):  # an empty one only asks whether we can be reached; see ``poke``
+            self._take(peer, line)
+        if len(self._said[peer]) > MAX_BYTES:
+            self._said[peer] = b""
+            self._session.lost(
+                peer, LossReason.PROTOCOL, f"rank {peer} sent a line without end on its control connection"
+            )
+        elif not data:
+            self._ended(peer, sock)
+
+    def _take(self, peer: int, line: bytes) -> None:
+        try:
+            self._handle(peer, json.loads(line))
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            what = f"rank {peer} sent on its control connection what cannot be right: {error}"
+            self._session.lost(peer, LossReason.PROTOCOL, what)
+
+    def _ended(self, peer: int, sock: socket.socket) -> None:
+        self._session.hub.unwatch(sock)
+        if self._socks.pop(peer, None) is not None:
+            sock.close()
+        if peer not in self._session.leaving and self._session.failure is None:
+            self._session.lost(peer, LossReason.EOF, f"rank {peer} closed its connections without a word")
+
+    def _handle(self, peer: int, message: dict[str, Any]) -> None:
+        if message.get("say") == "bye":
+            # Its data connection says so too, after the last of its data; that one counts.
+            self._session.leaving.add(peer)
+            self._session.drain(peer)
+        elif message.get("say") == "break":
+            ranks = tuple(int(rank) for rank in message.get("ranks", (peer,)))
+            us = self._session.membership
+            said = str(message.get("what"))
+            what = said if " reports: " in said else f"rank {peer} reports: {said}"
+            cause = f"see what rank {peer} reports" if message.get("kind") != "PeerLost" else None
+            how = LossReason.REPORTED
+            if message.get("how") == LossReason.CANCELLED:
+                how, cause = LossReason.CANCELLED, CANCELLED_CAUSE
+            elif us.rank in ranks:
+                cause = "this process was silent for the others: stopped, starved or cut off"
+            error = PeerLost(us.name, what, cause=cause, ranks=ranks, how=how, **us.where())
+            # Told on: who hears of us first must not take our closing for the cause.
+            if message.get("orderly") is True:
+                self._session.end_in_order(error, {peer, *ranks})
+            else:
+                self._session.break_(error)

@@ -1,0 +1,456 @@
+"""A session: the life of one generation of one world in this process, from its connections to its end.
+
+It ends in this order: waiters first, then sockets, then threads and memory. ``_release`` and ``_cut`` run under the
+lock and block on nothing: who waits has its exception when they return, except for those whose memory the backend
+still works on. They have it when the backend lets go, which is as soon as its connections are closed. What may take
+time is done in a thread of its own, with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+
+from multiworld.backends import device_failures
+from multiworld.backends.cuda import CudaDevice
+from multiworld.backends.slot import DriverSlot, channel, ranks_of_channel
+from multiworld.config import WorldConfig, WorldState
+from multiworld.errors import BrokenWorldException, DeviceFailed, LossReason, OpTimeout, PeerLost, WorldClosed
+from multiworld.events import (
+    DeviceLost,
+    Event,
+    EventBus,
+    PeerLeft,
+    PeerRecovered,
+    PeerSuspected,
+    WorldBroken,
+    WorldLeft,
+)
+from multiworld.liveness.monitor import PeerPlace
+from multiworld.matching.engine import MAX_GROUPS, Engine
+from multiworld.matching.membership import Limits, Membership
+from multiworld.matching.operation import Launch, Operation
+from multiworld.matching.protocol import Kind, Placement
+from multiworld.process.hooks import patience
+from multiworld.process.hub import Hub
+from multiworld.process.threads import start_or_run
+from multiworld.process.torch_modes import disturbed, undisturbed
+from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
+from multiworld.session.control import CANCELLED_CAUSE, Control
+from multiworld.session.counters import Tally
+from multiworld.session.orderly_leave import LINGER_SECONDS, linger
+from multiworld.transport.lane import Lane
+from multiworld.transport.poller import LoopBridge, SyncPoller
+
+logger = logging.getLogger(__name__)
+
+DRIVER_SECONDS = 10.0
+#: how often a world that is to end looks whether what can finish has, in seconds
+LOOK_SECONDS = 0.02
+#: a backend that has not let go of a caller's memory after this long never will: its connections are closed
+HELD_SECONDS = 0.5
+
+
+class Session:
+    """One generation of one world.
+
+    Args:
+        bus: where events go.
+        generation: from 1.
+        acceptor: answers those who dial this member.
+        claims: of all members, by rank.
+        address: local address that backends bind to.
+
+    Attributes:
+        lock: guards all of it; held for short, never while waiting.
+        engine: its operations.
+        state: where it is in its life.
+        leaving: ranks that have said that they leave.
+        freed: set when nothing is left of it.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        bus: EventBus,
+        config: WorldConfig,
+        generation: int,
+        wires: Wires,
+        acceptor: HandshakeAcceptor,
+        claims: Mapping[int, PeerPlace],
+        address: str,
+    ) -> None:
+        self.hub, self.bus, self.config, self.address = hub, bus, config, address
+        limits = Limits(config.op_timeout, config.max_message_bytes)
+        self.membership = Membership(config.name, config.rank, config.size, generation, config.backend, limits)
+        self.name = config.name
+        self.lock = threading.RLock()
+        self.state = WorldState.ACTIVE
+        self.leaving: set[int] = set()
+        self._ending: BrokenWorldException | None = None
+        self._ended: set[int] = set()  # members whose connections end in order, after all that they sent
+        self.lanes = {peer: Lane(sock, peer, self) for peer, sock in wires.lanes.items()}
+        device = CudaDevice(torch.device(config.device)) if self.membership.on_device else None
+        self.engine = Engine(self.membership, self, self.lanes, self.lock, time.monotonic, device)
+        self.on_frame = self.engine.on_frame
+        self.slots: dict[int, DriverSlot] = {}
+        self.bridge = LoopBridge(self)
+        self.acceptor = acceptor
+        self.freed = threading.Event()
+        self.control = Control(self, wires.controls)
+        peers = {peer: claim for peer, claim in claims.items() if peer != config.rank}
+        self._forget_device: Callable[[], None] = lambda: None
+        hub.monitor.add(self, peers, config.heartbeat, wires.pulses, wires.dial_pulse)  # which may break us at once
+        if device is not None:
+            self._forget_device = device_failures.listen(config.device, self._device_lost)
+            if self.freed.is_set():
+                self._forget_device()
+        # Last: a peer may have broken the world already, and that is handled in the hub's thread.
+        self.control.start()
+
+    @property
+    def failure(self) -> BrokenWorldException | None:
+        """The first cause, once it is broken or closed."""
+        return self.engine.failure
+
+    @property
+    def departed(self) -> frozenset[int]:
+        """Ranks that left in good order, all their data read."""
+        return self.engine.departed
+
+    # the backends
+
+    def slot(self, gid: int, ranks: tuple[int, ...] | None = None) -> DriverSlot:
+        """The backend of a group; a peer may have begun to set it up before us."""
+        found = self.slots.get(gid)
+        if found is None:
+            found = self.slots[gid] = DriverSlot(self, gid)
+        if ranks is not None:
+            found.ranks = ranks
+        return found
+
+    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:
+        """Run an agreed collective of a group on the backend, after those before it."""
+        self.slot(gid, ranks).launch(launch)
+
+    def transfer(self, src: int, dst: int, launch: Launch) -> None:
+        """Run a matched transfer on the backend of these two, after those before it."""
+        self.slot(channel(src, dst), (src, dst)).launch(launch)
+
+    def aside(self, function: Callable[[], None]) -> None:
+        """Run ``function`` soon in a thread of its own."""
+        start_or_run(f"mw-aside-{self.name}", function)
+
+    def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
+        ends = ranks_of_channel(gid)
+        known = gid in self.slots or len(self.slots) < MAX_GROUPS
+        known = known and (ends is None or set(ends) == {peer, self.membership.rank})
+        place = self.slot(gid).expect(split, nbytes) if known else None
+        if place is None:
+            self.engine.protocol_error(peer, f"a value of {nbytes} bytes for the set-up of group {gid}")
+            return None, None
+        return place
+
+    # deadlines
+
+    def set_alarm(self) -> None:
+        self.hub.call(self.arm)
+
+    def arm(self) -> None:
+        """Set the alarm for the next deadline; a session that has ended has none. In the hub's thread."""
+        self.hub.alarm(self.check_deadlines, self.engine.next_look if self.failure is None else math.inf)
+
+    def check_deadlines(self, now: float) -> None:
+        """Break the world if an operation is overdue. In the hub's thread."""
+        with self.lock:
+            late = self.engine.overdue(now)
+            if late is not None:
+                self._time_out(late)
+                return
+        self.arm()
+
+    def _time_out(self, operation: Operation) -> None:
+        what = f"{operation.name} was not done within {operation.timeout} s, waiting for {operation.waiting_for()}"
+        where = self.membership.where(operation.name)
+        self.break_(OpTimeout(self.name, what, timeout=operation.timeout, **where))
+
+    # lanes
+
+    def pump(self, lane: Lane) -> None:
+        """Read and handle what came on ``lane``; an error in that ends this world, so that nobody goes on waiting."""
+        try:
+            if disturbed():  # the caller's modes, or those of another coroutine of this loop
+                with undisturbed():
+                    lane.pump()
+            else:
+                lane.pump()
+        except MemoryError as error:
+            self.engine.protocol_error(lane.peer, f"a message for which there is no memory: {error}")
+        except Exception as error:
+            logger.exception("world %r: handling what rank %d sent failed", self.name, lane.peer)
+            self.engine.protocol_error(lane.peer, f"{type(error).__name__}: {error}")
+
+    def on_bye(self, peer: int, *, gives_up: bool) -> None:
+        """``peer`` left in good order: what needs it fails, the rest goes on. See ``Engine.depart``."""
+        with self.lock:
+            if self.failure is not None or peer in self.departed:
+                return
+            self.leaving.add(peer)
+            goes_on = self.engine.depart(peer, gives_up=gives_up)
+            self.publish(PeerLeft(**self._event(), peer=peer))
+            if not goes_on:
+                self.lost(peer, LossReason.LEFT, f"rank {peer} left the world")
+
+    def on_lane_end(self, lane: Lane, error: OSError | None) -> None:
+        """A data connection ended: the control connections say why."""
+        self.bridge.lane_closed(lane)
+        if lane.peer not in self.departed and self.failure is None:
+            self.control.explain(lane.peer, error)
+
+    def on_torn(self, lane: Lane) -> None:
+        self.interrupted(f"data of rank {lane.peer} was moved")
+
+    def interrupted(self, what: str) -> None:
+        """A signal handler raised, as that of Ctrl-C does, where nothing can be resumed: the world ends."""
+        error = WorldClosed(
+            self.name, f"this process was interrupted while {what}", cause="Ctrl-C, or a signal handler that raises",
+            remedy="call rejoin(); under asyncio.run, Ctrl-C cancels instead", **self.membership.where(),
+        )  # fmt: skip
+        self.break_(error)
+
+    def cancelled(self, name: str) -> None:
+        """The caller of a collective has stopped waiting: the next ones of this member would be taken for this one."""
+        if self.config.on_cancel == "finish":
+            return
+        us = self.membership
+        error = PeerLost(
+            self.name, f"rank {us.rank} cancelled {name}, which all members count on", cause=CANCELLED_CAUSE,
+            remedy="call rejoin(); with on_cancel='finish' it goes on without its caller, who must not repeat it",
+            ranks=(us.rank,), how=LossReason.CANCELLED, **us.where(name),
+        )  # fmt: skip
+        self.break_(error)
+
+    def on_backlog(self, lane: Lane) -> None:
+        """Somebody must write the rest later."""
+        self.bridge.want_write(lane)
+
+    def drain(self, peer: int) -> None:
+        """Read what ``peer`` sent before it left."""
+        self.bridge.drain(peer)
+
+    # liveness, in the hub's thread
+
+    def awaited(self, before: float) -> set[int]:
+        """World ranks that an operation has waited for since ``before``, or longer."""
+        return self.engine.awaited(before)
+
+    def peer_silent(self, peer: int, silence: float) -> None:
+        """``peer`` gave no sign of life for too long."""
+        # Who has said that it leaves may end any time; but not while its last messages are waited for.
+        may_be_silent = peer in self.departed or (peer in self.leaving and not self.engine.needed(peer))
+        if not may_be_silent:
+            self.lost(peer, LossReason.SILENCE, f"rank {peer} gave no sign of life for {silence:.2f} s")
+
+    def peer_suspected(self, peer: int, silence: float) -> None:
+        """``peer`` may be lost soon."""
+        if peer not in self.leaving:
+            self.publish(PeerSuspected(**self._event(), peer=peer, silence=silence))
+
+    def peer_recovered(self, peer: int, silence: float) -> None:
+        """A suspected ``peer`` was heard."""
+        self.publish(PeerRecovered(**self._event(), peer=peer, silence=silence))
+
+    # the end
+
+    def lost(self, peer: int, how: LossReason, what: str, cause: str | None = None) -> None:
+        """Break the world because of ``peer``, at once, or once what can finish has if it left."""
+        if peer in self._ended:
+            return
+        if cause is None and how is LossReason.LEFT:
+            cause = "leave() or close() was called there"
+        error = PeerLost(self.name, what, cause=cause, ranks=(peer,), how=how, **self.membership.where())
+        if how is LossReason.LEFT:
+            self.end_in_order(error)
+        else:
+            self.break_(error)
+
+    def end_in_order(self, error: BrokenWorldException, ended: Collection[int] = ()) -> None:
+        """Break the world because a member left, once what all members have sent their part of is done.
+
+        Args:
+            ended: members that send nothing more; what they have sent is read first.
+        """
+        with self.lock:
+            self._ended.update(ended)
+            if self.failure is not None or self._ending is not None:
+                return
+            if not self.engine.operations:
+                self.break_(error, orderly=True)
+                return
+            self._ending = error
+        until = time.monotonic() + LINGER_SECONDS
+        self.hub.call(lambda: self._end_once_done(error, until))
+
+    def _end_once_done(self, error: BrokenWorldException, until: float) -> None:
+        """Read what has come, and end the session unless something can still finish; in the hub's thread."""
+        for peer in self.lanes:
+            self.bridge.drain(peer)
+        with self.lock:
+            all_read = all(self.lanes[peer].ended for peer in self._ended if peer in self.lanes)
+            finishing = self.engine.finishing() or not (all_read or time.monotonic() > until)
+            if not (finishing and self.engine.operations):
+                self.break_(error, orderly=True)
+        if self.failure is None:
+            self.hub.call_later(LOOK_SECONDS, lambda: self._end_once_done(error, until))
+
+    def break_(self, error: BrokenWorldException, *, tell: bool = True, orderly: bool = False) -> None:
+        """End the session for ``error``, unless it has ended: the first cause wins. From any thread, at once.
+
+        With ``orderly``, what was sent still arrives.
+        """
+        with self.lock:
+            if self.failure is not None:
+                return
+            self.engine.failure = error
+            self.state = WorldState.BROKEN
+            # Before anybody is released: whoever rejoins at once has its WorldJoined told after this.
+            self.publish(WorldBroken(**self._event(), failure=error))
+            self._release(error, orderly=orderly)
+        # Before the data connections end, so that the others know why; and before an abort frees what a kernel of
+        # theirs may be reading (NCCL#863).
+        if tell:
+            self.control.tell_break(error, orderly=orderly)
+        if not orderly:
+            with self.lock:
+                self._cut()
+        self._abort_slots()
+        start_or_run(f"mw-free-{self.name}", self._linger if orderly else self._free)
+
+    def _device_lost(self, failure: DeviceFailed) -> None:
+        """CUDA refuses every call of this process on the world's device. From any thread."""
+        if self.failure is None:
+            ours = failure.with_context(world=self.name, **self.membership.where())
+            self.publish(DeviceLost(**self._event(), device=failure.device, failure=cast("DeviceFailed", ours)))
+            self.break_(cast("DeviceFailed", ours))
+
+    def torch_failed(self, error: RuntimeError) -> None:
+        """Torch raised ``error`` in the thread of a caller: the device may be lost, and then this world ends."""
+        if self.engine.device is not None:
+            device_failures.look(self.config.device, error)
+
+    def abort(self, reason: str) -> None:
+        """Break the world here and for everybody."""
+        where, again = self.membership.where("abort"), "call rejoin() to bring the world back, or leave()"
+        cause = "abort() was called here"
+        self.break_(WorldClosed(self.name, f"aborted: {reason}", cause=cause, remedy=again, **where))
+
+    def leave(self, seconds: float = LINGER_SECONDS) -> None:
+        """Leave in good order; blocks for at most ``seconds``, so that what was sent can arrive."""
+        with self.lock:
+            if self.state is WorldState.CLOSED:
+                return
+            was_broken = self.failure is not None
+            self.state = WorldState.CLOSED
+            if not was_broken:
+                error = WorldClosed(self.name, "the world was left", **self.membership.where())
+                self.engine.failure = error
+                gives_up = self.engine.gives_up()
+                for lane in self.lanes.values():
+                    lane.put(Kind.BYE, flags=int(gives_up))
+                self._release(error, orderly=True)
+        if not was_broken:
+            self.control.tell_bye()
+            self._abort_slots()
+            self.publish(WorldLeft(**self._event()))
+            self._linger(seconds)
+
+    def _linger(self, seconds: float = LINGER_SECONDS) -> None:
+        """Let what was sent arrive, then give everything back."""
+        linger(self.lanes.values(), self.lock, lambda: bool(self.engine.under_way), seconds)
+        self._free()
+
+    def _release(self, error: BrokenWorldException, *, orderly: bool = False) -> None:
+        """Fail every operation with ``error``, and let nothing begin any more; under the lock."""
+        cut = not orderly or self.engine.awaited_work()
+        for lane in self.lanes.values():  # first: from here on nothing is written to anybody's memory
+            lane.stop_reading() if orderly else lane.cut()
+        self.engine.end(error)
+        self.hub.call_later(HELD_SECONDS, lambda: self._fail_rest(error))
+        for slot in self.slots.values():
+            slot.stop(cut=cut)
+        self.hub.monitor.remove(self)
+        self.set_alarm()  # takes the alarm back
+        self.acceptor.close()
+
+    def _abort_slots(self) -> None:
+        """Release whoever waits in a backend."""
+        for slot in tuple(self.slots.values()):
+            slot.abort()
+
+    def _fail_rest(self, error: BrokenWorldException) -> None:
+        with self.lock:
+            self.engine.fail_all(error, running=True)
+
+    def _cut(self) -> None:
+        """End the data connections; under the lock."""
+        for lane in self.lanes.values():
+            with contextlib.suppress(OSError):
+                lane.sock.shutdown(socket.SHUT_RDWR)
+
+    def _free(self) -> None:
+        """Give back sockets, threads and backends."""
+        self._forget_device()
+        self.bridge.close()
+        self.control.close()
+        for slot in tuple(self.slots.values()):
+            try:
+                slot.free(patience(DRIVER_SECONDS))
+            except Exception:  # noqa: PERF203 - one slot's failure must not keep the others
+                logger.exception("world %r: its backend could not be freed", self.name)
+        if self.failure is not None:
+            self._fail_rest(self.failure)
+        self.freed.set()
+
+    def drop_in_child(self) -> None:
+        """Leave the backends alone in a forked child."""
+        for slot in self.slots.values():
+            slot.drop_in_child()
+
+    # waiting
+
+    def tally(self) -> Tally:
+        """What this generation did so far."""
+        sent = Counter({peer: lane.sent for peer, lane in self.lanes.items()})
+        received = Counter({peer: lane.received for peer, lane in self.lanes.items()})
+        return Tally(Counter(self.engine.counts), sent, received, self.engine.latencies)
+
+    def attach_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve operations that are awaited in ``loop``."""
+        self.bridge.attach(loop)
+
+    @contextlib.contextmanager
+    def sync_poller(self) -> Iterator[SyncPoller]:
+        """Move this session's data in the calling thread for as long as the block lasts."""
+        try:
+            yield self.bridge.begin_wait()
+        finally:
+            with self.lock:
+                self.bridge.end_wait()
+
+    def publish(self, event: Event) -> None:
+        """Hand an event to those who listen; in the hub's thread, never in the caller's."""
+        self.hub.call(lambda: self.bus.publish(event))
+
+    def _event(self) -> dict[str, Any]:
+        us = self.membership
+        return {"world": us.name, "generation": us.generation, "rank": us.rank, "monotonic": time.monotonic()}

@@ -1,0 +1,152 @@
+"""Named values in a store that are written once, and a number that only grows: all that members need to agree.
+
+Nothing here blocks for longer than a lost race takes: ``get`` of a missing key would wait, so that it is only called
+for keys that are known to be there.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import time
+from datetime import timedelta
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from multiworld.store.torch_store import TorchStore
+
+_NEVER: Final = "\x01never\x01"
+#: how long the winner of the right to write may take before the next one may: it has probably died
+WRITER_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 0.001
+#: how often in a row a writer may have died in between, as far as the keys of that are deleted again
+_TURNS: Final = 3
+
+
+class AgreedKeys(abc.ABC):
+    """The operations that members agree with; each is atomic for all processes. ``store`` is this thread's own
+    client."""
+
+    def __init__(self, store: Any, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+    @abc.abstractmethod
+    def read(self, name: str) -> str | None:
+        """The value of ``name``, None if it was not written."""
+
+    @abc.abstractmethod
+    def put_first(self, name: str, value: str) -> str:
+        """Write ``name`` unless another process has; the value that it has now."""
+
+    @abc.abstractmethod
+    def number(self, name: str) -> int:
+        """The number ``name``, 0 if it was never raised."""
+
+    @abc.abstractmethod
+    def raise_from(self, name: str, current: int, to: int) -> int:
+        """Raise the number to ``to`` if it still is ``current``; the number that it is now."""
+
+    @abc.abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete the value ``name``, if it is there."""
+
+    def forget_raise(self, name: str, current: int) -> None:  # noqa: B027 - mostly nothing is left
+        """Delete what is left of ``raise_from(name, current, ...)``, which must not be called again."""
+
+
+def keys_of(store: Any, prefix: str) -> AgreedKeys:
+    """The keys of ``store`` that begin with ``prefix``, in the way that is safe with this torch.
+
+    Our own client compares and sets on every torch. Up to torch 2.2 ``compare_set`` of torch's own objects makes the
+    ``bytes`` it returns without holding the GIL (``init.cpp``: the result is built under
+    ``call_guard<gil_scoped_release>``), which corrupts the memory of a process with other threads. These releases are
+    known by a method that came later than the repair.
+    """
+    held = store.object if isinstance(store, TorchStore) else store
+    unsafe = isinstance(held, dist.Store) and not hasattr(dist.Store, "check")
+    return CounterKeys(store, prefix) if unsafe else CasKeys(store, prefix)
+
+
+class CasKeys(AgreedKeys):
+    """AgreedKeys by compare-and-set."""
+
+    def read(self, name: str) -> str | None:
+        value = self._swap(name, _NEVER, _NEVER)
+        return None if value == _NEVER else value
+
+    def put_first(self, name: str, value: str) -> str:
+        return self._swap(name, "", value)
+
+    def number(self, name: str) -> int:
+        return int(self.read(name) or 0)
+
+    def raise_from(self, name: str, current: int, to: int) -> int:
+        return int(self._swap(name, str(current) if current else "", str(to)))
+
+    def delete(self, name: str) -> None:
+        self._store.delete_key(self._key(name))
+
+    def _swap(self, name: str, expected: str, desired: str) -> str:
+        value = self._store.compare_set(self._key(name), expected, desired)
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class CounterKeys(AgreedKeys):
+    """AgreedKeys by counters, for stores whose compare-and-set cannot be used: the first to count may write.
+
+    A writer that dies between its count and its write holds the others up for ``WRITER_SECONDS``; then the next may.
+    """
+
+    def read(self, name: str) -> str | None:
+        if not self._add(f"{name}/there", 0):
+            return None
+        try:  # if it was just deleted, ``get`` would wait for the store's own timeout
+            self._store.wait([self._key(name)], timedelta(seconds=WRITER_SECONDS))
+        except RuntimeError:
+            return None
+        value = self._store.get(self._key(name))
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+    def put_first(self, name: str, value: str) -> str:
+        for turn in itertools.count():
+            if self._add(f"{name}/turn/{turn}", 1) == 1:
+                self._store.set(self._key(name), value)
+                self._add(f"{name}/there", 1)
+                return value
+            until = time.monotonic() + WRITER_SECONDS
+            while time.monotonic() < until:
+                held = self.read(name)
+                if held is not None:
+                    return held
+                time.sleep(_POLL_SECONDS)
+        raise AssertionError  # for the type checker: the turns do not end
+
+    def number(self, name: str) -> int:
+        return self._add(name, 0)
+
+    def raise_from(self, name: str, current: int, to: int) -> int:
+        for turn in itertools.count():
+            if self.number(name) != current:
+                break
+            if self._add(f"{name}/from/{current}/{turn}", 1) == 1:
+                return self._add(name, to - current)
+            until = time.monotonic() + WRITER_SECONDS
+            while self.number(name) == current and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+        return self.number(name)
+
+    def delete(self, name: str) -> None:
+        for key in (name, f"{name}/there", *(f"{name}/turn/{turn}" for turn in range(_TURNS))):
+            self._store.delete_key(self._key(key))
+
+    def forget_raise(self, name: str, current: int) -> None:
+        for turn in range(_TURNS):
+            self._store.delete_key(self._key(f"{name}/from/{current}/{turn}"))
+
+    def _add(self, name: str, amount: int) -> int:
+        return int(self._store.add(self._key(name), amount))

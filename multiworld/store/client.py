@@ -1,0 +1,348 @@
+"""A client of a TCP store in Python: torch's protocol, and no wait that cannot be ended.
+
+torch's own client waits in C++ far beyond its timeouts when the store's host is frozen, and aborts the process when it
+returns to an interpreter that has ended. This one waits in short steps, for as long as its ``Deadline``
+lasts, and leaves neither thread nor descriptor behind. It has the methods of ``torch.distributed.Store`` that a ledger
+needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from multiworld.config import TcpStoreAddress
+from multiworld.store.addresses import Resolved, resolved
+from multiworld.store.wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
+from multiworld.transport.causes import cause_of, system_message
+from multiworld.transport.descriptors import descriptor_shortage
+from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
+from multiworld.transport.handshake import Dialler
+from multiworld.transport.sockets import made
+
+#: how often a wait looks at whether it is still wanted, in seconds
+STEP_SECONDS: Final = 0.02
+#: how long one connection may take until it has answered; then another one is tried
+ATTEMPT_SECONDS: Final = 5.0
+#: the same for a greeting, where it is not known yet whether the store takes one: one of torch's stays silent
+TRIAL_SECONDS: Final = 1.0
+FIRST_PAUSE_SECONDS: Final = 0.01
+LONGEST_PAUSE_SECONDS: Final = 0.25
+#: a larger answer is not that of a store
+MAX_ANSWER_BYTES: Final = 64 << 20
+#: why a store does not answer
+SILENT: Final = "its host is stopped, overloaded or cut off, or another program listens at its port"
+
+
+class StoreFailed(Exception):
+    """The store cannot be used.
+
+    Attributes:
+        what: what happened, without the store's name.
+        cause: the likely cause.
+        remedy: what to do; None where only the caller can say.
+        lasting: whether trying again is of no use.
+    """
+
+    def __init__(self, what: str, cause: str, remedy: str | None = None, lasting: bool = False) -> None:
+        super().__init__(what)
+        self.what = what
+        self.cause = cause
+        self.remedy = remedy
+        self.lasting = lasting
+
+
+class Cancelled(Exception):
+    """The caller has stopped waiting for the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """How long to wait for a store: until a monotonic time, or ``STEP_SECONDS`` after ``cancelled`` returns True."""
+
+    until: float
+    cancelled: Callable[[], bool] = lambda: False
+
+    def left(self) -> float:
+        """The seconds that are left; raises ``Cancelled`` once the caller has given up."""
+        if self.cancelled():
+            raise Cancelled
+        return self.until - time.monotonic()
+
+    def at_most(self, seconds: float) -> Deadline:
+        """The same for ``seconds`` from now on, or less."""
+        return Deadline(min(self.until, time.monotonic() + seconds), self.cancelled)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait ``seconds``; raises ``Cancelled`` once the caller has given up."""
+        until = time.monotonic() + seconds
+        while (rest := min(until - time.monotonic(), self.left())) > 0:
+            time.sleep(min(STEP_SECONDS, rest))
+
+
+class GreetingMode:
+    """How the store at one address is spoken to; found out once, and kept.
+
+    A store of ours asks for the greeting where there is a secret. One of torch's, such as torchrun's, has no
+    secret: its host has to protect it. Its answers show which one it is.
+
+    Args:
+        secret: ours, None if there is none; None too for a store that is known to be torch's own.
+
+    Attributes:
+        greets: whether the store takes a greeting; None: not known yet.
+    """
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        self.secret = secret
+        self.greets: bool | None = None if secret is not None else False
+
+    def turns(self) -> Iterator[bool]:
+        """Whether to greet, attempt by attempt."""
+        for turn in itertools.count():
+            yield turn % 2 == 0 if self.greets is None else self.greets
+
+
+class StoreClient:
+    """A connection to a store. For one thread; after any error it is closed. Each call waits until ``deadline``, which
+    the caller may replace."""
+
+    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
+        self.deadline = deadline
+        self._sock = sock
+        sock.settimeout(STEP_SECONDS)
+
+    @classmethod
+    def connect(cls, where: TcpStoreAddress, deadline: Deadline, mode: GreetingMode | None = None) -> StoreClient:
+        """A client of the store at ``where``, tried again and again until it answers.
+
+        Args:
+            mode: how it is spoken to; None: as torch's clients do.
+
+        Raises:
+            StoreFailed: it does not answer in time, it refuses us, or this process cannot connect.
+            Cancelled: the caller has stopped waiting.
+        """
+        mode = mode or GreetingMode()
+        pause = FIRST_PAUSE_SECONDS
+        for greets in mode.turns():
+            try:
+                client = cls._attempt(where, deadline, mode, greets)
+            except (StoreFailed, OSError) as error:
+                failed = error if isinstance(error, StoreFailed) else _unreachable(error)
+            else:
+                mode.greets = greets
+                return client
+            if failed.lasting or deadline.left() <= pause:
+                raise failed
+            deadline.sleep(pause)
+            pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+        raise AssertionError  # for the type checker: the turns do not end
+
+    @classmethod
+    def _attempt(cls, where: TcpStoreAddress, deadline: Deadline, mode: GreetingMode, greets: bool) -> StoreClient:
+        trial = greets and mode.greets is None
+        attempt = deadline.at_most(TRIAL_SECONDS if trial else ATTEMPT_SECONDS)
+        client = cls(_connected(resolved(where.host, where.port, attempt.left), attempt), attempt)
+        try:
+            if greets:
+                client._greet(mode.secret)
+            client._call(HELLO)
+            client._check_answer(lasting=mode.secret is None)
+        except BaseException:
+            client.close()
+            raise
+        client.deadline = deadline
+        return client
+
+    def _greet(self, secret: bytes | None) -> None:
+        dialler = Dialler(Hello(Role.STORE), secret)
+        reply = dialler.begin()
+        while not dialler.done:
+            if reply:
+                self._call(reply)
+            reply = dialler.take(self._some(MAX_GREETING_BYTES))
+        if dialler.rest:
+            raise GreetingError(Reason.GARBAGE, "said more than a greeting")
+
+    def _check_answer(self, lasting: bool) -> None:
+        """The first answer: a number, or the refusal of a store that wants to be greeted."""
+        self._call(request(Request.GETNUMKEYS))
+        answer = self._take(NUMBER.size)
+        if not answer.startswith(b"{"):
+            return
+        dialler = Dialler(Hello(Role.STORE), None)
+        try:
+            while not dialler.done:
+                dialler.take(answer)
+                answer = self._some(MAX_GREETING_BYTES)
+        except GreetingError as error:
+            failed = _unreachable(error)
+            failed.lasting = failed.lasting and lasting
+            raise failed from None
+        raise StoreFailed("answers a question that was not asked", "another program listens at its port")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the host has closed the connection: between two questions it says nothing else."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Write ``desired`` if the value is ``expected`` (empty: if there is none); the value that it is now.
+
+        Where there is no value and one was expected, that one is returned. All calls raise ``StoreFailed`` and
+        ``Cancelled``.
+        """
+        self._call(request(Request.COMPARE_SET, _key(key), sized(expected.encode()), sized(desired.encode())))
+        return self._sized()
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value; returns before the store has it, later calls come after it."""
+        self._call(request(Request.SET, _key(key), sized(value.encode())))
+
+    def get(self, key: str) -> bytes | None:
+        """The value, None if there is none; does not wait for one, unlike torch's."""
+        if not self.check([key]):
+            return None
+        self._call(request(Request.GET, _key(key)))
+        return self._sized()
+
+    def add(self, key: str, amount: int) -> int:
+        self._call(request(Request.ADD, _key(key), NUMBER.pack(amount)))
+        return self._number()
+
+    def check(self, keys: list[str]) -> bool:
+        self._call(request(Request.CHECK, COUNT.pack(len(keys)), *map(_key, keys)))
+        return self._take(1) == READY
+
+    def delete_key(self, key: str) -> bool:
+        self._call(request(Request.DELETE_KEY, _key(key)))
+        return self._number() > 0
+
+    def num_keys(self) -> int:
+        self._call(request(Request.GETNUMKEYS))
+        return self._number()
+
+    def _number(self) -> int:
+        return int(NUMBER.unpack(self._take(NUMBER.size))[0])
+
+    def _sized(self) -> bytes:
+        size = COUNT.unpack(self._take(COUNT.size))[0]
+        if size > MAX_ANSWER_BYTES:
+            self.close()
+            raise StoreFailed("answers, but not as a store does", "another program listens at its port")
+        return self._take(size)
+
+    def _call(self, data: bytes) -> None:
+        rest = memoryview(data)
+        with self._failing():
+            while rest:
+                try:
+                    rest = rest[self._sock.send(rest) :]
+                except TimeoutError:  # noqa: PERF203 - the socket is full
+                    self._check_deadline()
+
+    def _take(self, size: int) -> bytes:
+        taken = self._some(size) if size else b""
+        while len(taken) < size:
+            taken += self._some(size - len(taken))
+        return taken
+
+    def _some(self, size: int) -> bytes:
+        with self._failing():
+            while True:
+                try:
+                    data = self._sock.recv(size)
+                except TimeoutError:  # noqa: PERF203 - nothing came within STEP_SECONDS
+                    self._check_deadline()
+                else:
+                    if not data:
+                        raise ConnectionResetError("it hung up")
+                    return data
+
+    def _check_deadline(self) -> None:
+        """Go on waiting, or raise ``TimeoutError`` at the deadline, ``Cancelled`` after a cancellation."""
+        if self.deadline.left() <= 0:
+            raise TimeoutError
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise _unreachable(error) from None
+        except BaseException:
+            self.close()
+            raise
+
+
+def _key(key: str) -> bytes:
+    return sized(KEY_PREFIX + key.encode())
+
+
+def _ready(sock: socket.socket, event: int, deadline: Deadline) -> None:
+    """Wait until ``sock`` is ready; raises ``TimeoutError`` at the deadline, ``Cancelled`` after a cancellation."""
+    poll = select.poll()
+    poll.register(sock, event)
+    while True:
+        left = deadline.left()
+        if poll.poll(max(0.0, min(STEP_SECONDS, left)) * 1000):
+            return
+        if left <= 0:
+            raise TimeoutError
+
+
+def _connected(places: list[Resolved], deadline: Deadline) -> socket.socket:
+    if not places:
+        raise OSError("the name has no address")
+    *others, last = places
+    for place in others:
+        with contextlib.suppress(OSError):
+            return _connected_to(place, deadline)
+    return _connected_to(last, deadline)
+
+
+def _connected_to(place: Resolved, deadline: Deadline) -> socket.socket:
+    sock = made(socket.socket, place.family, socket.SOCK_STREAM)
+    try:
+        _connect(sock, place, deadline)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connect(sock: socket.socket, place: Resolved, deadline: Deadline) -> None:
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(BlockingIOError):
+        sock.connect(place.address)
+    _ready(sock, select.POLLOUT, deadline)
+    number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if number:
+        raise OSError(number, os.strerror(number))
+
+
+def _unreachable(error: OSError) -> StoreFailed:
+    if isinstance(error, GreetingError):
+        return StoreFailed(f"refuses this process: it {error.what}", error.cause, error.remedy, error.lasting)
+    if isinstance(error, TimeoutError):
+        return StoreFailed("does not answer", SILENT)
+    if isinstance(error, (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):
+        return StoreFailed("hung up", "its host ended, another program listens at its port, or it refuses this request")
+    found = cause_of(error, "the way there is cut, or its host is down")
+    what, lasting = f"cannot be reached: {system_message(error)}", descriptor_shortage(error) is not None
+    return StoreFailed(what, found.cause, found.remedy, lasting)

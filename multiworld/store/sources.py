@@ -1,0 +1,368 @@
+"""Stores: where members find each other. Hosted here or elsewhere, in a file, or the caller's own."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+
+from multiworld.config import FileStorePath, NetworkSettings, TcpStoreAddress, WorldConfig, printed
+from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, WrongContext
+from multiworld.process.join_threads import JoinThreads
+from multiworld.store.addresses import own_address, resolved, usable_address
+from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
+from multiworld.store.server import StoreServer
+from multiworld.store.torch_store import FileStore, Gate, TorchStore
+from multiworld.transport.causes import Cause, cause_of, system_message
+from multiworld.transport.network_settings import listen
+from multiworld.transport.reactor import Reactor
+
+if TYPE_CHECKING:
+    from multiworld.transport.greeting import GreetingError
+
+#: connections to a hosted store that may wait for being accepted: all members of a large world come at once
+BACKLOG = 4096
+#: clients of one store that are kept while no join needs any
+MAX_IDLE = 2
+#: a client that was used so shortly ago, in seconds, is not asked whether its host answers
+FRESH_SECONDS = 0.5
+#: how long a kept client may take to show that it still works, in seconds
+KEPT_CLIENT_SECONDS = 1.0
+#: how long a store may take to show that it is there already, in seconds
+ANSWER_SECONDS = 2.0
+#: ``"tcp://host:port"``, ``"file:///path"``, ``"env://"``, an address, a path, or any ``torch.distributed.Store``
+StoreLike: TypeAlias = "str | TcpStoreAddress | FileStorePath | Any"
+
+
+class ClientPool:
+    """Clients of one TCP store, each for one thread at a time: a new connection takes longer than all the rest of a
+    rejoin."""
+
+    def __init__(self, mode: GreetingMode) -> None:
+        self._mode = mode
+        self._guard = threading.Lock()
+        #: with the monotonic time of their last use
+        self._idle: list[tuple[float, StoreClient]] = []
+        self._lent = 0
+        self._closed = False
+
+    def take(self, where: TcpStoreAddress, deadline: Deadline) -> StoreClient:
+        """One that still works, or a new one, to be given to ``keep`` or ``drop``; raises as
+        ``StoreClient.connect``."""
+        while (kept := self._pop()) is not None:
+            used, client = kept
+            client.deadline = deadline
+            if client.ended:
+                client.close()
+            elif time.monotonic() - used < FRESH_SECONDS or self._works(client, deadline):
+                return self._lend(client)
+        return self._lend(StoreClient.connect(where, deadline, self._mode))
+
+    def keep(self, client: StoreClient) -> None:
+        """Keep it for later, unless there are enough: the next joins of a crowd come soon."""
+        with self._guard:
+            self._lent -= 1
+            if not self._closed:
+                self._idle.append((time.monotonic(), client))
+            surplus = [client] if self._closed else []
+            while not self._lent and len(self._idle) > MAX_IDLE:
+                surplus.append(self._idle.pop(0)[1])
+        for each in surplus:
+            each.close()
+
+    def drop(self, client: StoreClient) -> None:
+        """Close one in the middle of a call."""
+        with self._guard:
+            self._lent -= 1
+        client.close()
+
+    def close(self) -> None:
+        with self._guard:
+            self._closed = True
+        while (kept := self._pop()) is not None:
+            kept[1].close()
+
+    def _works(self, client: StoreClient, deadline: Deadline) -> bool:
+        """Whether its host is still there; another one may have started."""
+        client.deadline = deadline.at_most(KEPT_CLIENT_SECONDS)
+        with contextlib.suppress(StoreFailed):
+            client.num_keys()
+            client.deadline = deadline
+            return True
+        return False
+
+    def _lend(self, client: StoreClient) -> StoreClient:
+        with self._guard:
+            self._lent += 1
+        return client
+
+    def _pop(self) -> tuple[float, StoreClient] | None:
+        with self._guard:
+            return self._idle.pop() if self._idle else None
+
+
+@dataclass(frozen=True)
+class StoreSource:
+    """A store that can be opened, each time with a client of its own.
+
+    Attributes:
+        address: the local address that peers of such a store reach us at.
+        kept: idle clients, shared by all worlds of one store.
+        owner: what has to live as long as the store is used, such as the caller's object.
+        gate: what calls of torch's own stores pass.
+        complaint: why a store that is hosted here refused a client since a monotonic time; None if it did not.
+    """
+
+    where: TcpStoreAddress | FileStorePath | Any
+    address: str
+    kept: ClientPool | None = None
+    owner: Any = None
+    gate: Gate = field(default_factory=Gate)
+    complaint: Callable[[float], GreetingError | None] = lambda _: None
+
+    def open(self, deadline: Deadline) -> Any:
+        """A client for one thread, to be given to ``give_back`` or ``discard``; ``deadline`` bounds its waits.
+
+        Raises:
+            StoreFailed: a TCP store does not answer in time.
+            Cancelled: the caller has stopped waiting.
+            OSError: the file of a file store cannot be made.
+        """
+        if isinstance(self.where, TcpStoreAddress):
+            assert self.kept is not None  # noqa: S101 - for the type checker; see ``HostedStores.source``
+            return self.kept.take(self.where, deadline)
+        if isinstance(self.where, FileStorePath):
+            # Tried first: where it cannot open its file, the store's constructor goes on trying, and holds the GIL.
+            _open_file(self.where.path, deadline)
+            path = self.where.path
+            return TorchStore(self.gate, lambda: FileStore(path, -1))
+        return TorchStore(self.gate, lambda: self.where)
+
+    def give_back(self, client: Any) -> None:
+        """Keep a TCP client for the next generation."""
+        if self.kept is not None and isinstance(client, StoreClient):
+            self.kept.keep(client)
+
+    def discard(self, client: Any) -> None:
+        """Close a client in the middle of a call."""
+        if self.kept is not None and isinstance(client, StoreClient):
+            self.kept.drop(client)
+
+
+class HostedStores:
+    """The stores that this process hosts; one per address, for all its worlds and their generations."""
+
+    def __init__(self, hub: Reactor, network: NetworkSettings) -> None:
+        self._hub = hub
+        self._network = network
+        self._guard = threading.Lock()
+        self._hosted: dict[tuple[str, int], StoreServer] = {}
+        self._kept: dict[str, ClientPool] = {}
+        #: by store; they live as long as a join or a world of it refers to them
+        self._threads: weakref.WeakValueDictionary[Hashable, JoinThreads] = weakref.WeakValueDictionary()
+        self._gate = Gate()
+        self._closed = False
+
+    def serve(self, host: str, port: int) -> TcpStoreAddress:
+        """Host a store at ``host``:``port``, bound there only; the address that others use, with the real port. Raises
+        ``RendezvousError`` if the address is in use or not ours."""
+        if not isinstance(host, str) or type(port) is not int or not 0 <= port <= 65535:
+            raise InvalidArgument(
+                what=f"cannot host a store at {host!r}, port {port!r}",
+                remedy="pass a local address as text and a port from 0 to 65535; 0 takes a free one",
+                operation="serve_store",
+            )
+        with self._guard:
+            if (host, port) in self._hosted:
+                return TcpStoreAddress(usable_address(host, self._network.interfaces), port, hosted=False)
+            usable = usable_address(host, self._network.interfaces)
+            try:
+                listener = listen(host, port, self._network, BACKLOG)
+            except MultiWorldError as error:
+                raise error.with_context(operation="serve_store") from None
+            except OSError as error:
+                raise _not_hosted(host, port, error) from None
+            real = listener.getsockname()[1]
+            self._host(listener, (host, real), (usable, real))
+            return TcpStoreAddress(usable, real, hosted=False)
+
+    def threads(self, where: object) -> JoinThreads:
+        """The threads in which joins at the store ``where`` advance."""
+        key = str(where) if isinstance(where, (TcpStoreAddress, FileStorePath)) else id(where)
+        with self._guard:
+            return self._threads.setdefault(key, JoinThreads())
+
+    def wake_joins(self) -> None:
+        """Let all joins look whether they are still wanted."""
+        for reference in self._threads.valuerefs():  # a list, since a join of another thread may add some
+            threads = reference()
+            if threads is not None:
+                threads.wake_all()
+
+    def source(
+        self, where: object, store: StoreLike, config: WorldConfig, cancelled: Callable[[], bool]
+    ) -> StoreSource:
+        """What ``store`` means for this membership; hosts it where that is our part.
+
+        Args:
+            where: what ``parsed`` makes of it.
+            cancelled: True ends a wait for the name service.
+
+        Raises:
+            RendezvousError: its name is not known, there is no route to it, or it cannot be hosted.
+        """
+        if not isinstance(where, TcpStoreAddress):
+            return StoreSource(where, config.address or "127.0.0.1", gate=self._gate)
+        deadline = Deadline(time.monotonic() + config.join_timeout, cancelled)
+        address = config.address or _address_towards(where, config, deadline)
+        kept = self._kept_of(where, store)
+        self._host_if_ours(where, config, deadline, kept)
+        return StoreSource(where, address, kept, store, self._gate, lambda since: self.complaint(where, since))
+
+    def complaint(self, where: object, since: float) -> GreetingError | None:
+        """Why a store that is hosted here refused a client since a monotonic time; None if it did not."""
+        server = self._hosted.get((where.host, where.port)) if isinstance(where, TcpStoreAddress) else None
+        return None if server is None else server.complaint(since)
+
+    def close(self) -> None:
+        """Stop hosting, and hang up; calls of torch's own stores get a moment to come back."""
+        with self._guard:
+            self._closed = True
+            servers, kept = set(self._hosted.values()), list(self._kept.values())
+            self._hosted.clear()
+        for server in servers:
+            server.close()
+        for clients in kept:
+            clients.close()
+        self._gate.close()
+
+    def _host(self, listener: socket.socket, *places: tuple[str, int]) -> None:
+        if self._closed:
+            listener.close()
+            raise WrongContext(what="MultiWorld is closed", operation="serve_store")
+        server = StoreServer(self._hub, listener, self._network.secret)
+        self._hosted.update(dict.fromkeys(places, server))
+
+    def _kept_of(self, where: TcpStoreAddress, store: StoreLike) -> ClientPool:
+        """The clients of the store at ``where``; one that torch hosts has no secret."""
+        torchs = not isinstance(store, (str, TcpStoreAddress)) or (store == "env://" and _is_torchruns())
+        with self._guard:
+            return self._kept.setdefault(str(where), ClientPool(GreetingMode(None if torchs else self._network.secret)))
+
+    def _host_if_ours(self, where: TcpStoreAddress, config: WorldConfig, deadline: Deadline, kept: ClientPool) -> None:
+        ours = config.rank == 0 if where.hosted is None else where.hosted
+        if not ours or (where.host, where.port) in self._hosted:
+            return
+        try:
+            self.serve(where.host, where.port)
+        except RendezvousError as error:
+            # In use or not a local address: a store may be there already, as torchrun's agent's is.
+            if where.hosted or not _answers(where, deadline.at_most(ANSWER_SECONDS), kept):
+                raise error.with_context(world=config.name, rank=config.rank, operation="join") from None
+
+
+def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bool:
+    """Whether a store answers at ``where``, even with a refusal."""
+    try:
+        kept.drop(kept.take(where, deadline))
+    except StoreFailed as failed:
+        return failed.lasting  # the join says why
+    except Cancelled:
+        return False
+    return True
+
+
+def _is_torchruns() -> bool:
+    """Whether torchrun's agent hosts the store of ``env://``; it sets this variable for its workers."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Deadline) -> str:
+    try:
+        return own_address(resolved(where.host, where.port, deadline.left)[0])
+    except (OSError, Cancelled) as error:
+        if isinstance(error, Cancelled):
+            why, found = "the wait was cancelled", Cause("joining was cancelled")
+        else:
+            why, found = system_message(error), cause_of(error, "there is no route to it")
+        raise RendezvousError(
+            config.name, f"the store {where} cannot be reached: {why}",
+            cause=found.cause, remedy=found.remedy, rank=config.rank, operation="join",
+        ) from None  # fmt: skip
+
+
+def parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStorePath | Any:
+    """The address, the path or the object that ``store`` stands for; raises ``InvalidArgument`` for anything else."""
+    given: Any = store
+    if type(given) is dist.TCPStore:  # its client waits in C++, and must not be shared by threads: ours does better
+        return TcpStoreAddress(given.host, given.port, hosted=False)
+    if isinstance(store, TcpStoreAddress) and not 0 < store.port <= 65535:
+        raise _no_store(config, store)
+    if isinstance(store, (TcpStoreAddress, FileStorePath)) or hasattr(store, "compare_set"):
+        return store
+    if not isinstance(store, str):
+        raise _no_store(config, store)
+    if store == "env://":
+        return _from_environment(config)
+    parts = urlsplit(store)
+    try:
+        if parts.scheme == "tcp" and parts.hostname and parts.port:
+            return TcpStoreAddress(parts.hostname, parts.port)
+    except ValueError:
+        pass  # no number for a port: refused below
+    if parts.scheme == "file" and parts.path:
+        return FileStorePath(parts.path)
+    raise _no_store(config, store)
+
+
+def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
+    return InvalidArgument(
+        config.name, f"{store!r} is not a store", rank=config.rank, operation="join",
+        cause="known are tcp://host:port, file:///path, env:// and the stores of torch.distributed",
+        remedy="correct it; for port 0 call serve_store() and pass on the address it returns",
+    )  # fmt: skip
+
+
+def _from_environment(config: WorldConfig) -> TcpStoreAddress:
+    try:
+        hosted = False if _is_torchruns() else None
+        return TcpStoreAddress(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted)
+    except (KeyError, ValueError):
+        raise InvalidArgument(
+            config.name, "store='env://' needs MASTER_ADDR and MASTER_PORT", rank=config.rank, operation="join",
+            remedy="launch with torchrun, set them, or pass store=",
+        ) from None  # fmt: skip
+
+
+def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
+    found = cause_of(error, "the address is not one of this machine")
+    other_port = "choose another port, or port 0 with serve_store()"
+    if error.errno == errno.EADDRINUSE:
+        found = Cause("another program listens there", other_port)
+    elif error.errno == errno.EACCES:
+        found = Cause("ports below 1024 are for privileged processes", other_port)
+    return RendezvousError(
+        what=f"cannot host a store at {printed(host, port) if port else host}: {system_message(error)}",
+        cause=found.cause,
+        remedy=found.remedy or "pass an address of this machine; rank 0 hosts the store unless another process does",
+        operation="serve_store",
+    )
+
+
+def _open_file(path: str, deadline: Deadline) -> None:
+    """Make the file of a store, or open it, once its folder is there: file systems lag. Raises ``OSError`` if it cannot
+    be opened or the folder does not come in time, ``Cancelled`` once the caller has given up."""
+    while not Path(path).parent.is_dir() and deadline.left() > 0:
+        deadline.sleep(0.05)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))

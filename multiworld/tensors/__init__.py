@@ -1,0 +1,1 @@
+"""Tensors that are accepted, the memory in which they travel, and the check of borrowed memory."""

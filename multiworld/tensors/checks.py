@@ -1,0 +1,217 @@
+"""The checks of arguments: those that make the use of a tensor's memory safe, and those of ranks, lists and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from multiworld.config import whole_number
+from multiworld.errors import InvalidArgument
+from multiworld.matching.protocol import CODES
+from multiworld.tensors.foreign import why_read_only
+from multiworld.tensors.kinds import LAZY, PLAIN, PLAIN_TYPES, Form, key_set, kind_of
+
+if TYPE_CHECKING:
+    from multiworld.matching.membership import GroupMembers
+
+#: whether a storage tells memory of PyTorch's own, which may be resized, from memory of somebody else
+_tells_owner = hasattr(torch.UntypedStorage, "resizable")
+#: sets of dispatch keys of plain tensors, as they come by; True if on the CPU, where the memory is looked at, too
+_plain: dict[Hashable, bool] = {}
+
+
+def check_tensor(group: GroupMembers, operation: str, tensor: torch.Tensor) -> int:
+    """Check that ``tensor`` can be received into, as it lies; its dtype's code on the wire.
+
+    Raises:
+        InvalidArgument: not a tensor, or one whose memory is not simply its values, see ``tensors.kinds``; not
+            contiguous, not on the world's device, of an unknown dtype, or in memory that cannot be written to.
+    """
+    if type(tensor) in PLAIN_TYPES and (keys := key_set(tensor)) in _plain and tensor.is_contiguous():
+        if _plain[keys]:
+            storage = tensor.untyped_storage()
+            needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
+            known = storage.nbytes() >= needed and (storage.resizable() if _tells_owner else True)
+        else:
+            known = _is_where_the_world_is(group, tensor)
+        code = CODES.get(tensor.dtype) if known else None
+        if code is not None:
+            return code
+    code = _checked(group, operation, tensor, Form.PLAIN)
+    _check_writable(group, operation, tensor)
+    return code
+
+
+def check_source(group: GroupMembers, operation: str, tensor: torch.Tensor) -> int:
+    """Check that ``tensor`` can be sent, as ``staging.readable`` makes it; its dtype's code on the wire.
+
+    Raises:
+        InvalidArgument: as ``check_tensor``; but read-only memory and what is lazily conjugated or negated may be sent.
+    """
+    if type(tensor) in PLAIN_TYPES and (keys := key_set(tensor)) in _plain and tensor.is_contiguous():
+        if _plain[keys]:
+            needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
+            known = tensor.untyped_storage().nbytes() >= needed
+        else:
+            known = _is_where_the_world_is(group, tensor)
+        code = CODES.get(tensor.dtype) if known else None
+        if code is not None:
+            return code
+    return _checked(group, operation, tensor, Form.LAZY)
+
+
+def _is_where_the_world_is(group: GroupMembers, tensor: torch.Tensor) -> bool:
+    return group._world.on_device and tensor.device == group.device
+
+
+def _checked(group: GroupMembers, operation: str, tensor: torch.Tensor, most: Form) -> int:
+    """The same, step by step: what is wrong is named. ``most`` is how far from plain it may be."""
+    if not isinstance(tensor, torch.Tensor):
+        raise invalid(
+            group, operation, f"{type(tensor).__name__} given where a tensor is expected", "pass a torch.Tensor"
+        )
+    if is_lazy(tensor):
+        raise invalid(group, operation, "the parameter is not initialized yet", "materialize it first")
+    keys, kind = key_set(tensor), kind_of(tensor)
+    if kind is not PLAIN and not (kind is LAZY and most is Form.LAZY):
+        raise invalid(group, operation, f"{operation} cannot take {kind.name}", kind.remedy)
+    bare = as_plain(tensor)
+    code = _check_dense(group, operation, bare)
+    if bare.device.type == "cpu":
+        _check_extent(group, operation, bare)
+    if kind is PLAIN:
+        _plain[keys] = bare.is_cpu
+    return code
+
+
+def as_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` without its class: what a subclass overrides is not called for what only moves bytes."""
+    if type(tensor) in PLAIN_TYPES:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
+def _check_dense(group: GroupMembers, operation: str, tensor: torch.Tensor) -> int:
+    if not tensor.is_contiguous():
+        raise invalid(
+            group, operation, "the tensor is not contiguous", "pass tensor.contiguous(), and copy back what is received"
+        )
+    if tensor.device.type not in (group.device.type, "cpu"):
+        raise invalid(
+            group,
+            operation,
+            f"the tensor is on {tensor.device}, the world on {group.device}",
+            "move the tensor, or join with device= of the tensors",
+        )
+    if tensor.device.type == "cuda" and group._world.on_device and tensor.device != group.device:
+        raise invalid(
+            group, operation, f"the tensor is on {tensor.device}, the world on {group.device}",
+            "move the tensor, or join another world with device= of the tensor",
+        )  # fmt: skip
+    code = CODES.get(tensor.dtype)
+    if code is None:
+        raise invalid(
+            group, operation, f"tensors of {tensor.dtype} cannot be sent", "convert the tensor, or send it as an object"
+        )
+    return code
+
+
+def _check_extent(group: GroupMembers, operation: str, tensor: torch.Tensor) -> None:
+    """A storage that was resized is no longer what the tensor says, and reading it would end the process."""
+    needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size() if tensor.numel() else 0
+    there = tensor.untyped_storage().nbytes()
+    if there < needed:
+        raise invalid(
+            group, operation, f"the tensor's storage has {there} bytes, the tensor needs {needed}",
+            "resize the storage back; FSDP, for one, resizes it to 0 between uses",
+        )  # fmt: skip
+
+
+def _check_writable(group: GroupMembers, operation: str, tensor: torch.Tensor) -> None:
+    tensor = as_plain(tensor)
+    if tensor.device.type != "cpu":
+        return
+    storage = tensor.untyped_storage()
+    why = (
+        None
+        if not _tells_owner or storage.resizable()
+        else why_read_only(storage.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    )
+    if why is not None:
+        raise invalid(group, operation, f"the tensor cannot be written to: {why}", "pass tensor.clone()")
+
+
+def check_list(group: GroupMembers, operation: str, what: str, given: Any, length: int | None = None) -> None:
+    """Check that ``given`` is a list or a tuple, of ``length`` entries if that is given.
+
+    Raises:
+        InvalidArgument: it is something else, such as a single tensor, or of another length.
+    """
+    if not isinstance(given, (list, tuple)) and (isinstance(given, (str, bytes)) or not isinstance(given, Sequence)):
+        is_what = "missing" if given is None else f"{type(given).__name__}, not a list"
+        raise invalid(group, operation, f"{what} is {is_what}", f"pass {what} as a list")
+    if length is not None and len(given) != length:
+        raise invalid(
+            group, operation, f"{what} has {len(given)} entries, the group {length} members", "pass one per rank"
+        )
+
+
+def invalid(group: GroupMembers, operation: str, what: str, remedy: str) -> InvalidArgument:
+    """An ``InvalidArgument`` for a call on ``group``."""
+    world: Any = group._world
+    return InvalidArgument(
+        world.name, what, remedy=remedy, generation=world.generation, rank=world.world_rank, operation=operation
+    )
+
+
+def check_number(group: GroupMembers, operation: str, what: str, value: Any) -> int:
+    """Check that ``value`` is a whole number; NumPy's are welcome, bool is none.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    if type(value) is int:
+        return value
+    number = whole_number(value)
+    if number is None:
+        raise invalid(group, operation, f"{what} is {value!r}, not a whole number", f"pass {what} as an int")
+    return number
+
+
+def check_rank(group: GroupMembers, operation: str, what: str, rank: int) -> int:
+    """Check that ``rank`` is one of the group; the rank as an int.
+
+    Raises:
+        InvalidArgument: it is no whole number, or out of range.
+    """
+    number = check_number(group, operation, what, rank)
+    if not 0 <= number < len(group.ranks):
+        raise invalid(
+            group, operation, f"{what} is {number}, not a rank of 0 to {len(group.ranks) - 1}", f"correct {what}"
+        )
+    return number
+
+
+def check_device(group: GroupMembers, operation: str, device: torch.device | str | int | None) -> torch.device:
+    """The device that is meant; None is the world's. Known before anything is received, so that nothing is lost.
+
+    Raises:
+        InvalidArgument: torch knows no such device, or nothing can lie there.
+    """
+    if device is None:
+        return group.device
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, TypeError, AssertionError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise invalid(
+            group, operation, f"device {device!r} cannot be used: {first}", "pass 'cpu', 'cuda' or 'cuda:N'"
+        ) from None
+    if place.type == "meta":
+        raise invalid(group, operation, "device 'meta' has no memory to receive into", "receive on the CPU")
+    return place

@@ -1,0 +1,174 @@
+"""File descriptors: how many are free, a few kept back for when none are, and the words for a shortage.
+
+A process without free descriptors can neither accept nor look at its own sockets. The package keeps a few, so that
+what frees others can still be done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, ParamSpec, TypeVar
+
+from multiworld.errors import DescriptorsExhausted
+from multiworld.transport.sockets import accepted, borrowed, copy_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: descriptors kept back: one stays, one can be written over, two can be given up
+RESERVED = 4
+#: where the open ones cannot be listed, numbers below this are tried even if the limit was lowered since
+_TRIED = 4096
+#: errors of an accept that fails for lack of something that others may give back soon
+NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_SAID_BY_TORCH = os.strerror(errno.EMFILE)
+
+
+def descriptor_shortage(error: BaseException) -> str | None:
+    """What to say of ``error`` if it comes of a lack of file descriptors; None if it does not.
+
+    Args:
+        error: an ``OSError``, or an error of torch's, which carry no number but the system's text. The resolver reports
+            a lack as a failure of the name service, or as a name that is not known, so that it is tried out.
+    """
+    number = getattr(error, "errno", None)
+    if number == errno.ENFILE:
+        return "the system has no free file descriptors (see /proc/sys/fs/file-max)"
+    by_resolver = isinstance(error, socket.gaierror) and none_free()
+    if number == errno.EMFILE or by_resolver or _SAID_BY_TORCH in str(error):
+        return f"this process has no free file descriptors (limit {limit()})"
+    return None
+
+
+def limit() -> int:
+    """How many descriptors this process may have: the soft limit, ``ulimit -n``."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def open_numbers() -> list[int]:
+    """The numbers of the open descriptors; where they cannot be listed for lack of one, all that may be open."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - names are wanted, not paths
+    except OSError:
+        return list(range(max(_TRIED, limit())))
+
+
+def used() -> int:
+    top = limit()
+    return sum(number < top and _is_open(number) for number in open_numbers())
+
+
+def none_free() -> bool:
+    try:
+        os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return descriptor_shortage(error) is not None
+    return False
+
+
+def require(need: int, what: str) -> None:
+    """Raise ``DescriptorsExhausted`` unless ``need`` descriptors are free; ``what`` needs them."""
+    top, taken = limit(), used()
+    if top - taken < need:
+        raise DescriptorsExhausted.counted(what, limit=top, used=taken, need=need)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+class Reserve:
+    """Descriptors that are kept back; all methods may be called from any thread."""
+
+    def __init__(self, size: int = RESERVED) -> None:
+        self._size = size
+        self._guard = threading.RLock()
+        self._held: list[int] = []
+
+    def fill(self) -> None:
+        """Keep back as many as are meant to be, as far as they are free."""
+        with self._guard, contextlib.suppress(OSError):
+            while len(self._held) < self._size:
+                self._held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+
+    def empty(self) -> None:
+        with self._guard:
+            while self._held:
+                os.close(self._held.pop())
+
+    def after_fork(self) -> None:
+        """In a forked child, where another thread may have held the lock: give back our copies."""
+        self._guard = threading.RLock()
+        self.empty()
+
+    def refuse(self, listener: socket.socket) -> bool:
+        """Accept one connection for which no descriptor is free, and close it, so that its other end need not wait.
+        False if that failed: the listener stays readable, and is best left alone for a while."""
+        with self._guard:
+            if not self._held:
+                return False
+            os.close(self._held.pop())
+            try:
+                accepted(listener).close()
+            except OSError:
+                return False
+            finally:
+                self.fill()
+            return True
+
+    def make(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call ``function``, which opens one descriptor; if none is free, one of the reserve is closed for it."""
+        with self._guard:
+            try:
+                made = function(*args, **kwargs)
+            except OSError as error:
+                if descriptor_shortage(error) is None or not self._held:
+                    raise
+                os.close(self._held.pop())
+                return function(*args, **kwargs)
+        self.fill()
+        return made
+
+    @contextlib.contextmanager
+    def copied(self, number: int) -> Iterator[socket.socket]:
+        """A copy of the socket ``number`` for as long as the block lasts; a child that is forked meanwhile closes it.
+
+        If no descriptor is free, one of the reserve is written over, so that another thread cannot take it first.
+        """
+        try:
+            copy = copy_of(number)
+        except OSError as error:
+            if descriptor_shortage(error) is None:
+                raise
+            with self._written_over(number) as slot:
+                yield slot
+            return
+        with copy:
+            yield copy
+
+    @contextlib.contextmanager
+    def _written_over(self, number: int) -> Iterator[socket.socket]:
+        with self._guard:
+            if len(self._held) < 2:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            stays, slot = self._held[:2]
+            os.dup2(number, slot, inheritable=False)
+            try:
+                with borrowed(slot) as sock:
+                    yield sock
+            finally:
+                os.dup2(stays, slot, inheritable=False)
+
+
+#: of this process; kept back from the first ``MultiWorld`` to the end of the last
+reserve = Reserve()

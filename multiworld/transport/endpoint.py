@@ -1,0 +1,249 @@
+"""Where peers reach this process: one listener per local address, shared by all worlds.
+
+Any process may connect. Connections that have not introduced themselves are bounded in number, time and bytes, and
+cost no more than what they send; see ``docs/threat-model.md``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from multiworld.config import NetworkSettings, printed
+from multiworld.transport.descriptors import NO_RESOURCES, reserve
+from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, refusal
+from multiworld.transport.handshake import Acceptor
+from multiworld.transport.network_settings import listen
+from multiworld.transport.reactor import Reactor
+from multiworld.transport.sockets import accepted
+
+logger = logging.getLogger(__name__)
+
+#: connections that have not introduced themselves; one more drops the oldest, so that a flood does not keep members out
+MAX_VISITORS: Final = 64
+#: how long one of them may take
+VISITOR_SECONDS: Final = 2.0
+#: with so many of them, new connections are accepted in batches with pauses between them: the worlds of this process
+#: notice a batch now and then less than they would notice a thread that is never idle
+CROWD: Final = 8
+BATCH: Final = 128
+#: between batches; also after an accept that failed: the listener stays ready, and would keep the hub busy
+ACCEPT_PAUSE: Final = 0.05
+#: how often one kind of warning about strangers is logged at most
+WARNING_SECONDS: Final = 10.0
+
+#: takes a connection over, or closes it
+Taker: TypeAlias = Callable[[socket.socket], None]
+#: answers a hello for a world and generation: what takes the connection over, or why it is refused
+Answerer: TypeAlias = "Callable[[Hello], Taker | str]"
+#: world, generation, incarnation
+Member: TypeAlias = tuple[str, int, str]
+
+
+@dataclass(slots=True, eq=False)
+class _Visitor:
+    """A connection that has not introduced itself yet. It is closed at ``until``, a monotonic time."""
+
+    sock: socket.socket
+    acceptor: Acceptor
+    until: float
+
+
+class Endpoint:
+    """The listener at one address. Connections greet, see ``greeting``, and are handed to the member they want.
+
+    Args:
+        serve_pulse: takes over heartbeat connections, once they have introduced themselves.
+
+    Raises:
+        OSError: the address is not of this machine.
+        MultiWorldError: see ``listen``.
+    """
+
+    def __init__(
+        self, hub: Reactor, address: str, network: NetworkSettings, serve_pulse: Callable[[socket.socket], None]
+    ) -> None:
+        self._hub = hub
+        self._network = network
+        self._listener = listen(address, 0, network)
+        self._listener.setblocking(False)
+        self.address = address
+        self.port: int = self._listener.getsockname()[1]
+        self.serve_pulse = serve_pulse
+        self._answerers: dict[Member, Answerer] = {}
+        self._complaints: dict[Member, GreetingError] = {}
+        self._visitors: dict[socket.socket, _Visitor] = {}  # oldest first
+        self._expiring = False
+        self._exhausted = False  # of descriptors or memory, at the last accept
+        self._closed = False
+        self._quiet_until: dict[Reason, float] = {}
+        hub.on_close(self.close)
+        hub.call(self._watch)
+
+    def expect(self, world: str, generation: int, incarnation: str, answerer: Answerer) -> None:
+        """Let ``answerer`` answer visitors of this world, generation and incarnation, in the hub's thread.
+
+        A process may have several memberships of one world, in several ``MultiWorld``.
+        """
+        self._answerers[world, generation, incarnation] = answerer
+
+    def forget(self, world: str, generation: int, incarnation: str) -> None:
+        self._answerers.pop((world, generation, incarnation), None)
+        self._complaints.pop((world, generation, incarnation), None)
+
+    def complaint(self, world: str, generation: int, incarnation: str) -> GreetingError | None:
+        """Why a peer that wanted this member was refused: another secret, another protocol."""
+        return self._complaints.get((world, generation, incarnation))
+
+    def close(self) -> None:
+        """Stop listening. In the hub's thread."""
+        self._closed = True
+        self._hub.unwatch(self._listener)
+        self._listener.close()
+        for visitor in tuple(self._visitors.values()):
+            self._dismiss(visitor)
+
+    # connections that have not introduced themselves
+
+    def _watch(self) -> None:
+        if not self._closed:
+            self._hub.watch(self._listener, selectors.EVENT_READ, lambda _: self._accept(1))
+
+    def _accept(self, most: int) -> None:
+        """Accept up to ``most`` connections; then a pause where there is a crowd, or nothing to accept with."""
+        if self._closed:
+            return
+        accepted = 0
+        while accepted < most and self._accept_one():
+            accepted += 1
+        if self._exhausted or (accepted and len(self._visitors) >= CROWD):
+            self._exhausted = False
+            self._hub.unwatch(self._listener)
+            self._hub.call_later(ACCEPT_PAUSE, lambda: self._accept(BATCH))
+        else:
+            self._watch()
+
+    def _accept_one(self) -> bool:
+        """Accept a connection, and hear what it has said already: then what comes after it cannot push it out."""
+        try:
+            sock = accepted(self._listener)
+        except OSError as error:
+            self._exhausted = error.errno in NO_RESOURCES and not reserve.refuse(self._listener)
+            return False
+        sock.setblocking(False)
+        if len(self._visitors) >= MAX_VISITORS:
+            self._dismiss(next(iter(self._visitors.values())))
+        visitor = _Visitor(sock, Acceptor(self._network.secret), time.monotonic() + VISITOR_SECONDS)
+        self._visitors[sock] = visitor
+        self._listen_to(visitor)
+        if sock in self._visitors:
+            self._hub.watch(sock, selectors.EVENT_READ, lambda _: self._listen_to(visitor))
+            if not self._expiring:
+                self._expiring = True
+                self._hub.call_later(VISITOR_SECONDS, self._expire)
+        return True
+
+    def _expire(self) -> None:
+        """Drop visitors that took too long; one timer serves all of them."""
+        now = time.monotonic()
+        for visitor in tuple(self._visitors.values()):
+            if visitor.until > now:
+                self._hub.call_later(visitor.until - now, self._expire)
+                return
+            self._dismiss(visitor)
+        self._expiring = False
+
+    def _release(self, visitor: _Visitor) -> socket.socket:
+        """The visitor's connection, which is no longer ours to look after."""
+        self._visitors.pop(visitor.sock, None)
+        self._hub.unwatch(visitor.sock)
+        return visitor.sock
+
+    def _dismiss(self, visitor: _Visitor, last_words: bytes = b"") -> None:
+        sock = self._release(visitor)
+        if last_words:
+            _sent(sock, last_words)
+        sock.close()
+
+    def _listen_to(self, visitor: _Visitor) -> None:
+        try:
+            data = visitor.sock.recv(MAX_GREETING_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._dismiss(visitor)
+            return
+        try:
+            turn = visitor.acceptor.take(data)
+        except GreetingError as error:
+            self._dismiss(visitor, self._answer_to(error, visitor))
+            return
+        if turn.hello is not None:
+            self._introduce(visitor, turn.hello)
+        elif turn.send and not _sent(visitor.sock, turn.send):
+            self._dismiss(visitor)
+
+    def _introduce(self, visitor: _Visitor, hello: Hello) -> None:
+        answerer = self._answerers.get(_member(hello))
+        taker = _not_here(hello) if answerer is None else answerer(hello)
+        if isinstance(taker, str):
+            self._dismiss(visitor, visitor.acceptor.refuse(taker))
+        elif _sent(visitor.sock, visitor.acceptor.accept()):
+            taker(self._release(visitor))
+        else:
+            self._dismiss(visitor)
+
+    def _answer_to(self, error: GreetingError, visitor: _Visitor) -> bytes:
+        """The answer to a failed greeting.
+
+        A peer that wants a member that is not here learns only that: a claimant may be dead, and we may have its port.
+        This reveals no members, because an incarnation cannot be guessed.
+        """
+        hello = error.hello
+        if hello is None or not error.lasting:
+            return error.answer
+        if _member(hello) not in self._answerers:
+            return refusal(Reason.REFUSED, _not_here(hello))
+        self._complaints[_member(hello)] = error
+        self._warn(error, hello, visitor.sock)
+        return error.answer
+
+    def _warn(self, error: GreetingError, hello: Hello, sock: socket.socket) -> None:
+        now = time.monotonic()
+        if now < self._quiet_until.get(error.reason, 0.0):
+            return
+        self._quiet_until[error.reason] = now + WARNING_SECONDS
+        logger.warning(
+            "a connection from %s that says it is rank %d of world %r was refused: it %s; likely cause: %s; "
+            "what to do: %s (said once in %.0f s)",
+            _peer(sock), hello.sender, hello.world[:80], error.what, error.cause, error.remedy, WARNING_SECONDS,
+        )  # fmt: skip
+
+
+def _member(hello: Hello) -> Member:
+    return hello.world, hello.generation, hello.incarnation
+
+
+def _not_here(hello: Hello) -> str:
+    return f"this process is not that member of world {hello.world[:80]!r} in generation {hello.generation}"
+
+
+def _sent(sock: socket.socket, line: bytes) -> bool:
+    """Send ``line``; whether all of it went out. The rest of a partial one is dropped."""
+    with contextlib.suppress(OSError):
+        return sock.send(line, socket.MSG_NOSIGNAL) == len(line)
+    return False
+
+
+def _peer(sock: socket.socket) -> str:
+    with contextlib.suppress(OSError):
+        return printed(*sock.getpeername()[:2])
+    return "an unknown address"

@@ -1,0 +1,1 @@
+"""The objects of programs: ``MultiWorld``, ``World`` and ``Group``, with their synchronous twins."""

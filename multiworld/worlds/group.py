@@ -1,0 +1,382 @@
+"""A group of members of one world: all operations, awaitable, and their synchronous twins."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp, distributed_c10d
+
+from multiworld.errors import InvalidArgument
+from multiworld.operations import collectives, exchanges, objects, p2p
+from multiworld.operations.base import GroupBase, GroupWorld
+from multiworld.operations.p2p import P2P
+from multiworld.worlds.twins import SyncGroup
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Group(GroupBase):
+    """Some or all members of a world. Made by ``World.group``; a ``World`` is the group of all its members.
+
+    It lives and breaks with its world, and works again after the world's ``rejoin()``. ``timeout`` is in seconds, None
+    is the world's ``op_timeout``; when it passes, the world breaks with ``OpTimeout``. All operations raise
+    ``PeerLost``, ``OpTimeout`` and ``WorldClosed`` on a broken or closed world, and ``InvalidArgument`` at once for
+    arguments that cannot be right. After an operation has returned or raised, its tensors are the caller's: nothing
+    here reads or writes them.
+
+    **Messages** start when they are awaited, in the order of the awaits, per peer and tag. A send waits until its
+    receive is posted and both agree on length and dtype; no payload moves before that. A cancelled await breaks nothing
+    and loses no message. What the peer has not matched yet is withdrawn. A send that is matched goes on from a copy. A
+    message that is on its way is kept for the next receive of that peer and tag; the cancelled receive's tensor may
+    hold a part of it.
+
+    **Collectives** are called by every member, in the same order; ranks are those of this group. Before any payload
+    moves the members compare what they were called with. If anything differs, all of them raise ``TensorMismatch`` and
+    the world stays usable.
+
+    A cancelled collective breaks the world, because the other members count on it: all of them get a ``PeerLost`` whose
+    ``how`` is ``"cancelled"``. In a world that was joined with ``on_cancel="finish"`` it goes on without its caller.
+    Until all members have called it, the await ends at once and the collective goes on with copies. While the backend
+    works on it, the await ends when the collective does; a member's 512 KB to all others together need no backend.
+    Either way the tensors that were to be written are undefined.
+
+    **CUDA tensors**, in a world whose backend works on a CUDA device, go from device to device, and CPU tensors over
+    the lanes, whatever their length; all members pass the same kind. Nothing is launched before all have called, so
+    what waits for its peer costs the device nothing. An operation begins when the caller's current stream has come to
+    where it was when the operation was called. What the caller enqueues in its current stream after the operation finds
+    it done. What is matched on the device cannot be withdrawn: a cancelled await ends when that transfer does.
+
+    With ``stream=True`` the operation returns when it is matched and enqueued, not when it is done: the caller's stream
+    waits for it, the caller does not. If such an operation fails, the world breaks: the next operation,
+    ``World.synchronize`` and ``WorldBroken`` say why. On the CPU ``stream`` changes nothing.
+    """
+
+    def __init__(self, world: GroupWorld, ranks: tuple[int, ...], gid: int, digest: int = 0) -> None:
+        self._world = world
+        self.ranks = ranks
+        self.gid = gid
+        self.digest = digest
+        self._sync_group = SyncGroup(self)
+
+    def __eq__(self, other: object) -> bool:
+        self._refuse_torch(sys._getframe(1))
+        return object.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        self._refuse_torch(sys._getframe(1))
+        return object.__hash__(self)
+
+    def _refuse_torch(self, caller: FrameType) -> None:
+        """Raise if ``torch.distributed`` asks: it compares or looks up every group that it is given, first of all."""
+        if caller.f_globals is vars(distributed_c10d):
+            name = self._world.name
+            raise InvalidArgument(
+                name,
+                f"{self!r} is no ProcessGroup, and the functions of torch.distributed take nothing else",
+                cause="a world, or a group of it, was given to one of torch's own functions",
+                remedy="call the operation of the world itself: await world.all_reduce(tensor), or "
+                "world.sync.all_reduce(tensor); what needs a ProcessGroup takes one of torch.distributed.new_group",
+                rank=self._world.world_rank,
+            ) from None
+
+    @property
+    def sync(self) -> SyncGroup:
+        """Every operation, waiting in the calling thread: ``w.sync.all_reduce(t)`` for ``await w.all_reduce(t)``.
+
+        Arguments, results and errors are those of the awaitable methods. An interrupted wait (``KeyboardInterrupt``)
+        means what a cancelled await means: it breaks the world of a collective. With ``on_cancel="finish"``, the wait
+        for a collective that the backend works on ends when the collective does; a second interrupt breaks the world to
+        end it.
+        """
+        return self._sync_group
+
+    def __repr__(self) -> str:
+        return f"Group(world={self._world.name!r}, ranks={self.ranks})"
+
+    # messages
+
+    async def send(
+        self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
+    ) -> None:
+        """Send ``tensor`` to rank ``dst``.
+
+        When it returns, the receiver has posted a receive that fits, and the data is in this process's socket. It may
+        not have arrived: if the receiver is lost now, the message is lost, and the world breaks afterwards. A program
+        that only sends needs an answer of the receiver to know what has arrived.
+
+        Args:
+            tensor: contiguous tensor on the world's device or the CPU; it must not change before this returns. A
+                lazily conjugated or negated one arrives resolved. Kinds whose memory is not their values (sparse,
+                nested, quantized, fake, meta, subclasses with ``__torch_dispatch__``, ...) are refused by name.
+            dst: rank in this group.
+            tag: tells messages between the same two ranks apart; from 0 to 2**31 - 1.
+            stream: return as soon as the transfer is matched and enqueued, see ``Group``.
+            timeout: seconds; None is the world's ``op_timeout``.
+
+        Raises:
+            TensorMismatch: the receiver posted another length or dtype; the world stays usable.
+            PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
+            InvalidArgument: wrong rank, kind of tensor, layout or device.
+        """
+        await self._run(timeout, p2p.send, tensor, dst, tag, stream)
+
+    async def recv(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        stream: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        """Receive into ``tensor`` from rank ``src``, or from the first sender if None.
+
+        Args:
+            tensor: contiguous tensor of exactly the length and dtype that is sent. One that is lazily conjugated or
+                negated, or lies in memory that is known to be read-only, is refused.
+            src: rank in this group; None for any.
+            tag: as in ``send``.
+            stream: as in ``send``.
+            timeout: seconds; None is the world's ``op_timeout``.
+
+        Returns:
+            The rank that it came from.
+
+        Raises:
+            TensorMismatch: the sender has another length or dtype; ``tensor`` is untouched, the world stays usable.
+            PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
+            InvalidArgument: as in ``send``.
+        """
+        source: int = await self._run(timeout, p2p.recv, tensor, src, tag, stream)
+        return source
+
+    async def send_tensor(
+        self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
+    ) -> None:
+        """Send ``tensor`` with its shape and dtype, for ``recv_tensor`` on the other side.
+
+        Arguments as in ``send``; as there, it returns when the data is in the socket.
+        """
+        await self._run(timeout, p2p.send_tensor, tensor, dst, tag, stream)
+
+    async def recv_tensor(
+        self,
+        src: int,
+        *,
+        tag: int = 0,
+        stream: bool = False,
+        timeout: float | None = None,
+        device: torch.device | str | None = None,
+    ) -> torch.Tensor:
+        """Receive a tensor whose shape and dtype the sender says.
+
+        Args:
+            src: rank in this group.
+            tag: as in ``send``.
+            stream: as in ``send``.
+            timeout: seconds; None is the world's ``op_timeout``.
+            device: where the tensor is wanted; None is the world's device.
+
+        Returns:
+            A new tensor. Lengths above the world's ``max_message_bytes`` are refused with ``TensorMismatch``.
+        """
+        tensor: torch.Tensor = await self._run(timeout, p2p.recv_tensor, src, tag, device, stream)
+        return tensor
+
+    async def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """Send any picklable object, for ``recv_object`` on the other side.
+
+        Arguments as in ``send``; as there, it returns when the data is in the socket.
+        Tensors in it, quantized ones too, and NumPy arrays and scalars of plain dtypes travel as their values; a
+        parameter arrives as a tensor. Other kinds of tensors and arrays are refused by name.
+        """
+        await self._run(timeout, p2p.send_object, obj, dst, tag)
+
+    async def recv_object(
+        self, src: int, *, allow: Sequence[type | str] = (), tag: int = 0, timeout: float | None = None
+    ) -> Any:
+        """Receive an object.
+
+        Args:
+            src: rank in this group.
+            allow: classes and functions that may be loaded, as objects or ``"module.qualname"``. They are called and
+                filled with what the peer sent: allow only what you trust. Containers, numbers, text, bytes, dates,
+                tensors and NumPy arrays always may be loaded, in work bounded by the length of the message. Anything
+                else raises ``ObjectRefused`` and is not loaded.
+            tag: as in ``send``.
+            timeout: seconds; None is the world's ``op_timeout``.
+
+        Raises:
+            ObjectRefused: it needs what is not allowed, or more work than its length warrants; the world goes on.
+        """
+        return await self._run(timeout, p2p.recv_object, src, tag, allow)
+
+    async def batch_p2p(
+        self, operations: Sequence[P2P], *, stream: bool = False, timeout: float | None = None
+    ) -> list[int | None]:
+        """Start all ``operations`` at once and wait for all.
+
+        Args:
+            operations: ``P2P("send" | "recv", tensor, peer, tag)``; arguments are checked before any is started.
+            stream: as in ``send``.
+            timeout: seconds for all together; None is the world's ``op_timeout``.
+
+        Returns:
+            For each receive its source rank, for each send None, in the order given.
+        """
+        results: list[int | None] = await self._run(timeout, p2p.batch_p2p, operations, stream)
+        return results
+
+    # collectives
+
+    async def broadcast(
+        self, tensor: torch.Tensor, src: int, *, stream: bool = False, timeout: float | None = None
+    ) -> None:
+        """``tensor`` of rank ``src`` to every rank's ``tensor``."""
+        await self._run(timeout, collectives.broadcast, tensor, src, stream)
+
+    async def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Reduce ``tensor`` over all ranks with ``op``; the result is in every rank's ``tensor``."""
+        await self._run(timeout, collectives.all_reduce, tensor, op, stream)
+
+    async def reduce(
+        self,
+        tensor: torch.Tensor,
+        dst: int,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Reduce ``tensor`` over all ranks with ``op``; the result is in ``tensor`` of rank ``dst``."""
+        await self._run(timeout, collectives.reduce, tensor, dst, op, stream)
+
+    async def all_gather(
+        self, tensors: Tensors, tensor: torch.Tensor, *, stream: bool = False, timeout: float | None = None
+    ) -> None:
+        """Every rank's ``tensor`` into ``tensors``, a list of ``size`` tensors of the same length."""
+        await self._run(timeout, collectives.all_gather, tensors, tensor, stream)
+
+    async def all_gather_into_tensor(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, stream: bool = False, timeout: float | None = None
+    ) -> None:
+        """Every rank's ``tensor``, one after the other, into ``output`` of ``size`` times its length."""
+        await self._run(timeout, collectives.all_gather_into_tensor, output, tensor, stream)
+
+    async def gather(
+        self,
+        tensor: torch.Tensor,
+        gather_list: Tensors | None = None,
+        dst: int = 0,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Every rank's ``tensor`` into ``gather_list`` of rank ``dst``; None on the others."""
+        await self._run(timeout, collectives.gather, tensor, gather_list, dst, stream)
+
+    async def scatter(
+        self,
+        tensor: torch.Tensor,
+        scatter_list: Tensors | None = None,
+        src: int = 0,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Each tensor of rank ``src``'s ``scatter_list`` into the ``tensor`` of its rank; None on the others."""
+        await self._run(timeout, collectives.scatter, tensor, scatter_list, src, stream)
+
+    async def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        input_list: Tensors,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Reduce each of the ``size`` tensors of ``input_list`` over all ranks; ours is in ``output``."""
+        await self._run(timeout, exchanges.reduce_scatter, output, input_list, op, stream)
+
+    async def reduce_scatter_tensor(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """As ``reduce_scatter``, the inputs one after the other in ``tensor``."""
+        await self._run(timeout, exchanges.reduce_scatter_tensor, output, tensor, op, stream)
+
+    async def all_to_all(
+        self, output_list: Tensors, input_list: Tensors, *, stream: bool = False, timeout: float | None = None
+    ) -> None:
+        """``input_list[r]`` to rank r, whose ``output_list`` gets it at our place; lengths may differ by pair."""
+        await self._run(timeout, exchanges.all_to_all, output_list, input_list, stream)
+
+    async def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """As ``all_to_all`` with one tensor each way, split along the first dimension; None splits evenly."""
+        splits = output_split_sizes, input_split_sizes
+        await self._run(timeout, exchanges.all_to_all_single, output, tensor, *splits, stream)
+
+    async def barrier(self, *, timeout: float | None = None) -> None:
+        """Return when every rank has called it."""
+        await self._run(timeout, collectives.barrier)
+
+    async def monitored_barrier(self, *, timeout: float | None = None) -> None:
+        """``barrier`` whose ``OpTimeout`` says which ranks did not come; so does that of ``barrier`` here."""
+        await self._run(timeout, collectives.barrier, "monitored_barrier")
+
+    async def broadcast_object(
+        self, obj: Any = None, src: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
+    ) -> Any:
+        """Rank ``src``'s ``obj``, on every rank. ``allow`` as in ``recv_object``."""
+        return await self._run(timeout, objects.broadcast_object, obj, src, allow)
+
+    async def all_gather_object(
+        self, obj: Any, *, allow: Sequence[type | str] = (), timeout: float | None = None
+    ) -> list[Any]:
+        """Every rank's ``obj``, by rank, on every rank."""
+        gathered: list[Any] = await self._run(timeout, objects.all_gather_object, obj, allow)
+        return gathered
+
+    async def gather_object(
+        self, obj: Any, dst: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
+    ) -> list[Any] | None:
+        """Every rank's ``obj``, by rank, on rank ``dst``; None on the others."""
+        gathered: list[Any] | None = await self._run(timeout, objects.gather_object, obj, dst, allow)
+        return gathered
+
+    async def scatter_object(
+        self,
+        objs: Sequence[Any] | None = None,
+        src: int = 0,
+        *,
+        allow: Sequence[type | str] = (),
+        timeout: float | None = None,
+    ) -> Any:
+        """``objs[r]`` of rank ``src``, on rank r."""
+        return await self._run(timeout, objects.scatter_object, objs, src, allow)
