@@ -10,15 +10,13 @@ session. Sessions install what they need into environments of their own.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from build import statuses  # noqa: E402 - the path comes first
-from build.bootstrap import advice, run_in_environment, uv_settings  # noqa: E402
+from build.bootstrap import run_in_environment, status_of_tooling, uv_settings  # noqa: E402 - the path comes first
 
 try:
     import nox
@@ -58,7 +56,7 @@ def _tool(session: nox.Session, *arguments: str) -> None:
     # Ctrl-C: time to end compilers and to remove half-written files; nox's default is 0.3 s.
     # SIGTERM to nox alone ends it at once, and the build must end with it: see build/signals.py.
     env = {"PYTHONPATH": str(HERE), "MULTIWORLD_END_WITH_PARENT": str(os.getpid())}
-    with statuses.of_tooling():
+    with status_of_tooling():
         session.run("python", "-m", "build", *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
 
 
@@ -150,7 +148,7 @@ def gpu(session: nox.Session) -> None:
         _tool(session, "gpu-bundle", *(argument for argument in session.posargs if argument != "--bundle"))
         return
     command = [sys.executable, "-m", "build.gpu.run", *session.posargs]
-    with statuses.of_tooling():
+    with status_of_tooling():
         session.run(*command, env={"PYTHONPATH": str(HERE)}, external=True)
 
 
@@ -227,7 +225,7 @@ def regenerate_patch(session: nox.Session) -> None:
 def _program(session: nox.Session, module: str) -> None:
     """Run a module in the environment of the tooling."""
     session.install(*_locked("tooling", "test"))
-    with statuses.of_tooling():
+    with status_of_tooling():
         session.run("python", "-m", module, *session.posargs, env={"PYTHONPATH": str(HERE)}, interrupt_timeout=30.0)
 
 
@@ -285,13 +283,6 @@ def _release_sessions(release: str) -> None:
 
 for _release in RELEASES:
     _release_sessions(_release)
-
-with contextlib.suppress(ImportError, AttributeError):  # its parser is no public part of nox: without it, no advice
-    from nox._options import options
-
-    if _said := advice(sys.argv[1:], nox.registry.get(), options.parser()):
-        print(f"error: {_said}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["--noxfile", __file__]  # from whatever folder

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import fcntl
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
-from argparse import ArgumentError, ArgumentParser
-from collections.abc import Collection
-from itertools import zip_longest
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from build import leases
@@ -111,67 +108,6 @@ def _prepare(folder: Path, requirements: Path) -> None:
     (folder / _READY).write_text(_digest(folder), encoding="ascii")
 
 
-def advice(arguments: list[str], sessions: Collection[str], parser: ArgumentParser) -> str:
-    """Return what to type instead of arguments that nox would refuse without a hint; empty when they are right.
-
-    Args:
-        arguments: of the command line.
-        sessions: the names of all sessions.
-        parser: nox's own, which alone knows nox's options.
-    """
-    if arguments and not arguments[0].startswith("-"):  # `build-2.6.0`: nox prints its usage only
-        said = f"a session is named with -s\nto do:\n  python3 noxfile.py -s {shlex.join(arguments)}"
-        return advice(["-s", *arguments], sessions, parser) or said
-    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    parser.exit_on_error = parser.allow_abbrev = False  # `--key` of a session is not `--keywords`
-    try:  # nox's --json has no value
-        known, rest = parser.parse_known_args([word for word in before if not word.startswith("--json=")])
-    except ArgumentError:  # nox says it
-        return ""
-    names: list[str] = getattr(known, "sessions", None) or []
-    unknown = [name for name in names if name not in sessions]
-    if typos := [name for name in unknown if name == names[0] or _similar(name, sessions)]:
-        return "\n".join(_unknown(name, sessions) for name in typos)
-    # These two are options of nox and of sessions: no session here is one of several Pythons, and nox lists as JSON.
-    both = ("--python",) if getattr(known, "list_sessions", False) else ("--python", "--json")
-    wrong = {*unknown, *rest, *(getattr(known, "posargs", None) or ())}
-    places = [place for place, word in enumerate(before) if word in wrong or word.partition("=")[0] in both]
-    return _behind(arguments, places[0]) if names and places else ""
-
-
-def _behind(arguments: list[str], place: int) -> str:
-    """Return the line in which all from `place` on is behind `--`."""
-    wrong, moved = arguments[place], arguments[place:]
-    if "--" in moved:
-        moved.remove("--")
-    line = [*arguments[:place], "--", *moved]
-    what = "an argument of the session" if wrong.startswith("-") else "no session, but maybe an argument of one"
-    return f"{wrong} is {what}: it goes behind --\nto do:\n  python3 noxfile.py {shlex.join(line)}"
-
-
-def _similar(name: str, sessions: Collection[str]) -> list[str]:
-    return difflib.get_close_matches(name, sessions, 1, 0.6)
-
-
-def _unknown(name: str, sessions: Collection[str]) -> str:
-    kind, _, release = name.partition("-")
-    releases = [other.partition("-")[2] for other in sessions if other.startswith(f"{kind}-") and other[-1].isdigit()]
-    if releases and (number := re.match(r"[0-9]+(\.[0-9]+)*", release)):
-        near = min(releases, key=lambda known: _distance(known, number[0]))
-        said = f"PyTorch {release} is not a release that this project knows: {', '.join(releases)}\n"
-        said += f"to do:\n  python3 noxfile.py -s {kind}-{near}"
-        adds = f"\n  python3 noxfile.py -s regenerate-patch -- {release}    # adds it"
-        return said + (adds if number[0] == release else "")
-    similar = _similar(name, sessions)
-    hint = f"python3 noxfile.py -s {similar[0]}" if similar else "python3 noxfile.py -l lists the sessions"
-    return f"there is no session {name}\nto do:\n  {hint}"
-
-
-def _distance(one: str, other: str) -> list[int]:
-    parts = ([int(part or 0) for part in text.split(".")] for text in (one, other))
-    return [abs(a - b) for a, b in zip_longest(*parts, fillvalue=0)]
-
-
 def _fail(message: str, status: int) -> int:
     print(f"error: {message}", file=sys.stderr)  # noqa: T201
     return status
@@ -214,3 +150,18 @@ def run_in_environment(here: Path, name: str, arguments: list[str]) -> int:
     paths = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}", "PYTHONPATH": str(here)}
     sys.stdout.flush()
     return os.execve(python, [python, *arguments], {**os.environ, **paths})  # noqa: S606 - no shell is wanted
+
+
+@contextmanager
+def status_of_tooling() -> Iterator[None]:
+    """End nox with the exit status of the tooling's command that a block runs, if that fails; nox says 1 for each.
+
+    The sessions after it do not run. nox itself reports a command that a signal ended, or that was not started.
+    """
+    try:
+        yield
+    except Exception as failure:
+        # Only newer versions of nox have the status as a number; the words are the same in all.
+        if status := re.fullmatch(r"Returned code (\d+)", str(failure)):
+            sys.exit(int(status[1]))
+        raise

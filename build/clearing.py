@@ -1,4 +1,4 @@
-"""What the cache holds, and freeing it by age or size: never what a run uses, and nothing that is not the cache's."""
+"""The content of the cache, and freeing it by age or size: never what a run uses, and nothing of others."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ class Kind(Enum):
     NOX = "nox", "environments of nox"
     OBJECTS = "objects", "compiled units"
     PORT = "port", "checkouts of ports, with your edits"
-    ARCHIVES = "porting-bench/archives", "sources for the porting bench"
-    RESULTS = "porting-bench/results", "results of the porting bench"
     STACKS = "porting-bench/stacks", "patch stacks of the porting bench"
     SOURCES = "sources", "source trees of releases"
     STOCK = "stock", "outcomes of stock wheels"
@@ -50,11 +48,11 @@ class Kind(Enum):
     @property
     def unmarked(self) -> str:
         """Pattern of its entries that bear no mark of the tooling."""
-        return {Kind.COMPILED: "*cache", Kind.RESULTS: "*.json", Kind.STOCK: "*.json"}.get(self, "")
+        return {Kind.COMPILED: "*cache", Kind.STOCK: "*.json"}.get(self, "")
 
     @property
     def kept(self) -> bool:
-        """Whether it is never freed: nothing can make the content again."""
+        """Return whether it is never freed: nothing can make the content again."""
         return self is Kind.PORT
 
 
@@ -78,7 +76,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What a clean did: the entries it freed, those that a run uses, and those that could not be removed, and why."""
+    """The result of a clean: freed entries, entries in use, and those that could not be removed, and why."""
 
     freed: tuple[Entry, ...]
     busy: tuple[Entry, ...]
@@ -118,7 +116,7 @@ def _lock(path: Path) -> Path:
 
 
 def _marked(path: Path) -> bool:
-    """Whether an entry bears a mark of the tooling: a lock, a lease or a seal beside it, or the record of an object."""
+    """Return whether an entry has a mark of the tooling: a lock, a lease, a seal, or the record of an object."""
     beside = any(path.with_name(path.name + suffix).exists() for suffix in (".lock", ".use", ".seal"))
     return beside or (path / "entry.json").is_file()
 

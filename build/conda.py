@@ -51,14 +51,14 @@ class Lock:
 
     @property
     def virtual_packages(self) -> str:
-        """What conda-lock is told about the machine, as YAML."""
+        """Return the facts about the machine for conda-lock, as YAML."""
         rows = {"__glibc": GLIBC, "__linux": KERNEL, "__unix": "0", "__cuda": self.cuda}
         packages = "".join(f'      {name}: "{version}"\n' for name, version in rows.items())
         return f"subdirs:\n  {PLATFORM}:\n    packages:\n{packages}"
 
     @property
     def addition(self) -> str:
-        """What is added to `environment.yml`: conda-forge's package that selects the toolkit's version."""
+        """Return the additions to `environment.yml`: conda-forge's package that selects the toolkit's version."""
         return f"dependencies:\n  - cuda-version={self.cuda}\nplatforms:\n  - {PLATFORM}\n"
 
     @property

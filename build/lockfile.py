@@ -18,7 +18,7 @@ _DIGESTS = re.compile(r"# inputs: ([0-9a-f]{64})\n# content: ([0-9a-f]{64})\n")
 
 
 class State(Enum):
-    """What the comparison of a lock with what it is made from found."""
+    """Results of comparing a lock with its sources."""
 
     FITS = "fits"
     MISSING = "is not there"

@@ -64,7 +64,7 @@ class Own:
 
     @property
     def asked(self) -> bool:
-        """Whether anything of it is given, such as a label without patches, which is an error."""
+        """Return whether anything of it is given, such as a label without patches, which is an error."""
         return self.of_user or bool(self.label)
 
 
@@ -76,7 +76,7 @@ _WHEELS = "wheels"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to build.
+    """A build to make.
 
     Attributes:
         python: CPython version of the patched wheel, default this interpreter's.
@@ -112,7 +112,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What an overlay is made from: patches, source tree, official wheel, checkout; and the same as build inputs."""
+    """The inputs of an overlay: patches, source tree, official wheel, checkout; and the same as build inputs."""
 
     patches: tuple[PatchFile, ...]
     tree: SourceTree

@@ -24,27 +24,29 @@ _live: set[subprocess.Popen[bytes]] = set()
 _GRACE = 10.0
 #: What an outer git (a hook, an alias, `rebase --exec`) sets for its own repository: a git started here would take it
 #: over and write there. And the user's format of new repositories: commit ids here have one format on every machine.
-FOREIGN = frozenset({
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR",
-    "GIT_DEFAULT_HASH",
-    "GIT_DIR",
-    "GIT_GRAFT_FILE",
-    "GIT_IMPLICIT_WORK_TREE",
-    "GIT_INDEX_FILE",
-    "GIT_NAMESPACE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_PREFIX",
-    "GIT_QUARANTINE_PATH",
-    "GIT_REPLACE_REF_BASE",
-    "GIT_SHALLOW_FILE",
-    "GIT_WORK_TREE",
-})  # fmt: skip
+FOREIGN = frozenset(
+    {
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+        "GIT_COMMON_DIR",
+        "GIT_DEFAULT_HASH",
+        "GIT_DIR",
+        "GIT_GRAFT_FILE",
+        "GIT_IMPLICIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_NAMESPACE",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_PREFIX",
+        "GIT_QUARANTINE_PATH",
+        "GIT_REPLACE_REF_BASE",
+        "GIT_SHALLOW_FILE",
+        "GIT_WORK_TREE",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """What a command returned: `stdout` and `stderr` are bytes, since patches and symbols are bytes."""
+    """The result of a command: `stdout` and `stderr` are bytes, since patches and symbols are bytes."""
 
     command: tuple[str, ...]
     returncode: int

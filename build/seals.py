@@ -148,7 +148,7 @@ def _suspects(known: _Seal, found: Mapping[str, Stamp]) -> list[str] | None:
 
 
 def intact(folder: Path) -> bool:
-    """Whether a folder of the cache is as sealed; a file with new times and the same bytes is sealed again."""
+    """Return whether a folder of the cache is as sealed; a file with new times and the same bytes is sealed again."""
     known = _read(folder)
     if known is None:
         return False
@@ -173,7 +173,7 @@ def _confirmed(folder: Path, known: _Seal, found: Mapping[str, Stamp], suspects:
 
 
 def is_file(path: Path, sha256: str) -> bool:
-    """Whether `path` is a file of the cache with the pinned digest: by its seal, else by reading it, which seals it."""
+    """Return whether `path` is a file with the pinned digest, by its seal; without one it is read and sealed."""
     try:
         stamp = _stamp(path.stat())
         if not stat.S_ISREG(stamp[0]):
@@ -249,7 +249,7 @@ def built(final: Path, purpose: str, fill: Callable[[Path], None], adopt: Callab
 
 
 def _ready(final: Path) -> bool:
-    """Whether a folder of the cache is as sealed; this process has a lease on it then."""
+    """Return whether a folder of the cache is as sealed; this process has a lease on it then."""
     return os.path.lexists(final) and intact(leases.take(final))
 
 

@@ -73,8 +73,10 @@ def from_branch(named: str, release: Release) -> tuple[PatchFile, ...]:
     commits = git.out("rev-list", "--reverse", "--no-merges", f"{base}..{head}").decode().split()
     options = ("-1", "--zero-commit", "--full-index", "--no-signature", "--stdout", "--binary")
     texts = [git.out("format-patch", *options, commit) for commit in commits]
-    found = [patchfile.parse(text, f"{number:04}-{commit[:12]}.patch") for number, (commit, text) in
-             enumerate(zip(commits, texts, strict=True), 1)]  # fmt: skip
+    found = [
+        patchfile.parse(text, f"{number:04}-{commit[:12]}.patch")
+        for number, (commit, text) in enumerate(zip(commits, texts, strict=True), 1)
+    ]
     return _some(tuple(found), named)
 
 
@@ -97,7 +99,7 @@ def applying(tree: Path, path: Path | None, branch: str) -> Iterator[None]:
 
 
 def _known(change: FileChange) -> bool:
-    """Whether an imported tree may have a file that is changed, before or after."""
+    """Return whether an imported tree may have a file that is changed, before or after."""
     return any(wanted(path, TreePurpose.OVERLAY) for path in (change.old_path, change.new_path) if path)
 
 

@@ -1,4 +1,4 @@
-"""What a patch changes, file by file, and what serves each change: overlay, patched wheel, or only a full build."""
+"""The changes of a patch, file by file, each with what serves it: overlay, patched wheel, or only a full build."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _REMOVED = "the patch removes it, but its compiled code stays in the library, an
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the user allows and knows.
+    """Limits and facts given by the user.
 
     Attributes:
         most_units: units that may be compiled for one changed header.
@@ -83,7 +83,7 @@ DEFAULT = Limits()
 
 
 class Serves(Enum):
-    """What serves a change."""
+    """Artifacts that serve a change."""
 
     OVERLAY = "overlay"
     HEADER = "overlay, and the header in the patched wheel"
@@ -105,7 +105,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a set of patches does to the tree.
+    """The changes of a set of patches to the tree.
 
     Attributes:
         paths: the changed files.
@@ -125,7 +125,7 @@ class Change:
 
     @property
     def names_only_new_units(self) -> bool:
-        """Whether the lists of sources change only in that they name new units."""
+        """Return whether the lists of sources change only in that they name new units."""
         if self.lists is None:
             return False
         before, after = map(listed, self.lists)
@@ -147,7 +147,7 @@ def changes(git: Git, base: str, head: str, outside: frozenset[str] = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a set of patches needs.
+    """The needs of a set of patches.
 
     Attributes:
         units: the units to compile, with the reason for each.
@@ -169,7 +169,7 @@ class Plan:
 
     @property
     def per_python(self) -> bool:
-        """Whether the overlay is for one Python version."""
+        """Return whether the overlay is for one Python version."""
         return PYTHON in map(self.owners.of, self.units)
 
     @property

@@ -1,1 +1,1 @@
-"""What the project promises in figures, measured."""
+"""Measure the figures that the project promises."""

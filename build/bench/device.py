@@ -108,10 +108,11 @@ def of_breaks(python: Path, backend: str, rounds: int) -> list[Figure]:
         of_samples(f"{name}: all released, {half} of {WORLDS} worlds break", [released], RELEASED, "s"),
         of_ratios(
             f"{name}: time of the other {half} worlds while they break, over before",
-            [sum(seen.after[at : at + half]) for at in turns], [sum(seen.before[at : at + half]) for at in turns],
+            [sum(seen.after[at : at + half]) for at in turns],
+            [sum(seen.before[at : at + half]) for at in turns],
             UNDISTURBED,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _broken(pool: WorkerPool, folder: Path, backend: str, each: int, turns: int) -> tuple[Seen, float]:
@@ -119,8 +120,10 @@ def _broken(pool: WorkerPool, folder: Path, backend: str, each: int, turns: int)
     folder.mkdir()
     scene = Scene(str(folder), backend, each, each, turns)
     members = first, _, other = [
-        pool.run(leader, scene), pool.run(follower, scene, "kept"), pool.run(follower, scene, "lost"),
-    ]  # fmt: skip
+        pool.run(leader, scene),
+        pool.run(follower, scene, "kept"),
+        pool.run(follower, scene, "lost"),
+    ]
     first.recv(_SECONDS)  # it is ready
     with Remote(folder.parent / "control", other.recv(_SECONDS)) as block:
         block.inject("ncclRecv", Action.HOLD)

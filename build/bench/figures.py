@@ -18,7 +18,7 @@ from multiworld.lab.bench.stats import paired_ratio
 
 
 class Verdict(Enum):
-    """What a figure says about the promise."""
+    """Verdicts of a figure about its promise."""
 
     KEPT = "kept"
     MISSED = "missed"

@@ -31,7 +31,7 @@ COMPILE, ASSEMBLE, MEMORY, REBUILD, SIZE = 75.0, 15.0, 1000.0, 10.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a process took.
+    """The cost of a process.
 
     Attributes:
         seconds: from start to end.

@@ -7,22 +7,18 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 from rich.table import Table
 
-from build.bench.corpus.cases import generate
-from build.bench.corpus.model import Case, Expected
-from build.bench.corpus.scenarios import SCENARIOS
-from build.bench.corpus.tools import OTHERS, ours, set_up
+from build.bench.corpus import SCENARIOS, Case, Expected, generate
+from build.bench.tools import OTHERS, OURS, Result, ours, set_up
 from build.console import console, note, progress
 from build.errors import SourceError
 from build.porting.engine import PatchPort
 from build.porting.lines import occurrences
 from build.porting.trees import Tree
 
-OURS = "regenerate-patch"
 #: Folders whose files the corpus is made of.
 ROOTS = ("torch/csrc/", "aten/src/ATen/native/", "c10/")
 SUFFIXES = (".cpp", ".cu", ".cuh", ".h")
@@ -30,14 +26,6 @@ SUFFIXES = (".cpp", ".cu", ".cuh", ".h")
 FACTOR, VERDICTS = 1.3, 0.98
 #: A seed that was not used while the engine was made (that was done with seeds 1 to 4).
 HELD_OUT = 20261121
-
-
-class Result(Enum):
-    """What a tool made of one hunk."""
-
-    RIGHT = "placed right"
-    WRONG = "placed wrong"
-    LEFT = "left to a human"
 
 
 def score(expected: Expected, files: Mapping[str, bytes]) -> Result:

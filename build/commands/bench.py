@@ -103,7 +103,7 @@ def bench(
 
 
 def _has_torch() -> bool:
-    """Whether this process can be one of a world; the tools' own environment has no torch."""
+    """Return whether this process can be one of a world; the tools' own environment has no torch."""
     return find_spec("torch") is not None
 
 

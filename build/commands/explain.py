@@ -35,8 +35,10 @@ def show(plan: Plan) -> None:
 def _say_seen(git: Git, plan: Plan, base: str, head: str) -> None:
     """Tell which changed headers leave extensions with other code, as far as their texts show it."""
     paths = [row.path for row in plan.rows if row.serves in {Serves.HEADER, Serves.ALONE}]
-    texts = [(blob or b"").decode("utf-8", "surrogateescape") for blob in git.blobs(
-        [f"{commit}:{path}" for path in paths for commit in (base, head)])]  # fmt: skip
+    texts = [
+        (blob or b"").decode("utf-8", "surrogateescape")
+        for blob in git.blobs([f"{commit}:{path}" for path in paths for commit in (base, head)])
+    ]
     for path, old, new in zip(paths, texts[::2], texts[1::2], strict=True):
         if old and (found := declarations.differing(old, new)) != []:
             said = "; ".join(found or ["the build compares its types"])

@@ -43,8 +43,17 @@ ALONE = {
 }
 #: The oldest supported Python; the locks are for it and for later ones.
 PYTHON = "3.10"
-_OPTIONS = ("--quiet", "--universal", "--python-version", PYTHON, "--no-python-downloads", "--generate-hashes",
-            "--no-annotate", "--custom-compile-command", "nox -s lock")  # fmt: skip
+_OPTIONS = (
+    "--quiet",
+    "--universal",
+    "--python-version",
+    PYTHON,
+    "--no-python-downloads",
+    "--generate-hashes",
+    "--no-annotate",
+    "--custom-compile-command",
+    "nox -s lock",
+)
 _SCRIPT = re.compile(r"^# /// script$\n(.*?)^# ///$", re.MULTILINE | re.DOTALL)
 
 

@@ -11,8 +11,9 @@ import typer
 from build import paths
 from build.console import console, note, step
 from build.errors import NeedsHumanError, PatchError, UsageError
+from build.porting.action import Action
 
-# The other commands do not import the engine: it takes longer to import than they run.
+# Imported where they are used: the command's help does not wait for the engine.
 if TYPE_CHECKING:
     from build.porting.between_releases import Request
     from build.porting.report import PortReport
@@ -52,45 +53,49 @@ def regenerate_patch(
     if not wanted:
         remedy = "give a RELEASE, or --patches DIR --from-tree A --to-tree B --out DIR"
         raise UsageError("a release or a folder of patches is missing", remedy=remedy)
-    from build.porting.between_releases import Request, give_up, port_release
+    from build.porting import between_releases
 
-    request = Request(wanted, series, origin, from_source, source, action, again)
+    request = between_releases.Request(wanted, series, origin, from_source, source, action, again)
     place = Place(request.folder / wanted, request.state, f"regenerate-patch {wanted} --series {series}")
     with paths.locked(request.state, f"the port of {series} to {wanted}"):
-        if action == "abort":
-            give_up(request.folder, wanted, request.state)
+        if action is Action.ABORT:
+            between_releases.give_up(request.folder, wanted, request.state)
             step(f"the port of {series} to {wanted} is given up")
             return
-        report = port_release(request)
+        report = between_releases.port_release(request)
         _show(report, place)
         if build:  # under the lock: it writes the reports again
             _build(report, request, Path(source) if source else None)
 
 
-def _action(*, go_on: bool, drop: bool, abort: bool) -> str:
+def _action(*, go_on: bool, drop: bool, abort: bool) -> Action:
     if abort and (go_on or drop):
         raise UsageError("--abort and --continue exclude each other")
     if drop and not go_on:
         raise UsageError("--drop goes with --continue")
-    return "abort" if abort else "drop" if drop else "continue" if go_on else "start"
+    if abort:
+        return Action.ABORT
+    if drop:
+        return Action.DROP
+    return Action.CONTINUE if go_on else Action.START
 
 
-def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, action: str) -> None:
-    from build.porting.between_trees import Request, port_folder
+def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, action: Action) -> None:
+    from build.porting import between_trees
     from build.porting.session import discard
 
     if out is None:
         raise UsageError("--patches needs --out", remedy="give the folder for the ported patches")
-    request = Request(patches, from_tree, to_tree, out.absolute(), action)
+    request = between_trees.Request(patches, from_tree, to_tree, out.absolute(), action)
     place = Place(request.out, request.state, "the same command")
     with paths.locked(request.state, f"the port to {out}", leave=False):
-        if action == "abort":
+        if action is Action.ABORT:
             discard(request.state)
             step("the port is given up")
             return
         if not from_tree or not to_tree:
             raise UsageError("--patches needs --from-tree and --to-tree")
-        _show(port_folder(request), place)
+        _show(between_trees.port_folder(request), place)
 
 
 def _show(report: PortReport, place: Place) -> None:

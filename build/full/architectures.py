@@ -31,7 +31,7 @@ class Architecture:
 
     @property
     def number(self) -> str:
-        """What nvcc and CMake call it: `90`, `90a`."""
+        """The name for nvcc and CMake: `90`, `90a`."""
         return self.capability.replace(".", "")
 
     def known_to(self, cuda: str) -> bool:

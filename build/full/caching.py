@@ -17,7 +17,7 @@ _SIZE = "30G"
 
 
 class CompilerCache(str, Enum):
-    """What keeps objects across builds: the value of `--compiler-cache`."""
+    """A cache of objects across builds: the value of `--compiler-cache`."""
 
     AUTO = "auto"
     CCACHE = "ccache"

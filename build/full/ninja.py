@@ -1,4 +1,4 @@
-"""What ninja prints and records: progress, failures, and the seconds that each unit took."""
+"""Read the output and the records of ninja: progress, failures, and the seconds that each unit took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a full build will do, take and lack: printed before anything is fetched or compiled."""
+"""The plan of a full build: its steps, its costs, and the problems: printed before anything is fetched or compiled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is known before a full build.
+    """Facts known before a full build.
 
     Attributes:
         rows: what is compiled, as far as the tree shows it; ninja knows more once it is configured.
@@ -90,8 +90,10 @@ def make(project: Project, kind: Kind, caching: CompilerCache, asked: int | None
         missing.append("git is not on PATH: install it")
     free = shutil.disk_usage(cache()).free
     if free < project.disk:
-        missing.append(f"{cache()} has {free / _GIB:.0f} GiB free, {project.disk / _GIB:.0f} GiB are needed: "
-                       "free disk space, or set MULTIWORLD_CACHE to a folder on another disk")  # fmt: skip
+        missing.append(
+            f"{cache()} has {free / _GIB:.0f} GiB free, {project.disk / _GIB:.0f} GiB are needed: "
+            "free disk space, or set MULTIWORLD_CACHE to a folder on another disk"
+        )
     rows = _rows(project)
     return Plan(project, kind, caching, rows, jobs, project.tree is not None, free, tuple(missing))
 

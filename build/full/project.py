@@ -1,4 +1,4 @@
-"""What a full build is made of, for any project that setuptools builds with CMake; `torch` is one of them."""
+"""The inputs of a full build, for any project that setuptools builds with CMake; `torch` is one of them."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Provenance(msgspec.Struct, frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What a probe did: exit statuses on the stock wheel (-1: not run) and on the built one."""
+    """The result of a probe: exit statuses on the stock wheel (-1: not run) and on the built one."""
 
     name: str
     stock: int

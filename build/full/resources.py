@@ -1,4 +1,4 @@
-"""What this machine has, and how many compilers may run on it at once."""
+"""Cores and memory of this machine, and the number of compilers that may run at once."""
 
 from __future__ import annotations
 

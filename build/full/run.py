@@ -20,7 +20,7 @@ from build.full.toolchains import Kind
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says about a full build.
+    """Options of a full build.
 
     Attributes:
         targets: architectures, default those of the official wheel.

@@ -34,12 +34,17 @@ DISK = 60 * _GIB
 #: Not measured, so an estimate: third_party, and the generated device code.
 UNITS = (
     UnitKind("c10", ("c10/**/*.cpp",), 1.2, typical=104),
-    UnitKind("ATen, three times where kernels have AVX2 and AVX512 forms", ("aten/src/**/*.cpp",), 7, typical=880,
-             generated=232),
+    UnitKind(
+        "ATen, three times where kernels have AVX2 and AVX512 forms",
+        ("aten/src/**/*.cpp",),
+        7,
+        typical=880,
+        generated=232,
+    ),
     UnitKind("torch/csrc and caffe2", ("torch/csrc/**/*.cpp", "caffe2/**/*.cc"), 15, typical=740),
     UnitKind("third_party", ("third_party/*/src/**/*.c*",), 2, typical=3000),
     UnitKind("device code", ("aten/src/**/*.cu", "torch/csrc/**/*.cu"), 15, device=True, typical=490, generated=150),
-)  # fmt: skip
+)
 #: Libraries of NVIDIA's distributions: sonames, and the folder below `nvidia/` in those for CUDA 11 and 12.
 _LIBRARIES = {
     "cuda-runtime": (("libcudart.so.*",), "cuda_runtime"),

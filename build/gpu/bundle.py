@@ -48,7 +48,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is in a bundle.
+    """The content of a bundle.
 
     Attributes:
         schema: raised when a field changes its meaning.

@@ -1,4 +1,4 @@
-"""What a result on a device depends on, as JSON on stdout; runs in the Python that has torch."""
+"""Print the facts that a result on a device depends on, as JSON on stdout; runs in the Python that has torch."""
 
 from __future__ import annotations
 

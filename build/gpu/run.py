@@ -34,7 +34,7 @@ _PASSED, _FAILED, _NOTHING_COLLECTED = 0, 1, 5
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to run.
+    """The tests to run.
 
     Attributes:
         out: folder of the results.
@@ -49,8 +49,9 @@ class Order:
 
 def parsed(arguments: list[str]) -> Order:
     """Read the command line; what is not ours goes to pytest."""
-    parser = argparse.ArgumentParser(prog="run.py", description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="run.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     default = Path(os.environ.get("OUT") or CHECKOUT / "dist" / "gpu")
     parser.add_argument("--out", type=Path, default=default, help="folder of the results")
     parser.add_argument("--python", type=Path, help="the Python that has torch")
@@ -116,9 +117,15 @@ def _facts(python: Path) -> dict[str, Any]:
     command: list[str | Path] = [python, "-m", "build.gpu.facts"]
     try:
         done = subprocess.run(
-            command, cwd=CHECKOUT, env=_environment(), timeout=_FACTS_SECONDS, check=True,
-            capture_output=True, text=True, errors="replace",
-        )  # fmt: skip
+            command,
+            cwd=CHECKOUT,
+            env=_environment(),
+            timeout=_FACTS_SECONDS,
+            check=True,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
         facts: dict[str, Any] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         cause = str(getattr(error, "stderr", "") or error).strip()
@@ -153,9 +160,14 @@ def _tests(python: Path, order: Order) -> int:
     ]
     with (order.out / "pytest.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
-            [*command, *order.pytest], cwd=CHECKOUT, env=_environment(), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace",
-        )  # fmt: skip
+            [*command, *order.pytest],
+            cwd=CHECKOUT,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
         with process:
             for line in process.stdout or ():
                 sys.stdout.write(line)

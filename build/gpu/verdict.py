@@ -1,4 +1,4 @@
-"""What a run on a device has shown: a skipped test has shown nothing."""
+"""The verdict of a run on a device: a skipped test has shown nothing."""
 
 from __future__ import annotations
 

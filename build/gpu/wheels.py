@@ -26,10 +26,15 @@ def requirements(lock: str, python: str) -> list[str]:
     pip evaluates markers for the Python that runs it, whatever Python it downloads for.
     """
     environment: dict[str, str | AbstractSet[str]] = {
-        "implementation_name": "cpython", "platform_python_implementation": "CPython", "os_name": "posix",
-        "platform_machine": platform.machine(), "platform_system": "Linux", "python_full_version": f"{python}.0",
-        "python_version": python, "sys_platform": "linux",
-    }  # fmt: skip
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+        "platform_machine": platform.machine(),
+        "platform_system": "Linux",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
     found = []
     for line in lock.replace("\\\n", " ").splitlines():
         if not line[:1].isalnum():

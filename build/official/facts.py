@@ -142,9 +142,15 @@ def _read(stream: BinaryIO, version: str) -> WheelFacts:
     _, _, local = _assigned(text, "__version__").partition("+")
     cuda = _assigned(text, "cuda")
     wheel = OfficialWheel(
-        version=version, local=local, pythons=(), cxx11_abi=abi, nccl=nccl, cuda=cuda,
-        libtorch_cuda_build_ids={}, sha256={},
-    )  # fmt: skip
+        version=version,
+        local=local,
+        pythons=(),
+        cxx11_abi=abi,
+        nccl=nccl,
+        cuda=cuda,
+        libtorch_cuda_build_ids={},
+        sha256={},
+    )
     return WheelFacts(wheel, _assigned(text, "git_version"), standard, requires)
 
 

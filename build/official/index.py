@@ -23,7 +23,7 @@ class IndexFile:
         return str(parse_wheel_filename(self.name)[1])
 
     def fits(self, python: str) -> bool:
-        """Whether this is a wheel for x86_64 Linux and CPython `python` (e.g. `3.11`), or for any Python."""
+        """Return whether this is a wheel for x86_64 Linux and CPython `python` (e.g. `3.11`), or for any Python."""
         short = "cp" + python.replace(".", "")
         return any(
             tag.platform == "any" or (tag.platform.endswith("_x86_64") and "linux" in tag.platform)

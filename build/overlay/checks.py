@@ -104,7 +104,7 @@ def check_of_wheel(inputs: Inputs, units: Sequence[Object]) -> Check:
 
 
 def _known(inputs: Inputs, unit: Object, own: Iterable[str]) -> bool:
-    """Whether a unit has one of these functions without the patches, by its text."""
+    """Return whether a unit has one of these functions without the patches, by its text."""
     path = inputs.tree / unit.unit
     text = inputs.originals.get(unit.unit)
     if text is None:

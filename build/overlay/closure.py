@@ -95,7 +95,7 @@ def _spelt(symbols: Collection[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What the search for further units needs."""
+    """Inputs of the search for further units."""
 
     inputs: Inputs
     pool: Pool

@@ -50,13 +50,13 @@ class Declaration:
 
     @property
     def compiled_in(self) -> bool:
-        """Whether it has a body or a value, which includers compile in; enumerators are in debug information."""
+        """Return whether it has a body or a value, which includers compile in; enumerators are in debug information."""
         templates = self.inexact or self.tokens[0] in {"template", "#"}
         return templates or (self.tokens[0] != "enum" and not {"{", "="}.isdisjoint(self.tokens))
 
     @property
     def function(self) -> bool:
-        """Whether it is surely a function that decides no layout, and not how objects are passed and copied."""
+        """Return whether it is surely a function that decides no layout, and not how objects are passed and copied."""
         if self.derived or self.specialization or self.tokens[0] in _NAMED or not _SPECIAL.isdisjoint(self.tokens):
             return False
         return bool(self.signature) and self.signature[-1] != (self.scope or ("",))[-1].split(" ")[-1]
@@ -128,7 +128,7 @@ class _Reader:
                 self.conditions.append((f"{name} #{word} {rest}", inside))
 
     def opens_scope(self) -> bool:
-        """Whether the `{` that comes opens a namespace or a class, and not a body or a value."""
+        """Return whether the `{` that comes opens a namespace or a class, and not a body or a value."""
         return (
             not self.depth
             and not _SCOPES.isdisjoint(self.tokens)
@@ -216,7 +216,7 @@ def _name(item: Declaration) -> tuple[tuple[str, ...], str]:
 
 
 def layouts_kept(old: str, new: str) -> bool:
-    """Whether the text alone shows that no layout differs: the new header only has more functions, none virtual."""
+    """Return whether the text shows that no layout differs: the new header only has more functions, none virtual."""
     before, after = read(old), read(new)
     added = Counter(after) - Counter(before)
     stays = [item for item in after if item not in added]

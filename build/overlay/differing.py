@@ -1,4 +1,4 @@
-"""Which hidden functions of an overlay do what their stock copies do, so that stock code may keep to these."""
+"""Find hidden functions whose stock copies stay valid."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _INTERNAL = re.compile(r"L\d|_GLOBAL__N_")
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """What the text of a unit shows: the names that it defines, and those of them that the patch does not concern."""
+    """Facts from the text of a unit: the names that it defines, and those of them that the patch does not concern."""
 
     known: frozenset[str]
     spared: frozenset[str]
 
     def differs(self, letter: str, name: str, spelt: str) -> bool:
-        """Whether the patch concerns a symbol: also if the text does not have it, unless it is one of a header."""
+        """Return whether the patch concerns a symbol; one that the text lacks counts, unless it is of a header."""
         short = scoped_name(spelt)[1]
         return short not in self.spared and (short in self.known or not self._of_header(letter, name, spelt))
 
     def _of_header(self, letter: str, name: str, spelt: str) -> bool:
-        """Whether a symbol that the text does not have comes of a header, and not of a macro in the text."""
+        """Return whether a symbol that the text does not have comes of a header, and not of a macro in the text."""
         if letter in _WEAK:
             return True
         if name.startswith("_ZT") or letter in "dbr":
@@ -45,7 +45,7 @@ class _Text:
 
 
 def _is_copy(name: str, spelt: str) -> bool:
-    """Whether a local function is an instance of a template, or what the compiler made of one that is not local."""
+    """Return whether a local function is an instance of a template, or a compiler's copy of a global one."""
     return "<" in spelt.replace("(anonymous namespace)", "").partition("(")[0] or (
         "." in name and not _INTERNAL.search(name)
     )

@@ -1,4 +1,4 @@
-"""What the compiler gets of changed units, with the patches and without: the same is refused."""
+"""Compare the compiler's input for changed units, with the patches and without: the same is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _own(text: str, unit: str) -> str:
 
 
 def _same(inputs: Inputs, stock: Path, unit: str) -> bool:
-    """Whether a patch changes more than comments of a unit, and the compiler gets the same."""
+    """Return whether a patch changes more than comments of a unit, and the compiler gets the same."""
     old, new = inputs.originals[unit], (inputs.tree / unit).read_text(encoding="utf-8", errors="surrogateescape")
     if bare(old).split() == bare(new).split():
         return False

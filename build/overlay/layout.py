@@ -38,7 +38,7 @@ _NESTS = re.compile(r"[ \t]*#[ \t]*(if|el|endif)")
 
 
 def outside_wheel(path: str) -> bool:
-    """Whether a unit is in no library of the CUDA wheels: tests, and code for other devices."""
+    """Return whether a unit is in no library of the CUDA wheels: tests, and code for other devices."""
     return bool(_OUTSIDE_WHEEL.search(path))
 
 
@@ -78,7 +78,7 @@ def installed(path: str) -> str:
 
 
 def is_unit(path: str) -> bool:
-    """Whether a changed path is a host translation unit that an overlay can recompile."""
+    """Return whether a changed path is a host translation unit that an overlay can recompile."""
     return path.endswith((".cpp", ".cc")) and path.startswith(("torch/csrc/", "aten/src/", "c10/"))
 
 

@@ -119,7 +119,7 @@ def _import_stubs(inputs: Inputs, folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class _Against:
-    """What the overlay is linked against beside the wheel's own libraries; `bindings` takes libtorch_python's place."""
+    """Return the further libraries that the overlay is linked against; `bindings` takes libtorch_python's place."""
 
     stubs: tuple[Path, ...]
     system: Runtime

@@ -65,7 +65,7 @@ class Inputs:
 
     @property
     def per_python(self) -> bool:
-        """Whether units of libtorch_python are wanted: then the overlay is for one Python version."""
+        """Return whether units of libtorch_python are wanted: then the overlay is for one Python version."""
         return any(self.owners.of(unit) == PYTHON for unit in self.units)
 
     @property

@@ -1,4 +1,4 @@
-"""Which library of the wheel a unit is compiled into, and with which macros, by the release's own build files.
+"""Find the library of the wheel that has a unit, and the unit's macros, by the release's own build files.
 
 `build_variables.bzl` lists the sources of each library, for every build system; it is read as data, never run. What is
 found is an expectation: the symbols of the compiled unit prove it (`build.overlay.checks`).

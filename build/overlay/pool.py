@@ -31,12 +31,12 @@ class Pool:
         self._lock = threading.Lock()
 
     def ended(self, unit: str) -> bool:
-        """Whether a unit is compiled, or does not compile."""
+        """Return whether a unit is compiled, or does not compile."""
         return unit in self._made and self._made[unit].done()
 
     @property
     def last_round(self) -> bool:
-        """Whether no more units wait than compilers run at once."""
+        """Return whether no more units wait than compilers run at once."""
         return self._waiting.qsize() <= self._jobs
 
     @property
@@ -108,9 +108,3 @@ def compiling(inputs: Inputs, ahead: Ahead | None = None) -> Iterator[Pool]:
             yield pool
         finally:
             pool.end()
-
-
-def compile_units(inputs: Inputs, units: Mapping[str, str]) -> tuple[Object, ...]:
-    """Compile `units` (path to reason) and nothing else; raise as `Pool.compile`."""
-    with compiling(inputs) as pool:
-        return pool.compile(units)

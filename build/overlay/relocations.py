@@ -1,4 +1,4 @@
-"""Which parts of an object reach which, as its relocations and its code show: the linker and the loader see no more.
+"""Find the parts of an object that reach each other, by its relocations and its code.
 
 x86-64 only. What is not certain counts as reached.
 """
@@ -57,13 +57,13 @@ class _Symbol(NamedTuple):
 
     @property
     def begins(self) -> bool:
-        """Whether a function or a variable begins here."""
+        """Return whether a function or a variable begins here."""
         return self.kind in {_FUNCTION, _OBJECT}
 
 
 @dataclass(frozen=True, slots=True)
 class Reaches:
-    """What the parts of one object reach: parts of itself, and names that the linker or the loader resolves.
+    """The parts of one object with what each reaches: parts of it, and names that linker or loader resolve.
 
     Attributes:
         defined: the part of each name that is not local to the object.

@@ -22,9 +22,15 @@ from build.process import run
 
 #: Libraries of the system that host code of PyTorch uses.
 _SYSTEM = (
-    "libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1",
+    "libstdc++.so.6",
+    "libm.so.6",
+    "libgcc_s.so.1",
+    "libc.so.6",
+    "libpthread.so.0",
+    "libdl.so.2",
+    "librt.so.1",
     "ld-linux-x86-64.so.2",
-)  # fmt: skip
+)
 #: What every system of manylinux2014 has: PyTorch's wheels were never built for an older one.
 _OLDEST = {"GLIBC": (2, 17), "GLIBCXX": (3, 4, 19), "CXXABI": (1, 3, 7), "GCC": (4, 8, 0)}
 _COMPAT = Path(__file__).with_name("native") / "compat"
@@ -43,7 +49,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What takes the place of the compiler's default libraries on the linker's command line, in this order."""
+    """Libraries in place of the compiler's default ones on the linker's command line, in this order."""
 
     stubs: tuple[Path, ...]
     compat: Path

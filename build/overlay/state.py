@@ -1,4 +1,4 @@
-"""Which functions of an overlay reach variables that stock code has its own copy of, or other functions of interest.
+"""Find functions of an overlay that reach variables which stock code has copies of, or other functions of interest.
 
 What the loader resolves is the same for stock and overlay, so only what it never sees counts.
 """

@@ -35,7 +35,7 @@ class Symbol:
 
     @property
     def strong(self) -> bool:
-        """Whether it is an ordinary definition: a program may have only one of its name."""
+        """Return whether it is an ordinary definition: a program may have only one of its name."""
         return self.kind not in _WEAK and self.kind != "U"
 
     @property

@@ -1,4 +1,4 @@
-"""Which functions of a unit a patch concerns, by the text: bodies end with a `}` in the first column (clang-format).
+"""Find the functions of a unit that a patch concerns, by the text; a body ends with a `}` in the first column.
 
 What is not understood counts as changed: more units are compiled then, or the patch is refused. What only headers show
 is not seen here: a macro of theirs that makes names, or a class of theirs whose members are defined in the unit.
@@ -82,7 +82,7 @@ def _blocks(source: str) -> Iterator[str]:
 
 
 def _complete(lines: list[str]) -> bool:
-    """Whether a definition ends on its first line, `int f() { return 1; }`."""
+    """Return whether a definition ends on its first line, `int f() { return 1; }`."""
     return len(lines) == 1 and "{" in lines[0] and lines[0].rstrip().endswith(("}", "};"))
 
 
@@ -100,7 +100,7 @@ def read(source: str) -> Text:
 
 
 def _is_function(block: str) -> bool:
-    """Whether a block with `name(` before its `{` is one function.
+    """Return whether a block with `name(` before its `{` is one function.
 
     A variable may have such a name in its type or initialiser, and the lines after it may be taken for a part of it.
     """
@@ -148,7 +148,7 @@ def _reached(text: Text, found: set[str]) -> frozenset[str] | None:
 
 
 def _without_name(text: Text, found: Iterable[str]) -> bool:
-    """Whether one of the functions in `found` is called without its name."""
+    """Return whether one of the functions in `found` is called without its name."""
     found = frozenset(found)
     if not found.isdisjoint(_RANGE):
         return True
@@ -157,7 +157,7 @@ def _without_name(text: Text, found: Iterable[str]) -> bool:
 
 
 def _has_special_members(block: str) -> bool:
-    """Whether a class has members in it that code calls without naming them; also if its name is not understood."""
+    """Return whether a class has members that code calls without naming them, or a name that is not understood."""
     for found in _CLASS.finditer(_ATTRIBUTE.sub(" ", block)):
         name, body = _CLASS_NAME.match(found[1]), found.string[found.end() :]
         if not name or re.search(rf"~|\b{name[1]}\s*\(|{_RANGE_MEMBER}", body):
@@ -183,7 +183,7 @@ def affected(old: str, new: str) -> frozenset[str] | None:
 
 
 def _made_of_parts(source: str, found: Iterable[str]) -> bool:
-    """Whether a macro may make one of the names by `##`: with `k##name`, all that begin with `k`."""
+    """Return whether a macro may make one of the names by `##`: with `k##name`, all that begin with `k`."""
     plain = _COMMA.sub("", bare(source))
     pasted = [(macro[1] or "", text) for macro in _MACRO.finditer(plain) for text in _PASTED.findall(macro[2])]
     if sum(text.count("##") for _, text in pasted) != plain.count("##"):

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from build.porting.diffs import Change, diffs
-from build.porting.lines import PARTED, words, words_by_line
-from build.porting.lookup import Lookup
-from build.porting.names import NAMED, used
+from build.porting.lines import words, words_by_line
 from build.series.inspect import Text
 
 #: Number of alignments that are kept: half of them for the files of a patch, half for functions in them.
@@ -42,9 +40,9 @@ class Alignment:
         return frozenset(line for line, count in counts[0].items() if count == 1 == counts[1][line])
 
     @cached_property
-    def vocabulary(self) -> Lookup:
+    def vocabulary(self) -> frozenset[bytes]:
         """The words of the old file."""
-        return Lookup(self.base, words, PARTED, folded=True)
+        return frozenset(words(self.base))
 
     @cached_property
     def base_solid(self) -> tuple[list[int], list[bytes]]:
@@ -55,16 +53,6 @@ class Alignment:
     def ours_solid(self) -> tuple[list[int], list[bytes]]:
         """The new lines that are not blank, normalised: their numbers, and the lines."""
         return _solid(self.ours_norm)
-
-    @cached_property
-    def base_names(self) -> Lookup:
-        """The names that the code of the old file uses."""
-        return Lookup(self.base, used, NAMED)
-
-    @cached_property
-    def ours_names(self) -> Lookup:
-        """The names that the code of the new file uses."""
-        return Lookup(self.ours, used, NAMED)
 
     @cached_property
     def fresh_words(self) -> list[tuple[bytes, int]]:
@@ -80,7 +68,7 @@ class Alignment:
 
     @cached_property
     def fresh_counts(self) -> Counter[bytes]:
-        """How often each of them is there."""
+        """The counts of these words."""
         return Counter([word for word, _ in self.fresh_words])
 
     @cached_property

@@ -44,8 +44,6 @@ def _whole(alignment: Alignment, group: Group, before: tuple[int, int]) -> Group
 
     The nearest line below that both files share may be the wrong one of several brackets: some more are tried.
     """
-    if only_moved(alignment, group):
-        return None
     head, at, below = alignment.base[before[0] + 1 : group.start], before[1] + 1, group.end
     for _ in range(SHARED):
         after = alignment.after(below)
@@ -63,14 +61,6 @@ def _whole(alignment: Alignment, group: Group, before: tuple[int, int]) -> Group
 def _where(at: int, count: int, same: bool) -> str:
     lines = f"line {at + 1}" if count < 2 else f"lines {at + 1} to {at + count}"
     return f"already at {lines} of the new file" + ("" if same else ", formatted differently")
-
-
-def only_moved(alignment: Alignment, group: Group) -> bool:
-    """Whether the removed lines were only moved: then they still have to be removed."""
-    removed = [norm(line) for line in group.removed(alignment.base)]
-    if group.added or not recognisable(removed):
-        return False
-    return any(alignment.back[at] < 0 for at in occurrences(alignment.ours_norm, removed))
 
 
 def _inside(new: Sequence[bytes], group: Group, base: Sequence[bytes]) -> int | None:
@@ -121,14 +111,14 @@ def _partly(
 
 
 def _stands_near(alignment: Alignment, lines: Sequence[bytes], span: tuple[int, int]) -> bool:
-    """Whether new lines close to `span` are like one of `lines`."""
+    """Return whether new lines close to `span` are like one of `lines`."""
     near = range(max(0, span[0] - NEAR), min(len(alignment.ours), span[1] + NEAR))
     fresh = [alignment.ours[n] for n in near if alignment.back[n] < 0 and not span[0] <= n < span[1]]
     return any(similarity([line], [other]) >= ALIKE for line in lines if distinctive(line) for other in fresh)
 
 
 def _woven(middle: Sequence[bytes], added: Sequence[bytes], removed: Sequence[bytes]) -> bool:
-    """Whether `middle` has only lines of `added` and `removed`, each in its own order."""
+    """Return whether `middle` has only lines of `added` and `removed`, each in its own order."""
     left = {(0, 0)}
     for line in middle:
         reach: set[tuple[int, int]] = set()

@@ -16,7 +16,8 @@ from build import paths, releases, sources
 from build.console import step
 from build.errors import UsageError
 from build.git import Git
-from build.porting.between_trees import JSON, MARKDOWN, reports, run
+from build.porting.action import Action
+from build.porting.between_trees import JSON, MARKDOWN, reports
 from build.porting.engine import PatchState
 from build.porting.output import Committed, render
 from build.porting.registry import fill_build_ids, known_release, remove_entry, set_series, write_entry
@@ -38,14 +39,13 @@ ALREADY_THERE = "the release has it already"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to port.
+    """A series to port, and the releases between which it is ported.
 
     Attributes:
         release: the release wanted.
         series: which series.
         origin: the release to start from, default the nearest that is complete.
         from_source: where the old tree is (PATH or PATH@REV), default found; `to_source` likewise the new one.
-        action: as in `build.porting.between_trees.Request`.
         again: port although the release has its patches.
         root: folder of all series.
     """
@@ -55,7 +55,7 @@ class Request:
     origin: str = ""
     from_source: str = ""
     to_source: str = ""
-    action: str = "start"
+    action: Action = Action.START
     again: bool = False
     root: Path = paths.PATCHES
 
@@ -98,7 +98,7 @@ def port_release(request: Request) -> PortReport:
         old = _tree(releases.get(origin), request.from_source, Path(workplace, "old"))
         new = _tree(release, request.to_source, Path(workplace, "new"))
         session = Session(chosen.patches, old, new, request.state)
-        outcome = run(session, request.action)
+        outcome = session.run(request.action)
         report = _report(request, chosen, outcome)
         keep(before, request.state)
         entry = _entry(release, chosen, outcome)
@@ -114,7 +114,7 @@ def port_release(request: Request) -> PortReport:
 
 def _finished(request: Request, manifest: Manifest) -> PortReport | None:
     entry = manifest.release.get(request.release)
-    if request.again or entry is None or entry.missing or not entry.patches or request.action != "start":
+    if request.again or entry is None or entry.missing or not entry.patches or request.action is not Action.START:
         return None
     kept = request.folder / request.release / JSON
     if not kept.is_file():

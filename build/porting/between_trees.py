@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import UsageError
+from build.porting.action import Action
 from build.porting.engine import PatchState
 from build.porting.output import Committed, render
 from build.porting.quilt import load_folder
@@ -22,20 +23,19 @@ MARKDOWN, JSON = "PORT.md", "port.json"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to port.
+    """Patches to port, the two trees, and the folder for the result.
 
     Attributes:
         patches: folder of patches, with or without a `series` file.
         from_tree: the tree they are for: a repository, `PATH@REV` or a plain folder; `to_tree` the wanted one.
         out: folder for the ported patches and the reports; replaced as a whole.
-        action: `start`, `continue`, `drop` (continue without the open hunks) or `abort`.
     """
 
     patches: Path
     from_tree: str
     to_tree: str
     out: Path
-    action: str = "start"
+    action: Action = Action.START
 
     @property
     def state(self) -> Path:
@@ -56,18 +56,12 @@ def port_folder(request: Request) -> PortReport:
         new = open_tree(request.to_tree, Path(workplace, "new"))
         patches = load_folder(request.patches, old.entries)
         session = Session(patches, old, new, request.state)
-        outcome = run(session, request.action)
+        outcome = session.run(request.action)
         report = _report(request, old, new, outcome)
         write_series(request.out, [*_files(outcome), *reports(report)])
     if report.complete:
         session.close()
     return report
-
-
-def run(session: Session, action: str) -> Outcome:
-    if action == "start":
-        return session.start()
-    return session.resume(drop=action == "drop")
 
 
 def check_out(out: Path) -> None:

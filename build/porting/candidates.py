@@ -50,23 +50,13 @@ def _pinned(alignment: Alignment, at: int) -> bool:
 
 
 def _taken(alignment: Alignment, at: int, size: int) -> bool:
-    """Whether the new lines `at..at+size` are aligned with one block of the old file."""
+    """Return whether the new lines `at..at+size` are aligned with one block of the old file."""
     origin = alignment.back[at]
     return origin >= 0 and all(alignment.back[at + n] == origin + n for n in range(size))
 
 
-def removed_duplicates(alignment: Alignment, placed: Placed) -> list[int]:
-    """Return equal blocks of the old file that are gone: the one that is left may be any of them (see `between`)."""
-    old = list(alignment.base_norm[placed.start : placed.end])
-    if not any(old):
-        return []
-    near, _ = between(alignment, placed.start, placed.end)
-    places = (near.start + n for n in occurrences(alignment.base_norm[near.start : near.stop], old))
-    return [at for at in places if at != placed.start and any(alignment.to[at + n] < 0 for n in range(len(old)))]
-
-
 def same_function(alignment: Alignment, old_at: int, new_at: int) -> bool:
-    """Whether two places are in the same function, or in one that was only renamed."""
+    """Return whether two places are in the same function, or in one that was only renamed."""
     old = [alignment.base_norm[n] for n in headings(alignment.base, old_at)]
     new = [alignment.ours_norm[n] for n in headings(alignment.ours, new_at)]
     # Lines that only one file has may be new conditions around the code, or a rewritten first line.
@@ -80,32 +70,6 @@ def same_function(alignment: Alignment, old_at: int, new_at: int) -> bool:
         return True
     alike = bool(old) and bool(new) and similarity([old[-1]], [new[-1]]) >= 0.5
     return alike or support(alignment, old_at, old_at) >= STRONG
-
-
-def only_home(alignment: Alignment, old_at: int, new_at: int, others: Sequence[int]) -> bool:
-    """Whether `old_at` became `new_at` and not one of `others`.
-
-    That is certain when the function down to the place is the same at `new_at`, and each of the others is a copy
-    under another name: only its first line differs.
-    """
-    chain = headings(alignment.base, old_at)
-    if not chain:
-        return False
-    first = alignment.base_norm[chain[-1]]
-    above = list(alignment.base_norm[chain[-1] + 1 : old_at])
-    if alignment.base_norm.count(first) != 1 or alignment.ours_norm.count(first) != 1:
-        return False
-
-    def head(at: int) -> bytes | None:
-        start = at - len(above)
-        whole = start > 0 and list(alignment.ours_norm[start:at]) == above
-        return alignment.ours_norm[start - 1] if whole else None
-
-    def copied(at: int) -> bool:
-        other = head(at)
-        return other is not None and other != first and similarity([other], [first]) >= 0.5
-
-    return head(new_at) == first and all(map(copied, others))
 
 
 def support(alignment: Alignment, start: int, end: int) -> float:
@@ -122,7 +86,7 @@ def support(alignment: Alignment, start: int, end: int) -> float:
 
 
 def anchored(alignment: Alignment, old: tuple[int, int], new: tuple[int, int]) -> bool:
-    """Whether lines that each file has exactly once say that `old` became `new`: two, or a long one in it.
+    """Return whether lines that each file has exactly once say that `old` became `new`: two, or a long one in it.
 
     Such a line is proof enough where there is no function to compare, or much of the code around was rewritten.
     """

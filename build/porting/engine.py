@@ -10,13 +10,11 @@ from enum import Enum
 from functools import partial
 from itertools import zip_longest
 
-from build.porting import companions, vanished
-from build.porting.collector import paused
+from build.porting import companions
 from build.porting.companions import Place
 from build.porting.fileport import ChangePort, Context, Files, port_change, prepare
 from build.porting.markers import Labels
 from build.porting.moved_files import Finder
-from build.porting.soundness import lost
 from build.porting.trees import Layer, Tree
 from build.series.fields import diffstat
 from build.series.model import PatchFile
@@ -30,7 +28,7 @@ _ONCE = tuple(
 
 
 class PatchState(Enum):
-    """What became of a whole patch."""
+    """Outcomes for a whole patch."""
 
     PORTED = "ported"
     UNNEEDED = "already upstream"
@@ -61,7 +59,6 @@ class PatchPort:
     notes: tuple[str, ...] = ()
 
 
-@paused()
 def port_series(
     patches: Sequence[PatchFile], old: Tree, new: Tree, resolved: Mapping[str, Files] | None = None
 ) -> tuple[PatchPort, ...]:
@@ -93,8 +90,7 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
     prepare(ctx, patch.changes)
     ports, old = _port_changes(ctx, patch)
     known = [state.data for path in patch.paths if (state := ctx.old.get(path)) is not None]
-    trees = vanished.Trees(patch, ctx.old, ctx.new)
-    while more := _suspects(ctx, patch, _verdicts(ports), known, trees):
+    while more := _suspects(ctx, patch, _verdicts(ports), known):
         ctx = replace(ctx, suspects={**ctx.suspects, **more})
         ports, old = _port_changes(ctx, patch, ports)
     ctx.old.changed.update(old)
@@ -111,15 +107,15 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
         files,
         marked if outcome is PatchState.NEEDS_HUMAN else {},
         identical and all(item.verdict is Verdict.CLEAN for item in verdicts),
-        tuple(dict.fromkeys([*_notes(patch), *(note for port in ports for note in port.notes)])),
+        _notes(patch),
     )
 
 
 def _suspects(
-    ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Sequence[bytes], trees: vanished.Trees
+    ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Sequence[bytes]
 ) -> dict[Place, str]:
-    """Return the placed hunks that other hunks of the patch, or the rest of the trees, speak against."""
-    every = {**vanished.suspects(patch, verdicts, trees), **companions.suspects(patch, verdicts, known)}
+    """Return the placed hunks that other hunks of the patch speak against."""
+    every = companions.suspects(patch, verdicts, known)
     return {place: why for place, why in every.items() if place not in ctx.suspects}
 
 
@@ -176,17 +172,7 @@ def _decided(ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], de
     state = PatchState.PORTED
     if all(ctx.new.get(path) == content for path, content in decided.items()):
         state = PatchState.UNNEEDED
-    return PatchPort(patch, state, final, decided, notes=(*_notes(patch), *_unsound(ctx, decided)))
-
-
-def _unsound(ctx: Context, decided: Files) -> list[str]:
-    """Return a note for each file that could be read before a person edited it, and now cannot."""
-    found = []
-    for path, state in decided.items():
-        before = ctx.new.get(path)
-        if before and state and (why := lost(path, before.data, state.data)):
-            found.append(f"{path} was edited by hand, and {why}")
-    return found
+    return PatchPort(patch, state, final, decided, notes=_notes(patch))
 
 
 def _notes(patch: PatchFile) -> tuple[str, ...]:

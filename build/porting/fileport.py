@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import posixpath
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from build.git import Git
 from build.porting import functions, merges
 from build.porting.alignment import KEPT, Alignment, align, align_all, text_of
-from build.porting.binary import binary_content
 from build.porting.candidates import REACH
 from build.porting.groups import Placed, split
 from build.porting.lines import tokens
@@ -26,7 +28,7 @@ Files = Mapping[str, "FileState | None"]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What porting a change needs.
+    """Inputs of porting a change.
 
     Attributes:
         patch: the patch's file name.
@@ -57,14 +59,12 @@ class ChangePort:
         old: the old tree's files after the change (None: no file).
         new: the new tree's files after the hunks that were placed.
         marked: files for a person to edit, with markers where they are text.
-        notes: what else a person should know.
     """
 
     verdicts: tuple[HunkVerdict, ...]
     old: Files = field(default_factory=dict)
     new: Files = field(default_factory=dict)
     marked: Files = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 def whole(
@@ -121,8 +121,6 @@ def _added(ctx: Context, change: FileChange) -> ChangePort:
     current = ctx.new.get(path)
     old: Files = {path: made}
     why = next((why for (suspect, _), why in ctx.suspects.items() if suspect == path), "")
-    if current is None and not why and (found := ctx.finder.piece(path, text_of(content).lines, least=1)):
-        why = f"the new tree seems to have it elsewhere: {found[1]}"
     if current is None and why:
         marked = {path: FileState(made.mode, _two_sides(ctx.labels, b"", b"", content))}
         return ChangePort(whole(ctx, change, Verdict.CONFLICT, why, hunks=_numbers(change)), old, {}, marked)
@@ -203,7 +201,7 @@ def _renamed(ctx: Context, change: FileChange) -> ChangePort:
         new = {target: content} if copied else {source: None, target: content}
         marked = {target if path == source else path: data for path, data in inner.marked.items()}
         verdicts = (*whole(ctx, change, Verdict.CLEAN, f"to {target}"), *inner.verdicts)
-        return ChangePort(verdicts, old, new, marked, inner.notes)
+        return ChangePort(verdicts, old, new, marked)
     if has_target and not has_source and not copied:
         return _renamed_upstream(ctx, change, target, old)
     text = f"the new tree has {target} already" if has_target else "the new tree has no such file"
@@ -221,7 +219,7 @@ def _renamed_upstream(ctx: Context, change: FileChange, target: str, old: dict[s
     inner = port_modified(ctx, change, target)
     ctx.old.changed.clear()
     ctx.old.changed.update(kept)
-    return ChangePort((*done, *inner.verdicts), old, inner.new, inner.marked, inner.notes)
+    return ChangePort((*done, *inner.verdicts), old, inner.new, inner.marked)
 
 
 def _opaque(ctx: Context, change: FileChange) -> ChangePort:
@@ -251,8 +249,29 @@ def _after(change: FileChange, base: FileState | None) -> FileState | None:
     commits = change.submodule_commits
     if commits is not None:
         return FileState(mode, commits[1])
-    data = binary_content(change, base.data if base else None)
+    data = _binary_content(change, base.data if base else None)
     return None if data is None else FileState(mode, data)
+
+
+def _binary_content(change: FileChange, base: bytes | None) -> bytes | None:
+    """Return the content that a binary change makes of `base` (None: no file).
+
+    git decodes the change, and refuses a `base` whose blob id is not the one in the patch. The result is None when it
+    does not apply, or the patch has no content (`Binary files differ`).
+    """
+    if not change.binary:
+        return None
+    added = change.kind is ChangeKind.ADDED
+    head = f"diff --git a/f b/f\n{'new file mode 100644' + chr(10) if added else ''}"
+    index = f"index {change.old_blob}..{change.new_blob}{'' if added else ' 100644'}\n"
+    with tempfile.TemporaryDirectory(prefix="multiworld-binary-") as folder:
+        file = Path(folder, "f")
+        if base is not None:
+            file.write_bytes(base)
+        patch = (head + index).encode() + change.binary
+        # GIT_DIR keeps git from using the index of a repository above this folder.
+        done = Git(Path(folder)).call("apply", "--binary", "-", stdin=patch, env={"GIT_DIR": folder})
+        return file.read_bytes() if done.returncode == 0 and file.is_file() else None
 
 
 #: Verdicts that are kept when the file moved; the others become `file moved`.
@@ -271,7 +290,6 @@ def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
     verdicts: dict[int, HunkVerdict] = {}
     new: dict[str, FileState | None] = {}
     marked: dict[str, FileState | None] = {}
-    notes: list[str] = []
     for path, chosen, why in [(target, here, moved_why), *elsewhere]:
         if path is None:
             continue
@@ -279,8 +297,7 @@ def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
         if current is None or not chosen:
             continue
         suspects = {at: ctx.suspects[source, n] for at, n in enumerate(chosen) if (source, n) in ctx.suspects}
-        ported = port_text(data, current.data, [hunks[n - 1] for n in chosen], ctx.labels, suspects, path=path)
-        notes += [f"{path} was not checked in full: {ported.unread}"] if ported.unread else []
+        ported = port_text(data, current.data, [hunks[n - 1] for n in chosen], ctx.labels, suspects)
         mode = _mode_after(change, current.mode)
         new[path] = FileState(mode, ported.new)
         if ported.marked != ported.new or any(r.verdict.needs_human for r in ported.hunks):
@@ -291,7 +308,7 @@ def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
     text = f"the new tree has no such file{since}"
     verdicts |= {n: whole(ctx, change, Verdict.GONE, text, hunks=[n])[0] for n in lost}
     old: Files = {source: FileState(_mode_after(change, base.mode), apply_hunks(data, hunks))} if base else {}
-    return ChangePort(tuple(verdicts[n] for n in numbers), old, new, marked, tuple(notes))
+    return ChangePort(tuple(verdicts[n] for n in numbers), old, new, marked)
 
 
 def _hunks(ctx: Context, change: FileChange, base: FileState | None) -> Sequence[Hunk]:

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from build.porting.alignment import KEPT, Alignment, align, align_all
-from build.porting.already_upstream import only_moved
-from build.porting.echoes import echo
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, port_hunk, rigid
 from build.porting.lines import end_of, headings
 from build.porting.markers import Region, region
-from build.porting.placement import added_elsewhere, text
+from build.porting.placement import text
 from build.series.verdicts import Method, Verdict
 
 
@@ -27,7 +25,7 @@ def port_in_function(alignment: Alignment, placed: Placed) -> HunkResult | None:
     if found is None:
         return None
     result = port_hunk(found.alignment, shifted(placed, -found.old))
-    if result.verdict is Verdict.CONFLICT or _elsewhere(alignment, placed, result):
+    if result.verdict is Verdict.CONFLICT:
         return None
     return outward(result, placed, found.new, alignment, moved=alignment.to[found.old] != found.new)
 
@@ -80,13 +78,6 @@ def conflict_of(alignment: Alignment, placed: Placed) -> Region:
     inner = region(found.alignment, shifted(placed, -found.old))
     old, new = found.old, found.new
     return Region((inner.old[0] + old, inner.old[1] + old), (inner.new[0] + new, inner.new[1] + new))
-
-
-def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool:
-    """Whether the rest of the file contradicts the result within the function."""
-    if result.verdict is Verdict.UPSTREAM:
-        return any(only_moved(alignment, group) for group in placed.groups)
-    return echo(alignment, placed) is not None or any(added_elsewhere(alignment, g) for g in placed.groups)
 
 
 def shifted(placed: Placed, by: int) -> Placed:

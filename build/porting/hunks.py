@@ -9,16 +9,13 @@ from build.porting import already_upstream
 from build.porting.alignment import Alignment
 from build.porting.candidates import (
     anchored,
-    only_home,
     other_candidates,
-    recognisable,
-    removed_duplicates,
     same_function,
     support,
 )
 from build.porting.echoes import SURE, Echo, echo, removed_only
 from build.porting.groups import Edit, Group, Placed
-from build.porting.lines import distinctive, headings, norm, occurrences
+from build.porting.lines import distinctive, norm
 from build.porting.names import imports_only
 from build.porting.placement import GroupResult, Outcome, place_group, stands, stuck, target
 from build.series.verdicts import Method, Verdict
@@ -94,22 +91,19 @@ def rigid(alignment: Alignment, placed: Placed) -> int | None:
 
 def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
     """Return the result of a hunk whose lines are unchanged at `at`, if that place is certain."""
-    whole = (placed.start, placed.end), (at, at + placed.end - placed.start)
-    trouble, note = doubts(alignment, placed, *whole)
+    trouble = doubts(alignment, placed, (placed.start, placed.end), (at, at + placed.end - placed.start))
     if trouble:
         return human(trouble)
     for group in placed.groups:
         if why_not := stands(alignment, group):
             return human(why_not)
     if found := echo(alignment, placed):
-        if _elsewhere(alignment, placed.groups[0].start + at - placed.start, found):
-            return _perhaps(found, "but in another function")
         return _echoed(alignment, placed.groups, found)
     offset = at - placed.hunk.first
     shift = at - placed.start
     edits = tuple(Edit(g.start + shift, g.end + shift, g.added) for g in placed.groups)
     verdict, method = (Verdict.OFFSET, Method.OFFSET) if offset else (Verdict.CLEAN, Method.EXACT)
-    return HunkResult(verdict, method, note, at, edits, offset)
+    return HunkResult(verdict, method, "", at, edits, offset)
 
 
 def _echoed(alignment: Alignment, groups: Sequence[Group], found: Echo) -> HunkResult:
@@ -121,12 +115,6 @@ def _echoed(alignment: Alignment, groups: Sequence[Group], found: Echo) -> HunkR
     return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, evidence, found.start, there=there, alike=True)
 
 
-def _elsewhere(alignment: Alignment, at: int, found: Echo) -> bool:
-    """Whether lines of the new file are in another function than the line `at`."""
-    here, there = (headings(alignment.ours, line) for line in (at, found.start))
-    return bool(here) and bool(there) and here[-1] != there[-1]
-
-
 def _perhaps(found: Echo, evidence: str = "") -> HunkResult:
     """Return the result of a hunk that upstream may have in another form, which a person has to tell."""
     said = f"what it adds seems to be at {found.where} of the new file already"
@@ -134,24 +122,15 @@ def _perhaps(found: Echo, evidence: str = "") -> HunkResult:
     return replace(result, method=Method.UPSTREAM, there=range(found.start, found.end), alike=True)
 
 
-def doubts(alignment: Alignment, placed: Placed, old: tuple[int, int], new: tuple[int, int]) -> tuple[str, str]:
-    """Return why the new lines `new` are uncertain as the place of `old` (empty if they are certain).
-
-    The second value is a note how the place was distinguished from others.
-    """
-    note, old_at, new_at = "", old[0], new[0]
-    shift = old_at - placed.start
-    others = [at + shift for at in other_candidates(alignment, placed, new_at - shift)]
-    if others:
+def doubts(alignment: Alignment, placed: Placed, old: tuple[int, int], new: tuple[int, int]) -> str:
+    """Return why the new lines `new` are uncertain as the place of `old`; empty if they are certain."""
+    shift = old[0] - placed.start
+    if others := [at + shift for at in other_candidates(alignment, placed, new[0] - shift)]:
         lines = ", ".join(str(line + 1) for line in others[:4])
-        if not only_home(alignment, old_at, new_at, others):
-            return f"the same lines are also at line {lines}: it is uncertain which are meant", ""
-        note = f"the same lines are also at line {lines}; decided by the function they are in"
-    elif removed_duplicates(alignment, placed) and not only_home(alignment, old_at, new_at, []):
-        return "one of several equal blocks of the old file is gone; it is uncertain which one", ""
-    if not same_function(alignment, old_at, new_at) and not anchored(alignment, old, new):
-        return f"line {new_at + 1} has the same lines, but in another function", ""
-    return "", note
+        return f"the same lines are also at line {lines}: it is uncertain which are meant"
+    if not same_function(alignment, old[0], new[0]) and not anchored(alignment, old, new):
+        return f"line {new[0] + 1} has the same lines, but in another function"
+    return ""
 
 
 def _group(alignment: Alignment, placed: Placed, group: Group) -> GroupResult:
@@ -160,7 +139,7 @@ def _group(alignment: Alignment, placed: Placed, group: Group) -> GroupResult:
     result = place_group(alignment, group)
     if result.outcome is Outcome.PLACED:
         span = (group.start, group.end), (result.at, result.at + group.end - group.start)
-        trouble, _ = doubts(alignment, placed, *span)
+        trouble = doubts(alignment, placed, *span)
         if trouble:
             return stuck(trouble)
         if trust < SUPPORT and not anchored(alignment, *span) and not _above_known(alignment, group, result.at):
@@ -173,7 +152,7 @@ def _group(alignment: Alignment, placed: Placed, group: Group) -> GroupResult:
 
 
 def _above_known(alignment: Alignment, group: Group, at: int) -> bool:
-    """Whether imports are put right above a line at the margin that each file has once: what needs them is below."""
+    """Return whether imports go right above a line at the margin that each file has once."""
     if not imports_only(group.added) or group.end != group.start or alignment.to[group.end :][:1] != [at]:
         return False
     line = alignment.ours[at]
@@ -213,12 +192,3 @@ def context_changes(alignment: Alignment, placed: Placed) -> str:
 
 def _unmatched(lines: Sequence[bytes], images: Sequence[int], span: range) -> list[str]:
     return [norm(lines[n])[:60].decode("utf-8", "replace") for n in span if images[n] < 0 and lines[n].strip()]
-
-
-def unique_place(alignment: Alignment, placed: Placed) -> int | None:
-    """Return where the old side is, re-indented or not, if it occurs once in each file."""
-    old = list(alignment.base_norm[placed.start : placed.end])
-    places = occurrences(alignment.ours_norm, old)
-    if len(places) != 1 or len(occurrences(alignment.base_norm, old)) != 1 or not recognisable(old):
-        return None
-    return places[0]

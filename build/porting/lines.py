@@ -1,4 +1,4 @@
-"""How lines and tokens are compared, and how distinctive a line is for its place."""
+"""Compare lines and tokens, and tell how distinctive a line is for its place."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import product
-from string import ascii_letters, ascii_lowercase
 
 _TOKEN = re.compile(rb"\w+|[^\w\s]")
 _WORD = re.compile(rb"[A-Za-z_]\w+")
 _PART = re.compile(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _PART_OR_END = re.compile(_PART.pattern + rb"|\n")
-#: Pairs of bytes that are inside one of the words that `_PART` finds.
-PARTED = frozenset(bytes(pair) for pair in product(ascii_letters.encode(), ascii_lowercase.encode()))
 _STATEMENT = re.compile(rb";\s*(?://.*)?$")
 _NO_HEADING = (b"#", b"//", b"/*", b"* ")
 #: Words that are in too many places to be distinctive.
@@ -53,7 +49,7 @@ def words_by_line(lines: Sequence[bytes]) -> list[tuple[bytes, int]]:
 
 
 def distinctive(line: bytes) -> bool:
-    """Whether a line has enough words to identify its place."""
+    """Return whether a line has enough words to identify its place."""
     words = [word for word in _WORD.findall(line) if word not in _COMMON]
     return len(words) >= 2 or any(len(word) >= 8 for word in words)
 

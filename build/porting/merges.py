@@ -1,4 +1,4 @@
-"""What git's own merge makes of a hunk: its diffs tell it where changes are apart, and the command where they touch."""
+"""git's own merge of a hunk: its diffs tell it where changes are apart, and the command where they touch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Merge:
         return cls(base, ours, theirs, *_scripts([(base, ours), (base, theirs)]))
 
     def differs(self, placed: Placed, edits: Sequence[Edit]) -> bool:
-        """Whether git merges a hunk cleanly to something else than `edits` of the new file."""
+        """Return whether git merges a hunk cleanly to something else than `edits` of the new file."""
         found = self._edits(placed)
         if found == list(edits):
             return False

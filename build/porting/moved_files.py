@@ -16,13 +16,13 @@ _KINDS = (
     frozenset({".py", ".pyi"}),
     frozenset({".cmake", ".txt"}),
 )
-#: Ending of the file that another one is generated from: it has the code where the latter is not kept any more.
-_TEMPLATE = ".in"
 _VENDORED = ("third_party/", "vendor/", "external/")
 #: Share of an old file's distinctive lines that a new one must have to be the same file.
 RENAMED = 0.5
 #: The same for a part of a file, which is short and must be certain.
 SPLIT = 0.7
+#: Fewer distinctive lines of a part say too little.
+LEAST = 3
 #: Least distance to the second best.
 MARGIN = 0.2
 #: Number of long lines that are searched first: most files have none of them.
@@ -69,8 +69,7 @@ class Finder:
     def renamed(self, path: str, data: bytes) -> tuple[str, str] | None:
         """Return the new path of a file that is gone, with the evidence; None if it is uncertain."""
         before = self.old.entries.get(path)
-        template = path + _TEMPLATE
-        fresh = [name for name in self.new.tree.entries if name == template or name not in self.old.entries]
+        fresh = [name for name in self.new.tree.entries if name not in self.old.entries]
         same = [name for name in fresh if before and self.new.tree.entries[name].blob == before.blob]
         if len(same) == 1:
             return same[0], "the same content under another name"
@@ -78,10 +77,10 @@ class Finder:
         found = _best(lines, _Pool(self._read([n for n in fresh if alike(path, n)])), RENAMED, path)
         return (found[0], f"{found[1]:.0%} of its distinctive lines are in {found[0]}") if found else None
 
-    def piece(self, path: str, lines: Sequence[bytes], least: int = 3) -> tuple[str, str] | None:
-        """Return the one file that has lines of `path` now, with the evidence; fewer than `least` say too little."""
+    def piece(self, path: str, lines: Sequence[bytes]) -> tuple[str, str] | None:
+        """Return the one file that has lines of `path` now, with the evidence."""
         wanted = _telling(lines)
-        if len(wanted) < least:
+        if len(wanted) < LEAST:
             return None
         old = self.old.entries
         found = _best(wanted, self._changed(path), SPLIT, path, self._soon)
@@ -92,7 +91,7 @@ class Finder:
         return found[0], f"{found[1]:.0%} of the distinctive lines around it are in {found[0]}"
 
     def _changed(self, path: str) -> _Pool:
-        kind = f"{path.startswith(_VENDORED)} {posixpath.splitext(path.removesuffix(_TEMPLATE))[1]}"
+        kind = f"{path.startswith(_VENDORED)} {posixpath.splitext(path)[1]}"
         if kind not in self._changed_ones:
             old = self.old.entries
             names = [
@@ -116,10 +115,10 @@ class Finder:
 
 
 def alike(a: str, b: str) -> bool:
-    """Whether two paths are of one kind of file, or of its template, and both or neither vendored."""
+    """Return whether two paths are of one kind of file, and both or neither vendored."""
     if a.startswith(_VENDORED) != b.startswith(_VENDORED):
         return False
-    return bool(kind_of(a.removesuffix(_TEMPLATE)) & kind_of(b.removesuffix(_TEMPLATE)))
+    return bool(kind_of(a) & kind_of(b))
 
 
 def kind_of(path: str) -> frozenset[str]:
@@ -151,13 +150,7 @@ def _best(
     probe = _probes(lines)
     counts = Counter(name for files in pool.having(probe, soon) for name in files)
     likely = [name for name in pool.files if counts[name] >= int(enough / 2 * len(probe)) and name != path]
-    scored = sorted(((_share(lines, pool.files[name]) + _bonus(path, name), name) for name in likely), reverse=True)
+    scored = sorted(((_share(lines, pool.files[name]), name) for name in likely), reverse=True)
     if not scored or scored[0][0] < enough or (len(scored) > 1 and scored[0][0] - scored[1][0] < MARGIN):
         return None
-    return scored[0][1], min(scored[0][0], 1.0)
-
-
-def _bonus(path: str, name: str) -> float:
-    """Return a small bonus for a kept name or folder; it is too small to decide alone."""
-    same_name = posixpath.basename(path) == posixpath.basename(name)
-    return 0.05 * same_name + 0.02 * (posixpath.dirname(path) == posixpath.dirname(name))
+    return scored[0][1], scored[0][0]

@@ -84,5 +84,5 @@ def render(git: Git, item: Committed) -> bytes:
 
 
 def _same(one: bytes, other: bytes) -> bool:
-    """Whether two diffstats count the same."""
+    """Return whether two diffstats count the same."""
     return sorted(_CHANGED.findall(one)) == sorted(_CHANGED.findall(other))

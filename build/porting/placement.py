@@ -9,7 +9,7 @@ from enum import Enum
 from build.porting.alignment import Alignment
 from build.porting.candidates import recognisable
 from build.porting.groups import Edit, Group
-from build.porting.lines import distinctive, indent, norm, occurrences, similarity
+from build.porting.lines import indent, norm, occurrences, similarity
 
 #: Least similarity of two versions of a line to count as one line that was edited.
 SAME_LINE = 0.5
@@ -18,7 +18,7 @@ REPEATED = 3
 
 
 class Outcome(Enum):
-    """What became of a group."""
+    """Outcomes for a group."""
 
     PLACED = "placed"
     UPSTREAM = "upstream"
@@ -28,7 +28,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """What became of a group.
+    """The result for a group.
 
     Attributes:
         outcome: see `Outcome`.
@@ -67,27 +67,11 @@ def target(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, 
     if group.end > group.start:
         images = alignment.to[group.start : group.end]
         if min(images) < 0:
-            return _verbatim(alignment, group)
+            return None, "the lines it replaces were changed or removed"
         if list(images) != list(range(images[0], images[0] + len(images))):
             return None, "other lines were put between the lines it replaces"
         return (images[0], images[-1] + 1), ""
     return _gap(alignment, group.start)
-
-
-def _verbatim(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, str]:
-    """Return where replaced lines stand that are aligned with nothing, if each file has them exactly once."""
-    gone = None, "the lines it replaces were changed or removed"
-    lines = list(alignment.base_norm[group.start : group.end])
-    known = next((n for n, line in enumerate(lines) if line in alignment.once and distinctive(line)), None)
-    if known is None:
-        return gone
-    start = alignment.ours_norm.index(lines[known]) - known
-    span = start, start + len(lines)
-    if start < 0 or list(alignment.ours_norm[start : span[1]]) != lines:
-        return gone
-    if any(origin >= 0 and not group.start <= origin < group.end for origin in alignment.back[start : span[1]]):
-        return gone
-    return span, f"its lines stand at line {start + 1} only"
 
 
 def _gap(alignment: Alignment, at: int) -> tuple[tuple[int, int] | None, str]:
@@ -165,7 +149,7 @@ def stands(alignment: Alignment, group: Group) -> str:
 
 
 def doubles(alignment: Alignment, group: Group) -> bool:
-    """Whether an insertion repeats the lines above or below its place: somebody has made the change there before."""
+    """Return whether an insertion repeats the lines above or below its place, where the change was made before."""
     lines = [norm(line) for line in group.added if line.strip()]
     if group.end > group.start or len(lines) < REPEATED or not recognisable(group.added):
         return False

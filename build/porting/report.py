@@ -1,4 +1,4 @@
-"""What a port did, as data; rendered for the terminal, as Markdown and as JSON."""
+"""The report of a port, as data; rendered for the terminal, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class PortReport(msgspec.Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
-        """Whether no patch waits for a person; those that cannot be read do not."""
+        """Return whether no patch waits for a person; those that cannot be read do not."""
         return all(patch.state is not PatchState.NEEDS_HUMAN for patch in self.patches)
 
 

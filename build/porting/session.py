@@ -16,6 +16,7 @@ import msgspec
 from build.errors import UsageError
 from build.git import SUBMODULE, Git
 from build.paths import atomic_write
+from build.porting.action import Action
 from build.porting.engine import PatchState, port_series
 from build.porting.fileport import Files
 from build.porting.output import Committed, commit_ports, stage
@@ -33,7 +34,7 @@ _WHOLE = re.compile(rb"^<{7} .*?\n(.*?)^\|{7} .*?\n.*?^={7}\n.*?^>{7} .*?\n", re
 
 
 class State(msgspec.Struct, frozen=True):
-    """What `state.json` holds.
+    """The content of `state.json`.
 
     Attributes:
         key: digest of patches and trees; a state is only for the port that wrote it.
@@ -73,12 +74,21 @@ class Session:
         self.folder = folder
         self.repo = folder / "checkout"
 
-    def start(self) -> Outcome:
-        """Port everything; leave a checkout if a patch needs a person. A second run changes nothing.
+    def run(self, action: Action) -> Outcome:
+        """Port everything, or continue with what a person edited (`DROP`: without the hunks that need a person).
+
+        A checkout is left if a patch needs a person. A second start changes nothing.
 
         Raises:
-            UsageError: the folder has another port's checkout with edits.
+            UsageError: the folder has another port's checkout with edits, no port waits, markers are left, or other
+                files are changed.
         """
+        return self._go_on(self._started() if action is Action.START else self._resumed(drop=action is Action.DROP))
+
+    def close(self) -> None:
+        remove_folder(self.folder)
+
+    def _started(self) -> State:
         state = self._state()
         if state is not None and state.key != self._key():
             if state.resolved or (state.current and _tree_of(Git(self.repo)) != state.left):
@@ -94,14 +104,9 @@ class Session:
             with replacing(self.folder) as new:
                 new_repository(self.new.git, new / "checkout")
                 write_record(new / _STATE, state)
-        return self._go_on(state)
+        return state
 
-    def resume(self, *, drop: bool = False) -> Outcome:
-        """Continue with what a person edited (with `drop`: without the hunks that need a person).
-
-        Raises:
-            UsageError: no port waits, markers are left, or other files are changed.
-        """
+    def _resumed(self, *, drop: bool) -> State:
         state = self._state()
         if state is None:
             raise UsageError(f"no port waits in {self.folder}", remedy="start one without --continue")
@@ -114,10 +119,7 @@ class Session:
             git.out("update-ref", f"refs/resolved/{commit}", commit)
             state = State(state.key, {**state.resolved, state.current: commit})
             write_record(self.folder / _STATE, state)
-        return self._go_on(state)
-
-    def close(self) -> None:
-        remove_folder(self.folder)
+        return state
 
     def _go_on(self, state: State) -> Outcome:
         """Port all patches with the decisions so far, and leave a checkout for the first that needs a person."""

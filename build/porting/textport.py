@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from build.porting import halves, markers, renames, soundness, sweeps
+from build.porting import markers
 from build.porting.alignment import Alignment, align, text_of
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import HunkResult, context_changes, human, port_hunk
 from build.porting.lines import norm
 from build.porting.merges import Merge
-from build.porting.moved_code import port_moved, port_without_base
+from build.porting.moved_code import port_moved
 from build.series.inspect import Text, locate
 from build.series.model import Hunk
 from build.series.verdicts import Method, Verdict
@@ -32,14 +32,12 @@ class TextPort:
         marked: the same with conflict markers around the others; equal to `new` if there are none.
         hunks: one result per hunk.
         lines: where each hunk is in `new` (from 1, 0 for none).
-        unread: why the grammar could not tell whether the result is sound, empty if it could.
     """
 
     new: bytes
     marked: bytes
     hunks: tuple[HunkResult, ...]
     lines: tuple[int, ...]
-    unread: str = ""
 
 
 def port_text(
@@ -48,24 +46,17 @@ def port_text(
     hunks: Sequence[Hunk],
     labels: markers.Labels,
     suspects: Mapping[int, str] = MappingProxyType({}),
-    path: str = "",
 ) -> TextPort:
-    """Port the hunks of one file; `suspects` are those (from 0) that are left to a human, and why.
-
-    The ending of `path`, the new file's name, tells the language it is read in.
-    """
-    alignment, known, found = _each(base, ours, tuple(hunks))
-    located: Sequence[Placed | None] = known
+    """Port the hunks of one file; `suspects` are those (from 0) that are left to a human, and why."""
+    alignment, located, found = _each(base, ours, tuple(hunks))
     results = [human(suspects[n]) if n in suspects else result for n, result in enumerate(found)]
     results = crosscheck(alignment, located, _apart(results))
-    located, results = renames.follow(alignment, located, results)
-    results = halves.flag(alignment, hunks, results)
-    conflicts, results, unread = _sound(path, alignment, located, results)
+    conflicts, results = _conflicts(alignment, located, results)
     edits = [edit for result in results for edit in result.edits]
     done = b"".join(apply_edits(alignment.ours, edits))
     marks = [markers.mark(alignment, items, area, labels) for area, items in conflicts]
     marked = b"".join(apply_edits(alignment.ours, [*edits, *marks]))
-    return TextPort(done, marked, tuple(results), tuple(_line(result, edits) for result in results), unread)
+    return TextPort(done, marked, tuple(results), tuple(_line(result, edits) for result in results))
 
 
 @lru_cache(maxsize=32)
@@ -80,12 +71,10 @@ def _each(
     alignment = align(old.lines, new.lines)
     located = _locate(old, hunks)
     results = [
-        _port(alignment, placed) if placed else port_without_base(align(hunk.old, new.lines), split(hunk, number, 0))
-        for number, (placed, hunk) in enumerate(zip(located, hunks, strict=True), 1)
+        _unmoved(_port(alignment, placed), hunk, hunks) if placed else human("does not apply to the old tree")
+        for placed, hunk in zip(located, hunks, strict=True)
     ]
-    results = sweeps.place(alignment, located, results)
-    results = [_unmoved(result, hunk, hunks) for result, hunk in zip(results, hunks, strict=True)]
-    return alignment, tuple(located), tuple(_once(results))
+    return alignment, tuple(located), tuple(results)
 
 
 def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
@@ -133,24 +122,6 @@ def _unmoved(result: HunkResult, hunk: Hunk, hunks: Sequence[Hunk]) -> HunkResul
     return result
 
 
-def _once(results: Sequence[HunkResult]) -> list[HunkResult]:
-    """Leave hunks to a human that seem to be upstream by the words of lines which are another hunk's change as well.
-
-    A patch may add the same lines in several places, and upstream may have only some of them.
-    """
-    final = list(results)
-    for number, result in enumerate(results):
-        others = (other.there for other in (*results[:number], *results[number + 1 :]))
-        if result.alike and result.verdict is Verdict.UPSTREAM and any(_meet(result.there, item) for item in others):
-            why = f"{result.evidence}; but so is another hunk that adds the same: it is uncertain which"
-            final[number] = replace(human(why), method=Method.UPSTREAM)
-    return final
-
-
-def _meet(one: range, other: range) -> bool:
-    return max(one.start, other.start) < min(one.stop, other.stop)
-
-
 def _apart(results: list[HunkResult]) -> list[HunkResult]:
     """Leave hunks to a human that would change each other's lines."""
     taken: list[tuple[int, int, int]] = []
@@ -188,18 +159,6 @@ def _conflicts(
             return joined, final
         for number in inside:
             final[number] = human("is inside the lines of a conflicting hunk")
-
-
-def _sound(
-    path: str, alignment: Alignment, located: Sequence[Placed | None], results: list[HunkResult]
-) -> tuple[list[tuple[markers.Region, list[Placed]]], list[HunkResult], str]:
-    """Return conflicts and results after hunks that break the file were left to a human, and what could not be read."""
-    while True:
-        conflicts, results = _conflicts(alignment, located, results)
-        faults, unread = soundness.review(path, alignment, located, results)
-        if not faults:
-            return conflicts, results, unread
-        results = [human(faults.get(n, "")) if n in faults else result for n, result in enumerate(results)]
 
 
 def _line(result: HunkResult, edits: Sequence[Edit]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -73,14 +73,8 @@ class Tree:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether the repository has every file; a partial clone would have to fetch them."""
+        """Return whether the repository has every file; a partial clone would have to fetch them."""
         return self.git.call("config", "--get-regexp", r"^remote\..*\.promisor$").returncode != 0
-
-    def read_all(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield several files, in batches: a whole tree takes too much memory."""
-        names = list(paths)
-        for start in range(0, len(names), BATCH):
-            yield from self.read_many(names[start : start + BATCH]).items()
 
 
 @dataclass(slots=True)
@@ -98,23 +92,6 @@ class Layer:
 
     def put(self, path: str, state: FileState | None) -> None:
         self.changed[path] = state
-
-    def paths(self, kinds: Collection[str]) -> list[str]:
-        """Return the paths that end with one of `kinds`, in the tree's order: git reads files quickest in that."""
-        every = dict.fromkeys((*self.tree.entries, *self.changed))
-        return [path for path in every if path.endswith(tuple(kinds)) and self.has(path)]
-
-    def shared(self, other: Layer, paths: Iterable[str]) -> set[str]:
-        """Return those of `paths` that `other` has as well with the same content; no file is read."""
-        mine, theirs = self.tree.entries, other.tree.entries
-        same = {path for path in paths if path in mine and path in theirs and mine[path].blob == theirs[path].blob}
-        return same.difference(self.changed, other.changed)
-
-    def read_all(self, paths: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield files as `Tree.read_all` does, as they are in this layer."""
-        changed = {path: state for path, state in self.changed.items() if path in paths}
-        yield from ((path, state.data) for path, state in changed.items() if state is not None)
-        yield from self.tree.read_all(path for path in paths if path not in changed)
 
 
 def open_tree(spec: str, workplace: Path) -> Tree:

@@ -69,7 +69,7 @@ class AppliedTree:
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What `_RECORD` holds, signed."""
+    """The content of `_RECORD`, signed."""
 
     key: str
     head: str

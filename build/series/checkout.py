@@ -146,5 +146,5 @@ def _sweep_old(final: Path) -> None:
 
 
 def _other_runs(pid: str) -> bool:
-    """Whether another process with this id runs; a name without such an id counts as one, so that it is kept."""
+    """Return whether another process with this id runs; a name without such an id counts as one, so that it is kept."""
     return pid != str(os.getpid()) and (not pid.isdecimal() or runs(int(pid)))

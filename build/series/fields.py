@@ -47,5 +47,5 @@ def is_mail(data: bytes) -> bool:
 
 
 def has_header(data: bytes) -> bool:
-    """Whether the bytes begin like a described patch: then a patch without changes is valid."""
+    """Return whether the bytes begin like a described patch: then a patch without changes is valid."""
     return is_mail(data) or _LOOKS_LIKE_HEADER.search(data[:4096]) is not None

@@ -54,7 +54,7 @@ FindSource = Callable[[str], "Source | None"]
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What lint found, and the releases whose patches were applied and exported again."""
+    """The findings of lint, and the releases whose patches were applied and exported again."""
 
     findings: tuple[Finding, ...]
     files: int

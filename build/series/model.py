@@ -15,7 +15,7 @@ _COMMIT = re.compile(rb"Subproject commit ([0-9a-f]{40})")
 
 
 class ChangeKind(Enum):
-    """What a patch does to one file."""
+    """Kinds of changes of one file."""
 
     MODIFIED = "modified"
     ADDED = "added"
@@ -62,7 +62,7 @@ class Hunk:
 
     @property
     def bare(self) -> bool:
-        """Whether it has no context at all (`diff -U0`)."""
+        """Return whether it has no context at all (`diff -U0`)."""
         return all(text[:1] != b" " for text in self.lines)
 
     @property
@@ -73,7 +73,7 @@ class Hunk:
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """What a patch does to one file.
+    """The change of one file.
 
     Attributes:
         kind: see `ChangeKind`.

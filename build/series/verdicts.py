@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Verdict(Enum):
-    """What happened to one hunk (or to a change without hunks) when its patch was applied or ported."""
+    """The outcome for one hunk (or a change without hunks) of applying or porting its patch."""
 
     CLEAN = "clean"
     OFFSET = "offset"
@@ -24,7 +24,7 @@ class Verdict(Enum):
 
 
 class Method(Enum):
-    """How the hunk was placed, in the order in which methods are tried."""
+    """The method that placed a hunk, in the order in which methods are tried."""
 
     EXACT = "exact"
     OFFSET = "offset"
@@ -37,7 +37,7 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HunkVerdict:
-    """What happened to one hunk.
+    """The verdict about one hunk.
 
     Attributes:
         patch: name of the patch file.

@@ -20,14 +20,14 @@ class SourceKind(Enum):
 
 
 class TreePurpose(Enum):
-    """What the tree is for."""
+    """Purposes of a tree."""
 
     OVERLAY = "overlay"
     FULL = "full build"
 
 
 class Proof(Enum):
-    """How it is known that the tree is the release's."""
+    """Proofs that the tree is the release's."""
 
     COMMIT = "its commit is the pinned one"
     DIGEST = "its archive has the pinned SHA-256"

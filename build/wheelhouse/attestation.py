@@ -21,7 +21,7 @@ SUFFIX, STATEMENT, ENVELOPE = ".provenance", ".slsa.json", ".dsse.json"
 
 
 class Publisher(Enum):
-    """Who vouches for a statement."""
+    """The signer of a statement."""
 
     SIGSTORE = "sigstore"
     KEY = "key"

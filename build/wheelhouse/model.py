@@ -14,7 +14,7 @@ from build.wheeltest.results import TestRecord
 
 
 class Form(Enum):
-    """What a wheel is."""
+    """The form of a wheel."""
 
     PATCHED = "patched wheel"
     OVERLAY = "overlay wheel"
@@ -23,7 +23,7 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a wheel says about itself.
+    """The statements of a wheel about itself.
 
     Attributes:
         metadata: the bytes of METADATA.

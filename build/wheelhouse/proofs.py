@@ -1,4 +1,4 @@
-"""What is known about a wheel, in words: the state of its proof, its checks, its tests."""
+"""Facts about a wheel in words: the state of its proof, its checks, its tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from build.wheeltest import environments
 
 
 class State(Enum):
-    """How far a wheel is proven: symbol, word and meaning."""
+    """The state of a wheel's proof: symbol, word and meaning."""
 
     PROVEN = ("●", "proven", "its tests passed on exactly these bytes")
     BUILT = ("◐", "built", "it passed the checks of its build; no test result is known")

@@ -26,7 +26,7 @@ PUBLIC_KEY = "public-key.pem"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to publish.
+    """Wheels to publish, and how they are signed.
 
     Attributes:
         folders: folders that hold wheels.

@@ -26,7 +26,7 @@ class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Outer(msgspec.Struct, frozen=True):
-    """What whoever started the build chose."""
+    """The choices of the person who started the build."""
 
     release: str
     series: tuple[str, ...]
@@ -43,13 +43,13 @@ class Definition(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Builder(msgspec.Struct, frozen=True):
-    """Who ran the build."""
+    """The program that ran the build."""
 
     id: str
 
 
 class Details(msgspec.Struct, frozen=True):
-    """Who ran the build, and what came out beside the wheel."""
+    """The program that ran the build, and its results beside the wheel."""
 
     builder: Builder
     byproducts: tuple[Resource, ...]

@@ -47,7 +47,7 @@ class Subject:
 
     @property
     def label(self) -> str:
-        """What the version ends with: `mw1`, or what the user has chosen."""
+        """The end of the version: `mw1`, or what the user has chosen."""
         local = releases.get(self.proven.release).wheel.local
         return self.proven.version.partition(f"+{local}.")[2]
 

@@ -186,7 +186,7 @@ def check_digests(path: Path) -> int:
 
 
 def _listed(archive: zipfile.ZipFile, name: str, rows: Mapping[str, str]) -> bool:
-    """Whether RECORD has the digest of a member."""
+    """Return whether RECORD has the digest of a member."""
     kind, _, want = rows.get(name, "").partition("=")
     if kind not in _RECORD_DIGESTS:
         return False

@@ -31,7 +31,7 @@ _EXTENSION = re.compile(r"torch/_C\.[^/]+\.so")
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What changes between the official wheel and the patched one."""
+    """Changes between the official wheel and the patched one."""
 
     old_info: str
     new_info: str
@@ -97,10 +97,13 @@ def _plan(
         raise WheelError("this is not a wheel of torch", cause=f"{len(extension)} extension modules torch/_C")
     rewrite = {
         "torch/version.py": _substitute(rb"^__version__ = .*$", b"__version__ = '" + version + b"'", "version.py"),
-        f"{old}/METADATA": _substitute(rb"\AMetadata-Version: (.*)\nName: torch\nVersion: .*$",
-                                       rb"Metadata-Version: \1\nName: torch\nVersion: " + version, "METADATA"),
+        f"{old}/METADATA": _substitute(
+            rb"\AMetadata-Version: (.*)\nName: torch\nVersion: .*$",
+            rb"Metadata-Version: \1\nName: torch\nVersion: " + version,
+            "METADATA",
+        ),
         f"{old}/WHEEL": _substitute(rb"^Tag: .*$", f"Tag: {tag_line}".encode(), "WHEEL"),
-    }  # fmt: skip
+    }
     if overlay:
         rewrite[extension[0]] = _needed_first(overlay.soname)
     for name, data in files.items():

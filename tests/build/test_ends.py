@@ -188,8 +188,10 @@ print(*sys.argv[1:], flush=True)
         assert (done.returncode, done.stderr) == (status, ""), done
         assert lines[lines.index("making") + 1] == "made"
         assert [line for line in lines if line not in ("making", "made")] == [
-            "-s lint", "--install-only -s tests", *(() if status else ("-R -s tests", "-s test-2.6.0", "the summary"))
-        ]  # fmt: skip
+            "-s lint",
+            "--install-only -s tests",
+            *(() if status else ("-R -s tests", "-s test-2.6.0", "the summary")),
+        ]
         assert list(place.glob("tmp/*")) == []
 
 
@@ -209,8 +211,12 @@ def test_what_readme_does_not_name_is_installed_after_its_test_command(place: Pa
     (place / "noxfile.py").write_text("import sys\nprint(*sys.argv[1:], flush=True)\n")
     done = subprocess.run(
         [place / ".ci" / "run"],
-        env={**os.environ, "PATH": str(programs)}, capture_output=True, text=True, timeout=_TIMEOUT, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PATH": str(programs)},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in done.stdout.splitlines() if not line.startswith("-s build-2.6.0")]
     update, quiet = "apt-get update -q", "apt-get install -q -y --no-install-recommends"

@@ -22,12 +22,12 @@ _NOXFILE = f"""
 import sys
 sys.path.insert(0, {str(REPO)!r})
 import nox
-from build import statuses
+from build.bootstrap import status_of_tooling
 
 def ends(status):
     @nox.session(name=f"ends-{{status}}", venv_backend="none")
     def session(session):
-        with statuses.of_tooling():
+        with status_of_tooling():
             session.run(sys.executable, "-c", f"import os, sys; {{status}} or sys.exit(); os._exit({{status}} % 256) "
                         f"if {{status}} > 0 else os.kill(os.getpid(), 9)", external=True)
 

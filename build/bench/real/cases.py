@@ -27,7 +27,7 @@ THERE = 1 / 3
 
 
 class Kind(Enum):
-    """What the maintainer did with a patch."""
+    """Decisions of a maintainer about a patch."""
 
     REFRESHED = "refreshed"
     UPSTREAM = "dropped, upstream has it"
@@ -124,7 +124,7 @@ def _plain(name: str) -> str:
 
 
 def came_from_upstream(patch: PatchFile) -> bool:
-    """Whether a patch says that it is upstream's: by DEP-3's Origin or Applied-Upstream, a commit, or its folder."""
+    """Return whether a patch says that it is upstream's, by a field of DEP-3, a commit, or its folder."""
     fields = patch.fields
     if fields.get("Applied-Upstream") or _ORIGIN.search(fields.get("Origin", "")):
         return True
@@ -219,7 +219,7 @@ def _dropped(old: Side, new: Side, name: str, partners: Mapping[str, str]) -> Re
 
 
 def _mostly_there(patch: PatchFile, old: Tree, new: Tree) -> bool:
-    """Whether the new files have enough of the lines that a patch brings in: else upstream solved it in another way.
+    """Return whether the new files have enough of a patch's added lines; else upstream solved it in another way.
 
     A line that the old files have without the patch, which moves or repeats it, says nothing: upstream kept it.
     """

@@ -5,25 +5,17 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 
 from build.bench.real.cases import RealCase, RealHunk
+from build.bench.tools import Result
 from build.git import Git
 from build.porting.groups import Edit, apply_edits
 from build.porting.lines import norm, occurrences
 from build.series.inspect import Text
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-
-
-class Result(Enum):
-    """What a tool made of one hunk."""
-
-    RIGHT = "right"
-    WRONG = "wrong"
-    LEFT = "left"
 
 
 def judge(case: RealCase, files: Mapping[str, bytes]) -> list[Result]:
@@ -74,7 +66,7 @@ def _wanted(case: RealCase, hunk: RealHunk) -> set[Edit]:
 
 
 def _same_text(case: RealCase, hunk: RealHunk, files: Mapping[str, bytes]) -> bool:
-    """Whether a tool's file has the maintainer's lines with those around them, where a diff is divided otherwise."""
+    """Return whether a tool's file has the maintainer's lines and their neighbours, however a diff is divided."""
     state = case.new.read(hunk.new_path)
     lines = Text(state.data if state else b"").lines
     start, end = max(0, hunk.edits[0].start - 3), min(len(lines), hunk.edits[-1].end + 3)
@@ -95,7 +87,7 @@ def _lines(case: RealCase, path: str, edit: Edit) -> list[bytes]:
 
 
 def _concerned(hunk: RealHunk, added: Collection[bytes], removed: Collection[bytes]) -> bool:
-    """Whether edits that no right hunk explains have lines of this one."""
+    """Return whether edits that no right hunk explains have lines of this one."""
     mine = _telling(hunk.hunk.added)
     return bool(mine.intersection(added)) if mine else bool(_telling(hunk.hunk.removed).intersection(removed))
 

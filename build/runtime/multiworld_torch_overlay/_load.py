@@ -54,7 +54,7 @@ def build_id(path: Path) -> str:
 
 
 def _mapped(name: str) -> bool:
-    """Whether a library of that file name is already loaded in this process."""
+    """Return whether a library of that file name is already loaded in this process."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -16,7 +16,6 @@ import pytest
 from build import seals
 from build.errors import DigestMismatchError
 from build.overlay.model import Inputs
-from build.overlay.pool import compile_units
 from build.paths import REPO
 from tests.build.caches import damage
 from tests.build.overlay import little as lt
@@ -44,40 +43,39 @@ def given(little: Little, tmp_path: Path, own_cache: Path) -> Inputs:
 @pytest.mark.parametrize("harm", damage.SOME)
 @pytest.mark.parametrize("name", ["unit.o", "entry.json"])
 def test_object(harm: Damage, name: str, given: Inputs) -> None:
-    (first,) = compile_units(given, {NCCL_CPP: "test"})
+    (first,) = lt.compiled(given, NCCL_CPP)
     harm(first.path.parent / name)
-    (second,) = compile_units(given, {NCCL_CPP: "test"})
+    (second,) = lt.compiled(given, NCCL_CPP)
     assert replace(second, seconds=0.0) == replace(first, seconds=0.0)
     assert seals.sha256_of(second.path) == first.sha256
-    (third,) = compile_units(given, {NCCL_CPP: "test"})
+    (third,) = lt.compiled(given, NCCL_CPP)
     assert third.seconds == 0.0
 
 
 @pytest.mark.parametrize("harm", [damage.entry_file, damage.entry_empty])
 def test_object_as_a_whole(harm: Damage, given: Inputs) -> None:
-    (first,) = compile_units(given, {NCCL_CPP: "test"})
+    (first,) = lt.compiled(given, NCCL_CPP)
     harm(first.path.parent)
-    (second,) = compile_units(given, {NCCL_CPP: "test"})
+    (second,) = lt.compiled(given, NCCL_CPP)
     assert second.sha256 == first.sha256
 
 
 def test_any_byte_of_an_entry(given: Inputs) -> None:
     """Damage that leaves it JSON is damage too: a path or a name in it may be another one."""
-    (first,) = compile_units(given, {NCCL_CPP: "test"})
+    (first,) = lt.compiled(given, NCCL_CPP)
     entry = first.path.parent / "entry.json"
     good = entry.read_bytes()
     entry.write_bytes(good.replace(b"nccl.cpp", b"ncck.cpp"))
-    (second,) = compile_units(given, {NCCL_CPP: "test"})
+    (second,) = lt.compiled(given, NCCL_CPP)
     assert (second.unit, second.includes) == (first.unit, first.includes)
 
 
 _COMPILE = """
 import pickle, sys
 from pathlib import Path
-from build.overlay.pool import compile_units
-from build.paths import REPO
+from tests.build.overlay import little as lt
 given, unit = pickle.loads(Path(sys.argv[1]).read_bytes())
-compile_units(given, {unit: "test"})
+lt.compiled(given, unit)
 """
 
 
@@ -93,7 +91,7 @@ def test_what_a_killed_compiler_left(given: Inputs, own_cache: Path, tmp_path: P
     assert done.returncode == -signal.SIGKILL
     (left,) = (own_cache / "objects").glob(".*.part")
     assert (left / "unit.o").read_text() == "half\n"
-    (made,) = compile_units(given, {NCCL_CPP: "test"})
+    (made,) = lt.compiled(given, NCCL_CPP)
     assert seals.sha256_of(made.path) == made.sha256
     assert list((own_cache / "objects").glob(".*")) == []
 
@@ -104,7 +102,7 @@ def test_headers_that_rot_below_the_file_system(which: str, given: Inputs, own_c
     entry = own_cache / ("unpacked/w" if which == "wheel" else "headers/p")
     damage.rot(entry / (f"torch/include/{NCCL_H}" if which == "wheel" else "include/pin.h"), entry)
     with pytest.raises(DigestMismatchError, match="damaged headers of the cache") as caught:
-        compile_units(given, {NCCL_CPP: "test"})
+        lt.compiled(given, NCCL_CPP)
     assert "run again" in caught.value.remedy
     assert list(own_cache.rglob("unit.o")) == []
     assert not seals.intact(entry), "the next run takes it as it is"

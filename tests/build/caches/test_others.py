@@ -14,6 +14,7 @@ import pytest
 from build import seals
 from build.errors import ToolError
 from build.paths import REPO
+from build.porting.action import Action
 from build.porting.between_trees import Request, port_folder
 from build.porting.session import discard
 from gpuless import imitation
@@ -81,9 +82,13 @@ def test_environments_of_killed_runs_go_and_those_in_use_stay(own_cache: Path) -
 
     def start() -> tuple[subprocess.Popen[str], Path]:
         process = subprocess.Popen(
-            [sys.executable, "-c", _KILLED], cwd=REPO, env={**os.environ, "MULTIWORLD_CACHE": str(own_cache)},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "-c", _KILLED],
+            cwd=REPO,
+            env={**os.environ, "MULTIWORLD_CACHE": str(own_cache)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert process.stdout is not None
         return process, Path(process.stdout.readline().strip())
 
@@ -111,15 +116,15 @@ def test_port_that_waits(harm: Damage, tmp_path: Path) -> None:
     commit(git, {"a.c": numbered(40, l10="upstream\n")}, "upstream")
     git.out("tag", "new")
 
-    def port(action: str) -> None:
+    def port(action: Action) -> None:
         root = tmp_path
         port_folder(Request(root / "patches", f"{git.folder}@old", f"{git.folder}@new", root / "out", action))
 
-    port("start")
+    port(Action.START)
     (state,) = (tmp_path / "out.port").glob("*.json")
     harm(state)
     with pytest.raises(ToolError, match="is damaged") as caught:
-        port("continue")
+        port(Action.CONTINUE)
     assert "--abort" in caught.value.remedy
     discard(tmp_path / "out.port")
     assert not state.exists()

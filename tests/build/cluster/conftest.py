@@ -34,9 +34,14 @@ class Site:
         # The cache of uv is the test's own: pages of an index on an old port must not be taken for those of this one.
         own = {"PYTHONPATH": str(REPO), "UV_CACHE_DIR": str(self.cluster.top / "uv"), "UV_OFFLINE": "0"}
         return subprocess.Popen(
-            command, env={**clean(), **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/",
+            command,
+            env={**clean(), **own},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd="/",
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def run(self, *arguments: str | Path) -> tuple[int, dict[str, dict[str, Any]], str]:
         """Return exit status, results by host, and what was said to a person."""

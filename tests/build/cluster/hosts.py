@@ -214,10 +214,16 @@ def main():
 def offer(index: Index, version: str, scratch: Path) -> None:
     """Offer a real wheel of a `torch-multiworld` in miniature, whose doctor speaks as the real one."""
     points = "[console_scripts]\nmultiworld = little_multiworld:main\n"
-    offer_named(index, "torch-multiworld", version, scratch, {
-        "little_multiworld.py": _DOCTOR.format(version=version),
-        f"torch_multiworld-{version}.dist-info/entry_points.txt": points,
-    })  # fmt: skip
+    offer_named(
+        index,
+        "torch-multiworld",
+        version,
+        scratch,
+        {
+            "little_multiworld.py": _DOCTOR.format(version=version),
+            f"torch_multiworld-{version}.dist-info/entry_points.txt": points,
+        },
+    )
 
 
 def offer_named(index: Index, name: str, version: str, scratch: Path, files: Mapping[str, str] | None = None) -> None:

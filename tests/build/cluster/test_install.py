@@ -27,8 +27,11 @@ def version(host: Host) -> str:
     """What a program that uses the link would run."""
     done = subprocess.run(
         [host.current / "bin" / "python", "-c", "import importlib.metadata as m; print(m.version('torch-multiworld'))"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     return done.stdout.strip()
 
 

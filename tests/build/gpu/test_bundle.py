@@ -47,9 +47,7 @@ def run(program: Path, *arguments: str | Path) -> subprocess.CompletedProcess[st
         command = [*alone, *command]
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OUT")}
     env = {**own, "PIP_NO_INDEX": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        command, cwd="/", env=env, capture_output=True, text=True, timeout=SECONDS, check=False
-    )  # fmt: skip
+    return subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
 def test_the_same_input_gives_the_same_bytes(made: Path, tmp_path: Path) -> None:

@@ -52,8 +52,13 @@ def test_the_first_python_on_path_that_has_torch(bare: Path, with_torch: Path, m
 def test_outside_of_a_bundle_nothing_is_installed(with_torch: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "build.gpu.run", "--python", with_torch / "bin" / "python", "--out", tmp_path],
-        cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 5
     assert "lacks pytest, pytest_timeout" in done.stderr
     assert "nox -s gpu -- --bundle" in done.stderr

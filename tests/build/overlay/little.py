@@ -15,7 +15,8 @@ from build.anypatch.plan import Change, Limits
 from build.anypatch.plan import make as make_plan
 from build.overlay import toolchain
 from build.overlay.flags import COMMON
-from build.overlay.model import Inputs
+from build.overlay.model import Inputs, Object
+from build.overlay.pool import compiling
 from build.overlay.symbols import build_id
 from build.releases import OfficialWheel, Release, Unit
 from tests.build.overlay import little_sources as text
@@ -103,9 +104,15 @@ def _extension(scratch: Path, wheel: Path) -> None:
 
 def _release(identity: str) -> Release:
     wheel = OfficialWheel(
-        version=VERSION, local="cu124", pythons=(PYTHON,), cxx11_abi=True, nccl="2.0", cuda="12.4",
-        libtorch_cuda_build_ids={PYTHON: identity}, sha256={PYTHON: "0" * 64},
-    )  # fmt: skip
+        version=VERSION,
+        local="cu124",
+        pythons=(PYTHON,),
+        cxx11_abi=True,
+        nccl="2.0",
+        cuda="12.4",
+        libtorch_cuda_build_ids={PYTHON: identity},
+        sha256={PYTHON: "0" * 64},
+    )
     return Release(version=VERSION, tag=f"v{VERSION}", commit="a" * 40, wheel=wheel, series=("little",))
 
 
@@ -120,10 +127,19 @@ def inputs(
     plan = make_plan(folder, Change(frozenset(edits), by="series"), Limits(safe=safe or {}))
     before = {path: (little.tree / path).read_text() for path in edits if (little.tree / path).is_file()}
     return Inputs(
-        release=release, tree=folder, changed=tuple(edits), wheel=little.wheel, python=PYTHON,
-        wheel_sha256="0" * 64, headers=(), toolchain=toolchain.find(9), units=plan.units, owners=plan.owners,
-        originals=before, safe_headers=safe or {},
-    )  # fmt: skip
+        release=release,
+        tree=folder,
+        changed=tuple(edits),
+        wheel=little.wheel,
+        python=PYTHON,
+        wheel_sha256="0" * 64,
+        headers=(),
+        toolchain=toolchain.find(9),
+        units=plan.units,
+        owners=plan.owners,
+        originals=before,
+        safe_headers=safe or {},
+    )
 
 
 def edited(path: str, old: str, new: str) -> dict[str, str]:
@@ -155,3 +171,9 @@ def relink_cuda(little: Little, tree: Path, wheel: Path) -> Little:
     link = (lib / "libtorch_cpu.so", nvidia / "libnccl.so.2", nvidia / "libcudart.so.12")
     _library("libtorch_cuda.so", tree, text.CUDA, lib, *link)
     return Little(tree, wheel, _release(build_id(lib / "libtorch_cuda.so")))
+
+
+def compiled(given: Inputs, *units: str) -> tuple[Object, ...]:
+    """Compile some units and nothing else."""
+    with compiling(given) as pool:
+        return pool.compile(dict.fromkeys(units, "test"))

@@ -11,7 +11,6 @@ import pytest
 from build.errors import CompileError, NeedsFullBuildError
 from build.overlay import closure, pool
 from build.overlay.closure import compile_closure, hidden_needs
-from build.overlay.pool import compile_units
 from build.overlay.symbols import Names, names
 from build.overlay.toolchain import Toolchain
 from tests.build.overlay import little as lt
@@ -45,7 +44,7 @@ def test_what_stock_exports_brings_nothing_along(little: Little, tmp_path: Path)
 
 def test_what_is_missing_is_what_stock_hides(little: Little, tmp_path: Path) -> None:
     given = lt.inputs(little, tmp_path / "tree", EDIT)
-    (made,) = compile_units(given, {NCCL_CPP: "test"})
+    (made,) = lt.compiled(given, NCCL_CPP)
     assert hidden_needs(given, [made.path]) == {"_ZN5torch4cuda6Secret5valueEv"}
 
 

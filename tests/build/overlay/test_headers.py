@@ -11,7 +11,6 @@ from build.errors import CompileError, NeedsFullBuildError
 from build.overlay.headers import check_headers
 from build.overlay.layout import installed
 from build.overlay.model import Check, Inputs
-from build.overlay.pool import compile_units
 from tests.build.overlay import little as lt
 from tests.build.overlay import little_sources as text
 from tests.build.overlay.little import Little
@@ -100,7 +99,7 @@ def test_a_changed_header_comes_before_the_wheel_s(
     monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "cache"))
     given = changed(little, tmp_path, before, after, header)
     lt.write(given.tree, {lt.NCCL_CPP: f"#include <{named}>\nstatic_assert(sizeof(Kind) == 2);\n"})
-    (made,) = compile_units(given, {lt.NCCL_CPP: "a test"})
+    (made,) = lt.compiled(given, lt.NCCL_CPP)
     assert f"tree:{header}" in made.includes
     with pytest.raises(NeedsFullBuildError, match="Kind: byte size: 8, now 2"):
         check_headers(given)
@@ -143,7 +142,7 @@ def test_a_changed_header_comes_before_the_wheel_s(
         ("class Kind : public Base {", "class Kind {", r"torch::Kind"),
         ("// Made by", "#pragma pack(4)\n// Made by", r"torch::Kind: byte size: 40, now 36"),
     ],
-)  # fmt: skip
+)
 def test_what_extensions_have_compiled_in(old: str, new: str, said: str, little: Little, tmp_path: Path) -> None:
     assert old in BEFORE
     with pytest.raises(NeedsFullBuildError) as caught:
@@ -167,7 +166,7 @@ def test_what_extensions_have_compiled_in(old: str, new: str, said: str, little:
         ("#define LIMIT 8", '#pragma GCC diagnostic ignored "-Wpacked"\n#define LIMIT 8'),
         ("  int32_t other_;\n  double exact_;", "  int32_t other_; double   exact_;"),
     ],
-)  # fmt: skip
+)
 def test_what_is_added_beside_it(old: str, new: str, little: Little, tmp_path: Path) -> None:
     assert old in BEFORE
     found = judged(little, tmp_path, BEFORE, BEFORE.replace(old, new))

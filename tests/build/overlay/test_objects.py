@@ -15,7 +15,6 @@ import pytest
 from build.errors import CompileError
 from build.overlay import pool
 from build.overlay.model import Inputs, Object
-from build.overlay.pool import compile_units
 from build.overlay.toolchain import Toolchain
 from build.releases import Define
 from tests.build.overlay import little as lt
@@ -43,8 +42,7 @@ def compiler(tmp_path: Path) -> Counting:
 
 
 def compile_one(given: Inputs, compiler: Counting, unit: str = NCCL_CPP) -> Object:
-    (made,) = compile_units(replace(given, toolchain=compiler.toolchain), {unit: "test"})
-    return made
+    return lt.compiled(replace(given, toolchain=compiler.toolchain), unit)[0]
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -131,7 +129,7 @@ def test_bytes_do_not_depend_on_where_things_lie(
     for place in ("one", "another/much/longer"):
         monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / place / "cache"))
         given = lt.inputs(little, tmp_path / place / "tree", edit)
-        made += compile_units(given, {NCCL_CPP: "test"})
+        made += lt.compiled(given, NCCL_CPP)
     assert made[0].path != made[1].path
     assert made[0].path.read_bytes() == made[1].path.read_bytes()
     assert str(tmp_path).encode() not in made[0].path.read_bytes()
@@ -139,7 +137,7 @@ def test_bytes_do_not_depend_on_where_things_lie(
 
 def test_records_name_files_by_root(little: Little, tmp_path: Path, own_cache: Path) -> None:
     given = lt.inputs(little, tmp_path / "tree", lt.edited(NCCL_H, "answer();", "answer();  //"))
-    (made,) = compile_units(given, {NCCL_CPP: "test"})
+    (made,) = lt.compiled(given, NCCL_CPP)
     assert {f"tree:{NCCL_CPP}", f"tree:{NCCL_H}", "wheel:torch/csrc/cuda/Secret.h"} <= set(made.includes)
     assert not [name for name in made.includes if str(tmp_path) in name]
     assert own_cache.is_dir()
@@ -150,7 +148,7 @@ def test_a_unit_that_does_not_compile_says_why_and_leaves_nothing(
 ) -> None:
     given = lt.inputs(little, tmp_path / "tree", {NCCL_CPP: '#include "absent/thing.h"\n'})
     with pytest.raises(CompileError, match=NCCL_CPP) as caught:
-        compile_units(given, {NCCL_CPP: "test"})
+        lt.compiled(given, NCCL_CPP)
     assert "absent/thing.h" in caught.value.cause
     assert [path for path in own_cache.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
 
@@ -193,7 +191,7 @@ def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path, mo
     slow = replace(given, toolchain=Toolchain(script, "slow", 12))
     began = time.monotonic()
     with pytest.raises(CompileError, match="Secret"):
-        compile_units(slow, {NCCL_CPP: "test", HIDDEN_CPP: "test"})
+        lt.compiled(slow, NCCL_CPP, HIDDEN_CPP)
     assert time.monotonic() - began < 50
 
 
@@ -206,7 +204,7 @@ def test_no_more_compilers_at_once_than_asked_for(
     script.write_text(f'#!/bin/sh\nmkdir "{busy}" || touch "{more}"\ng++ "$@"\nsleep 0.2\nrmdir "{busy}"\n')
     script.chmod(0o755)
     given = replace(lt.inputs(little, tmp_path / "tree", {}), toolchain=Toolchain(script, "lone", 12), jobs=1)
-    compile_units(given, {NCCL_CPP: "test", HIDDEN_CPP: "test", USER_CPP: "test"})
+    lt.compiled(given, NCCL_CPP, HIDDEN_CPP, USER_CPP)
     assert not more.exists()
 
 
@@ -224,7 +222,7 @@ def test_output_that_cannot_be_written_ends_the_build(
 
     def compiled() -> None:
         try:
-            compile_units(given, {NCCL_CPP: "test"})
+            lt.compiled(given, NCCL_CPP)
         except OSError as error:
             ended.put(error)
 

@@ -12,8 +12,9 @@ from build.overlay.toolchain import find, run_compiler
 def test_the_linker_takes_no_library_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cxx = find(9).cxx
     (tmp_path / "stray.cpp").write_text("int stray() { return 1; }\n")
-    assert not run_compiler([cxx, "-shared", "-fPIC", tmp_path / "stray.cpp", "-o", tmp_path / "libstray.so"],
-                            timeout=60).returncode  # fmt: skip
+    assert not run_compiler(
+        [cxx, "-shared", "-fPIC", tmp_path / "stray.cpp", "-o", tmp_path / "libstray.so"], timeout=60
+    ).returncode
     monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
     done = run_compiler([cxx, "-shared", "-o", tmp_path / "made.so", "-lstray"], timeout=60)
     assert done.returncode

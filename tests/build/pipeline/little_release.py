@@ -158,9 +158,14 @@ def started(place: Place, *arguments: str | Path, **extra: str) -> Iterator[subp
     """Start `python -m build ARGUMENTS` over the miniature, in a session of its own."""
     command = [sys.executable, "-m", "build", *arguments]
     process = subprocess.Popen(
-        command, env=environment(place, extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True, cwd="/",
-    )  # fmt: skip
+        command,
+        env=environment(place, extra),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        cwd="/",
+    )
     try:
         yield process
     finally:

@@ -39,8 +39,12 @@ def test_a_release_without_patches_is_refused_before_anything_is_fetched(
     env |= {"MULTIWORLD_UPSTREAM": "http://127.0.0.1:9/pytorch.git"}
     done = subprocess.run(
         [sys.executable, "-m", "build", command, "2.9.1", option, tmp_path / "dist"],
-        env=env, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 8, done.stdout + done.stderr
     assert "no series of patches is ported to PyTorch 2.9.1" in done.stdout + done.stderr
     assert not (tmp_path / "dist").exists()
@@ -69,7 +73,11 @@ def test_the_noxfile_alone_lists_its_sessions() -> None:
     """It does not lint, test and fetch torch for one who only looked."""
     done = subprocess.run(
         [PYTHON, "-m", "nox", "-f", REPO / "noxfile.py"],
-        cwd=REPO, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert "- build-2.6.0" in done.stdout
     assert "Running session" not in done.stdout + done.stderr

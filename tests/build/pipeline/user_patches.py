@@ -59,7 +59,14 @@ def run(wheel: Path, site: Path, program: str) -> str:
     check_digests(wheel)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(site)}, capture_output=True,
-                          text=True, timeout=60, check=False, cwd="/")  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd="/",
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

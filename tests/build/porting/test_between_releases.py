@@ -13,6 +13,7 @@ from build import paths, releases
 from build.errors import UsageError
 from build.git import Git
 from build.porting import between_releases, registry
+from build.porting.action import Action
 from build.porting.between_releases import Request, give_up, port_release
 from build.series import manifest as manifests
 from build.series.lint import Source, lint_series
@@ -72,7 +73,7 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Git]:
     releases.load.cache_clear()
 
 
-def request(repo: Git, release: str, action: str = "start", **more: object) -> Request:
+def request(repo: Git, release: str, action: Action = Action.START, **more: object) -> Request:
     root = repo.folder.parent / "patches"
     trees = {"from_source": f"{repo.folder}@v2.2.1", "to_source": f"{repo.folder}@v{release}"}
     return Request(release, "demo", action=action, root=root, **trees, **more)  # type: ignore[arg-type]
@@ -154,7 +155,7 @@ def test_upstream_and_conflict_are_entered_as_such(repo: Git) -> None:
     checkout.write_bytes(
         data[: data.index(b"<<<<<<<")] + b"both\n" + data[data.index(b"\n", data.index(b">>>>>>>")) + 1 :]
     )
-    assert port_release(request(repo, "2.4.0", "continue")).complete
+    assert port_release(request(repo, "2.4.0", Action.CONTINUE)).complete
     entry = manifests.load(folder(repo)).release["2.4.0"]
     assert (entry.patches, entry.missing, entry.verified) == (("two",), (), Verified.PORTED)
     assert b"+both\n" in (folder(repo) / "2.4.0" / "0001-two.patch").read_bytes()

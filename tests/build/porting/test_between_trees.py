@@ -9,6 +9,7 @@ import pytest
 
 from build.errors import PatchError, SourceError, UsageError
 from build.git import Git
+from build.porting.action import Action
 from build.porting.between_trees import Request, port_folder
 from build.porting.engine import PatchState
 from build.porting.quilt import load_folder
@@ -40,7 +41,7 @@ def repo(tmp_path: Path) -> Git:
     return git
 
 
-def request(repo: Git, action: str = "start") -> Request:
+def request(repo: Git, action: Action = Action.START) -> Request:
     root = repo.folder.parent
     return Request(root / "patches", f"{repo.folder}@old", f"{repo.folder}@new", root / "out", action)
 
@@ -192,7 +193,7 @@ def tells(note: str, found: tuple[str, ...]) -> bool:
         (b"-1,7 +1,7 @@\n one\n-two\n+TWO\n three\n\n\n\n \n", b"\n\n\n\n", ""),
     ],
     ids=["blank lines chopped", "last line end chopped", "blanks of blank lines chopped"],
-)  # fmt: skip
+)
 def test_a_last_hunk_that_an_editor_stripped(tmp_path: Path, written: bytes, meant: bytes, note: str) -> None:
     """GNU patch, and so quilt, assumes blank lines there."""
     old = b"one\ntwo\nthree\n" + meant + b"end\n"
@@ -263,7 +264,7 @@ HEADERS = {
     "dpatch": b"#! /bin/sh /usr/share/dpatch/dpatch-run\n## 01_x.dpatch by A U Thor\n# DP: why\n\n# Closes: #123\n",
     "no blank line": b"Description: x\nForwarded: no\n",
     "not UTF-8": b"Description: Gr\xfcn  \n\n\n# last\n\n\n",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from build.bench.corpus.cases import generate
-from build.bench.corpus.model import Case
-from build.bench.corpus.tools import git_am, ours, set_up
-from build.bench.porting import Result, measure, score
+from build.bench.corpus import Case, generate
+from build.bench.porting import measure, score
+from build.bench.tools import Result, git_am, ours, set_up
 
 WORDS = ("tensor", "stream", "device", "kernel", "buffer", "handle", "status", "index", "shape", "engine")
 

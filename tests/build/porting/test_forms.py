@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import pytest
 
-from build.series.verdicts import Verdict
-
 from .sessions import nothing_put_in, ported
 
 #: Each: the old code, the same patched, and the new code, which has the change in another form.
@@ -292,45 +290,6 @@ static void follow_check(struct session *session, void *data)
 }
 """,
     ),
-    "a check that upstream moved to a function of its own": (
-        """\
-int main(int argc, char **argv)
-{
-  struct session *session = session_of(argc, argv);
-  session_connect(session);
-  return session_run(session);
-}
-""",
-        """\
-int main(int argc, char **argv)
-{
-  struct session *session = session_of(argc, argv);
-  if (session->host == NULL || !valid_hostname(session->host)) {
-    log_error("hostname contains invalid characters: %s", session->host);
-    return EXIT_INVALID_HOSTNAME;
-  }
-  session_connect(session);
-  return session_run(session);
-}
-""",
-        """\
-static int checked(struct session *session)
-{
-  if (session->host == NULL || !valid_hostname(session->host)) {
-    log_error("hostname contains invalid characters: %s", session->host);
-    return EXIT_INVALID_HOSTNAME;
-  }
-  return 0;
-}
-
-int main(int argc, char **argv)
-{
-  struct session *session = session_of(argc, argv);
-  session_connect(session);
-  return session_run(session);
-}
-""",
-    ),
     "an include that replaced its neighbour": (
         '#include "errors.h"\n#include <xsize.h>\n\nint session_default = 1;\n',
         '#include "errors.h"\n#include <xsize.h>\n#include "xalloc-oversized.h"\n\nint session_default = 1;\n',
@@ -351,24 +310,3 @@ def test_a_list_that_goes_on_gets_no_entry_out_of_order() -> None:
 
     old, new = versions([2434, 2433, 2432]), versions([2440, 2439, 2438, 2437, 2436, 2435, 2434, 2433, 2432])
     nothing_put_in(ported(old, versions([2436, 2434, 2433, 2432]), new), new)
-
-
-def test_a_twin_under_another_name_is_not_taken_for_the_change() -> None:
-    def check(name: str) -> str:
-        return f"""\
-static int {name}_has_forbidden(const char *start, const char *end)
-{{
-  do {{
-    if (*start < 0x20)
-      return 1;
-  }} while (++start < end);
-  return 0;
-}}
-
-"""
-
-    old = "int first(void);\n\nint second(void)\n{\n  return prepare_second();\n}\n"
-    new = old.replace("int first(void);\n", "int first(void);\n\n" + check("header"))
-    patched = old.replace("int second(void)\n", check("path") + "int second(void)\n")
-    found = ported(old, patched, new)
-    assert found.hunks[0].verdict is not Verdict.UPSTREAM

@@ -5,7 +5,7 @@ Each example is made after a real one: the port of a Debian patch that its maint
 
 from __future__ import annotations
 
-from .sessions import HEAD, TAIL, ported
+from .sessions import ported
 
 STRUCT = """\
 struct connection {
@@ -49,17 +49,3 @@ def test_cmake_has_no_functions_and_its_lines_find_their_place() -> None:
     new = f"if(WITH_SESSIONS)\n  message(STATUS sessions)\nendif()\nif(NOT BUILD_MINIMAL)\n{lines}endif()\n"
     found = ported(old, old.replace("src/queue.c)", "src/queue.c src/wipe.c)"), new)
     assert "src/queue.c src/wipe.c)" in found.new.decode(), found.hunks[0].evidence
-
-
-def test_a_line_that_stands_elsewhere_once_is_replaced_there() -> None:
-    def tests(*names: str) -> str:
-        return (
-            "int main(void)\n{\n" + "".join(f'  test_add("{name}", &data_{name}, {name});\n' for name in names) + "}\n"
-        )
-
-    old = tests("read_version", "read_info", "set_powered", "set_connectable", "add_uuid", "remove_uuid")
-    new = tests("read_version", "set_connectable", "add_uuid", "read_info", "set_powered", "remove_uuid")
-    line = '  test_add("set_powered", &data_set_powered, set_powered);\n'
-    done = '  test_add_with_timeout("set_powered", &data_set_powered, set_powered, 9);\n'
-    found = ported(old, old.replace(line, done), new)
-    assert found.new.decode() == HEAD + new.replace(line, done) + TAIL, found.hunks[0].evidence

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from build.bench.real import archives, packages, stacks
 from build.bench.real.cases import Kind, RealCase, cases
-from build.bench.real.figures import kept, lines_of, tables_of
-from build.bench.real.judge import Result, base_files, judge
-from build.bench.real.measure import OURS, measure
-from build.bench.real.packages import Archive, Package, Source
-from build.bench.real.tools import others
+from build.bench.real.judge import base_files, judge
+from build.bench.real.run import measure, others, promises, tables_of, wrong
+from build.bench.real.stacks import Archive, Package, Source, load, rebuild
+from build.bench.tools import OURS, Result
 from build.series.verdicts import Verdict
 
 from .code import replaced, source
@@ -80,16 +78,16 @@ def package(place: Path) -> Package:
 
 
 @pytest.fixture
-def little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
-    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path))
-    return package(archives.place("x").parent)
+def little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MULTIWORLD_CACHE", str(tmp_path / "cache"))
+    return rebuild(package(tmp_path / "pool"), lambda *_: tmp_path / "pool")
 
 
-def by_kind(package: Package) -> dict[Kind, RealCase]:
-    return {case.kind: case for case in cases(stacks.rebuild(package))}
+def by_kind(little: Path) -> dict[Kind, RealCase]:
+    return {case.kind: case for case in cases(little)}
 
 
-def test_a_stack_is_rebuilt_and_its_patches_are_paired(little: Package) -> None:
+def test_a_stack_is_rebuilt_and_its_patches_are_paired(little: Path) -> None:
     found = by_kind(little)
     assert {kind: case.patch.name for kind, case in found.items()} == {
         Kind.REFRESHED: "0001-gamma.patch",
@@ -99,7 +97,7 @@ def test_a_stack_is_rebuilt_and_its_patches_are_paired(little: Package) -> None:
     assert [(hunk.path, hunk.number, len(hunk.edits)) for hunk in refreshed] == [("a.c", 1, 1)]
 
 
-def test_the_judge_knows_right_wrong_and_left(little: Package) -> None:
+def test_the_judge_knows_right_wrong_and_left(little: Path) -> None:
     found = by_kind(little)
     case, dropped = found[Kind.REFRESHED], found[Kind.UPSTREAM]
     base = base_files(case)
@@ -113,27 +111,26 @@ def test_the_judge_knows_right_wrong_and_left(little: Package) -> None:
     assert judge(dropped, {"a.c": twice["a.c"] + b"  check_the_state_of_zeta(value, 17);\n"}) == [Result.WRONG]
 
 
-def test_a_conflict_of_another_tool_is_a_hunk_left(little: Package) -> None:
+def test_a_conflict_of_another_tool_is_a_hunk_left(little: Path) -> None:
     for case in by_kind(little).values():
         for files in others(case).values():
             assert all(b"<<<<<<<" not in data for data in files.values())
             assert all(result is not Result.WRONG for result in judge(case, files))
 
 
-def test_what_was_measured_is_kept_and_the_promises_are_judged(little: Package) -> None:
-    scores = measure(little)
+def test_tools_are_measured_and_the_promises_are_judged(little: Path) -> None:
+    scores = measure("little", little)
     hunks = {score.kind: score.hunks[0] for score in scores}
     assert hunks[Kind.REFRESHED].results[OURS] is Result.RIGHT
     assert hunks[Kind.UPSTREAM].verdict is Verdict.UPSTREAM
-    assert measure(little) == scores
-    assert any(line.startswith("kept: placed wrong: 0") for line in lines_of(scores))
+    assert promises(scores)["placed wrong: 0 (0)"]
+    assert not list(wrong(scores))
     assert len(tables_of(scores).renderables) == 2
-    wrong = [score for score in scores if score.kind is Kind.UPSTREAM]
-    assert not kept(wrong[:0])  # no hunk is recognised of none
+    assert not promises([])["recognised as upstream: 0.0% of hunks (>= 60%)"]
 
 
 def test_the_list_names_every_archive_once_with_its_digest() -> None:
-    known = packages.load()
+    known = load()
     assert len({item.name for item in known}) >= 30
     digests: dict[str, str] = {}
     for item in known:

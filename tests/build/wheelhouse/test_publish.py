@@ -70,7 +70,10 @@ def test_index_and_files_agree(dist: Path) -> None:
             digest = hashlib.sha256(place.read_bytes()).hexdigest()
             assert link["href"].endswith(f"#sha256={digest}")
             assert (item["hashes"], item["filename"], item["size"]) == (
-                {"sha256": digest}, place.name, place.stat().st_size)  # fmt: skip
+                {"sha256": digest},
+                place.name,
+                place.stat().st_size,
+            )
             metadata = place.with_name(place.name + ".metadata").read_bytes()
             assert link["data-core-metadata"] == f"sha256={hashlib.sha256(metadata).hexdigest()}"
             assert item["core-metadata"] == {"sha256": hashlib.sha256(metadata).hexdigest()}
@@ -133,8 +136,10 @@ def test_yanked(dist: Path) -> None:
     wheel = patched(dist)
     wheel.with_name(wheel.name + ".yanked").write_text("leaks <a group>\n")
     publish(Request((dist / RELEASE,), out := dist / "out"))
-    reasons = {link["href"].rpartition("/")[2].partition("#")[0]: link.get("data-yanked") for link in links(
-        out / "simple" / "torch" / "index.html")}  # fmt: skip
+    reasons = {
+        link["href"].rpartition("/")[2].partition("#")[0]: link.get("data-yanked")
+        for link in links(out / "simple" / "torch" / "index.html")
+    }
     assert reasons[unquoted(wheel.name)] == "leaks <a group>"
     assert [reason for reason in reasons.values() if reason] == ["leaks <a group>"]
     page = (out / "index.html").read_text()
@@ -286,8 +291,10 @@ def test_a_killed_run_leaves_the_last_wheelhouse(dist: Path) -> None:
     write_release(dist / "9.2.0", "9.2.0", PYTHONS[:1])
     done = subprocess.run(
         [sys.executable, "-c", _KILLED, dist / "9.2.0", out],
-        env={**os.environ, "PYTHONPATH": str(REPO)}, timeout=60, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == -signal.SIGKILL
     assert bytes_of(out) == before
     assert len(list(dist.glob(".out.*.part"))) == 1

@@ -26,9 +26,9 @@ from tests.build.pipeline.little_release import Place
 
 DIGEST = "SHA-256 of the wheel"
 NO_ATTESTATION = json.dumps({"version": 1, "attestation_bundles": [{"publisher": {"kind": "key"}, "attestations": []}]})
-UNKNOWN_PUBLISHER = NO_ATTESTATION.replace("[]", json.dumps(
-    [{"version": 1, "verification_material": {}, "envelope": {"statement": "", "signature": ""}}]
-)).replace('"key"', '"me"')  # fmt: skip
+UNKNOWN_PUBLISHER = NO_ATTESTATION.replace(
+    "[]", json.dumps([{"version": 1, "verification_material": {}, "envelope": {"statement": "", "signature": ""}}])
+).replace('"key"', '"me"')
 
 
 @pytest.fixture(scope="module")

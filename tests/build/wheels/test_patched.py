@@ -53,8 +53,9 @@ def test_only_what_must_change_changes(made: Made, little: Little) -> None:
     changed = {name for name in renamed if after[name] != renamed[name]}
     assert changed == {extension, "torch/version.py", f"{NEW_INFO}/METADATA", f"{NEW_INFO}/WHEEL"}
     assert set(after) - set(renamed) == {
-        "torch/lib/libtorch_mw.so", *(f"{NEW_INFO}/{name}" for name in (*lw.DOCUMENTS, "RECORD"))
-    }  # fmt: skip
+        "torch/lib/libtorch_mw.so",
+        *(f"{NEW_INFO}/{name}" for name in (*lw.DOCUMENTS, "RECORD")),
+    }
     same = next(name for name in before if name.endswith("libtorch_cuda.so"))
     assert compressed(made.patched, same) == compressed(made.official, same)
     assert check_archive(made.patched) == len(after)

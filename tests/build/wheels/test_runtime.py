@@ -61,9 +61,14 @@ def site(made: Made, little: Little, tmp_path: Path) -> Path:
 
 def run(site: Path, program: str = _RUN, **env: str) -> dict[str, object]:
     done = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONPATH": str(site), **env},
-        capture_output=True, text=True, timeout=60, check=False, cwd="/",
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(site), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd="/",
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found
@@ -72,9 +77,13 @@ def run(site: Path, program: str = _RUN, **env: str) -> dict[str, object]:
 def test_it_loads_once_and_hides_no_other_finder(site: Path) -> None:
     found = run(site)
     assert found == {
-        "before": "not loaded: torch has not been imported", "state": "loaded", "answer": 140, "spy": True, "said": [],
+        "before": "not loaded: torch has not been imported",
+        "state": "loaded",
+        "answer": 140,
+        "spy": True,
+        "said": [],
         "finders": 1,
-    }  # fmt: skip
+    }
 
 
 def _facts(site: Path, **changes: object) -> None:
@@ -226,9 +235,14 @@ def test_a_foreign_torch_is_imported_even_where_warnings_are_errors(options: lis
     _facts(site, build_ids=["f" * 40])
     program = f"import {PACKAGE} as overlay; overlay.install(); import torch; print(torch.answer())"
     done = subprocess.run(
-        [sys.executable, *options, "-c", program], env={"PYTHONPATH": str(site)},
-        capture_output=True, text=True, timeout=60, check=False, cwd="/",
-    )  # fmt: skip
+        [sys.executable, *options, "-c", program],
+        env={"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd="/",
+    )
     assert (done.returncode, done.stdout) == (0, "41\n"), done.stderr
     assert done.stderr.count("\n") == 1, "one line, and none of source"
     assert _SAID in done.stderr

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
-from build.bench.corpus.model import Case
+from build.bench.corpus import Case
 from build.git import PROJECT, Git, init
 from build.porting.engine import PatchPort, port_series
 from build.porting.trees import Tree
@@ -15,6 +16,8 @@ from build.process import run
 from build.series.commits import export_commit
 from build.series.patchfile import parse
 
+#: Name of this project's engine among the tools.
+OURS = "regenerate-patch"
 #: A conflict, with the new tree's side as its group.
 _CONFLICT = re.compile(rb"^<{7}[^\n]*\n(.*?)^={7}\n.*?^>{7}.*?\n", re.MULTILINE | re.DOTALL)
 #: What to put for a conflict: a line that no file has, or the new tree's side.
@@ -24,6 +27,14 @@ _IDENT = {
     for role in ("AUTHOR", "COMMITTER")
     for key in ("name", "email", "date")
 }
+
+
+class Result(Enum):
+    """The result of a tool for one hunk."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    LEFT = "left to a human"
 
 
 @dataclass(frozen=True, slots=True)
