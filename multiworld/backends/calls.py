@@ -1,4 +1,4 @@
-"""How the operations are called on a process group of torch: the same for every backend."""
+"""Calls of the operations on a process group of torch, the same for every backend."""
 # ruff: noqa: ARG002 - `after` belongs to the interface; a CPU has no stream to wait in
 
 from __future__ import annotations

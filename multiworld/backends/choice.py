@@ -1,4 +1,4 @@
-"""Which driver a world gets."""
+"""The choice of the driver that a world gets."""
 
 from __future__ import annotations
 

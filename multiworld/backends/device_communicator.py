@@ -1,4 +1,4 @@
-"""What a device driver asks of a communicator, whatever library makes it."""
+"""The interface between a device driver and the communicator of any library."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Communicator(Protocol):
     name: str
 
     def version(self) -> str:
-        """What has to be the same on all members, in text."""
+        """Return what has to be the same on all members, in text."""
 
     def connect(self, store: LaneStore, stream: int, cancelled: Cancelled) -> None:
         """Meet the other members; operations go into ``stream``, a CUDA stream's address. May block."""
 
     def failure(self) -> BaseException | None:
-        """What went wrong in the background, where no call could report it; None if nothing did."""
+        """Return a failure in the background, where no call could report it; None if there is none."""
 
     def outcome(self, handle: Any) -> BaseException | None:
-        """How an operation went, as far as is known by now; returns at once, in a thread that has its stream."""
+        """Return how an operation went so far, at once, in a thread that has its stream."""
 
     def abort(self) -> None:
         """Stop its kernels and free it. May block. Harmless if it is gone, or not made yet."""

@@ -175,7 +175,7 @@ class DeviceDriver:
         return work
 
     def _fail(self, failure: BaseException) -> None:
-        """Launch nothing any more; whoever launches aborts. The first failure counts. Blocks on nothing."""
+        """Launch nothing any more, and have the launching thread abort. The first failure counts. Blocks on nothing."""
         with self._changed:
             if self._failure is not None or self._ended:
                 return

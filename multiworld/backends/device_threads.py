@@ -1,7 +1,7 @@
 """The two threads of a device driver: one launches, and the other one waits for the ends of what was launched.
 
-They take turns: who has launched waits for the end, if nobody does, and leaves the launching to the other one. So an
-operation for itself wakes one thread, and not a second one for its end.
+They take turns: the one that has launched waits for the end, unless the other one does, and leaves launching to it.
+So a single operation wakes one thread, and not a second one for its end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.1
 
 
 class Owner(Protocol):
-    """What there is to do. Nothing of it is called under a lock, and nothing of it raises."""
+    """The work of the two threads. It is called without a lock, and never raises."""
 
     def launch(self, work: Work) -> bool:
         """Put ``work`` into the stream; whether it is there."""
@@ -34,7 +34,7 @@ class Owner(Protocol):
 
 
 class Crew:
-    """What the two threads have to do, and who does it.
+    """The work of the two threads, and its distribution among them.
 
     Args:
         owner: of the threads.
@@ -57,7 +57,7 @@ class Crew:
 
     @property
     def left(self) -> tuple[Work, ...]:
-        """What was launched and has not ended."""
+        """The works that were launched and have not ended."""
         with self._jobs:
             return tuple(self._works)
 
@@ -84,7 +84,7 @@ class Crew:
             self._jobs.notify_all()
 
     def is_empty(self, seconds: float) -> bool:
-        """Whether nothing that was launched is left, now or within ``seconds``."""
+        """Return whether nothing that was launched is left, now or within ``seconds``."""
         with self._emptied:
             return self._emptied.wait_for(lambda: not self._works, seconds)
 
@@ -110,7 +110,7 @@ class Crew:
             return None
 
     def _to_launch(self) -> Callable[[], None] | None:
-        """What the one who launches has to do; under the lock."""
+        """Return the next step of the launching thread; under the lock."""
         if self._ended:
             return None
         if self._stopped or (self._closing and not self._queued and not self._works):
@@ -120,7 +120,7 @@ class Crew:
         return self._launch if self._queued else None
 
     def _launch(self) -> None:
-        """Launch what is queued; wait for the end of it, if nobody does and nothing follows."""
+        """Launch what is queued; wait for its end, unless the other thread waits or more follows."""
         while True:
             with self._jobs:
                 work = self.launching = self._queued.popleft() if self._queued else None
@@ -147,7 +147,7 @@ class Crew:
     def _wait(self) -> None:
         """Wait for the ends of what is launched, in their order.
 
-        The report is the last of it: whoever is woken needs the interpreter, and this thread does not any more.
+        The report comes last: a woken waiter needs the interpreter, and this thread does not any more.
         """
         last = False
         while not last:

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 class Work:
     """An operation under way. It keeps its tensors alive until the device no longer uses them.
 
-    Whoever watches it is called in order and never under a lock: launched, then finished.
+    Its watchers are called in order and never under a lock: launched, then finished.
 
     Args:
         launch: enqueues it; gets the communicator, and returns what ``Communicator.outcome`` takes.
@@ -59,7 +59,7 @@ class Work:
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether its end was seen on the device, and well."""
+        """True once its end was seen on the device, and it went well."""
         return self._is_over and self._error is None
 
     def watch(self, finished: Finished, launched: Launched | None) -> None:
@@ -94,7 +94,7 @@ class Work:
         if launched and self._launched is not None and self._error is None:
             self._calls.append(self._launched)
         if over and self._finished is not None:
-            # Let go of: whoever watches refers to the work.
+            # Let go of: the watchers refer to the work.
             finished, self._finished, self._launched = self._finished, None, None
             self._calls.append(partial(finished, self._error))
 

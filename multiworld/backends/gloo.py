@@ -59,7 +59,7 @@ def _options(address: str, connecting: timedelta) -> Any:
 
 @functools.cache
 def _timeout_can_be_set() -> bool:
-    """Whether this torch changes the timeout of a group that is there; tried out on a group of one.
+    """Return whether this torch can change the timeout of an existing group; tried out on a group of one.
 
     The older ``_set_default_timeout`` changes the options only, and not what the operations use.
     """

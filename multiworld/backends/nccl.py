@@ -1,7 +1,7 @@
 """Communicators of our own, through NVIDIA's bindings ``nccl4py``: no watchdog of torch's, on any wheel.
 
-They are non-blocking: no call of NCCL waits for a peer, and what is not done yet is asked for until it is, or until
-the communicator has failed.
+They are non-blocking: no call of NCCL waits for a peer. What is in progress is asked for until it is done, or the
+communicator has failed.
 """
 
 from __future__ import annotations

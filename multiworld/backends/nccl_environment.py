@@ -81,7 +81,7 @@ class Fact:
 
 
 def wrong(environment: Mapping[str, str]) -> list[Needed]:
-    """What is set otherwise than the driver ``torch-nccl`` needs it."""
+    """Return the variables whose value is not the one that the driver ``torch-nccl`` needs."""
     return [one for one in NEEDED if one.found(environment)[1] not in (None, one.value)]
 
 
@@ -105,7 +105,7 @@ def settle(world: str, rank: int) -> None:
 
 
 def examine() -> list[Fact]:
-    """What ``multiworld doctor`` says about NCCL; no CUDA context is made."""
+    """Return the facts about NCCL for ``multiworld doctor``; makes no CUDA context."""
     return [_bindings(), _group(), _devices(), *(_variable(one) for one in NEEDED), _module_loading(), _peer_to_peer()]
 
 
@@ -130,7 +130,7 @@ def group_kind() -> Any:
 
 
 def group_version() -> str:
-    """What all members of a world on torch's group have in common."""
+    """Return what all members of a world on torch's group must have in common."""
     version = ".".join(map(str, torch.cuda.nccl.version()))
     return f"{getattr(group_kind(), '__name__', 'no group')} on NCCL {version}"
 

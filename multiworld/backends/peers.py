@@ -17,7 +17,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a member brings.
+    """The facts that members compare.
 
     Attributes:
         rank: its rank in the world.
@@ -35,7 +35,7 @@ class Facts:
 
 
 def host_id() -> str:
-    """What NCCL takes for the host: ``NCCL_HOSTID``, or the host's name and boot."""
+    """Return what NCCL takes for the host: ``NCCL_HOSTID``, or the host's name and boot."""
     given = os.environ.get("NCCL_HOSTID")
     if given:
         return given

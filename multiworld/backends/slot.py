@@ -129,7 +129,7 @@ class DriverSlot:
         )
 
     def stop(self, *, cut: bool) -> None:
-        """Release whoever waits for the backend to open, and start nothing any more.
+        """Release the threads that wait for the backend to open, and start nothing any more.
 
         With ``cut``, ``abort`` is to follow once the others have been told. Without, its connections stay until they
         are closed in good order: peers may still be reading what we sent.
@@ -139,7 +139,8 @@ class DriverSlot:
         self._drop_waiting()
 
     def abort(self) -> None:
-        """After ``stop(cut=True)``: release whoever waits in the backend. Without the lock; blocks on nothing."""
+        """Release the threads that wait in the backend, after ``stop(cut=True)``. Without the lock; blocks on
+        nothing."""
         if self._driver is not None and self._cut:
             start_or_run(f"mw-abort-{self._session.membership.name}", self._driver.abort)
 
@@ -190,7 +191,7 @@ class DriverSlot:
             self._start(self._waiting.popleft())
 
     def _drop_waiting(self) -> None:
-        """The session has ended: what was not started never will be, and nobody uses its memory."""
+        """Drop what was not started once the session has ended; its memory is not used any more."""
         while self._waiting:
             launch = self._waiting.popleft()
             if launch.operation is not None and self._session.failure is not None:

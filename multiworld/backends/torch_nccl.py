@@ -109,7 +109,7 @@ class TorchNcclCommunicator:
         """See ``Communicator.finalize``.
 
         The members meet: then all that came before is done, in all of them. The rest is an abort, which waits for
-        nobody: torch's ``shutdown`` waits for the others, cannot be cancelled, and one of them may give up meanwhile.
+        no peer: torch's ``shutdown`` waits for the others, cannot be cancelled, and one of them may give up meanwhile.
         """
         met = torch.cuda.Event(blocking=True)
         self._meet()

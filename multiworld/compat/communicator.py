@@ -25,7 +25,7 @@ class MismatchInWorld(TensorMismatch, BrokenWorldException):
 
 
 class Worlds(Protocol):
-    """What finds a world by its name: ``WorldManager``."""
+    """A finder of worlds by name: ``WorldManager``."""
 
     def find(self, world_name: str) -> World | None: ...
 
@@ -54,7 +54,7 @@ class WorldCommunicator:
         """Nothing to do here any more; ``WorldManager`` calls it."""
 
     def is_broken(self, world_name: str) -> bool:
-        """Whether the world is broken, was removed, or never was."""
+        """Return whether the world is broken, was removed, or never was."""
         world = self._manager.find(world_name)
         return world is None or world.state is not WorldState.ACTIVE
 

@@ -71,7 +71,7 @@ class Running:
         self.number = number
 
     def outcome(self, timeout: float = DEADLINE) -> Outcome:
-        """How it ended; ``OverdueError`` after ``timeout`` seconds."""
+        """Return how it ended; ``OverdueError`` after ``timeout`` seconds."""
         return self._worker.outcome_of(self.number, timeout)
 
     def result(self, timeout: float = DEADLINE) -> Any:

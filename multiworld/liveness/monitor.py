@@ -5,11 +5,11 @@ of ranks; those that have left are skipped. That is enough. Let any members be l
 ring from a live member, the first lost one comes right behind a live one, which watches it. So at least one live member
 notices, breaks the world, and tells all members over the control connections; which of the lost ones it names does not
 matter. The same holds for each side of a network that is cut into parts: each side has a member whose successor is on
-another one. Watching more than one successor makes worlds of up to four a full mesh, and keeps a slow dial of one
-member from leaving another one unwatched.
+another one. With more than one successor, worlds of up to four are a full mesh. A slow dial of one member leaves no
+other one unwatched.
 
-What a ring cannot see is a cut between two members that are no neighbours while both are seen by others. Nobody needs
-to see it, until one waits for the other: see ``reach``.
+A ring cannot see a cut between two members that are no neighbours while others see both. It does not matter until one
+of them waits for the other: see ``reach``.
 """
 
 from __future__ import annotations

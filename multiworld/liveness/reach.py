@@ -1,10 +1,10 @@
 """Peers that an operation waits for, and that this process does not ping: can their host still be reached?
 
 A member pings only its successors in the ring. That is enough to notice every member that is stopped, but not a cut
-between two members that are no neighbours. So while an operation has waited for a peer for longer than an interval,
-an empty line goes out on the control connection, and the kernel knows whether it was acknowledged. That takes no
-further connection, and no thread of the peer has to run: it raises no false alarm when the peer is slow, starved or
-stopped, which its predecessors in the ring notice.
+between two members that are no neighbours. So once an operation has waited for a peer for longer than an interval,
+an empty line goes out on the control connection. The kernel knows whether it was acknowledged. That takes no further
+connection, and no thread of the peer has to run. A peer that is slow, starved or stopped raises no false alarm; its
+predecessors in the ring notice that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ACK_SECONDS = 0.3
 
 
 class Reach:
-    """What one session asks the kernels of awaited peers. For the hub's thread.
+    """The questions of one session to the kernels of awaited peers. For the hub's thread.
 
     Args:
         session: whose operations wait.

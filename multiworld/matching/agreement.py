@@ -1,4 +1,4 @@
-"""Collectives are agreed on first: everybody tells everybody what it calls, and all compare.
+"""Agreement on collectives: each member tells all others what it calls, and all compare.
 
 Small payloads travel with that; then the exchange is the whole collective. For larger ones the backend is called once
 all agree, so it never sees lengths that differ. If anything differs, every member sees the same fingerprints and raises
@@ -34,7 +34,7 @@ class CollectiveOperation(Operation):
         self.seq = -1
         self.heard: dict[int, tuple[bytes, memoryview]] = {}
         self.finish = plan.finish
-        self.copying = False  # the caller's memory is copied on the device, since nobody waits any more
+        self.copying = False  # the caller's memory is copied on the device, since its caller waits no more
 
     def give_back(self) -> None:
         """See ``Operation.give_back``; the others count on it, so it goes on with copies."""
@@ -64,7 +64,7 @@ class CollectiveOperation(Operation):
         after = self.plan.after
         try:
             value = None if after is None else after()
-        except Exception as failure:  # noqa: BLE001 - in the backend's thread, where nobody else would hear of it
+        except Exception as failure:  # noqa: BLE001 - in the backend's thread, where it would be lost
             self.fail(self.unmade(failure))
             return
         self.complete(value)
@@ -185,8 +185,8 @@ class GroupCollectives:
             self._launch(self._gid, operation.ranks, launch)
 
     def _absorb(self, operation: CollectiveOperation, parts: list[memoryview | None]) -> None:
-        """Make the result of what all sent. What fails in that is the call's own affair, not the fault of the peer
-        whose part came last; and the others have ours already, so nobody is left waiting."""
+        """Make the result of what all sent. A failure in that is the call's own, not the last peer's; the others have
+        our part already, so none is left waiting."""
         try:
             value = operation.plan.absorb(parts)
         except (RuntimeError, TypeError) as error:

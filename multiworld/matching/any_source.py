@@ -1,4 +1,4 @@
-"""A receive from whoever sends first: asked of everybody, taken from the first who offers."""
+"""A receive from any source: asked of all peers, taken from the first that offers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AnyReceive(Operation):
         self._boxes, self._waiting, self._numbers = boxes, waiting, numbers
 
     def unreachable(self) -> tuple[int, ...]:
-        """All peers, if every one has left and nothing that one of them sent lies ready; else nobody."""
+        """Return all peers if every one has left and nothing that one of them sent lies ready; else none."""
         lies_ready = any(box.kept.get(self.key) for box in self._boxes)
         return self.peers if self.registry.departed.issuperset(self.peers) and not lies_ready else ()
 
@@ -71,8 +71,8 @@ class AnyReceive(Operation):
     def choose(self, box: Mailbox, *, offered: bool = False) -> None:
         """Receive from this peer, and from no other.
 
-        An offer binds the peer: its message waits for our answer, which comes with the receive (TAKE), so that no other
-        receive of ours can take it meanwhile and leave us waiting for a peer that has nothing more.
+        An offer binds the peer: its message waits for our answer, which comes with the receive (TAKE). So no other
+        receive of ours can take it meanwhile, and leave us waiting for a peer that has nothing more.
         """
         self.chosen = _Chosen(self, box)
         if offered:

@@ -29,7 +29,7 @@ _DATA, _POST, _FINGERPRINT, _VALUE = map(int, (Kind.DATA, Kind.POST, Kind.FINGER
 
 
 class EngineHost(Host, Carrier, Protocol):
-    """What the engine asks of whoever runs it; all with the lock held."""
+    """The host of the engine; all with the lock held."""
 
     def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:
         """Run an agreed collective of a group on the backend, after those before it."""
@@ -121,7 +121,7 @@ class Engine(Registry):
         box = self.boxes[peer]
         operation = ReceiveOperation(name, box, key, signature, view, keep, end)
         with self.lock:
-            # What a peer sent before it left is still there to be received.
+            # A message from before the peer left can still be received.
             if self.register(operation, () if self.departed and box.kept.get(key) else (peer,)):
                 box.receive(operation)
         return operation
@@ -241,17 +241,17 @@ class Engine(Registry):
         return not any(_cannot_end(operation, peer, gives_up) for operation in tuple(self.operations))
 
     def gives_up(self) -> bool:
-        """Whether our end now leaves something undone that others take part in."""
+        """Return whether our end now leaves something undone that others take part in."""
         collective = any(isinstance(operation, CollectiveOperation) for operation in self.operations)
         return collective or self.awaited_work()
 
     def finishing(self) -> bool:
-        """Whether somebody waits for what the backend does now, and all who take part in it see it through."""
+        """Return whether a caller waits for what the backend does now, and all who take part in it see it through."""
         awaited = (launch for launch in self.under_way if launch.operation is not None and not launch.operation.done)
         return any(self._gave_up.isdisjoint(launch.ranks) for launch in awaited)
 
     def awaited_work(self) -> bool:
-        """Whether somebody waits for what the backend does now."""
+        """Return whether a caller waits for what the backend does now."""
         return any(launch.operation is not None and not launch.operation.done for launch in self.under_way)
 
     def end(self, error: BrokenWorldException) -> None:

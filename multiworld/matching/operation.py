@@ -55,7 +55,7 @@ class Sink(Protocol):
 
 
 class Host(Protocol):
-    """What the registry asks of whoever runs it."""
+    """The host of the registry."""
 
     def lost(self, peer: int, how: LossReason, what: str) -> None:
         """End the generation because of ``peer``; if it left, once what can finish has. Under the lock."""
@@ -129,7 +129,7 @@ class Registry:
 
     def overdue(self, now: float) -> Operation | None:
         """The operation whose deadline has passed; None if there is none, and ``next_look`` says when to ask again."""
-        # Before the deadlines are read: who sets one from now on finds that nobody is going to look.
+        # Before the deadlines are read: one that is set from now on finds that no look is due.
         self.next_look = math.inf
         first = min(self.operations, key=lambda operation: operation.deadline, default=None)
         if first is None or self.failure is not None:
@@ -145,7 +145,7 @@ class Registry:
         return {peer for op in pending if not op.withdrawn and op.waited_since() <= before for peer in op.awaits()}
 
     def needed(self, peer: int) -> bool:
-        """Whether an operation cannot be done without ``peer``. Without the lock."""
+        """Return whether an operation cannot be done without ``peer``. Without the lock."""
         return any(operation.needs(peer) for operation in tuple(self.operations))
 
 
@@ -158,7 +158,7 @@ class Operation:
         done: whether the outcome is there.
         since: time since which somebody waits for it; infinite until then.
         deadline: time after which the world breaks; infinite until somebody waits.
-        withdrawn: nobody waits for it any more.
+        withdrawn: its caller waits no more.
         running: the backend works on the caller's memory, and cannot be told to use another.
         keep: what must stay alive until it is done, such as tensors.
         finish: makes the result of the value, in the thread that asked.
@@ -190,7 +190,7 @@ class Operation:
         self._wake: Callable[[], None] | None = None
 
     def complete(self, value: Any = None) -> None:
-        """Record success and wake whoever waits."""
+        """Record success and wake the waiter."""
         if not self.done:
             self._value = value
             if not self.withdrawn:
@@ -198,7 +198,7 @@ class Operation:
             self._settle()
 
     def fail(self, error: MultiWorldError) -> None:
-        """Record the failure, give the caller's memory back and wake whoever waits."""
+        """Record the failure, give the caller's memory back and wake the waiter."""
         if not self.done:
             self._error = error
             self.give_back()
@@ -206,7 +206,7 @@ class Operation:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it is done, and well."""
+        """True once it is done, and well."""
         return self.done and self._error is None
 
     def result(self) -> Any:
@@ -223,7 +223,8 @@ class Operation:
         return self._value if finish is None else finish(self._value)
 
     def withdraw(self) -> None:
-        """Nobody waits any more; what that means is the kind's to say. By default it goes on in the background.
+        """Give the operation up: its caller waits no more. Each kind does what that means; by default it goes on in the
+        background.
 
         When this returns, the caller's memory is the caller's, unless the operation is ``running``.
         """
@@ -248,7 +249,7 @@ class Operation:
         return (self.keep,) if isinstance(self.keep, torch.Tensor) else ()
 
     def needs(self, peer: int) -> bool:  # noqa: ARG002 - for the kinds that have peers
-        """Whether it cannot be done without ``peer``, a world rank, any more."""
+        """Return whether it cannot be done without ``peer``, a world rank, any more."""
         return False
 
     def awaits(self) -> tuple[int, ...]:
@@ -260,7 +261,7 @@ class Operation:
         return ""
 
     def waited_since(self) -> float:
-        """Since when somebody waits for it, or for the batch that it is part of; infinite if nobody does."""
+        """Return the time since which it, or its batch, has a waiter; infinite if it has none."""
         parent = self.parent  # read once: without the lock it may be let go of meanwhile
         return self.since if parent is None else parent.since
 
@@ -307,7 +308,7 @@ class Launch:
         operation: None once it is over; the operation knows the launch, and nothing is to be left in a circle.
         driver: what it was started on, if streams can wait for it.
         work: the driver's.
-        turn: what to call when it becomes ready; set by whoever has it in a queue.
+        turn: what to call when it becomes ready; set by the queue that it is in.
         followers: operations that wait for its end.
     """
 

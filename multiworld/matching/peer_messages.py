@@ -1,16 +1,16 @@
 """Messages with one peer: receives are posted to the sender, who sends only what fits exactly.
 
-The receiver says what it waits for (POST); the sender, who knows what it has, compares and either sends the payload
-(DATA) or says what it has instead (REJECT). So a wrong length or dtype is known to both before a payload moves,
-nothing arrives that has no place, and in the common case, the receive being posted first, no time is spent on it. All
-methods are called with the registry's lock held, unless they say otherwise.
+The receiver says what it waits for (POST). The sender compares that with what it has, and either sends the payload
+(DATA) or says what it has instead (REJECT). So both know a wrong length or dtype before a payload moves, and nothing
+arrives that has no place. If the receive is posted first, as is common, this takes no time. All methods are called with
+the registry's lock held, unless they say otherwise.
 
 What stays on the device is matched in the same way. Its DATA has no payload: with it the sender's driver begins to
 send, and when it comes the receiver's to receive, so nothing is launched that has no counterpart. Such a transfer
-cannot be withdrawn: who stops waiting waits for its end, and then copies on the device what is to be kept.
+cannot be withdrawn: a caller that gives up waits for its end, and then copies on the device what is to be kept.
 
-A transfer uses the caller's memory only while its caller waits. Whoever stops waiting has the memory back at once: what
-is left of a send is copied, and what is left of a message goes to memory of our own, as long as the message itself.
+A transfer uses the caller's memory only while its caller waits. A caller that gives up has the memory back at once. The
+rest of a send is copied then. The rest of a message goes to memory of our own, as long as the message itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from multiworld.matching.queues import Queues
 from multiworld.matching.send_receive import EXACT, ReceiveOperation, SendOperation, describe
 from multiworld.matching.transfers import ON_DEVICE, Transfers
 
-#: how many receives a peer may have waiting at us; nobody means to have more, and each costs us memory
+#: how many receives a peer may have waiting at us; each costs us memory
 MAX_WAITING = 1 << 16
 
 
@@ -87,14 +87,14 @@ class Mailbox:
             self._post(operation)
 
     def ready(self, key: int) -> bool:
-        """Whether a message lies ready, and none that came before it is still on its way to us."""
+        """Return whether a message lies ready, and none that came before it is still on its way to us."""
         kept = self.kept.get(key)
         if not kept:
             return False
         return not any(0 <= one.arrival < kept[0].arrival for one in self.orphans.get(key, ()))
 
     def orphan(self, operation: ReceiveOperation) -> None:
-        """Nobody waits for this receive any more."""
+        """Note that this receive has no waiter any more."""
         self.registry.operations.discard(operation)
         blocked = self.blocked.get(operation.key)
         if blocked and operation in blocked:
@@ -223,7 +223,7 @@ class Mailbox:
 
     def _match(self, key: int) -> None:
         sends, posts = self.sends.get(key), self.posts.get(key)
-        # What is offered waits for the answer, and what is behind it too: messages of one key keep their order.
+        # An offered message and all behind it wait for the answer: messages of one key keep their order.
         while sends and posts and sends[0].offered < 0:
             self._waiting -= 1
             self._answer(sends.popleft(), *posts.popleft())

@@ -29,7 +29,7 @@ class Sent(Protocol):
 
 
 class Kind(enum.IntEnum):
-    """What a frame says."""
+    """The meaning of a frame."""
 
     POST = 1  # a receive is posted: seq, key, dtype, flags = mode, nbytes = length (fixed) or limit (self-describing)
     DATA = 2  # the payload for the post of that seq; flags = mode: what stays on the device has no payload here
@@ -50,7 +50,7 @@ WITH_PAYLOAD: Final = frozenset({Kind.DATA, Kind.FINGERPRINT, Kind.VALUE})
 
 
 class Mode(enum.IntEnum):
-    """How the length of a message is agreed on."""
+    """The ways to agree on the length of a message."""
 
     FIXED = 0  # both sides name dtype and length, which must be equal
     TENSOR = 1  # the payload ends with its shape

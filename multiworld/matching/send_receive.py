@@ -25,7 +25,7 @@ class Box(Protocol):
     sends: Queues[SendOperation]
 
     def orphan(self, operation: ReceiveOperation) -> None:
-        """Nobody waits for this receive any more."""
+        """Note that this receive has no waiter any more."""
 
     def divert(self, operation: ReceiveOperation) -> None:
         """Let what comes, or has come, lie in memory of our own."""
@@ -64,7 +64,7 @@ class SendOperation(Operation):
         self.end = end
         self.borrowed = keep is not None  # the payload is the caller's memory
         self.matched = False
-        self.copying = False  # the caller's memory is copied on the device, since nobody waits any more
+        self.copying = False  # the caller's memory is copied on the device, since its caller waits no more
         self.offered = -1
 
     on_sent = Operation.complete
@@ -80,13 +80,13 @@ class SendOperation(Operation):
 
     def give_back(self) -> None:
         if self.end is not None:
-            # Only what was offered goes on, from a copy; what is matched keeps the memory until its end.
+            # An offered message goes on, from a copy; a matched one keeps the memory until its end.
             self.copying = self.borrowed and self.withdrawn and not self.done and not self.matched
         elif self.borrowed and not self.done:
             self.borrowed = False
             if self.matched:
                 self.box.lane.disown(self)
-            else:  # only what was offered goes on; what failed is sent to nobody
+            else:  # an offered message goes on; a failed one is not sent
                 self.payload = tuple(bytes(part) for part in self.payload) if self.withdrawn else ()
             self.keep = None
 
@@ -151,11 +151,11 @@ class ReceiveOperation(Operation):
 
     @property
     def signature(self) -> Signature:
-        """What was posted."""
+        """The mode, dtype code and length that were posted."""
         return self.mode, self.dtype, self.nbytes
 
     def admits(self, nbytes: int) -> bool:
-        """Whether a payload of that length on the lane is what was posted."""
+        """Return whether a payload of that length on the lane is what was posted."""
         if self.mode in EXACT:
             return nbytes == self.nbytes and self.mode == Mode.FIXED
         return nbytes <= self.nbytes
@@ -174,7 +174,7 @@ class ReceiveOperation(Operation):
             self.box.divert(self)
 
     def part(self) -> None:
-        """See ``Operation.part``: a message that nobody waited for any more is kept for the next receive."""
+        """See ``Operation.detach``: a message without a waiter is kept for the next receive."""
         end = self.end
         if not (self.withdrawn and self.borrowed and self.succeeded) or end is None or end.data is None:
             return

@@ -91,7 +91,7 @@ class Transfers:
             self._carrier.aside(lambda: self._find_room(end, launch, nbytes))
 
     def _find_room(self, end: DeviceEnd, launch: Launch, nbytes: int) -> None:
-        """Memory for a message whose length the sender has said, or that nobody waits for. Without the lock."""
+        """Find memory for a message whose length the sender has said, or that has no waiter. Without the lock."""
         try:
             data, moment = end.device.room(nbytes, end.moment)
         except RuntimeError as error:  # what torch raises when there is no memory

@@ -1,4 +1,4 @@
-"""What all ``MultiWorld`` objects of a process share: a reactor, and the liveness and the listeners that it serves."""
+"""The objects that all ``MultiWorld`` of a process share: a reactor, and the liveness and listeners that it serves."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Hub(Reactor):
 
     @property
     def responder(self) -> Responder:
-        """What answers the pings of peers, at all addresses; made if need be."""
+        """The responder that answers the pings of peers, at all addresses; made if need be."""
         with self._responder_guard:
             if self._responder is None:
                 self._responder = Responder(self, native_loop())

@@ -24,7 +24,7 @@ transform: Final[Callable[[], Any]] = getattr(_functorch, "peek_interpreter_stac
 
 
 def disturbed() -> bool:
-    """Whether a mode of the calling thread would see or change what is done here."""
+    """Return whether a mode of the calling thread would see or change what is done here."""
     return bool(_dispatch_modes() or _function_modes() or _inference())
 
 

@@ -1,9 +1,8 @@
 """Joining: claim a rank, wait for the others, connect, and be in, all under one generation or not at all.
 
-A generation is claimed rank by rank and complete when all have met; it never gets another member after that. A member
-that finds a generation impossible to complete, because a claimant is dead or the world has to come back, opens the next
-one with a compare-and-set, and all members that still wait move there. Two halves of a split world cannot both
-complete one.
+A generation is claimed rank by rank and complete when all have met; it never gets another member after that. Where a
+claimant is dead, or the world has to come back, a member opens the next generation with a compare-and-set. All members
+that still wait move there. Two halves of a split world cannot both complete one.
 """
 
 from __future__ import annotations
@@ -251,7 +250,7 @@ class Rendezvous:
         return None
 
     def _after_sealed(self, sealed: int) -> int:
-        """What follows a complete generation that we are not in: the next one, if our place is free."""
+        """Return the generation after a complete one that we are not in, if our place is free."""
         config = self._config
         size = self._ledger.size(sealed)
         other_size = size is not None and size != config.size

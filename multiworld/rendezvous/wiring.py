@@ -239,7 +239,7 @@ def _dial_once(claim: Claim, hello: Hello, network: NetworkSettings, until: floa
 
 
 def alive(world: str, generation: int, rank: int, claim: Claim, network: NetworkSettings, timeout: float = 1.0) -> bool:
-    """Whether the process that made ``claim`` is still a member, or on the way to be one.
+    """Return whether the process that made ``claim`` is still a member, or on the way to be one.
 
     Args:
         timeout: seconds until it counts as gone.

@@ -1,8 +1,7 @@
 """The work that reading an object may cause: counted, and keys weighed before they are hashed.
 
-A value of a few hundred bytes can take longer than the universe has to be hashed or compared, if its parts are shared,
-and keys of one hash make a dict as slow as a list. Both hold the GIL. The work may not exceed what the length of the
-message warrants.
+A value of a few hundred bytes whose parts are shared can take forever to be hashed or compared. Keys of one hash make a
+dict as slow as a list. Both hold the GIL. The work may not exceed what the length of the message warrants.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def refuse(what: str) -> NoReturn:
 
 
 class Budget:
-    """What one object may still cause.
+    """The work that one object may still cause.
 
     Args:
         nbytes: length of its message.
@@ -70,7 +69,7 @@ class Budget:
             refuse("the object holds a dict or set whose keys collide")
 
     def _weight(self, value: Any, depth: int) -> tuple[int, int]:
-        """How many values are visited when ``value`` is hashed or compared, and how deep they lie."""
+        """Return how many values are visited when ``value`` is hashed or compared, and how deep they lie."""
         kind = type(value)
         if kind is tuple and _LEAVES.issuperset(map(type, value)):
             return 1 + len(value) + sum(map(sys.getsizeof, value)) // 256, 1

@@ -1,8 +1,8 @@
 """Reads a pickle of ``send_object`` with bounded work, and builds only what the receiver allows.
 
-Python's own unpickler hands out classes by name, sets whatever attributes a pickle names, and hashes values whose hash
-takes longer than the universe has; all of it holds the GIL. This one knows the opcodes that ``dumps`` writes (protocol
-4) and no others, calls factories and what the caller allows, and counts its work, see ``budget``.
+Python's own unpickler hands out classes by name, sets any attribute that a pickle names, and hashes values whose hash
+takes forever; all of it holds the GIL. This one knows only the opcodes that ``dumps`` writes (protocol 4). It calls
+factories and what the caller allows, and counts its work, see ``budget``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multiworld.serialization.budget import Budget, refuse
 from multiworld.serialization.factories import Factory
 from multiworld.serialization.values import of_data, payload_bytes
 
-#: nothing of these is ever changed by a pickle, whoever made it
+#: no pickle ever changes one of these
 _SHARED: Final = (type, enum.Enum, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 _unpack_int: Final = struct.Struct("<i").unpack_from

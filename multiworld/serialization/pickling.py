@@ -52,7 +52,7 @@ def dumps(obj: Any, us: Membership, operation: str = "send_object") -> bytes:
 
 
 def allowed(allow: Sequence[Any], us: Membership, operation: str) -> Allowed:
-    """What ``allow=`` names, by full name.
+    """Return the items of ``allow=`` by full name.
 
     Args:
         allow: classes and functions, or their names in full.
@@ -105,7 +105,7 @@ def loads(data: memoryview | bytes, names: Allowed, us: Membership) -> Any:
 
 
 def _found(names: Allowed, module: str, name: str) -> tuple[Any, bool]:
-    """What a pickle means by a name, and whether it is the caller's own."""
+    """Return the meaning of a name in a pickle, and whether it is the caller's own."""
     full = f"{module}.{name}"
     if full in names:
         return (_imported(module, name) if names[full] is _BY_NAME else names[full]), True
@@ -129,7 +129,7 @@ class _Pickler(pickle.Pickler):
         return as_data(obj)
 
     def reducer_override(self, obj: Any) -> Any:
-        # Python 3.11.0 to 3.11.3 name a member by `getattr`, which nobody may allow; all others by its value.
+        # Python 3.11.0 to 3.11.3 name a member by `getattr`, which must not be allowed; all others by its value.
         own = enum.Enum.__reduce_ex__, enum.Flag.__reduce_ex__
         if isinstance(obj, enum.Enum) and type(obj).__reduce_ex__ in own:
             return type(obj), (obj._value_,)

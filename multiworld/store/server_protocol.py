@@ -57,12 +57,12 @@ class ServerProtocol:
 
     @property
     def missing(self) -> int:
-        """How many bytes have to come before anything more can be done; 0 if there is something to do."""
+        """The number of bytes that have to come before anything can be done; 0 if there is something to do."""
         return max(0, self._need - len(self._unread))
 
     @property
     def stuck(self) -> bool:
-        """Whether answers have to be taken first."""
+        """True if answers have to be taken first."""
         return len(self.out) >= MAX_UNTAKEN_BYTES
 
     def feed(self, data: bytes) -> None:
@@ -161,7 +161,7 @@ class ServerProtocol:
         return (yield NONCE.size)
 
     def _table(self) -> dict[int, tuple[str, Callable[..., bytes | None]]]:
-        """What each request has for arguments, see ``_readers``, and the function that answers it."""
+        """Return the arguments of each request, see ``_readers``, and the function that answers it."""
         data, released = self._data, self._released
         return {
             Request.SET: ("kv", data.set),

@@ -94,7 +94,7 @@ class ClientPool:
             kept[1].close()
 
     def _works(self, client: StoreClient, deadline: Deadline) -> bool:
-        """Whether its host is still there; another one may have started."""
+        """Return whether its host is still there; another one may have started."""
         client.deadline = deadline.at_most(KEPT_CLIENT_SECONDS)
         with contextlib.suppress(StoreFailed):
             client.num_keys()
@@ -213,7 +213,7 @@ class HostedStores:
     def source(
         self, where: object, store: StoreLike, config: WorldConfig, cancelled: Callable[[], bool]
     ) -> StoreSource:
-        """What ``store`` means for this membership; hosts it where that is our part.
+        """Return the source that ``store`` means for this membership; hosts it where that is our part.
 
         Args:
             where: what ``parsed`` makes of it.
@@ -273,7 +273,7 @@ class HostedStores:
 
 
 def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bool:
-    """Whether a store answers at ``where``, even with a refusal."""
+    """Return whether a store answers at ``where``, even with a refusal."""
     try:
         kept.drop(kept.take(where, deadline))
     except StoreFailed as failed:
@@ -284,7 +284,7 @@ def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bo
 
 
 def _is_torchruns() -> bool:
-    """Whether torchrun's agent hosts the store of ``env://``; it sets this variable for its workers."""
+    """Return whether torchrun's agent hosts the store of ``env://``; it sets this variable for its workers."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 

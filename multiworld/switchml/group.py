@@ -94,7 +94,7 @@ class SwitchMLGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def delegates(self) -> bool:
-        """Whether this group has the switch."""
+        """True if this group has the switch."""
         return self._lane is not None
 
     def allreduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
@@ -200,7 +200,7 @@ def _start_here(library: Library, rank: int, size: int, settings: Settings) -> S
 
 
 def _look(settings: Settings) -> tuple[int, SwitchMLUnavailable | None, Library | None]:
-    """What this process has; the context of the library is claimed if it is ready."""
+    """Return the state of this process and its library; claims the library's context if it is ready."""
     try:
         library = Library(settings.library)
     except SwitchMLUnavailable as error:

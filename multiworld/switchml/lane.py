@@ -101,7 +101,7 @@ class Lane:
         _copy_back(host, tensor)
 
     def _confirmed(self, tensor: torch.Tensor, gloo: Any) -> bool:
-        """Sum beside the tensor, and take the result only if the switch did it on all ranks."""
+        """Sum into other memory, and take the result only if the switch did it on all ranks."""
         host = tensor if _plain(tensor) else _host_copy(tensor)
         result = torch.empty_like(host)
         began = time.monotonic()
@@ -135,7 +135,7 @@ class Lane:
 
 
 def _now(tensor: torch.Tensor) -> Any | None:
-    """What to wait for until the tensor has its values; None for one of the host, which has them."""
+    """Return an event to wait for until the tensor has its values; None for one of the host, which has them."""
     if not tensor.is_cuda:
         return None
     with torch.cuda.device(tensor.device):

@@ -1,4 +1,4 @@
-"""Which all-reduces the switch does. Only what all ranks must agree on anyhow decides, so that all decide alike."""
+"""The rule by which the switch or Gloo gets an all-reduce. All ranks agree on what it looks at, so all decide alike."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _is_where_the_world_is(group: GroupMembers, tensor: torch.Tensor) -> bool:
 
 
 def _checked(group: GroupMembers, operation: str, tensor: torch.Tensor, most: Form) -> int:
-    """The same, step by step: what is wrong is named. ``most`` is how far from plain it may be."""
+    """Check step by step, to name what is wrong. ``most`` is how far from plain it may be."""
     if not isinstance(tensor, torch.Tensor):
         raise invalid(
             group, operation, f"{type(tensor).__name__} given where a tensor is expected", "pass a torch.Tensor"

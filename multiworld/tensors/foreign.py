@@ -61,7 +61,8 @@ def why_read_only(begin: int, address: int, nbytes: int) -> str | None:
 
 
 def _is_bytes(begin: int, nbytes: int) -> bool:
-    """Whether a ``bytes`` object's content begins there: its header before it tells, read without a risk to fault."""
+    """Return whether a ``bytes`` object's content begins there: its header before it tells, read without a risk to
+    fault."""
     header = (ctypes.c_ssize_t * (_BYTES_HEADER // _WORD))()
     here = _Vector(ctypes.addressof(header), _BYTES_HEADER)
     there = _Vector(begin - _BYTES_HEADER, _BYTES_HEADER)

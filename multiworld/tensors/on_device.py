@@ -59,12 +59,12 @@ def target(device: Device, tensor: torch.Tensor, stream: bool) -> DeviceEnd:
 
 
 def said_of(tensor: torch.Tensor) -> tuple[bytes, ...]:
-    """What is said of a tensor of ``send_tensor``: its length and shape."""
+    """Return the length and shape that announce a tensor of ``send_tensor``."""
     return LENGTH.pack(tensor.nbytes), shape_bytes(tensor)
 
 
 def received(group: GroupMembers, tensor: torch.Tensor, receive: ReceiveOperation | AnyReceive) -> Callable[[int], int]:
-    """What ends a receive in its caller's thread: a message that was kept is copied; the rank that it came from."""
+    """Return the end of a receive, for its caller's thread: it copies a kept message and returns the sender's rank."""
 
     def finish(peer: int) -> int:
         kept = receive.taken

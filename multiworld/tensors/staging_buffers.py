@@ -60,7 +60,7 @@ class StagingBuffers:
         return [self.raw(flat) for flat in flats]
 
     def joined(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What is in ``flats``, one after the other, in memory of the collective's own."""
+        """Return the content of ``flats``, one after the other, in memory of the collective's own."""
         if self.device is None:
             return self.keep(torch.cat(list(flats)))
         whole = torch.empty(sum(map(torch.Tensor.numel, flats)), dtype=flats[0].dtype, device=flats[0].device)
@@ -87,7 +87,7 @@ class StagingBuffers:
         return Fingerprint(kind, nbytes, dtype, root, reduction, inline, self.device is not None, splits)
 
     def begin(self) -> None:
-        """What the caller has enqueued for its tensors is all that the backend has to wait for. Without a lock."""
+        """Note the moment up to which the backend has to wait for the caller's work. Without a lock."""
         if self.device is not None:
             self._moment = self.device.now()
 

@@ -1,4 +1,4 @@
-"""What an ``OSError`` means for the reader: the likely cause, and what to do about it."""
+"""Likely causes and remedies of an ``OSError``, in words."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ _SAID_BY_TORCH = os.strerror(errno.EMFILE)
 
 
 def descriptor_shortage(error: BaseException) -> str | None:
-    """What to say of ``error`` if it comes of a lack of file descriptors; None if it does not.
+    """Return the words for ``error`` if it comes of a lack of file descriptors; None if it does not.
 
     Args:
         error: an ``OSError``, or an error of torch's, which carry no number but the system's text. The resolver reports
-            a lack as a failure of the name service, or as a name that is not known, so that it is tried out.
+            a lack as an unknown name or a failure of the name service, so it is tried out.
     """
     number = getattr(error, "errno", None)
     if number == errno.ENFILE:
@@ -47,7 +47,7 @@ def descriptor_shortage(error: BaseException) -> str | None:
 
 
 def limit() -> int:
-    """How many descriptors this process may have: the soft limit, ``ulimit -n``."""
+    """Return the number of descriptors that this process may have: the soft limit, ``ulimit -n``."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 

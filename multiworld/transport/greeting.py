@@ -29,7 +29,7 @@ _FLAT_OBJECT: Final = re.compile(rb" *\{(?:" + _FIELD + rb"(?:," + _FIELD + rb")
 
 
 class Role(enum.Enum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     LANE = "lane"  #: data between two members
     CONTROL = "control"  #: why a member ends
@@ -90,13 +90,13 @@ class GreetingError(ConnectionError):
 
     @property
     def lasting(self) -> bool:
-        """Whether the same two processes would fail again."""
+        """True if the same two processes would fail again."""
         return self.reason in (Reason.VERSION, Reason.SECRET)
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a dialler says of itself and wants; fields that a role does not need keep their defaults.
+    """A dialler's description of itself and of its wish; fields that a role does not need keep their defaults.
 
     Attributes:
         generation: of the world, from 1.
@@ -167,5 +167,5 @@ def refusal(reason: Reason, why: str) -> bytes:
 
 
 def versions(theirs: object, ours: object) -> str:
-    """What a process with protocol ``ours`` says of one with ``theirs``; the subject is before it."""
+    """Return the words of a process with protocol ``ours`` about one with ``theirs``; the subject is before them."""
     return f"speaks protocol {theirs}, this process {ours}: install the same multiworld on all members"

@@ -37,7 +37,7 @@ _NONCE_BYTES: Final = 16
 _DIALLER_LABEL: Final = b"multiworld greeting 2, dialler\n"
 _ACCEPTOR_LABEL: Final = b"multiworld greeting 2, acceptor\n"
 
-# What each side says of the other.
+# The words of each side about the other.
 _OTHER_HAS: Final = "has a secret, this process has none"
 _OTHER_LACKS: Final = "has no secret, this process has one"
 _OTHER_DIFFERS: Final = "has another secret than this process"
@@ -49,7 +49,7 @@ def _proof(secret: bytes, label: bytes, *lines: bytes) -> str:
 
 
 def _nonce_of(fields: dict[str, Any], name: str) -> bool:
-    """Whether there is a nonce that is long enough."""
+    """Return whether there is a nonce that is long enough."""
     value = fields.get(name)
     return isinstance(value, str) and len(value) >= 2 * _NONCE_BYTES
 
@@ -75,7 +75,7 @@ class _Lines:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What to ``send`` now. ``hello`` is set once the dialler's wish is known, and proven if there is a secret."""
+    """The bytes to ``send`` now. ``hello`` is set once the dialler's wish is known, and proven if there is a secret."""
 
     send: bytes = b""
     hello: Hello | None = None

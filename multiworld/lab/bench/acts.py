@@ -1,4 +1,4 @@
-"""What workers do for the parts of the bench that are not about ratios."""
+"""Functions that workers run for the parts of the bench that are not about ratios."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAYLOAD = 1000
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds on to: threads and descriptors, as the kernel counts them."""
+    """The threads and descriptors that a process holds, as the kernel counts them."""
 
     threads: int
     descriptors: int

@@ -1,4 +1,5 @@
-"""What a world on NCCL costs over its bare communicator, in interleaved rounds; run by two members on a device each."""
+"""The cost of a world on NCCL over its bare communicator, in interleaved rounds; run by two members on a device
+each."""
 
 from __future__ import annotations
 

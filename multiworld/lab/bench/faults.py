@@ -16,7 +16,7 @@ _WINDOW_SECONDS = 1.0
 
 
 def detection(setup: Setup) -> list[Figure]:
-    """How long a receive goes on after its peer is killed or frozen."""
+    """Measure how long a receive goes on after its peer is killed or frozen."""
     found = []
     for fault, limit, turns in (("kill", 0.05, 5 if setup.quick else 20), ("freeze", 1.0, 3 if setup.quick else 10)):
         name = f"peer {'killed' if fault == 'kill' else 'frozen'} while we wait in recv"
@@ -89,7 +89,7 @@ def rejoin(setup: Setup) -> list[Figure]:
     with setup.workers("rejoin-0", "rejoin-1") as members:
         setup.join("rejoin", members)
         everywhere(members, acts.break_and_rejoin, "rejoin", 3)
-        time.sleep(0.5)  # what is freed is freed in the background
+        time.sleep(0.5)  # memory and descriptors are freed in the background
         before, keys = everywhere(members, acts.held), setup.host.run(acts.store_keys, setup.store)
         seconds = [value for each in everywhere(members, acts.break_and_rejoin, "rejoin", 100) for value in each]
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What two processes do in one timed turn, with plain ``torch.distributed`` and with a world; run by workers."""
+"""The work of two processes in one timed turn, with plain ``torch.distributed`` and with a world; run by workers."""
 
 from __future__ import annotations
 

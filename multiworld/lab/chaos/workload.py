@@ -1,4 +1,5 @@
-"""What workers do while they are hit: traffic in all their worlds, every break noted, every world joined again."""
+"""The work of processes while they are hit: traffic in all their worlds, every break noted, every world joined
+again."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ class Notice:
 
 @dataclass(slots=True)
 class Tally:
-    """What a worker has done: times at which rounds of a world ended, and what went wrong with data."""
+    """The work that a worker has done: times at which rounds of a world ended, and what went wrong with data."""
 
     rounds: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
