@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from multiworld.backends.setup_store import LaneStore
+from multiworld.errors import BackendFailed
 
 Cancelled = Callable[[], bool]
 
@@ -30,6 +31,10 @@ class Member:
     place: int
     size: int
     device: str
+
+    def failed(self, what: str, cause: str, remedy: str) -> BackendFailed:
+        """Make the error for a communicator that cannot be made or ended."""
+        return BackendFailed(self.world, what, cause=cause, remedy=remedy, rank=self.rank)
 
 
 class Communicator(Protocol):

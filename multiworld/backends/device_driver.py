@@ -358,28 +358,25 @@ class DeviceDriver:
         return device_failures.report(self._us.device, code, str(error)) if code else error
 
     def _refused(self, error: RuntimeError) -> BackendFailed:
-        us = self._us
-        return BackendFailed(
-            us.world, f"CUDA refuses the device {us.device}: {str(error).partition(chr(10))[0]}", rank=us.rank,
+        return self._us.failed(
+            f"CUDA refuses the device {self._us.device}: {str(error).partition(chr(10))[0]}",
             cause="another process has it for itself (compute mode Exclusive Process), or its memory is full",
             remedy="pass another device=, or end the process that nvidia-smi shows on this one",
-        )  # fmt: skip
+        )
 
     def _late(self, limit: float) -> BackendFailed:
-        us = self._us
-        return BackendFailed(
-            us.world, f"the {self.name} communicator of {us.size} members was not made within {limit} s", rank=us.rank,
+        return self._us.failed(
+            f"the {self.name} communicator of {self._us.size} members was not made within {limit} s",
             cause="a member is slow, or NCCL cannot connect the members: wrong interface, firewall, shared memory",
             remedy="raise join_timeout=, set NCCL_SOCKET_IFNAME, or look at what NCCL_DEBUG=INFO prints",
-        )  # fmt: skip
+        )
 
     def _stuck(self) -> BackendFailed:
-        us = self._us
-        return BackendFailed(
-            us.world, f"the abort of its {self.name} communicator has not ended in {ABORT_SECONDS} s", rank=us.rank,
+        return self._us.failed(
+            f"the abort of its {self.name} communicator has not ended in {ABORT_SECONDS} s",
             cause="NCCL or the CUDA driver hangs, or a kernel of this process does not end",
             remedy="other worlds go on; if they are slow, or memory is short, start this process again",
-        )  # fmt: skip
+        )
 
     def _where(self) -> str:
         return f"world {self._us.world!r}, rank {self._us.rank}"

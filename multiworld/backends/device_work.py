@@ -29,22 +29,6 @@ class Work:
         handle: what ``launch`` returned.
     """
 
-    __slots__ = (
-        "_calling",
-        "_calls",
-        "_error",
-        "_finished",
-        "_guard",
-        "_is_launched",
-        "_is_over",
-        "_launched",
-        "after",
-        "end",
-        "handle",
-        "launch",
-        "tensors",
-    )  # fmt: skip
-
     def __init__(self, launch: Callable[[Any], Any], tensors: Any, after: Any) -> None:
         self.launch: Callable[[Any], Any] | None = launch
         self.tensors, self.after = tensors, after

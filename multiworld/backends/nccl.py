@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from multiworld.backends.device_communicator import Cancelled, Gathered, Member
 from multiworld.backends.setup_store import LaneStore
-from multiworld.errors import BackendFailed
 from multiworld.matching.driver import DriverRefused
 
 logger = logging.getLogger(__name__)
@@ -40,10 +39,8 @@ _SPIN_SECONDS = 100e-6
 #: and then after pauses that grow
 _FIRST_NAP, _LONGEST_NAP = 20e-6, 2e-3
 
-_DTYPES = {
-    torch.int8: 0, torch.uint8: 1, torch.bool: 1, torch.int32: 2, torch.int64: 4, torch.float16: 6, torch.float32: 7,
-    torch.float64: 8, torch.bfloat16: 9,
-}  # fmt: skip
+_DTYPES = {torch.int8: 0, torch.uint8: 1, torch.bool: 1, torch.int32: 2, torch.int64: 4}
+_DTYPES |= {torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9}
 _NEW_DTYPES = {"uint32": 3, "uint64": 5}
 _PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _SUM, _PRODUCT, _MAX, _MIN, _AVERAGE = range(5)
@@ -322,11 +319,11 @@ class NcclCommunicator:
         except Exception as error:
             if type(error).__name__ != "FunctionNotFoundError":
                 raise
-            raise BackendFailed(
-                self._us.world, f"{self.version()} lacks a function that the driver needs: {error}", rank=self._us.rank,
+            raise self._us.failed(
+                f"{self.version()} lacks a function that the driver needs: {error}",
                 cause="NCCL's library is older than nccl4py expects, or another one was found first",
                 remedy="install a newer nvidia-nccl package, or join with backend='torch-nccl'",
-            ) from error  # fmt: skip
+            ) from error
 
     def _text(self, code: int) -> str:
         detail = ""

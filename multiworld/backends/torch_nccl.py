@@ -26,10 +26,8 @@ _SUCCESS = 0  # WorkResult
 _ABORTS = "abort", "_abort", "shutdown", "_shutdown"
 # Deadlines are the session's.
 _LONGEST = timedelta(days=30)
-_DTYPES = frozenset({
-    torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
-    torch.bfloat16,
-})  # fmt: skip
+_DTYPES = {torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64}
+_DTYPES |= {torch.float16, torch.float32, torch.float64, torch.bfloat16}
 _TASKS = Path("/proc/self/task")
 #: the most that the threads of a new group get to begin, and the time between two looks at them
 _BEGIN_SECONDS, _NAP = 1.0, 1e-4

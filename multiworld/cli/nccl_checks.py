@@ -69,10 +69,8 @@ def _setup() -> Setup:
     group: Any = nccl_environment.group_kind()
     no_bindings = nccl.unavailable()
     effect, overlay = _patches()
-    return Setup(
-        choice.unavailable("nccl"), "torch-nccl" if no_bindings else "nccl", no_bindings,
-        getattr(group, "__name__", ""), effect, overlay, torch.__version__,
-    )  # fmt: skip
+    name, taken = getattr(group, "__name__", ""), "torch-nccl" if no_bindings else "nccl"
+    return Setup(choice.unavailable("nccl"), taken, no_bindings, name, effect, overlay, torch.__version__)
 
 
 def _patches() -> tuple[str, str]:

@@ -73,10 +73,8 @@ class WorldManager:
         """
         self.add_world(world_name, backend)
         try:
-            await self._worlds.join(
-                world_name, rank, world_size, store=f"tcp://{addr}:{port}", backend=backend, device=device,
-                join_timeout=timeout,
-            )  # fmt: skip
+            how = {"store": f"tcp://{addr}:{port}", "backend": backend, "device": device, "join_timeout": timeout}
+            await self._worlds.join(world_name, rank, world_size, **how)
         except BaseException:
             self._announced.pop(world_name, None)
             raise

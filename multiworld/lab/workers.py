@@ -247,11 +247,12 @@ class WorkerPool:
         path = os.pathsep.join([*python_path, *(filter(None, sys.path) if python == sys.executable else ())])
         with contextlib.ExitStack() as stack:
             stderr = stack.enter_context(log.open("ab")) if log is not None else None
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stderr, "stderr": stderr}
+            command = [python, "-m", _FORKSERVER, str(theirs.fileno()), "many" if many else "few", *preload]
+            env = {**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": path}
             self._forkserver = subprocess.Popen(
-                [python, "-m", _FORKSERVER, str(theirs.fileno()), "many" if many else "few", *preload],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
-                env={**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": path}, start_new_session=True,
-            )  # fmt: skip
+                command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, **streams
+            )
         theirs.close()
         self._control.settimeout(_START_SECONDS)
         if not self._control.recv(16):

@@ -23,7 +23,6 @@ class CollectiveOperation(Operation):
     """A collective of a group, from its fingerprint to its end."""
 
     in_step = True
-    __slots__ = ("copying", "fingerprint", "gid", "heard", "plan", "ranks", "seq")
 
     def __init__(self, registry: Registry, gid: int, digest: int, ranks: tuple[int, ...], plan: Plan) -> None:
         super().__init__(registry, plan.name, plan.buffers)
@@ -92,11 +91,10 @@ class CollectiveOperation(Operation):
     def unmade(self, error: Exception) -> InvalidArgument:
         """All members did their part, but the result cannot be made of it here."""
         us = self.registry.membership
-        return InvalidArgument(
-            us.name, f"the result cannot be made: {error}",
-            cause="torch cannot do this for this dtype or reduction",
-            remedy="convert the tensor, or reduce otherwise; the world goes on", **us.where(self.name),
-        )  # fmt: skip
+        cause = "torch cannot do this for this dtype or reduction"
+        remedy = "convert the tensor, or reduce otherwise; the world goes on"
+        what = f"the result cannot be made: {error}"
+        return InvalidArgument(us.name, what, cause=cause, remedy=remedy, **us.where(self.name))
 
 
 #: how many collectives a peer may be ahead of us
@@ -178,10 +176,9 @@ class GroupCollectives:
         elif operation.plan.launch is None:
             self._absorb(operation, [heard[r][1] if r != us else None for r in operation.ranks])
         else:
-            launch = operation.launch = Launch(
-                operation, operation.ranks, operation.plan.launch, operation.over,
-                streamed=operation.plan.streamed, ready=not operation.copying,
-            )  # fmt: skip
+            launch = Launch(operation, operation.ranks, operation.plan.launch, operation.over)
+            launch.streamed, launch.ready = operation.plan.streamed, not operation.copying
+            operation.launch = launch
             self._launch(self._gid, operation.ranks, launch)
 
     def _absorb(self, operation: CollectiveOperation, parts: list[memoryview | None]) -> None:

@@ -26,8 +26,6 @@ class AnyReceive(Operation):
         end: where it goes on the device.
     """
 
-    __slots__ = ("_boxes", "_numbers", "_waiting", "chosen", "end", "key", "peers", "seq", "signature", "view")
-
     def __init__(
         self,
         key: int,
@@ -128,8 +126,6 @@ class AnyReceive(Operation):
 
 class _Chosen(ReceiveOperation):
     """The ordinary receive that an any-source receive has turned into."""
-
-    __slots__ = ("asked_by",)
 
     def __init__(self, parent: AnyReceive, box: Mailbox) -> None:
         super().__init__("recv", box, parent.key, parent.signature, parent.view, parent.keep, parent.end)

@@ -168,10 +168,6 @@ class Operation:
     """
 
     in_step: ClassVar[bool] = False
-    __slots__ = (
-        "_error", "_value", "_wake", "deadline", "done", "finish", "keep", "launch", "name", "parent", "registry",
-        "running", "since", "timeout", "withdrawn",
-    )  # fmt: skip
 
     def __init__(self, registry: Registry, name: str, keep: Any = None) -> None:
         self.registry = registry
@@ -312,11 +308,6 @@ class Launch:
         followers: operations that wait for its end.
     """
 
-    __slots__ = (
-        "begin", "driver", "followers", "lent", "operation", "over", "ranks", "ready", "streamed", "turn", "value",
-        "work",
-    )  # fmt: skip
-
     def __init__(
         self,
         operation: Operation,
@@ -388,8 +379,6 @@ class Carrier(Protocol):
 class Synchronization(Operation):
     """Waits for the end of all that the backend does for us now."""
 
-    __slots__ = ("_missing",)
-
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry, "synchronize")
         self._missing: set[Launch] = set()
@@ -422,8 +411,6 @@ class Synchronization(Operation):
 
 class BatchOperation(Operation):
     """Done when all its parts are; fails with the first failure among them, when all are done."""
-
-    __slots__ = ("_missing", "parts")
 
     def __init__(self, registry: Registry, count: int) -> None:
         super().__init__(registry, "batch_p2p")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import insort
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from multiworld.errors import TensorMismatch
 from multiworld.matching.memory import bytes_of, new_buffer
@@ -162,15 +162,9 @@ class Mailbox:
         if operation is None:
             return
         self._forget_orphan(operation)
-        ours = describe(*operation.signature)
-        operation.fail(
-            self._mismatch(
-                f"expects {ours}, rank {self.lane.peer} sends {describe(flags, dtype, nbytes)}",
-                ours,
-                describe(flags, dtype, nbytes),
-                {operation.mode, flags},
-            )
-        )
+        ours, theirs = describe(*operation.signature), describe(flags, dtype, nbytes)
+        what = f"expects {ours}, rank {self.lane.peer} sends {theirs}"
+        operation.fail(self._mismatch(what, ours, theirs, {operation.mode, flags}))
 
     def on_cancel(self, seq: int, key: int) -> None:
         """The peer withdraws a post; too late if the payload is on its way."""
@@ -274,10 +268,8 @@ class Mailbox:
         if modes == EXACT:
             cause = "one side passes a tensor on the CPU, the other one on the device"
             remedy = "pass both on the device, or both on the CPU; the world is still usable"
-        return TensorMismatch(
-            us.name, f"rank {us.rank} {what}", cause=cause, remedy=remedy,
-            ours=ours, theirs={self.lane.peer: theirs}, **us.where(),
-        )  # fmt: skip
+        sides: dict[str, Any] = {"ours": ours, "theirs": {self.lane.peer: theirs}}
+        return TensorMismatch(us.name, f"rank {us.rank} {what}", cause=cause, remedy=remedy, **sides, **us.where())
 
     # what stays on the device
 

@@ -61,10 +61,10 @@ class Mode(enum.IntEnum):
 
 # The place in this tuple is the code on the wire: append only.
 _NAMES: Final = (
-    "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
-    "complex32", "complex64", "complex128", "bool", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64",
-    "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
-)  # fmt: skip
+    *("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"),
+    *("complex32", "complex64", "complex128", "bool", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64"),
+    *("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+)
 DTYPES: Final[dict[int, torch.dtype]] = {
     code: getattr(torch, name) for code, name in enumerate(_NAMES) if hasattr(torch, name)
 }

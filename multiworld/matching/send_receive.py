@@ -44,8 +44,6 @@ def describe(mode: int, dtype: int, nbytes: int) -> str:
 class SendOperation(Operation):
     """A send: what it has, whether it can still be withdrawn, and the any-source receive that it is offered to."""
 
-    __slots__ = ("borrowed", "box", "copying", "dtype", "end", "key", "matched", "mode", "nbytes", "offered", "payload")
-
     def __init__(
         self,
         name: str,
@@ -119,11 +117,6 @@ class SendOperation(Operation):
 
 class ReceiveOperation(Operation):
     """A receive: what it expects, and where the payload goes."""
-
-    __slots__ = (
-        "arrival", "arriving", "borrowed", "box", "buffer", "dtype", "end", "key", "mode", "nbytes", "offer", "seq",
-        "shape", "taken", "view",
-    )  # fmt: skip
 
     def __init__(
         self,

@@ -45,10 +45,9 @@ class Transfers:
             return
         us, peer = self._registry.membership.rank, self._lane.peer
         operation.running = not operation.copying
-        launch = operation.launch = Launch(
-            operation, (us, peer), lambda driver: driver.send(_data(end), 1, after=end.moment.event),
-            operation.complete, streamed=end.streamed, lent=not operation.copying, ready=not operation.copying,
-        )  # fmt: skip
+        begin = lambda driver: driver.send(_data(end), 1, after=end.moment.event)  # noqa: E731
+        launch = operation.launch = Launch(operation, (us, peer), begin, operation.complete, streamed=end.streamed)
+        launch.lent = launch.ready = not operation.copying
         self._carrier.transfer(us, peer, launch)
 
     def on_data(self, operation: ReceiveOperation | None, dtype: int, mode: int, said: int) -> Placement:
@@ -81,11 +80,12 @@ class Transfers:
             return
         us, peer = self._registry.membership.rank, self._lane.peer
         operation.running = operation.borrowed
-        launch = operation.launch = Launch(
-            operation, (peer, us), lambda driver: driver.recv(_data(end), 0, after=end.moment.event),
-            lambda: self._landed(operation), value=peer, streamed=end.streamed, lent=operation.borrowed,
-            ready=end.data is not None,
-        )  # fmt: skip
+        begin = lambda driver: driver.recv(_data(end), 0, after=end.moment.event)  # noqa: E731
+        launch = Launch(
+            operation, (peer, us), begin, lambda: self._landed(operation), value=peer, streamed=end.streamed
+        )
+        launch.lent, launch.ready = operation.borrowed, end.data is not None
+        operation.launch = launch
         self._carrier.transfer(peer, us, launch)
         if end.data is None:
             self._carrier.aside(lambda: self._find_room(end, launch, nbytes))

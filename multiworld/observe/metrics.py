@@ -54,10 +54,9 @@ def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
 
 
 def _taken(what: str) -> InvalidArgument:
-    return InvalidArgument(
-        what=what, cause="Metrics was made twice, or something else has series of these names",
-        remedy="keep one Metrics per registry: pass registry=CollectorRegistry(), or close() the first",
-    )  # fmt: skip
+    cause = "Metrics was made twice, or something else has series of these names"
+    remedy = "keep one Metrics per registry: pass registry=CollectorRegistry(), or close() the first"
+    return InvalidArgument(what=what, cause=cause, remedy=remedy)
 
 
 class Metrics:

@@ -307,21 +307,26 @@ def _making(kind: Callable[[], Any]) -> Callable[[Machine], None]:
     return lambda machine: machine._stack.append(kind())
 
 
-_STEPS: Final[dict[bytes, Callable[[Machine], None]]] = {
-    b"\x80": Machine._protocol, b"\x95": Machine._frame, b"\x94": Machine._memoize,
-    b"h": Machine._recall_near, b"j": Machine._recall_far,
-    b"N": _pushing(None), b"\x88": _pushing(True), b"\x89": _pushing(False),
-    b"K": Machine._push_byte, b"M": Machine._push_short, b"J": Machine._push_int,
-    b"\x8a": _with(Machine._push_long, 1), b"\x8b": _with(Machine._push_long, 4), b"G": Machine._push_float,
-    b"C": _with(Machine._push_bytes, 1), b"B": _with(Machine._push_bytes, 4), b"\x8e": _with(Machine._push_bytes, 8),
-    b"\x8c": Machine._push_short_text, b"X": _with(Machine._push_text, 4), b"\x8d": _with(Machine._push_text, 8),
-    b"(": Machine._mark, b"0": Machine._drop, b"1": lambda machine: machine._pop_mark().clear(),
-    b")": _pushing(()), b"\x85": _with(Machine._tuple, 1), b"\x86": _with(Machine._tuple, 2),
-    b"\x87": _with(Machine._tuple, 3), b"t": lambda machine: machine._stack.append(tuple(machine._pop_mark())),
-    b"]": _making(list), b"a": Machine._append, b"e": Machine._appends,
-    b"}": _making(dict), b"s": Machine._set_item, b"u": lambda machine: machine._set_pairs(machine._pop_mark()),
-    b"\x8f": _making(set), b"\x90": Machine._add_items, b"\x91": Machine._frozenset,
-    b"\x93": Machine._global, b"R": Machine._reduce, b"\x81": Machine._new_object, b"\x92": Machine._new_object_ex,
-    b"b": Machine._build, b"Q": Machine._persistent,
-}  # fmt: skip
-_TABLE: Final = [_STEPS.get(bytes([code])) for code in range(256)]
+_STEPS: Final[tuple[tuple[bytes, Callable[[Machine], None]], ...]] = (
+    *((b"\x80", Machine._protocol), (b"\x95", Machine._frame), (b"\x94", Machine._memoize)),
+    *((b"h", Machine._recall_near), (b"j", Machine._recall_far)),
+    *((b"N", _pushing(None)), (b"\x88", _pushing(True)), (b"\x89", _pushing(False)), (b")", _pushing(()))),
+    *((b"K", Machine._push_byte), (b"M", Machine._push_short), (b"J", Machine._push_int)),
+    *((b"\x8a", _with(Machine._push_long, 1)), (b"\x8b", _with(Machine._push_long, 4)), (b"G", Machine._push_float)),
+    *((code, _with(Machine._push_bytes, width)) for code, width in ((b"C", 1), (b"B", 4), (b"\x8e", 8))),
+    *(
+        (b"\x8c", Machine._push_short_text),
+        (b"X", _with(Machine._push_text, 4)),
+        (b"\x8d", _with(Machine._push_text, 8)),
+    ),
+    *((b"(", Machine._mark), (b"0", Machine._drop), (b"1", lambda machine: machine._pop_mark().clear())),
+    *((code, _with(Machine._tuple, count)) for code, count in ((b"\x85", 1), (b"\x86", 2), (b"\x87", 3))),
+    (b"t", lambda machine: machine._stack.append(tuple(machine._pop_mark()))),
+    *((b"]", _making(list)), (b"a", Machine._append), (b"e", Machine._appends)),
+    *((b"}", _making(dict)), (b"s", Machine._set_item)),
+    (b"u", lambda machine: machine._set_pairs(machine._pop_mark())),
+    *((b"\x8f", _making(set)), (b"\x90", Machine._add_items), (b"\x91", Machine._frozenset)),
+    *((b"\x93", Machine._global), (b"R", Machine._reduce), (b"\x81", Machine._new_object)),
+    *((b"\x92", Machine._new_object_ex), (b"b", Machine._build), (b"Q", Machine._persistent)),
+)
+_TABLE: Final = [dict(_STEPS).get(bytes([code])) for code in range(256)]

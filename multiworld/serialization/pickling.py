@@ -67,10 +67,8 @@ def allowed(allow: Sequence[Any], us: Membership, operation: str) -> Allowed:
     listed = isinstance(allow, Iterable) and not isinstance(allow, (str, type))
     names = dict(map(_named, allow)) if listed else {"": allow}
     if "" in names:
-        raise InvalidArgument(
-            us.name, f"allow has {names['']!r}", remedy="pass a list of classes, functions or 'module.qualname'",
-            **us.where(operation),
-        )  # fmt: skip
+        remedy = "pass a list of classes, functions or 'module.qualname'"
+        raise InvalidArgument(us.name, f"allow has {names['']!r}", remedy=remedy, **us.where(operation))
     return names
 
 

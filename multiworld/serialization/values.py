@@ -194,8 +194,9 @@ def _make_numpy_dtype(text: str) -> Any:
     except ImportError:
         raise ObjectRefused(
             what="the object holds a NumPy value, and NumPy is not installed here",
-            cause="the peer has NumPy, this process has not", remedy="install numpy here, or send a tensor or a list",
-        ) from None  # fmt: skip
+            cause="the peer has NumPy, this process has not",
+            remedy="install numpy here, or send a tensor or a list",
+        ) from None
     return numpy.dtype(text)
 
 

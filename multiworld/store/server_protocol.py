@@ -48,9 +48,8 @@ class ServerProtocol:
         self._answered = answered
         self._unread = bytearray()
         self._left = 0
-        self._readers: dict[str, Callable[[], Generator[int, bytes, Any]]] = {
-            "k": self._key, "v": self._value, "n": self._number, "l": self._keys, "p": self._pairs, "b": self._nonce,
-        }  # fmt: skip
+        readers = self._key, self._value, self._number, self._keys, self._pairs, self._nonce
+        self._readers: dict[str, Callable[[], Generator[int, bytes, Any]]] = dict(zip("kvnlpb", readers, strict=True))
         self._requests = self._table()
         self._script = self._serve()
         self._need = next(self._script)

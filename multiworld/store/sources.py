@@ -296,10 +296,8 @@ def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Dead
             why, found = "the wait was cancelled", Cause("joining was cancelled")
         else:
             why, found = system_message(error), cause_of(error, "there is no route to it")
-        raise RendezvousError(
-            config.name, f"the store {where} cannot be reached: {why}",
-            cause=found.cause, remedy=found.remedy, rank=config.rank, operation="join",
-        ) from None  # fmt: skip
+        what = f"the store {where} cannot be reached: {why}"
+        raise RendezvousError(config.name, what, cause=found.cause, remedy=found.remedy, **_place(config)) from None
 
 
 def parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStorePath | Any:
@@ -327,11 +325,13 @@ def parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStore
 
 
 def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
-    return InvalidArgument(
-        config.name, f"{store!r} is not a store", rank=config.rank, operation="join",
-        cause="known are tcp://host:port, file:///path, env:// and the stores of torch.distributed",
-        remedy="correct it; for port 0 call serve_store() and pass on the address it returns",
-    )  # fmt: skip
+    cause = "known are tcp://host:port, file:///path, env:// and the stores of torch.distributed"
+    remedy = "correct it; for port 0 call serve_store() and pass on the address it returns"
+    return InvalidArgument(config.name, f"{store!r} is not a store", cause=cause, remedy=remedy, **_place(config))
+
+
+def _place(config: WorldConfig) -> dict[str, Any]:
+    return {"rank": config.rank, "operation": "join"}
 
 
 def _from_environment(config: WorldConfig) -> TcpStoreAddress:
@@ -339,10 +339,11 @@ def _from_environment(config: WorldConfig) -> TcpStoreAddress:
         hosted = False if _is_torchruns() else None
         return TcpStoreAddress(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted)
     except (KeyError, ValueError):
-        raise InvalidArgument(
-            config.name, "store='env://' needs MASTER_ADDR and MASTER_PORT", rank=config.rank, operation="join",
-            remedy="launch with torchrun, set them, or pass store=",
-        ) from None  # fmt: skip
+        what, remedy = (
+            "store='env://' needs MASTER_ADDR and MASTER_PORT",
+            "launch with torchrun, set them, or pass store=",
+        )
+        raise InvalidArgument(config.name, what, remedy=remedy, rank=config.rank, operation="join") from None
 
 
 def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:

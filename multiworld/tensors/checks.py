@@ -100,18 +100,11 @@ def _check_dense(group: GroupMembers, operation: str, tensor: torch.Tensor) -> i
         raise invalid(
             group, operation, "the tensor is not contiguous", "pass tensor.contiguous(), and copy back what is received"
         )
+    elsewhere = f"the tensor is on {tensor.device}, the world on {group.device}"
     if tensor.device.type not in (group.device.type, "cpu"):
-        raise invalid(
-            group,
-            operation,
-            f"the tensor is on {tensor.device}, the world on {group.device}",
-            "move the tensor, or join with device= of the tensors",
-        )
+        raise invalid(group, operation, elsewhere, "move the tensor, or join with device= of the tensors")
     if tensor.device.type == "cuda" and group._world.on_device and tensor.device != group.device:
-        raise invalid(
-            group, operation, f"the tensor is on {tensor.device}, the world on {group.device}",
-            "move the tensor, or join another world with device= of the tensor",
-        )  # fmt: skip
+        raise invalid(group, operation, elsewhere, "move the tensor, or join another world with device= of the tensor")
     code = CODES.get(tensor.dtype)
     if code is None:
         raise invalid(
@@ -125,10 +118,8 @@ def _check_extent(group: GroupMembers, operation: str, tensor: torch.Tensor) -> 
     needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size() if tensor.numel() else 0
     there = tensor.untyped_storage().nbytes()
     if there < needed:
-        raise invalid(
-            group, operation, f"the tensor's storage has {there} bytes, the tensor needs {needed}",
-            "resize the storage back; FSDP, for one, resizes it to 0 between uses",
-        )  # fmt: skip
+        what = f"the tensor's storage has {there} bytes, the tensor needs {needed}"
+        raise invalid(group, operation, what, "resize the storage back; FSDP, for one, resizes it to 0 between uses")
 
 
 def _check_writable(group: GroupMembers, operation: str, tensor: torch.Tensor) -> None:

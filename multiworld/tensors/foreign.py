@@ -28,9 +28,8 @@ class _Vector(ctypes.Structure):
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    libc.process_vm_readv.argtypes = (
-        ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,
-    )  # fmt: skip
+    vector = ctypes.c_void_p, ctypes.c_ulong
+    libc.process_vm_readv.argtypes = (ctypes.c_int, *vector, *vector, ctypes.c_ulong)
     libc.process_vm_readv.restype = ctypes.c_ssize_t
     return libc
 

@@ -18,10 +18,8 @@ PLAIN_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 _keys: Final[Callable[[torch.Tensor], Any]] = torch._C._dispatch_keys
 _AUTO: Final = ("Autograd", "Autocast")
-_DENSE: Final = frozenset(
-    {"CPU", "CUDA", "XPU", "HPU", "MPS", "IPU", "VE", "MTIA", "MAIA", "PrivateUse1", "PrivateUse2", "PrivateUse3",
-     "ADInplaceOrView"}
-)  # fmt: skip
+_PRIVATE: Final = ("PrivateUse1", "PrivateUse2", "PrivateUse3", "ADInplaceOrView")
+_DENSE: Final = frozenset(("CPU", "CUDA", "XPU", "HPU", "MPS", "IPU", "VE", "MTIA", "MAIA", *_PRIVATE))
 _LAZY: Final = frozenset({"Conjugate", "Negative"})
 
 

@@ -39,10 +39,8 @@ def not_capturing(group: GroupMembers, operation: str, device: Device) -> Device
         InvalidArgument: it is.
     """
     if device.capturing():
-        raise invalid(
-            group, operation, "the current CUDA stream is being captured into a graph",
-            "call it outside of torch.cuda.graph(); a replay cannot be matched with the other members",
-        )  # fmt: skip
+        remedy = "call it outside of torch.cuda.graph(); a replay cannot be matched with the other members"
+        raise invalid(group, operation, "the current CUDA stream is being captured into a graph", remedy)
     return device
 
 

@@ -70,8 +70,7 @@ def _shape(message: memoryview) -> tuple[int, ...] | None:
 
 
 def _mismatch(us: Membership, peer: int, what: str) -> TensorMismatch:
-    return TensorMismatch(
-        us.name, f"rank {peer} sent {what}", cause="the peer runs another release, or is not one of ours",
-        remedy="run the same release of the package and of torch everywhere; the world goes on",
-        theirs={peer: what}, **us.where(),
-    )  # fmt: skip
+    cause = "the peer runs another release, or is not one of ours"
+    remedy = "run the same release of the package and of torch everywhere; the world goes on"
+    said, theirs = f"rank {peer} sent {what}", {peer: what}
+    return TensorMismatch(us.name, said, cause=cause, remedy=remedy, theirs=theirs, **us.where())

@@ -47,29 +47,6 @@ class Lane:
         received: bytes read.
     """
 
-    __slots__ = (
-        "_body",
-        "_deaf",
-        "_fill",
-        "_got",
-        "_held",
-        "_holding",
-        "_on_body",
-        "_owner",
-        "_sent",
-        "_skip",
-        "_staging",
-        "_view",
-        "_whole",
-        "backlog",
-        "ended",
-        "fd",
-        "peer",
-        "received",
-        "sent",
-        "sock",
-    )
-
     def __init__(self, sock: socket.socket, peer: int, owner: LaneOwner) -> None:
         sock.setblocking(False)
         self.sock = sock

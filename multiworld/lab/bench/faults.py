@@ -95,8 +95,9 @@ def rejoin(setup: Setup) -> list[Figure]:
         time.sleep(0.5)
         after, left = everywhere(members, acts.held), setup.host.run(acts.store_keys, setup.store)
     spread = Spread.of(seconds)
-    grown = [sum(a.threads - b.threads for a, b in zip(after, before, strict=True)),
-             sum(a.descriptors - b.descriptors for a, b in zip(after, before, strict=True)), left - keys]  # fmt: skip
+    pairs = list(zip(after, before, strict=True))
+    threads = sum(a.threads - b.threads for a, b in pairs)
+    grown = [threads, sum(a.descriptors - b.descriptors for a, b in pairs), left - keys]
     text = f"p50 {spread.p50 * 1e3:,.1f} ms, p99 {spread.p99 * 1e3:,.1f} ms, most {spread.most * 1e3:,.1f} ms"
     leaks = f"{grown[0]} threads, {grown[1]} descriptors, {grown[2]} keys more"
     return [

@@ -20,10 +20,8 @@ def joins(setup: Setup) -> list[Figure]:
         each = [call.result(180) for call in calls]
     seconds, threads = max(s for s, _ in each), max(t for _, t in each)
     limit = _SECONDS * count / 1000
+    name, few, text = f"{count} joins at once", threads <= _THREADS, f"{threads} in a process"
     return [
-        judged(f"{count} joins at once", f"<= {limit:.0f} s", f"{seconds:.1f} s", seconds <= limit, seconds=seconds),
-        judged(
-            f"{count} joins at once: threads", f"<= {_THREADS}", f"{threads} in a process", threads <= _THREADS,
-            timed=False, threads=threads,
-        ),
-    ]  # fmt: skip
+        judged(name, f"<= {limit:.0f} s", f"{seconds:.1f} s", seconds <= limit, seconds=seconds),
+        judged(f"{name}: threads", f"<= {_THREADS}", text, few, timed=False, threads=threads),
+    ]

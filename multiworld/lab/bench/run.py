@@ -22,10 +22,8 @@ from multiworld.lab.folders import log_folder
 from multiworld.lab.workers import WorkerPool
 from multiworld.version import VERSION
 
-_FIGURES = {
-    "detection": faults.detection, "idle": idle, "isolation": faults.isolation, "strangers": strangers,
-    "rejoin": faults.rejoin, "joins": joins,
-}  # fmt: skip
+_PARTS = faults.detection, idle, faults.isolation, strangers, faults.rejoin, joins
+_FIGURES = {part.__name__: part for part in _PARTS}
 PARTS = ("ratios", *_FIGURES)
 
 

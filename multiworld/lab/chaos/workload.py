@@ -9,7 +9,7 @@ import ctypes
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -140,11 +140,9 @@ async def _rounds(world: World, times: list[tuple[float, float]], tally: Tally) 
 async def _join(context: Context, membership: Membership, store: TcpStoreAddress) -> World:
     while True:
         try:
-            joining = context.mw.join(
-                membership.world, membership.rank, membership.size, store=store, join_timeout=_REJOIN_SECONDS,
-                on_cancel="finish",
-            )  # fmt: skip
-            world = await joining
+            world = await context.mw.join(
+                *astuple(membership), store=store, join_timeout=_REJOIN_SECONDS, on_cancel="finish"
+            )
         except RendezvousError:
             await asyncio.sleep(0.1)
             continue
