@@ -9,12 +9,12 @@ from multiworld.backends import nccl, nccl_environment, torch_nccl
 from multiworld.backends.device_communicator import Communicator, Member
 from multiworld.backends.device_driver import DeviceDriver
 from multiworld.backends.gloo import GlooDriver
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.config import WorldConfig
 from multiworld.matching.driver import Driver
 
 
-def make_driver(config: WorldConfig, place: int, size: int, store: LaneStore, address: str) -> Driver:
+def make_driver(config: WorldConfig, place: int, size: int, store: SetupStore, address: str) -> Driver:
     """The driver for one group of a world; made only, ``open`` connects it.
 
     Args:

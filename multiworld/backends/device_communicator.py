@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.errors import BackendFailed
 
 Cancelled = Callable[[], bool]
@@ -48,7 +48,7 @@ class Communicator(Protocol):
     def version(self) -> str:
         """Return what has to be the same on all members, in text."""
 
-    def connect(self, store: LaneStore, stream: int, cancelled: Cancelled) -> None:
+    def connect(self, store: SetupStore, stream: int, cancelled: Cancelled) -> None:
         """Meet the other members; operations go into ``stream``, a CUDA stream's address. May block."""
 
     def failure(self) -> BaseException | None:

@@ -19,9 +19,9 @@ import torch
 
 from multiworld.backends import cuda, device_failures, peers
 from multiworld.backends.device_communicator import Communicator, Member
-from multiworld.backends.device_threads import Crew
+from multiworld.backends.device_threads import DeviceThreads
 from multiworld.backends.device_work import Work
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.errors import BackendFailed
 from multiworld.matching.driver import DriverRefused, Finished, Launched
 from multiworld.process.thread_parking import immortal
@@ -51,13 +51,13 @@ class DeviceDriver:
 
     on_device = True
 
-    def __init__(self, communicator: Communicator, store: LaneStore, us: Member) -> None:
+    def __init__(self, communicator: Communicator, store: SetupStore, us: Member) -> None:
         self.name = communicator.name
         self._communicator, self._store, self._us = communicator, store, us
         self._device = torch.device(us.device)
         self._stream: cuda.PrivateStream | None = None
         self._changed = threading.Condition()
-        self._crew = Crew(self)
+        self._threads = DeviceThreads(self)
         self._doubtful: list[Work] = []
         self._failure: BaseException | None = None
         self._started = self._made = self._ending = self._ended = False
@@ -154,7 +154,7 @@ class DeviceDriver:
     def close(self, deadline: float) -> None:
         """Free everything: in good order if nothing failed, and by an abort if that takes too long."""
         until = time.monotonic() + deadline
-        self._crew.close()
+        self._threads.close()
         with self._changed:
             if not self._started:
                 return
@@ -170,7 +170,7 @@ class DeviceDriver:
 
     def _start(self, launch: Callable[[Any], Any], tensors: Any, after: Any) -> Work:
         work = Work(launch, tensors, after)
-        if not self._crew.add(work):
+        if not self._threads.add(work):
             work.is_over(self._failure or ConnectionAbortedError("the communicator was closed"))
         return work
 
@@ -182,7 +182,7 @@ class DeviceDriver:
             self._failure = failure
             started = self._started
             self._changed.notify_all()
-        queued = self._crew.stop()
+        queued = self._threads.stop()
         if started:
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts none: the process frees it
                 threading.Thread(target=self._see_it_end, name=self._thread("abort"), daemon=True).start()
@@ -202,10 +202,10 @@ class DeviceDriver:
                 rescue.start()
         until = time.monotonic() + LET_GO_SECONDS - RESCUE_SECONDS
         ended = self._within(until - time.monotonic(), lambda: self._ended)
-        if ended and self._crew.is_empty(max(0.0, until - time.monotonic())):
+        if ended and self._threads.is_empty(max(0.0, until - time.monotonic())):
             return
-        launching = self._crew.launching
-        for work in (*self._crew.left, *([] if launching is None else [launching])):  # our threads keep the memory
+        launching = self._threads.launching
+        for work in (*self._threads.left, *([] if launching is None else [launching])):  # our threads keep the memory
             work.is_over(self._failure)
         if not self._within(ABORT_SECONDS, lambda: self._ended):
             immortal(self)  # destructors would wait for the same call
@@ -223,7 +223,7 @@ class DeviceDriver:
             threading.Thread(target=self._assist, name=self._thread("assist"), daemon=True).start()
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this communicator
             self._fail(self._explained(error))
-        self._crew.work()
+        self._threads.work()
 
     def _assist(self) -> None:
         try:
@@ -232,7 +232,7 @@ class DeviceDriver:
                 torch.cuda.set_stream(self._stream.torch)
         except Exception as error:  # noqa: BLE001 - whatever it is, the device is lost
             self._fail(self._explained(error))
-        self._crew.work()
+        self._threads.work()
 
     def _make(self) -> None:
         us = self._us
@@ -261,7 +261,7 @@ class DeviceDriver:
         """See ``Owner.look``."""
         try:
             failure = self._communicator.failure()
-            oldest = next((work.handle for work in self._crew.left), None)
+            oldest = next((work.handle for work in self._threads.left), None)
             if failure is None and oldest is not None:
                 # Its end may never come: torch's watchdog can fail, or hang, in the abort that would end it.
                 failure = self._communicator.outcome(oldest)
@@ -307,7 +307,7 @@ class DeviceDriver:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        self._give_back(self._crew.is_empty(ABORT_SECONDS))
+        self._give_back(self._threads.is_empty(ABORT_SECONDS))
 
     def _give_back(self, empty: bool) -> None:
         """Let others have the stream; or keep it with all that it uses, if anything is left in it.

@@ -33,7 +33,7 @@ class Owner(Protocol):
         """End the communicator; nothing is launched any more."""
 
 
-class Crew:
+class DeviceThreads:
     """The work of the two threads, and its distribution among them.
 
     Args:

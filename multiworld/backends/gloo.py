@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from multiworld.backends import gloo_sockets
 from multiworld.backends.calls import ProcessGroupCalls
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.matching.driver import Finished, Launched
 from multiworld.process.thread_parking import immortal
 from multiworld.transport.descriptors import open_numbers, require
@@ -85,7 +85,7 @@ class GlooDriver(ProcessGroupCalls):
 
     name = "gloo"
 
-    def __init__(self, store: LaneStore, rank: int, size: int, address: str) -> None:
+    def __init__(self, store: SetupStore, rank: int, size: int, address: str) -> None:
         self._store = store
         self._rank, self._size = rank, size
         self._address = address

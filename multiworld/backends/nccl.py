@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from multiworld.backends.device_communicator import Cancelled, Gathered, Member
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.matching.driver import DriverRefused
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class NcclCommunicator:
     def version(self) -> str:
         return f"NCCL {printed(int(self._nccl.get_version()))}"
 
-    def connect(self, store: LaneStore, stream: int, cancelled: Cancelled) -> None:
+    def connect(self, store: SetupStore, stream: int, cancelled: Cancelled) -> None:
         """See ``Communicator.connect``.
 
         Raises:
@@ -299,7 +299,7 @@ class NcclCommunicator:
         except Exception as error:  # noqa: BLE001 - the abort does it alone then
             logger.debug("nccl: no revoke: %s", error)
 
-    def _identity(self, store: LaneStore) -> Any:
+    def _identity(self, store: SetupStore) -> Any:
         """The id that place 0 makes and all use."""
         if self._us.place == 0:
             identity = self._nccl.get_unique_id()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from multiworld.backends.device_communicator import Member
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 
 _SAME = "install the same version on every member"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -43,7 +43,7 @@ def host_id() -> str:
     return f"{socket.gethostname()} {boot}"
 
 
-def meet(store: LaneStore, us: Member, ours: Facts) -> None:
+def meet(store: SetupStore, us: Member, ours: Facts) -> None:
     """Exchange facts with all members of the group.
 
     Raises:
@@ -56,7 +56,7 @@ def meet(store: LaneStore, us: Member, ours: Facts) -> None:
     _one_device_each(us, members)
 
 
-def _facts(store: LaneStore, us: Member, place: int) -> Facts:
+def _facts(store: SetupStore, us: Member, place: int) -> Facts:
     said = store.get(f"mw/driver/{place}")
     try:
         return Facts(**json.loads(said))

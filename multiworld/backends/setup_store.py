@@ -17,7 +17,7 @@ import torch.distributed as dist
 Broadcast = Callable[[str, bytes], None]
 
 
-class LaneStore(dist.Store):  # type: ignore[misc]  # torch is not followed by the type checker
+class SetupStore(dist.Store):  # type: ignore[misc]  # torch is not followed by the type checker
     """A store whose ``set`` goes to all members of a group, and whose ``get`` waits for theirs.
 
     Args:

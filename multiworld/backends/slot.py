@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 # Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
 from multiworld.backends.choice import make_driver
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.config import WorldConfig
 from multiworld.errors import BrokenWorldException, InvalidArgument, LossReason, PeerLost
 from multiworld.matching.driver import Driver, DriverRefused
@@ -97,7 +97,7 @@ class DriverSlot:
         self.ranks: tuple[int, ...] = ()
         self._session = session
         self._gid = gid
-        self._store = LaneStore(self._broadcast, session.config.join_timeout)
+        self._store = SetupStore(self._broadcast, session.config.join_timeout)
         self._driver: Driver | None = None
         self._opener: threading.Thread | None = None
         self._ready = False

@@ -19,7 +19,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 from multiworld.backends import nccl_environment
 from multiworld.backends.calls import ProcessGroupCalls
 from multiworld.backends.device_communicator import Cancelled, Gathered, Member
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.matching.driver import DriverRefused
 
 _SUCCESS = 0  # WorkResult
@@ -58,7 +58,7 @@ class TorchNcclCommunicator:
     def version(self) -> str:
         return nccl_environment.group_version()
 
-    def connect(self, store: LaneStore, stream: int, cancelled: Cancelled) -> None:  # noqa: ARG002 - torch has its own
+    def connect(self, store: SetupStore, stream: int, cancelled: Cancelled) -> None:  # noqa: ARG002 - torch has its own
         """See ``Communicator.connect``.
 
         Raises:
@@ -167,7 +167,7 @@ class TorchNcclCommunicator:
         work.wait()  # for the stream; the host goes on
         return work
 
-    def _made(self, store: LaneStore) -> Any:
+    def _made(self, store: SetupStore) -> Any:
         kind = nccl_environment.group_kind()
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _LONGEST

@@ -47,9 +47,9 @@ class CollectiveOperation(Operation):
         else:
             buffers.own()
 
-    def part(self) -> None:
-        """See ``Operation.part``."""
-        super().part()
+    def detach(self) -> None:
+        """See ``Operation.detach``."""
+        super().detach()
         if not self.copying or self.plan.buffers is None:
             return
         self.plan.buffers.own()

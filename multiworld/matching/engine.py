@@ -18,7 +18,7 @@ from multiworld.matching.collective_plan import Plan
 from multiworld.matching.device import Device, DeviceEnd
 from multiworld.matching.membership import Membership
 from multiworld.matching.operation import Carrier, Host, Launch, Operation, Registry, Sink, Synchronization
-from multiworld.matching.peer_messages import AnySource, Mailbox
+from multiworld.matching.peer_messages import AnySource, PeerMessages
 from multiworld.matching.protocol import Kind, Placement
 from multiworld.matching.send_receive import ReceiveOperation, SendOperation, Signature
 
@@ -49,7 +49,7 @@ class Engine(Registry):
         device: where the backend takes tensors; None if it takes them on the CPU only.
 
     Attributes:
-        boxes: the messages with each peer, by world rank.
+        messages: the messages with each peer, by world rank.
         any_receives: receives from any source that wait for a message.
         under_way: what is matched or agreed, and not over on the backend yet.
     """
@@ -67,7 +67,7 @@ class Engine(Registry):
         self.device = device
         self.under_way: set[Launch] = set()
         self.any_receives: list[AnySource] = []
-        self.boxes = {peer: Mailbox(self, sink, self.any_receives, host) for peer, sink in sinks.items()}
+        self.messages = {peer: PeerMessages(self, sink, self.any_receives, host) for peer, sink in sinks.items()}
         self._engine_host = host
         self._sinks = sinks
         self._groups: dict[int, GroupCollectives] = {}
@@ -95,11 +95,11 @@ class Engine(Registry):
             keep: the tensor whose memory is sent; None if it is memory of our own.
             end: what is sent from the device.
         """
-        box = self.boxes[peer]
-        operation = SendOperation(name, box, key, signature, payload, keep, end)
+        messages = self.messages[peer]
+        operation = SendOperation(name, messages, key, signature, payload, keep, end)
         with self.lock:
             if self.register(operation, (peer,)):
-                box.send(operation)
+                messages.send(operation)
         return operation
 
     def receive(
@@ -118,12 +118,12 @@ class Engine(Registry):
             view: where the payload goes; None for memory that is found when it comes.
             end: where it goes on the device.
         """
-        box = self.boxes[peer]
-        operation = ReceiveOperation(name, box, key, signature, view, keep, end)
+        messages = self.messages[peer]
+        operation = ReceiveOperation(name, messages, key, signature, view, keep, end)
         with self.lock:
             # A message from before the peer left can still be received.
-            if self.register(operation, () if self.departed and box.kept.get(key) else (peer,)):
-                box.receive(operation)
+            if self.register(operation, () if self.departed and messages.kept.get(key) else (peer,)):
+                messages.receive(operation)
         return operation
 
     def receive_any(
@@ -136,8 +136,8 @@ class Engine(Registry):
         end: DeviceEnd | None = None,
     ) -> AnyReceive:
         """Start a receive from the one of ``peers`` that sends first; arguments as of ``receive``."""
-        boxes = tuple(self.boxes[peer] for peer in peers)
-        operation = AnyReceive(key, signature, view, keep, boxes, self.any_receives, self._any_numbers, end)
+        candidates = tuple(self.messages[peer] for peer in peers)
+        operation = AnyReceive(key, signature, view, keep, candidates, self.any_receives, self._any_numbers, end)
         with self.lock:
             if self.register(operation, operation.unreachable()):
                 operation.start()
@@ -188,11 +188,11 @@ class Engine(Registry):
 
     def on_frame(self, sink: Sink, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int, /) -> Placement:
         """Handle the header of a frame that came from the peer of ``sink``."""
-        box = self.boxes[sink.peer]
+        messages = self.messages[sink.peer]
         if kind == _DATA:
-            return box.on_data(dtype, flags, seq, nbytes)
+            return messages.on_data(dtype, flags, seq, nbytes)
         if kind == _POST:
-            box.on_post(dtype, flags, seq, key, nbytes)
+            messages.on_post(dtype, flags, seq, key, nbytes)
         elif kind == _FINGERPRINT:
             if key not in self._groups and len(self._groups) >= MAX_GROUPS:
                 self.protocol_error(sink.peer, f"a collective of one group more than {MAX_GROUPS}")
@@ -201,28 +201,30 @@ class Engine(Registry):
         elif kind == _VALUE:
             return self._engine_host.on_value(sink.peer, key, flags, nbytes)
         else:
-            self._on_rare_frame(box, kind, dtype, flags, seq, key, nbytes)
+            self._on_rare_frame(messages, kind, dtype, flags, seq, key, nbytes)
         return None, None
 
-    def _on_rare_frame(self, box: Mailbox, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int) -> None:
+    def _on_rare_frame(
+        self, peer: PeerMessages, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int
+    ) -> None:
         if kind == Kind.REJECT:
-            box.on_reject(dtype, flags, seq, nbytes)
+            peer.on_reject(dtype, flags, seq, nbytes)
         elif kind == Kind.CANCEL:
-            box.on_cancel(seq, key)
+            peer.on_cancel(seq, key)
         elif kind == Kind.CANCELLED:
-            box.on_cancelled(seq)
+            peer.on_cancelled(seq)
         elif kind == Kind.ANY:
-            box.on_any(seq, key)
+            peer.on_any(seq, key)
         elif kind == Kind.ANY_DONE:
-            box.on_any_done(seq, key)
+            peer.on_any_done(seq, key)
         elif kind == Kind.OFFER:
-            box.on_offer(seq)
+            peer.on_offer(seq)
         elif kind == Kind.TAKE:
-            box.on_take(seq, key)
+            peer.on_take(seq, key)
         elif kind == Kind.BYE:
-            self._engine_host.on_bye(box.lane.peer, gives_up=bool(flags))
+            self._engine_host.on_bye(peer.lane.peer, gives_up=bool(flags))
         else:
-            self.protocol_error(box.lane.peer, f"frame of unknown kind {kind}")
+            self.protocol_error(peer.lane.peer, f"frame of unknown kind {kind}")
 
     # peers that leave, and our own end; the caller holds the lock
 

@@ -163,7 +163,7 @@ class Operation:
         keep: what must stay alive until it is done, such as tensors.
         finish: makes the result of the value, in the thread that asked.
         launch: what the backend does for it; None for what travels on the lanes.
-        parent: the batch it is part of.
+        parent: the batch that it belongs to.
         in_step: whether all members must go on from it together: one that gave it up alone is out of step.
     """
 
@@ -230,13 +230,15 @@ class Operation:
     def give_back(self) -> None:
         """Neither read nor write the caller's memory from here on: copy what is needed of it, divert what comes."""
 
-    def lent(self) -> list[Operation]:
-        """After a withdrawal: the operations that must end before the caller's memory is the caller's again."""
+    def held_by_backend(self) -> list[Operation]:
+        """Return, after a withdrawal, the operations that must end before the caller's memory is its own again."""
         return [self] if self.running and not self.done else []
 
-    def part(self) -> None:
-        """After a withdrawal and the end of what was ``lent``: copy on the device what others still need of the
-        caller's memory. Without the lock, in the caller's thread: the copies are made in its current stream."""
+    def detach(self) -> None:
+        """Copy on the device what others still need of the caller's memory, after a withdrawal.
+
+        Nothing is ``held_by_backend`` any more. Without the lock, in the caller's thread and its current stream.
+        """
         if self.launch is not None and self.succeeded:
             self.launch.join()
 
@@ -268,7 +270,7 @@ class Operation:
             self._wake()
         if self.parent is not None:
             parent, self.parent = self.parent, None
-            parent.part_done()
+            parent.one_done()
 
     def set_deadline(self, timeout: float | None) -> None:
         """Start the clock: ``timeout`` seconds from now, None for the world's. Without the lock."""
@@ -297,7 +299,7 @@ class Launch:
         over: what is to be done when the backend is done with the memory.
         value: of the operation, if it ends as soon as it is enqueued.
         streamed: whether it does.
-        lent: whether the memory is the caller's, who then waits for the end, whatever happens.
+        borrows: whether the memory is the caller's, who then waits for the end, whatever happens.
         ready: whether its memory is there; those behind it wait, so that all members start in the same order.
 
     Attributes:
@@ -317,12 +319,12 @@ class Launch:
         *,
         value: Any = None,
         streamed: bool = False,
-        lent: bool = True,
+        borrows: bool = True,
         ready: bool = True,
     ) -> None:
         self.operation: Operation | None = operation
         self.ranks, self.begin, self.over = ranks, begin, over
-        self.value, self.streamed, self.lent, self.ready = value, streamed, lent, ready
+        self.value, self.streamed, self.borrows, self.ready = value, streamed, borrows, ready
         self.driver: Driver | None = None
         self.work: Any = None
         self.turn: Callable[[], None] | None = None
@@ -337,7 +339,7 @@ class Launch:
     def start(self, driver: Driver) -> Any:
         """Start it; returns the driver's work."""
         if self.operation is not None:
-            self.operation.running = self.lent
+            self.operation.running = self.borrows
         work = self.begin(driver)
         if driver.on_device:
             self.driver, self.work = driver, work
@@ -410,64 +412,64 @@ class Synchronization(Operation):
 
 
 class BatchOperation(Operation):
-    """Done when all its parts are; fails with the first failure among them, when all are done."""
+    """Done when all its operations are; fails with their first failure, when all are done."""
 
     def __init__(self, registry: Registry, count: int) -> None:
         super().__init__(registry, "batch_p2p")
-        self.parts: list[Operation] = []
+        self.operations: list[Operation] = []
         self._missing = count
 
-    def take(self, parts: list[Operation]) -> None:
+    def take(self, operations: list[Operation]) -> None:
         """Wait for these, which may be done already."""
-        self.parts = parts
-        for part in parts:
-            if part.done:
+        self.operations = operations
+        for one in operations:
+            if one.done:
                 self._missing -= 1
             else:
-                part.parent = self
+                one.parent = self
         self._check()
 
-    def part_done(self) -> None:
-        """One of the parts is done."""
+    def one_done(self) -> None:
+        """Count the end of one of them."""
         self._missing -= 1
         self._check()
 
     def withdraw(self) -> None:
         self.withdrawn = True
         self.registry.operations.discard(self)
-        for part in self.parts:
-            part.withdraw()
+        for one in self.operations:
+            one.withdraw()
 
     def give_back(self) -> None:
-        """See ``Operation.give_back``; its waiter may be woken before it is the turn of the parts to fail."""
-        for part in self.parts:
-            if not part.done:
-                part.give_back()
+        """See ``Operation.give_back``; its waiter may be woken before these fail."""
+        for one in self.operations:
+            if not one.done:
+                one.give_back()
 
-    def lent(self) -> list[Operation]:
-        """See ``Operation.lent``."""
-        return [one for part in self.parts for one in part.lent()]
+    def held_by_backend(self) -> list[Operation]:
+        """See ``Operation.held_by_backend``."""
+        return [held for one in self.operations for held in one.held_by_backend()]
 
-    def part(self) -> None:
-        """See ``Operation.part``."""
-        for part in self.parts:
-            part.part()
+    def detach(self) -> None:
+        """See ``Operation.detach``."""
+        for one in self.operations:
+            one.detach()
 
     def loans(self) -> list[torch.Tensor]:
-        return [memory for part in self.parts for memory in part.loans()]
+        return [memory for one in self.operations for memory in one.loans()]
 
     def waiting_for(self) -> str:
-        return ", ".join(part.waiting_for() for part in self.parts if not part.done)
+        return ", ".join(one.waiting_for() for one in self.operations if not one.done)
 
     def _check(self) -> None:
         if self._missing == 0 and not self.done:
-            self.finish = lambda _: [_result(part) for part in self.parts]
+            self.finish = lambda _: [_result(one) for one in self.operations]
             self.complete()
 
 
-def _result(part: Operation) -> int | None:
+def _result(one: Operation) -> int | None:
     try:
-        value = part.result()
+        value = one.result()
     except MultiWorldError as error:
-        raise error.with_context(operation=f"batch_p2p ({part.name})") from None
-    return value if part.name == "recv" else None
+        raise error.with_context(operation=f"batch_p2p ({one.name})") from None
+    return value if one.name == "recv" else None

@@ -32,17 +32,17 @@ MAX_WAITING = 1 << 16
 
 
 class AnySource(Protocol):
-    """A receive from any source, as a mailbox sees it."""
+    """A receive from any source, as the messages of one peer see it."""
 
     seq: int
     key: int
     peers: tuple[int, ...]
 
-    def choose(self, box: Mailbox, *, offered: bool = False) -> None: ...
-    def take_kept(self, box: Mailbox) -> bool: ...
+    def choose(self, messages: PeerMessages, *, offered: bool = False) -> None: ...
+    def take_kept(self, messages: PeerMessages) -> bool: ...
 
 
-class Mailbox:
+class PeerMessages:
     """All messages with one peer, by key.
 
     Args:

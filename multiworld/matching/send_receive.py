@@ -17,8 +17,8 @@ Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED, DEVICE) or l
 EXACT: Final = frozenset(map(int, (Mode.FIXED, Mode.DEVICE)))
 
 
-class Box(Protocol):
-    """The mailbox of a message, as the message sees it; see ``mailbox.Mailbox``."""
+class Messages(Protocol):
+    """The messages of one peer, as one of them sees these: ``peer_messages.PeerMessages``."""
 
     registry: Registry
     lane: Sink
@@ -47,15 +47,15 @@ class SendOperation(Operation):
     def __init__(
         self,
         name: str,
-        box: Box,
+        messages: Messages,
         key: int,
         signature: Signature,
         payload: tuple[Any, ...],
         keep: Any,
         end: DeviceEnd | None = None,
     ) -> None:
-        super().__init__(box.registry, name, keep)
-        self.box = box
+        super().__init__(messages.registry, name, keep)
+        self.messages = messages
         self.key = key
         self.mode, self.dtype, self.nbytes = signature
         self.payload = payload
@@ -71,7 +71,7 @@ class SendOperation(Operation):
         """Nothing was sent if it was not matched; else it goes on in the background, with a copy of what is left."""
         self.withdrawn = True
         if not self.done and not self.matched and self.offered < 0:
-            self.box.sends[self.key].remove(self)
+            self.messages.sends[self.key].remove(self)
             self.registry.operations.discard(self)
             return
         self.give_back()
@@ -83,14 +83,14 @@ class SendOperation(Operation):
         elif self.borrowed and not self.done:
             self.borrowed = False
             if self.matched:
-                self.box.lane.disown(self)
+                self.messages.lane.disown(self)
             else:  # an offered message goes on; a failed one is not sent
                 self.payload = tuple(bytes(part) for part in self.payload) if self.withdrawn else ()
             self.keep = None
 
-    def part(self) -> None:
-        """See ``Operation.part``."""
-        super().part()
+    def detach(self) -> None:
+        """See ``Operation.detach``."""
+        super().detach()
         end = self.end
         if not self.copying or end is None or end.data is None:
             return
@@ -104,15 +104,15 @@ class SendOperation(Operation):
 
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``; what is under way on the device ends without the peer's lane."""
-        return self.launch is None and peer == self.box.lane.peer
+        return self.launch is None and peer == self.messages.lane.peer
 
     def awaits(self) -> tuple[int, ...]:
         """See ``Operation.awaits``."""
-        return (self.box.lane.peer,)
+        return (self.messages.lane.peer,)
 
     def waiting_for(self) -> str:
         state = "to take the payload" if self.matched else "to post the receive"
-        return f"rank {self.box.lane.peer} {state}"
+        return f"rank {self.messages.lane.peer} {state}"
 
 
 class ReceiveOperation(Operation):
@@ -121,15 +121,15 @@ class ReceiveOperation(Operation):
     def __init__(
         self,
         name: str,
-        box: Box,
+        messages: Messages,
         key: int,
         signature: Signature,
         view: memoryview | None,
         keep: Any,
         end: DeviceEnd | None = None,
     ) -> None:
-        super().__init__(box.registry, name, keep)
-        self.box = box
+        super().__init__(messages.registry, name, keep)
+        self.messages = messages
         self.key = key
         self.mode, self.dtype, self.nbytes = signature
         self.view, self.end = view, end
@@ -156,17 +156,17 @@ class ReceiveOperation(Operation):
     def withdraw(self) -> None:
         """The post is cancelled; a message that is under way already is kept for the next receive."""
         self.withdrawn = True
-        self.box.orphan(self)
+        self.messages.orphan(self)
         self.give_back()
 
     def give_back(self) -> None:
         if self.end is not None and self.withdrawn and self.arrival >= 0:
-            return  # it is under way to the caller's memory, or there: see ``part``
+            return  # it is under way to the caller's memory, or there: see ``detach``
         if self.borrowed:
             self.borrowed = False
-            self.box.divert(self)
+            self.messages.divert(self)
 
-    def part(self) -> None:
+    def detach(self) -> None:
         """See ``Operation.detach``: a message without a waiter is kept for the next receive."""
         end = self.end
         if not (self.withdrawn and self.borrowed and self.succeeded) or end is None or end.data is None:
@@ -176,15 +176,15 @@ class ReceiveOperation(Operation):
             self.end = DeviceEnd(end.device, moment, data)
             self.borrowed = False
             self.keep = None
-            self.box.keep_landed(self)
+            self.messages.keep_landed(self)
 
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``; what is under way on the device ends without the peer's lane."""
-        return self.launch is None and peer == self.box.lane.peer
+        return self.launch is None and peer == self.messages.lane.peer
 
     def awaits(self) -> tuple[int, ...]:
         """See ``Operation.awaits``."""
-        return (self.box.lane.peer,)
+        return (self.messages.lane.peer,)
 
     def waiting_for(self) -> str:
-        return f"rank {self.box.lane.peer} to send"
+        return f"rank {self.messages.lane.peer} to send"

@@ -21,7 +21,7 @@ _MAX_SAID_BYTES: Final = LENGTH.size + 8 * 255 + 1
 
 
 class Transfers:
-    """The part of a mailbox that stays on the device. All methods are called with the registry's lock held.
+    """The messages of one peer that stay on the device. All methods are called with the registry's lock held.
 
     Args:
         registry: where the operations are.
@@ -47,7 +47,7 @@ class Transfers:
         operation.running = not operation.copying
         begin = lambda driver: driver.send(_data(end), 1, after=end.moment.event)  # noqa: E731
         launch = operation.launch = Launch(operation, (us, peer), begin, operation.complete, streamed=end.streamed)
-        launch.lent = launch.ready = not operation.copying
+        launch.borrows = launch.ready = not operation.copying
         self._carrier.transfer(us, peer, launch)
 
     def on_data(self, operation: ReceiveOperation | None, dtype: int, mode: int, said: int) -> Placement:
@@ -84,7 +84,7 @@ class Transfers:
         launch = Launch(
             operation, (peer, us), begin, lambda: self._landed(operation), value=peer, streamed=end.streamed
         )
-        launch.lent, launch.ready = operation.borrowed, end.data is not None
+        launch.borrows, launch.ready = operation.borrowed, end.data is not None
         operation.launch = launch
         self._carrier.transfer(peer, us, launch)
         if end.data is None:

@@ -54,7 +54,7 @@ class ClientPool:
         self._guard = threading.Lock()
         #: with the monotonic time of their last use
         self._idle: list[tuple[float, StoreClient]] = []
-        self._lent = 0
+        self._taken = 0
         self._closed = False
 
     def take(self, where: TcpStoreAddress, deadline: Deadline) -> StoreClient:
@@ -66,17 +66,17 @@ class ClientPool:
             if client.ended:
                 client.close()
             elif time.monotonic() - used < FRESH_SECONDS or self._works(client, deadline):
-                return self._lend(client)
-        return self._lend(StoreClient.connect(where, deadline, self._mode))
+                return self._note_taken(client)
+        return self._note_taken(StoreClient.connect(where, deadline, self._mode))
 
     def keep(self, client: StoreClient) -> None:
         """Keep it for later, unless there are enough: the next joins of a crowd come soon."""
         with self._guard:
-            self._lent -= 1
+            self._taken -= 1
             if not self._closed:
                 self._idle.append((time.monotonic(), client))
             surplus = [client] if self._closed else []
-            while not self._lent and len(self._idle) > MAX_IDLE:
+            while not self._taken and len(self._idle) > MAX_IDLE:
                 surplus.append(self._idle.pop(0)[1])
         for each in surplus:
             each.close()
@@ -84,7 +84,7 @@ class ClientPool:
     def drop(self, client: StoreClient) -> None:
         """Close one in the middle of a call."""
         with self._guard:
-            self._lent -= 1
+            self._taken -= 1
         client.close()
 
     def close(self) -> None:
@@ -102,9 +102,9 @@ class ClientPool:
             return True
         return False
 
-    def _lend(self, client: StoreClient) -> StoreClient:
+    def _note_taken(self, client: StoreClient) -> StoreClient:
         with self._guard:
-            self._lent += 1
+            self._taken += 1
         return client
 
     def _pop(self) -> tuple[float, StoreClient] | None:

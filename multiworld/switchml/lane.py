@@ -19,7 +19,7 @@ from multiworld.switchml.work import SwitchWork
 
 logger = logging.getLogger(__name__)
 #: What the client library may still use after a timeout: for the life of the process.
-_lent: list[torch.Tensor] = []
+_kept: list[torch.Tensor] = []
 
 
 class Lane:
@@ -128,7 +128,7 @@ class Lane:
         if self._closed:
             return SwitchMLClosed(what=f"{what} was not done when the process group was destroyed")
         if outcome is Outcome.TIMEOUT:
-            _lent.extend((given, result))
+            _kept.extend((given, result))
             what += f" was not done within {self._seconds} s"
             return SwitchJobTimeout(what=what, timeout=self._seconds, operation="all_reduce")
         return SwitchJobFailed(what=f"{what} failed", operation="all_reduce")

@@ -120,10 +120,10 @@ class StagingBuffers:
 
     def _borrow(self, flat: torch.Tensor, *, written: bool = False) -> torch.Tensor:
         if memory_check.ACTIVE and self.device is None:
-            lent = copied(flat)
+            used = copied(flat)
             if written:
-                self._back.append((flat, lent))
-            flat = lent
+                self._back.append((flat, used))
+            flat = used
         self._borrowed.append(flat)
         return flat
 
