@@ -131,7 +131,6 @@ class DeviceDriver:
         return self._start(lambda to: to.recv(tensor, peer), tensor, after)
 
     def watch(self, work: Work, finished: Finished, launched: Launched | None = None) -> None:
-        """See ``Driver.watch``."""
         work.watch(finished, launched)
 
     def join(self, work: Work) -> None:
@@ -258,7 +257,6 @@ class DeviceDriver:
         return self._failure is not None
 
     def look(self) -> None:
-        """See ``Owner.look``."""
         try:
             failure = self._communicator.failure()
             oldest = next((work.handle for work in self._threads.left), None)
@@ -295,7 +293,6 @@ class DeviceDriver:
         return True
 
     def end(self) -> None:
-        """See ``Owner.end``."""
         if self._failure is None:
             self._finalize()
         if self._failure is not None:

@@ -47,7 +47,6 @@ class Work:
         return self._is_over and self._error is None
 
     def watch(self, finished: Finished, launched: Launched | None) -> None:
-        """See ``Driver.watch``."""
         with self._guard:
             self._finished, self._launched = finished, launched
             self._tell(launched=self._is_launched, over=self._is_over)

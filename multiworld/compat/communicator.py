@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import ReduceOp
 
 from multiworld.config import WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, TensorMismatch, rebuilt
-
-if TYPE_CHECKING:
-    from multiworld.worlds.world import World
+from multiworld.worlds.world import World
 
 __all__ = ["DEFAULT_WORLD_NAME", "BrokenWorldException", "MismatchInWorld", "WorldCommunicator"]
 

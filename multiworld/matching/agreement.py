@@ -48,7 +48,6 @@ class CollectiveOperation(Operation):
             buffers.own()
 
     def detach(self) -> None:
-        """See ``Operation.detach``."""
         super().detach()
         if not self.copying or self.plan.buffers is None:
             return

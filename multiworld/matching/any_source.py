@@ -91,17 +91,14 @@ class AnyReceive(Operation):
             self.chosen.give_back()
 
     def held_by_backend(self) -> list[Operation]:
-        """See ``Operation.held_by_backend``."""
         return [] if self.chosen is None else self.chosen.held_by_backend()
 
     def detach(self) -> None:
-        """See ``Operation.detach``."""
         if self.chosen is not None:
             self.chosen.detach()
 
     @property
     def taken(self) -> DeviceEnd | None:
-        """See ``ReceiveOperation.taken``."""
         return None if self.chosen is None else self.chosen.taken
 
     def needs(self, peer: int) -> bool:

@@ -398,7 +398,6 @@ class Synchronization(Operation):
         self._check()
 
     def awaits(self) -> tuple[int, ...]:
-        """See ``Operation.awaits``."""
         us = self.registry.membership.rank
         return tuple({rank for launch in tuple(self._missing) for rank in launch.ranks if rank != us})
 
@@ -447,11 +446,9 @@ class BatchOperation(Operation):
                 one.give_back()
 
     def held_by_backend(self) -> list[Operation]:
-        """See ``Operation.held_by_backend``."""
         return [held for one in self.operations for held in one.held_by_backend()]
 
     def detach(self) -> None:
-        """See ``Operation.detach``."""
         for one in self.operations:
             one.detach()
 

@@ -89,7 +89,6 @@ class SendOperation(Operation):
             self.keep = None
 
     def detach(self) -> None:
-        """See ``Operation.detach``."""
         super().detach()
         end = self.end
         if not self.copying or end is None or end.data is None:
@@ -107,7 +106,6 @@ class SendOperation(Operation):
         return self.launch is None and peer == self.messages.lane.peer
 
     def awaits(self) -> tuple[int, ...]:
-        """See ``Operation.awaits``."""
         return (self.messages.lane.peer,)
 
     def waiting_for(self) -> str:
@@ -183,7 +181,6 @@ class ReceiveOperation(Operation):
         return self.launch is None and peer == self.messages.lane.peer
 
     def awaits(self) -> tuple[int, ...]:
-        """See ``Operation.awaits``."""
         return (self.messages.lane.peer,)
 
     def waiting_for(self) -> str:

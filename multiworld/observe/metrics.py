@@ -17,15 +17,13 @@ import threading
 import weakref
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multiworld.config import WorldState
 from multiworld.errors import INSTALL, BackendUnavailable, InvalidArgument
-
-if TYPE_CHECKING:
-    from multiworld.matching.histogram import Histogram
-    from multiworld.worlds.multi_world import MultiWorld
-    from multiworld.worlds.world import World
+from multiworld.matching.histogram import Histogram
+from multiworld.worlds.multi_world import MultiWorld
+from multiworld.worlds.world import World
 
 _OPERATION = ["world", "operation"]
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multiworld.config import NetworkSettings, printed
 from multiworld.liveness.pulse import first_ping
@@ -23,12 +23,10 @@ from multiworld.liveness.ring import watched_by
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
 from multiworld.transport.descriptors import descriptor_shortage
+from multiworld.transport.endpoint import Endpoint, Taker
 from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import greet
 from multiworld.transport.sockets import connected
-
-if TYPE_CHECKING:
-    from multiworld.transport.endpoint import Endpoint, Taker
 
 #: the connections between two members
 ROLES = (Role.LANE, Role.CONTROL)

@@ -11,15 +11,13 @@ import importlib
 import io
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from multiworld.errors import InvalidArgument, MultiWorldError, ObjectRefused
+from multiworld.matching.membership import Membership
 from multiworld.serialization.factories import FACTORIES
 from multiworld.serialization.machine import Machine
 from multiworld.serialization.values import as_data
-
-if TYPE_CHECKING:
-    from multiworld.matching.membership import Membership
 
 _BY_NAME: Final = object()  # allowed by its name only: imported when it is first needed
 Allowed = Mapping[str, Any]

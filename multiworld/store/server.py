@@ -12,17 +12,15 @@ import math
 import selectors
 import socket
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from multiworld.store.server_data import Limits, Refused, StoreData
 from multiworld.store.server_protocol import ServerProtocol
 from multiworld.transport.causes import system_message
 from multiworld.transport.descriptors import NO_RESOURCES, limit
+from multiworld.transport.greeting import GreetingError
 from multiworld.transport.reactor import Reactor
 from multiworld.transport.sockets import accepted
-
-if TYPE_CHECKING:
-    from multiworld.transport.greeting import GreetingError
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
@@ -25,11 +25,9 @@ from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreClie
 from multiworld.store.server import StoreServer
 from multiworld.store.torch_store import FileStore, Gate, TorchStore
 from multiworld.transport.causes import Cause, cause_of, system_message
+from multiworld.transport.greeting import GreetingError
 from multiworld.transport.network_settings import listen
 from multiworld.transport.reactor import Reactor
-
-if TYPE_CHECKING:
-    from multiworld.transport.greeting import GreetingError
 
 #: connections to a hosted store that may wait for being accepted: all members of a large world come at once
 BACKLOG = 4096

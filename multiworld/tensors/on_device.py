@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
+from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.device import Device, DeviceEnd
+from multiworld.matching.engine import Engine
+from multiworld.matching.membership import GroupMembers
+from multiworld.matching.send_receive import ReceiveOperation
 from multiworld.matching.transfers import LENGTH
 from multiworld.tensors.checks import invalid
 from multiworld.tensors.shapes import described, shape_bytes
 from multiworld.tensors.staging import readable, writable
-
-if TYPE_CHECKING:
-    from multiworld.matching.any_source import AnyReceive
-    from multiworld.matching.engine import Engine
-    from multiworld.matching.membership import GroupMembers
-    from multiworld.matching.send_receive import ReceiveOperation
 
 
 def device_for(engine: Engine, group: GroupMembers, operation: str, tensor: torch.Tensor) -> Device | None:

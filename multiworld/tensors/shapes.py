@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING
 
 import torch
 
 from multiworld.errors import TensorMismatch
+from multiworld.matching.membership import Membership
 from multiworld.matching.memory import bytes_of
 from multiworld.matching.protocol import DTYPES, dtype_name
-
-if TYPE_CHECKING:
-    from multiworld.matching.membership import Membership
 
 
 def shape_bytes(tensor: torch.Tensor) -> bytes:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from multiworld.matching.collective_plan import NO_REDUCTION, Collective, Fingerprint, Splits
+from multiworld.matching.device import Device, Moment
 from multiworld.tensors import memory_check
 from multiworld.tensors.staging import copied, copy_to, is_aligned, readable, writable
-
-if TYPE_CHECKING:
-    from multiworld.matching.device import Device, Moment
 
 
 class StagingBuffers:
@@ -103,7 +101,6 @@ class StagingBuffers:
         return value
 
     def own(self) -> None:
-        """See ``plan.Buffers``."""
         with torch.inference_mode():  # allows it for tensors that were made in that mode, too
             if self.device is None or self._moment is None:
                 copies = [flat.clone() for flat in self._borrowed]

@@ -10,19 +10,14 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from multiworld.config import TcpStoreAddress
 from multiworld.errors import BrokenWorldException, PeerLost
-from multiworld.events import PeerSuspected, WorldBroken
-
-if TYPE_CHECKING:
-    from multiworld.config import TcpStoreAddress
-    from multiworld.events import Event
-    from multiworld.lab.context import Context
-
+from multiworld.events import Event, PeerSuspected, WorldBroken
+from multiworld.lab.context import Context
 
 #: floats of a round trip while another world breaks
 PAYLOAD = 1000

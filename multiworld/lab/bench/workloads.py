@@ -7,14 +7,13 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from multiworld.config import TcpStoreAddress
-    from multiworld.lab.context import Context
+from multiworld.config import TcpStoreAddress
+from multiworld.lab.context import Context
 
 WORLD = "bench"
 #: messages of one throughput measurement that are under way before the sender waits for a sign

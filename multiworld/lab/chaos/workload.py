@@ -10,10 +10,11 @@ import random
 import time
 from collections import deque
 from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from multiworld.config import TcpStoreAddress
 from multiworld.errors import (
     BrokenWorldException,
     MultiWorldError,
@@ -22,12 +23,9 @@ from multiworld.errors import (
     StaleGeneration,
     TensorMismatch,
 )
+from multiworld.lab.context import Context
 from multiworld.tensors import memory_check
-
-if TYPE_CHECKING:
-    from multiworld.config import TcpStoreAddress
-    from multiworld.lab.context import Context
-    from multiworld.worlds.world import World
+from multiworld.worlds.world import World
 
 _BREATH_SECONDS = 0.02
 _REJOIN_SECONDS = 15.0
