@@ -57,7 +57,7 @@ class DeviceDriver:
         self._device = torch.device(us.device)
         self._stream: cuda.PrivateStream | None = None
         self._changed = threading.Condition()
-        self._threads = DeviceThreads(self)
+        self._threads = DeviceThreads(self._launch, self._outcome, self._look, self._end)
         self._doubtful: list[Work] = []
         self._failure: BaseException | None = None
         self._started = self._made = self._ending = self._ended = False
@@ -256,7 +256,7 @@ class DeviceDriver:
     def _has_failed(self) -> bool:
         return self._failure is not None
 
-    def look(self) -> None:
+    def _look(self) -> None:
         try:
             failure = self._communicator.failure()
             oldest = next((work.handle for work in self._threads.left), None)
@@ -268,8 +268,8 @@ class DeviceDriver:
         if failure is not None:
             self._fail(self._explained(failure))
 
-    def launch(self, work: Work) -> bool:
-        """See ``Owner.launch``; NCCL may connect to peers first, and wait for them in that."""
+    def _launch(self, work: Work) -> bool:
+        """Put ``work`` into the stream; NCCL may connect to peers first, and wait for them in that."""
         stream, launch = self._stream, work.launch
         if stream is None or launch is None:
             return False
@@ -292,7 +292,7 @@ class DeviceDriver:
         work.was_launched()
         return True
 
-    def end(self) -> None:
+    def _end(self) -> None:
         if self._failure is None:
             self._finalize()
         if self._failure is not None:
@@ -333,8 +333,8 @@ class DeviceDriver:
             self._remains = True
             logger.warning("%s: the abort of a communicator failed: %s", self._where(), error)
 
-    def outcome(self, work: Work) -> BaseException | None:
-        """See ``Owner.outcome``; an abort ends it on the device, too."""
+    def _outcome(self, work: Work) -> BaseException | None:
+        """Wait for the end of ``work``; an abort ends it on the device, too."""
         try:
             work.end.synchronize()
             failure = self._failure or self._communicator.outcome(work.handle)

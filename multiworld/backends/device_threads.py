@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from multiworld.backends.device_work import Work
 
@@ -17,34 +16,27 @@ from multiworld.backends.device_work import Work
 LOOK_SECONDS = 0.1
 
 
-class Owner(Protocol):
-    """The work of the two threads. It is called without a lock, and never raises."""
-
-    def launch(self, work: Work) -> bool:
-        """Put ``work`` into the stream; whether it is there."""
-
-    def outcome(self, work: Work) -> BaseException | None:
-        """Wait for the end of a launched ``work``; how it went."""
-
-    def look(self) -> None:
-        """Look for failures in the background."""
-
-    def end(self) -> None:
-        """End the communicator; nothing is launched any more."""
-
-
 class DeviceThreads:
-    """The work of the two threads, and its distribution among them.
+    """The work of the two threads, and its distribution among them. It is called without a lock, and never raises.
 
     Args:
-        owner: of the threads.
+        launch: puts a work into the stream; returns whether it is there.
+        outcome: waits for the end of a launched work; returns how it went.
+        look: looks for failures in the background.
+        end: ends the communicator; nothing is launched any more.
 
     Attributes:
         launching: what is on its way into the stream.
     """
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(
+        self,
+        launch: Callable[[Work], bool],
+        outcome: Callable[[Work], BaseException | None],
+        look: Callable[[], None],
+        end: Callable[[], None],
+    ) -> None:
+        self._launch_one, self._outcome, self._look_once, self._end = launch, outcome, look, end
         lock = threading.Lock()
         self._jobs = threading.Condition(lock)  # the two wait here
         self._emptied = threading.Condition(lock)
@@ -116,7 +108,7 @@ class DeviceThreads:
         if self._stopped or (self._closing and not self._queued and not self._works):
             self._stopped = self._ended = True
             self._jobs.notify_all()
-            return self._owner.end
+            return self._end
         return self._launch if self._queued else None
 
     def _launch(self) -> None:
@@ -127,7 +119,7 @@ class DeviceThreads:
                 if work is None:
                     self._launches = False
                     return
-            launched = self._owner.launch(work)
+            launched = self._launch_one(work)
             with self._jobs:
                 if launched:
                     self.launching = None
@@ -152,7 +144,7 @@ class DeviceThreads:
         last = False
         while not last:
             work = self._works[0]
-            error = self._owner.outcome(work)
+            error = self._outcome(work)
             work.release()
             with self._jobs:
                 self._works.popleft()
@@ -163,6 +155,6 @@ class DeviceThreads:
             work.is_over(error)
 
     def _look(self) -> None:
-        self._owner.look()
+        self._look_once()
         with self._jobs:
             self._launches = False

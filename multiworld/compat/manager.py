@@ -36,7 +36,7 @@ class WorldManager:
         self._worlds = MultiWorld(op_timeout=OP_TIMEOUT)
         self._announced: dict[str, str] = {}
         self._broken: set[str] = set()
-        self._communicator = WorldCommunicator(self)
+        self._communicator = WorldCommunicator(self._worlds)
         self._watchdog: WatchDog | None = None
         if enable_monitor:
             self._watchdog = WatchDog(queue.Queue(), asyncio.Queue())

@@ -26,13 +26,15 @@ import json
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -319,3 +321,17 @@ class WorkerPool:
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
             answer: dict[str, Any] = json.loads(self._control.recv(1024))
         return answer
+
+
+@contextlib.contextmanager
+def log_folder(purpose: str) -> Iterator[Path]:
+    """A temporary folder that stays only if the block fails: the errors of workers name their log in it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"multiworld-{purpose}-"))
+    try:
+        yield folder
+    except Exception:
+        raise
+    except BaseException:  # an interruption names no log
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)

@@ -23,8 +23,7 @@ from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, Wires, WiringFailed, alive, wire
 from multiworld.store.client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
 from multiworld.store.sources import StoreSource
-from multiworld.transport.causes import cause_of, system_message
-from multiworld.transport.descriptors import descriptor_shortage
+from multiworld.transport.descriptors import cause_of, descriptor_shortage, system_message
 from multiworld.transport.endpoint import Endpoint
 from multiworld.transport.greeting import PROTOCOL, GreetingError, Reason, versions
 

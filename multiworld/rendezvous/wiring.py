@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from multiworld.config import NetworkSettings, printed
+from multiworld.liveness.monitor import watched_by
 from multiworld.liveness.pulse import first_ping
-from multiworld.liveness.ring import watched_by
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
 from multiworld.transport.descriptors import descriptor_shortage

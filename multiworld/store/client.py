@@ -20,8 +20,7 @@ from typing import Final
 from multiworld.config import TcpStoreAddress
 from multiworld.store.addresses import Resolved, resolved
 from multiworld.store.wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
-from multiworld.transport.causes import cause_of, system_message
-from multiworld.transport.descriptors import descriptor_shortage
+from multiworld.transport.descriptors import cause_of, descriptor_shortage, system_message
 from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import Dialler
 from multiworld.transport.sockets import made

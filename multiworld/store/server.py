@@ -16,8 +16,7 @@ from typing import Final
 
 from multiworld.store.server_data import Limits, Refused, StoreData
 from multiworld.store.server_protocol import ServerProtocol
-from multiworld.transport.causes import system_message
-from multiworld.transport.descriptors import NO_RESOURCES, limit
+from multiworld.transport.descriptors import NO_RESOURCES, limit, system_message
 from multiworld.transport.greeting import GreetingError
 from multiworld.transport.reactor import Reactor
 from multiworld.transport.sockets import accepted

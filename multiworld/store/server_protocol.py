@@ -117,7 +117,7 @@ class ServerProtocol:
             self.out += error.answer
             raise _refused(error) from None
         if turn.hello.role is not Role.STORE:
-            self.out += acceptor.refuse("this is a store")
+            self.out += refusal(Reason.REFUSED, "this is a store")
             raise Refused("a greeting that was not for a store")
         self.out += acceptor.accept()
 

@@ -24,7 +24,7 @@ from multiworld.store.addresses import own_address, resolved, usable_address
 from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
 from multiworld.store.server import StoreServer
 from multiworld.store.torch_store import FileStore, Gate, TorchStore
-from multiworld.transport.causes import Cause, cause_of, system_message
+from multiworld.transport.descriptors import Cause, cause_of, system_message
 from multiworld.transport.greeting import GreetingError
 from multiworld.transport.network_settings import listen
 from multiworld.transport.reactor import Reactor

@@ -195,7 +195,7 @@ class Endpoint:
         answerer = self._answerers.get(_member(hello))
         taker = _not_here(hello) if answerer is None else answerer(hello)
         if isinstance(taker, str):
-            self._dismiss(visitor, visitor.acceptor.refuse(taker))
+            self._dismiss(visitor, refusal(Reason.REFUSED, taker))
         elif _sent(visitor.sock, visitor.acceptor.accept()):
             taker(self._release(visitor))
         else:

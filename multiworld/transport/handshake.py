@@ -82,7 +82,7 @@ class Turn:
 
 
 class Acceptor:
-    """The side that is dialled: feed it what comes, send what it returns, then ``accept`` or ``refuse``."""
+    """The side that is dialled: feed it what comes, send what it returns, then ``accept`` it or send a ``refusal``."""
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
@@ -109,10 +109,6 @@ class Acceptor:
         if self._secret is not None:
             fields["proof"] = _proof(self._secret, _ACCEPTOR_LABEL, *self._transcript)
         return line_of(fields) + b"\n"
-
-    def refuse(self, why: str) -> bytes:
-        """Say no; ``why`` is for people. The connection is to be closed after it."""
-        return refusal(Reason.REFUSED, why)
 
     def _take_hello(self, fields: dict[str, Any]) -> Turn:
         self._check_version(fields)

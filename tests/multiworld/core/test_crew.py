@@ -18,7 +18,7 @@ class Device:
     """Launches at once; a work ends when the test says so."""
 
     def __init__(self) -> None:
-        self.crew = DeviceThreads(self)
+        self.crew = DeviceThreads(self.launch, self.outcome, self.look, self.end)
         self.done: defaultdict[int, threading.Event] = defaultdict(threading.Event)
         self.waits: defaultdict[int, threading.Event] = defaultdict(threading.Event)
         self.launched: defaultdict[int, threading.Event] = defaultdict(threading.Event)
