@@ -35,11 +35,6 @@ def settle_environment(backend: str, world: str, rank: int) -> None:
 
     A later change of the environment could crash the process: C code of other threads, torch's too, reads it meanwhile.
 
-    Args:
-        backend: as for ``unavailable``.
-        world: that is joined.
-        rank: ours in it.
-
     Raises:
         BackendFailed: the user has set one of them otherwise.
     """

@@ -63,10 +63,6 @@ class PrivateStream:
     """A CUDA stream that has no other user meanwhile.
 
     Torch hands out 32 per device in turn, so that two worlds would share one, and the abort of one wait for the other.
-
-    Args:
-        device: with its index.
-        pointer: the stream's address.
     """
 
     def __init__(self, device: torch.device, pointer: int) -> None:
@@ -148,11 +144,7 @@ def bus_id(index: int) -> str:
 
 
 class CudaDevice:
-    """The CUDA device of a world.
-
-    Args:
-        device: with its index.
-    """
+    """The CUDA device of a world."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -41,13 +41,7 @@ FINALIZE_SECONDS = 2.0
 
 
 class DeviceDriver:
-    """See ``Driver``.
-
-    Args:
-        communicator: what carries the operations.
-        store: where the members exchange what sets it up.
-        us: our membership.
-    """
+    """See ``Driver``."""
 
     on_device = True
 

@@ -74,14 +74,7 @@ def _timeout_can_be_set() -> bool:
 
 
 class GlooDriver(ProcessGroupCalls):
-    """One ``ProcessGroupGloo``.
-
-    Args:
-        store: where the members' addresses are exchanged.
-        rank: ours in the group.
-        size: of the group.
-        address: local address to bind to.
-    """
+    """One ``ProcessGroupGloo``."""
 
     name = "gloo"
 

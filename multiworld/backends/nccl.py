@@ -105,11 +105,7 @@ def _reduction(op: Any) -> int:
 
 
 class NcclCommunicator:
-    """See ``Communicator``.
-
-    Args:
-        us: our membership.
-    """
+    """See ``Communicator``."""
 
     name = "nccl"
 

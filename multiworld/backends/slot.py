@@ -87,10 +87,6 @@ class DriverSlot:
     """The backend of one group or channel of one session.
 
     All methods but ``abort`` and ``free`` are called under the session's lock.
-
-    Args:
-        session: that it works for.
-        gid: number of the group or channel.
     """
 
     def __init__(self, session: SlotOwner, gid: int) -> None:
@@ -107,7 +103,7 @@ class DriverSlot:
 
     def launch(self, launch: Launch) -> None:
         """Start it, after those before it."""
-        self._session.engine.takes_up(launch)
+        self._session.engine.under_way.add(launch)
         self._waiting.append(launch)
         launch.turn = self._start_waiting
         if self._ready:

@@ -40,11 +40,7 @@ def unavailable() -> str | None:
 
 
 class TorchNcclCommunicator:
-    """See ``Communicator``.
-
-    Args:
-        us: our membership.
-    """
+    """See ``Communicator``."""
 
     name = "torch-nccl"
 

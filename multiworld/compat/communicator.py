@@ -17,6 +17,7 @@ __all__ = ["DEFAULT_WORLD_NAME", "BrokenWorldException", "MismatchInWorld", "Wor
 
 #: the name that stood for "no name given"
 DEFAULT_WORLD_NAME = ""
+Tensors: TypeAlias = Sequence[torch.Tensor]
 Reduction: TypeAlias = "ReduceOp | ReduceOp.RedOpType"
 
 
@@ -71,15 +72,13 @@ class WorldCommunicator:
     ) -> None:
         await _as_before(self._world(world_name).reduce(tensor, dst, op))
 
-    async def all_gather(
-        self, tensors: Sequence[torch.Tensor], tensor: torch.Tensor, world_name: str = DEFAULT_WORLD_NAME
-    ) -> None:
+    async def all_gather(self, tensors: Tensors, tensor: torch.Tensor, world_name: str = DEFAULT_WORLD_NAME) -> None:
         await _as_before(self._world(world_name).all_gather(tensors, tensor))
 
     async def gather(
         self,
         tensor: torch.Tensor,
-        gather_list: Sequence[torch.Tensor] | None = None,
+        gather_list: Tensors | None = None,
         dst: int = 0,
         world_name: str = DEFAULT_WORLD_NAME,
     ) -> None:
@@ -88,7 +87,7 @@ class WorldCommunicator:
     async def scatter(
         self,
         tensor: torch.Tensor,
-        scatter_list: Sequence[torch.Tensor] | None = None,
+        scatter_list: Tensors | None = None,
         src: int = 0,
         world_name: str = DEFAULT_WORLD_NAME,
     ) -> None:

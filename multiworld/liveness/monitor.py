@@ -63,11 +63,6 @@ class Reach:
     connection. The kernel knows whether it was acknowledged. That takes no further connection, and no thread of the
     peer has to run. A peer that is slow, starved or stopped raises no false alarm; its predecessors in the ring notice
     that.
-
-    Args:
-        session: whose operations wait.
-        heartbeat: how long a silence may last.
-        clock: monotonic seconds.
     """
 
     def __init__(self, session: Watched, heartbeat: Heartbeat, clock: Clock) -> None:

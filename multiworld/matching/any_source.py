@@ -10,7 +10,7 @@ from multiworld.matching.device import DeviceEnd
 from multiworld.matching.operation import Operation
 from multiworld.matching.peer_messages import AnySource, PeerMessages
 from multiworld.matching.protocol import Kind
-from multiworld.matching.send_receive import ReceiveOperation, Signature
+from multiworld.matching.send_receive import End, ReceiveOperation, Signature, View
 
 
 class AnyReceive(Operation):
@@ -30,12 +30,12 @@ class AnyReceive(Operation):
         self,
         key: int,
         signature: Signature,
-        view: memoryview | None,
+        view: View,
         keep: Any,
         candidates: tuple[PeerMessages, ...],
         waiting: list[AnySource],
         numbers: Iterator[int],
-        end: DeviceEnd | None = None,
+        end: End = None,
     ) -> None:
         super().__init__(candidates[0].registry, "recv", keep)
         self.key = key

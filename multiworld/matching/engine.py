@@ -9,36 +9,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from multiworld.errors import BrokenWorldException
 from multiworld.matching.agreement import CollectiveOperation, GroupCollectives
 from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.collective_plan import Plan
-from multiworld.matching.device import Device, DeviceEnd
+from multiworld.matching.device import Device
 from multiworld.matching.membership import Membership
-from multiworld.matching.operation import Carrier, Host, Launch, Operation, Registry, Sink, Synchronization
+from multiworld.matching.operation import Host, Launch, Operation, Registry, Sink, Synchronization
 from multiworld.matching.peer_messages import AnySource, PeerMessages
 from multiworld.matching.protocol import Kind, Placement
-from multiworld.matching.send_receive import ReceiveOperation, SendOperation, Signature
+from multiworld.matching.send_receive import End, Payload, ReceiveOperation, SendOperation, Signature, View
 
 #: how many groups of a world may have collectives; a peer that names more makes them up
 MAX_GROUPS = 1 << 16
 #: the kinds that come with every message, as plain numbers: each is compared for every frame
 _DATA, _POST, _FINGERPRINT, _VALUE = map(int, (Kind.DATA, Kind.POST, Kind.FINGERPRINT, Kind.VALUE))
-
-
-class EngineHost(Host, Carrier, Protocol):
-    """The host of the engine; all with the lock held."""
-
-    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:
-        """Run an agreed collective of a group on the backend, after those before it."""
-
-    def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
-        """A value for the set-up of a backend arrives: where to put it."""
-
-    def on_bye(self, peer: int, *, gives_up: bool) -> None:
-        """``peer`` has said that it leaves, and nothing follows."""
 
 
 class Engine(Registry):
@@ -57,7 +44,7 @@ class Engine(Registry):
     def __init__(
         self,
         membership: Membership,
-        host: EngineHost,
+        host: Host,
         sinks: Mapping[int, Sink],
         lock: AbstractContextManager[Any],
         clock: Callable[[], float],
@@ -68,7 +55,6 @@ class Engine(Registry):
         self.under_way: set[Launch] = set()
         self.any_receives: list[AnySource] = []
         self.messages = {peer: PeerMessages(self, sink, self.any_receives, host) for peer, sink in sinks.items()}
-        self._engine_host = host
         self._sinks = sinks
         self._groups: dict[int, GroupCollectives] = {}
         self._gave_up: set[int] = set()
@@ -77,14 +63,7 @@ class Engine(Registry):
     # starts; the caller does not hold the lock
 
     def send(
-        self,
-        name: str,
-        peer: int,
-        key: int,
-        signature: Signature,
-        payload: tuple[Any, ...],
-        keep: Any,
-        end: DeviceEnd | None = None,
+        self, name: str, peer: int, key: int, signature: Signature, payload: Payload, keep: Any, end: End = None
     ) -> Operation:
         """Start a send to ``peer``, a world rank.
 
@@ -103,14 +82,7 @@ class Engine(Registry):
         return operation
 
     def receive(
-        self,
-        name: str,
-        peer: int,
-        key: int,
-        signature: Signature,
-        view: memoryview | None,
-        keep: Any,
-        end: DeviceEnd | None = None,
+        self, name: str, peer: int, key: int, signature: Signature, view: View, keep: Any, end: End = None
     ) -> ReceiveOperation:
         """Start a receive from ``peer``; arguments as of ``send``.
 
@@ -127,13 +99,7 @@ class Engine(Registry):
         return operation
 
     def receive_any(
-        self,
-        peers: tuple[int, ...],
-        key: int,
-        signature: Signature,
-        view: memoryview | None,
-        keep: Any,
-        end: DeviceEnd | None = None,
+        self, peers: tuple[int, ...], key: int, signature: Signature, view: View, keep: Any, end: End = None
     ) -> AnyReceive:
         """Start a receive from the one of ``peers`` that sends first; arguments as of ``receive``."""
         candidates = tuple(self.messages[peer] for peer in peers)
@@ -175,10 +141,6 @@ class Engine(Registry):
 
     # the backend's work; the caller holds the lock
 
-    def takes_up(self, launch: Launch) -> None:
-        """It is the backend's from now on."""
-        self.under_way.add(launch)
-
     def is_over(self, launch: Launch) -> None:
         """The backend is done with it, and what was to be done then is done."""
         self.under_way.discard(launch)
@@ -199,7 +161,7 @@ class Engine(Registry):
                 return None, None
             return self._group(key).expect(sink.peer, seq, flags, nbytes)
         elif kind == _VALUE:
-            return self._engine_host.on_value(sink.peer, key, flags, nbytes)
+            return self._host.on_value(sink.peer, key, flags, nbytes)
         else:
             self._on_rare_frame(messages, kind, dtype, flags, seq, key, nbytes)
         return None, None
@@ -222,7 +184,7 @@ class Engine(Registry):
         elif kind == Kind.TAKE:
             peer.on_take(seq, key)
         elif kind == Kind.BYE:
-            self._engine_host.on_bye(peer.lane.peer, gives_up=bool(flags))
+            self._host.on_bye(peer.lane.peer, gives_up=bool(flags))
         else:
             self.protocol_error(peer.lane.peer, f"frame of unknown kind {kind}")
 
@@ -265,7 +227,7 @@ class Engine(Registry):
         """The collectives of a group, which a peer may have begun before us."""
         found = self._groups.get(gid)
         if found is None:
-            found = self._groups[gid] = GroupCollectives(self, self._sinks, gid, self._engine_host.launch)
+            found = self._groups[gid] = GroupCollectives(self, self._sinks, gid, self._host.launch)
         return found
 
 

@@ -18,7 +18,7 @@ from multiworld.errors import BrokenWorldException, LossReason, MultiWorldError
 from multiworld.matching.driver import Driver
 from multiworld.matching.histogram import operation_histograms
 from multiworld.matching.membership import Membership
-from multiworld.matching.protocol import Sent
+from multiworld.matching.protocol import Placement, Sent
 
 
 class Sink(Protocol):
@@ -55,13 +55,28 @@ class Sink(Protocol):
 
 
 class Host(Protocol):
-    """The host of the registry."""
+    """The host of the engine: a session. All with the lock held, unless they say otherwise."""
 
     def lost(self, peer: int, how: LossReason, what: str) -> None:
-        """End the generation because of ``peer``; if it left, once what can finish has. Under the lock."""
+        """End the generation because of ``peer``; if it left, once what can finish has."""
 
     def set_alarm(self) -> None:
         """Call ``overdue`` when ``next_look`` is reached. From any thread."""
+
+    def transfer(self, src: int, dst: int, launch: Launch) -> None:
+        """Run a matched transfer between these world ranks on the device's driver, after those before it."""
+
+    def aside(self, function: Callable[[], None]) -> None:
+        """Run ``function`` soon in a thread of its own, without the lock."""
+
+    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:
+        """Run an agreed collective of a group on the backend, after those before it."""
+
+    def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
+        """A value for the set-up of a backend arrives: where to put it."""
+
+    def on_bye(self, peer: int, *, gives_up: bool) -> None:
+        """``peer`` has said that it leaves, and nothing follows."""
 
 
 class Registry:
@@ -366,16 +381,6 @@ class Launch:
 
 def _over(*_: object) -> None:
     """Stands for what was done."""
-
-
-class Carrier(Protocol):
-    """Brings the payloads of messages to the device's driver."""
-
-    def transfer(self, src: int, dst: int, launch: Launch) -> None:
-        """Run a matched transfer between these world ranks, after those before it."""
-
-    def aside(self, function: Callable[[], None]) -> None:
-        """Run ``function`` soon in a thread of its own, without the lock."""
 
 
 class Synchronization(Operation):

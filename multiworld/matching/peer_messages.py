@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from multiworld.errors import TensorMismatch
 from multiworld.matching.memory import bytes_of, new_buffer
-from multiworld.matching.operation import Carrier, Registry, Sink
+from multiworld.matching.operation import Host, Registry, Sink
 from multiworld.matching.protocol import Kind, Mode, Placement
 from multiworld.matching.queues import Queues
 from multiworld.matching.send_receive import EXACT, ReceiveOperation, SendOperation, describe
@@ -43,19 +43,12 @@ class AnySource(Protocol):
 
 
 class PeerMessages:
-    """All messages with one peer, by key.
+    """All messages with one peer, by key."""
 
-    Args:
-        registry: where its operations are.
-        lane: the way to the peer.
-        any_receives: receives from any source that wait for a message.
-        carrier: takes what stays on the device.
-    """
-
-    def __init__(self, registry: Registry, lane: Sink, any_receives: list[AnySource], carrier: Carrier) -> None:
+    def __init__(self, registry: Registry, lane: Sink, any_receives: list[AnySource], host: Host) -> None:
         self.registry = registry
         self.lane = lane
-        self._transfers = Transfers(registry, lane, carrier, self._landed)
+        self._transfers = Transfers(registry, lane, host, self._landed)
         self._any_receives = any_receives
         self.sends: Queues[SendOperation] = Queues()
         self.posts: Queues[tuple[int, int, int, int]] = Queues()  # seq, mode, dtype, nbytes

@@ -13,6 +13,9 @@ from multiworld.matching.protocol import Mode, dtype_name
 from multiworld.matching.queues import Queues
 
 Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED, DEVICE) or limit in bytes
+Payload = tuple[Any, ...]
+View = memoryview | None  # where a payload on the lane goes; None for memory that is found when it comes
+End = DeviceEnd | None  # where a payload on the device is, or goes
 #: modes in which both sides name the length
 EXACT: Final = frozenset(map(int, (Mode.FIXED, Mode.DEVICE)))
 
@@ -50,9 +53,9 @@ class SendOperation(Operation):
         messages: Messages,
         key: int,
         signature: Signature,
-        payload: tuple[Any, ...],
+        payload: Payload,
         keep: Any,
-        end: DeviceEnd | None = None,
+        end: End = None,
     ) -> None:
         super().__init__(messages.registry, name, keep)
         self.messages = messages
@@ -117,14 +120,7 @@ class ReceiveOperation(Operation):
     """A receive: what it expects, and where the payload goes."""
 
     def __init__(
-        self,
-        name: str,
-        messages: Messages,
-        key: int,
-        signature: Signature,
-        view: memoryview | None,
-        keep: Any,
-        end: DeviceEnd | None = None,
+        self, name: str, messages: Messages, key: int, signature: Signature, view: View, keep: Any, end: End = None
     ) -> None:
         super().__init__(messages.registry, name, keep)
         self.messages = messages

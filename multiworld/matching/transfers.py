@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from multiworld.matching.device import DeviceEnd
-from multiworld.matching.operation import Carrier, Launch, Registry, Sink
+from multiworld.matching.operation import Host, Launch, Registry, Sink
 from multiworld.matching.protocol import Kind, Mode, Placement
 from multiworld.matching.send_receive import ReceiveOperation, SendOperation
 
@@ -21,19 +21,10 @@ _MAX_SAID_BYTES: Final = LENGTH.size + 8 * 255 + 1
 
 
 class Transfers:
-    """The messages of one peer that stay on the device. All methods are called with the registry's lock held.
+    """The messages of one peer that stay on the device. All methods are called with the registry's lock held."""
 
-    Args:
-        registry: where the operations are.
-        lane: the way to the peer.
-        carrier: takes the payloads to the drivers.
-        landed: told of a receive whose payload is there.
-    """
-
-    def __init__(
-        self, registry: Registry, lane: Sink, carrier: Carrier, landed: Callable[[ReceiveOperation], None]
-    ) -> None:
-        self._registry, self._lane, self._carrier, self._landed = registry, lane, carrier, landed
+    def __init__(self, registry: Registry, lane: Sink, host: Host, landed: Callable[[ReceiveOperation], None]) -> None:
+        self._registry, self._lane, self._host, self._landed = registry, lane, host, landed
 
     def send(self, operation: SendOperation, end: DeviceEnd, seq: int) -> None:
         """A send is matched with the post of that number."""
@@ -48,7 +39,7 @@ class Transfers:
         begin = lambda driver: driver.send(_data(end), 1, after=end.moment.event)  # noqa: E731
         launch = operation.launch = Launch(operation, (us, peer), begin, operation.complete, streamed=end.streamed)
         launch.borrows = launch.ready = not operation.copying
-        self._carrier.transfer(us, peer, launch)
+        self._host.transfer(us, peer, launch)
 
     def on_data(self, operation: ReceiveOperation | None, dtype: int, mode: int, said: int) -> Placement:
         """The peer begins to send on the device; of a tensor with its shape it says the length here, and the shape."""
@@ -86,9 +77,9 @@ class Transfers:
         )
         launch.borrows, launch.ready = operation.borrowed, end.data is not None
         operation.launch = launch
-        self._carrier.transfer(peer, us, launch)
+        self._host.transfer(peer, us, launch)
         if end.data is None:
-            self._carrier.aside(lambda: self._find_room(end, launch, nbytes))
+            self._host.aside(lambda: self._find_room(end, launch, nbytes))
 
     def _find_room(self, end: DeviceEnd, launch: Launch, nbytes: int) -> None:
         """Find memory for a message whose length the sender has said, or that has no waiter. Without the lock."""

@@ -16,11 +16,7 @@ from multiworld.transport.reactor import Reactor
 
 
 class Hub(Reactor):
-    """The reactor of this process with its monitor, its responder and its endpoints.
-
-    Attributes:
-        monitor: judges the silence of peers.
-    """
+    """The reactor of this process with its monitor, its responder and its endpoints."""
 
     _instance: ClassVar[Hub | None] = None
     _guard: ClassVar[threading.Lock] = threading.Lock()

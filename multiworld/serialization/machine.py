@@ -42,9 +42,6 @@ class Budget:
 
     A value of a few hundred bytes whose parts are shared can take forever to be hashed or compared. Keys of one hash
     make a dict as slow as a list. Both hold the GIL. The work may not exceed what the message's length warrants.
-
-    Args:
-        nbytes: length of its message.
     """
 
     def __init__(self, nbytes: int) -> None:

@@ -26,11 +26,6 @@ Allowed = Mapping[str, Any]
 def dumps(obj: Any, us: Membership, operation: str = "send_object") -> bytes:
     """Pickle ``obj``, tensors and NumPy arrays in it as plain data.
 
-    Args:
-        obj: what is to be sent.
-        us: whose world and rank the error names.
-        operation: for the error.
-
     Raises:
         InvalidArgument: it cannot be pickled, or holds a tensor or an array of a kind that cannot travel.
     """
@@ -80,11 +75,6 @@ def _named(item: Any) -> tuple[str, Any]:
 
 def loads(data: memoryview | bytes, names: Allowed, us: Membership) -> Any:
     """Unpickle ``data``.
-
-    Args:
-        data: what ``dumps`` made.
-        names: what ``allowed`` made of ``allow=``.
-        us: whose world and rank the error names.
 
     Raises:
         ObjectRefused: it names something that is not allowed, causes too much work, or is no pickle of ours.

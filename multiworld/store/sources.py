@@ -213,10 +213,6 @@ class HostedStores:
     ) -> StoreSource:
         """Return the source that ``store`` means for this membership; hosts it where that is our part.
 
-        Args:
-            where: what ``parsed`` makes of it.
-            cancelled: True ends a wait for the name service.
-
         Raises:
             RendezvousError: its name is not known, there is no route to it, or it cannot be hosted.
         """

@@ -22,13 +22,7 @@ def shape_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def with_shape(us: Membership, peer: int, dtype: int, buffer: torch.Tensor) -> torch.Tensor:
-    """The tensor that a message describes; it shares the memory of ``buffer``.
-
-    Args:
-        us: for messages.
-        peer: world rank that sent it.
-        dtype: the code of its dtype on the wire.
-        buffer: the whole message as bytes, payload first.
+    """The tensor that a message describes; it shares the memory of ``buffer``, the message with the payload first.
 
     Raises:
         TensorMismatch: dtype, shape and length do not fit together.
