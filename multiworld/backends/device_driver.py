@@ -288,7 +288,10 @@ class DeviceDriver:
 
     def _end(self) -> None:
         if self._failure is None:
-            self._finalize()
+            try:
+                self._communicator.finalize(self._has_failed)
+            except Exception as error:  # noqa: BLE001 - of torch's and NCCL's many types
+                self._fail(self._explained(error))
         if self._failure is not None:
             with self._changed:
                 self._ending = True
@@ -313,12 +316,6 @@ class DeviceDriver:
         elif self._stream is not None:
             immortal(self._communicator)  # its destructor would wait in whatever thread collects it
             immortal(self._doubtful)
-
-    def _finalize(self) -> None:
-        try:
-            self._communicator.finalize(self._has_failed)
-        except Exception as error:  # noqa: BLE001 - of torch's and NCCL's many types
-            self._fail(self._explained(error))
 
     def _abort(self) -> None:
         try:

@@ -124,17 +124,14 @@ class DeviceThreads:
                 if launched:
                     self.launching = None
                     self._works.append(work)
-                    self._see_that_one_looks()
+                    if not self._looks:  # see that one looks
+                        self._looks = True
+                        self._jobs.notify()
                     if not (self._waits or self._queued or self._stopped):
                         self._launches, self._waits = False, True
                         break
                     self._jobs.notify()
         self._wait()
-
-    def _see_that_one_looks(self) -> None:
-        if not self._looks:
-            self._looks = True
-            self._jobs.notify()
 
     def _wait(self) -> None:
         """Wait for the ends of what is launched, in their order.

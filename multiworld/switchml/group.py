@@ -78,19 +78,9 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> SwitchMLGrou
 
 #: What C++ asks a Python subclass of ``ProcessGroup`` for, under the names of all releases.
 _FORWARDED = (
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_into_tensor_coalesced",
-    "allreduce_coalesced",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "recv",
-    "reduce_scatter",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "send",
+    *("all_gather_single_coalesced", "all_to_all_single", "allgather", "allgather_into_tensor_coalesced"),
+    *("allreduce_coalesced", "alltoall_base", "barrier", "broadcast", "recv", "reduce_scatter"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "send"),
 )
 
 

@@ -41,13 +41,8 @@ class _IfAddrs(ctypes.Structure):
 
 
 _IfAddrs._fields_ = [
-    ("next", ctypes.POINTER(_IfAddrs)),
-    ("name", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("addr", ctypes.c_void_p),
-    ("netmask", ctypes.c_void_p),
-    ("other", ctypes.c_void_p),
-    ("data", ctypes.c_void_p),
+    *(("next", ctypes.POINTER(_IfAddrs)), ("name", ctypes.c_char_p), ("flags", ctypes.c_uint)),
+    *((name, ctypes.c_void_p) for name in ("addr", "netmask", "other", "data")),
 ]
 
 

@@ -83,12 +83,8 @@ class ChaosReport:
         return all(promise.kept for promise in self.promises)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "facts": self.facts,
-            "plan": self.plan.as_json(),
-            "stories": [story.as_json() for story in self.stories],
-            "promises": [asdict(promise) for promise in self.promises],
-        }
+        lists = {"stories": [one.as_json() for one in self.stories], "promises": list(map(asdict, self.promises))}
+        return {"facts": self.facts, "plan": self.plan.as_json(), **lists}
 
 
 #: bounds of noticing, with room for a machine that does other things too; the figures themselves are the bench's
@@ -106,7 +102,7 @@ def judge(
         _promise("only worlds of the struck worker break", _wrong_worlds(stories, stray), "no break elsewhere"),
         _promise("every other member notices, in time", _late(plan, stories), _noticed(stories)),
         _promise("slow, busy and mistaken workers break nothing", _false_alarms(stories), "no false alarm"),
-        _promise("every world comes back", _lost_worlds(stories), _back(stories)),
+        _promise("every world comes back", [_of(s) for s in stories if s.back_after is None], _back(stories)),
         _promise("no data is wrong", [w for t in tallies.values() for w in t.wrong], _rounds(tallies)),
         _promise("no process dies but the killed", list(deaths), "none did"),
         _promise(
@@ -160,8 +156,8 @@ def _false_alarms(stories: Sequence[Story]) -> list[str]:
     return [f"{s.fault.kind.value}: {_describe(n)}" for s in stories if not s.concerned for n in s.breaks]
 
 
-def _lost_worlds(stories: Sequence[Story]) -> list[str]:
-    return [f"{s.fault.kind.value} of {s.fault.worker} at {s.fault.at} s" for s in stories if s.back_after is None]
+def _of(story: Story) -> str:
+    return f"{story.fault.kind.value} of {story.fault.worker} at {story.fault.at} s"
 
 
 def _back(stories: Sequence[Story]) -> str:
