@@ -41,6 +41,7 @@ RELEASES = list(tomllib.loads((HERE / "build" / "releases.toml").read_text(encod
 # The release on which `tests` runs the package: the newest with wheels for every supported Python, and small where an
 # index has a CPU build of it.
 TORCH = "2.13.0"
+_FAULTS = "tests/multiworld/faults"
 
 
 def _locked(*groups: str) -> list[str]:
@@ -71,10 +72,8 @@ def _install_torch(session: nox.Session, torch: str = TORCH, *, cuda: bool = Fal
         session.run_install("python", "-c", "import torch.distributed")
 
 
-def _pytest(
-    session: nox.Session, suites: dict[str, list[str]], *, extras: str = "cli,metrics", cuda: bool = False
-) -> None:
-    """Run suites (name: folders), or what the command line names instead, on the torch that it names."""
+def _pytest(session: nox.Session, name: str, *folders: str, extras: str = "cli,metrics", cuda: bool = False) -> None:
+    """Run a suite, or what the command line names instead, on the torch that it names."""
     arguments = list(session.posargs)
     torch = TORCH
     if "--torch" in arguments:
@@ -84,11 +83,13 @@ def _pytest(
     session.install(*_locked("tooling", "test", "types"))
     _install_torch(session, torch, cuda=cuda)
     session.install("-e", f".[{extras}]")
-    chosen = {"named": arguments} if arguments else suites
-    for name, what in chosen.items():
-        junit = f"--junitxml={HERE / 'dist' / f'tests-{name}-{torch}.xml'}"
-        env = {"PYTHONPATH": str(HERE), "MULTIWORLD_NOX": sys.executable}  # tests of this file run it with this nox
-        session.run("python", "-m", "pytest", "-q", "-n", "auto", junit, *what, env=env)
+    if arguments in ([], ["--whole"]):
+        arguments += folders
+    else:
+        name = "named"
+    junit = f"--junitxml={HERE / 'dist' / f'tests-{name}-{torch}.xml'}"
+    env = {"PYTHONPATH": str(HERE), "MULTIWORLD_NOX": sys.executable}  # tests of this file run it with this nox
+    session.run("python", "-m", "pytest", "-q", "-n", "auto", junit, *arguments, env=env)
 
 
 @nox.session
@@ -117,10 +118,12 @@ def lock(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Tests of the tooling and of multiworld on a torch from the index: `-- --torch 2.6.0`, then paths and options."""
-    # The core's tests wait while the tooling's compile. The faults run alone: they judge how soon each is noticed.
-    together = ["tests/build", "tests/multiworld/core"]
-    _pytest(session, {"build-and-core": together, "faults": ["tests/multiworld/faults"]})
+    """Tests of the tooling and of multiworld on a torch from the index: `-- [--whole] [--torch 2.6.0]`, then paths.
+
+    With `--whole` the rows of the nightly run, too.
+    """
+    # At once: most of the package's tests wait while the tooling's compile.
+    _pytest(session, "all", "tests/build", "tests/multiworld/core", _FAULTS)
 
 
 @nox.session
@@ -131,10 +134,10 @@ def faults(session: nox.Session) -> None:
     """
     if "--simulated" in session.posargs:
         session.posargs.remove("--simulated")
-        session.posargs.extend(["-k", "simulated", "tests/multiworld/faults"])
-        _pytest(session, {}, extras="cli,metrics,nccl", cuda=True)
+        session.posargs.extend(["-k", "simulated", _FAULTS])
+        _pytest(session, "simulated", extras="cli,metrics,nccl", cuda=True)
     else:
-        _pytest(session, {"faults": ["tests/multiworld/faults"]})
+        _pytest(session, "faults", _FAULTS)
 
 
 # Without an environment of its own: the Python that has a CUDA torch runs the tests, and nothing is installed.
@@ -262,7 +265,7 @@ def _release_sessions(release: str) -> None:
 
     @nox.session(name=f"build-{release}")
     def build(session: nox.Session) -> None:
-        """Patched wheel and overlay wheel, then their tests: `-- [--source PATH] [--python V] [--no-test|--full]`.
+        """Patched wheel and overlay wheel, and a first proof: `-- [--source PATH] [--python V] [--no-test|--full]`.
 
         With `--patches FILE --label NAME` wheels of your own patches, without the tests of the series.
         """
@@ -270,11 +273,11 @@ def _release_sessions(release: str) -> None:
         # A full build runs the probes itself.
         options = {word.partition("=")[0] for word in session.posargs}
         if not {"--no-test", "--full", "--plan", "--label", "--dist"} & options:
-            session.notify(f"test-{release}", [])
+            session.notify(f"test-{release}", ["--first"])
 
     @nox.session(name=f"test-{release}")
     def test(session: nox.Session) -> None:
-        """Probes and tests on the built wheels: `-- [--python 3.12] [--stock] [--no-multiworld|--whole]`."""
+        """Probes and tests on the built wheels: `-- [--python 3.12] [--stock] [--first|--no-multiworld|--whole]`."""
         _tool(session, "test", release, *session.posargs)
 
 

@@ -28,7 +28,7 @@ _naming, _installing = Lock(), Lock()
 
 
 class Form(Enum):
-    """Forms in which torch is installed."""
+    """The way in which torch is installed."""
 
     STOCK = "stock"
     PATCHED = "patched"

@@ -56,7 +56,7 @@ print(torch.__version__, sys.argv[2] in open("/proc/self/maps").read())
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Wheels that are imported together, the last one built here, with its version and its overlay."""
+    """Wheels that are imported together, the last one built here, with the version and the overlay that it has."""
 
     wheels: tuple[Path, ...]
     version: str
@@ -65,7 +65,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The surroundings in which the wheels of one release are imported.
+    """Interpreter and packages with which the wheels of one release are imported.
 
     Attributes:
         python: the interpreter.

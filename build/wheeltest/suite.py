@@ -48,7 +48,9 @@ _ROWS = "torch-nccl and simulated"
 #: the drivers, and tensors that stay on the device, between processes on the imitation; both drivers
 _DEVICE = ("tests/multiworld/device",)
 #: On the overlay without `--whole`: its functions are the patched wheel's, and these rows call the patched ones.
-_DEVICE_PART = tuple(f"{_DEVICE[0]}/test_{name}.py" for name in ("device_lost", "driver_watchdog", "isolation_device"))
+_DEVICE_PART = tuple(
+    f"{_DEVICE[0]}/test_{name}.py" for name in ("device_lost", "driver_watchdog", "isolation_device", "stream")
+)
 #: The oldest torch that the package serves; `dependencies` in pyproject.toml.
 _OLDEST = Version("2.2.1")
 #: Bytes of memory that one suite may take: test processes, and the workers that they fork.
@@ -61,7 +63,7 @@ _RESULT = re.compile(r"\S+: .* \((as expected|MISMATCH|not measured)\)$")
 
 
 class Extent(Enum):
-    """The part of the tests that wheels get."""
+    """Extent of the tests of wheels."""
 
     FIRST = "first proof"  # every probe, tests/wheel, and failures of NCCL in real processes
     SUITES = "suites"  # also the harness's own tests, and multiworld's as far as another torch may change them
@@ -201,8 +203,8 @@ def _own_tests(plan: Plan, pythons: dict[Form, Path]) -> Iterator[Callable[[], R
 
 
 def _at_once(work: list[Callable[[], Run]]) -> list[Run]:
-    """Run suites at once where the memory is enough, else one after the other."""
-    return run_together(work, None if _available_memory() >= _MEMORY * len(work) else 1)
+    """Run as many suites at once as the memory is enough for."""
+    return run_together(work, max(1, _available_memory() // _MEMORY))
 
 
 def _names(forms: Iterable[Form]) -> str:

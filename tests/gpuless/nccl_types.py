@@ -22,6 +22,9 @@ class Config(ctypes.Structure):
     """`ncclConfig_t`; only the head is looked at."""
 
     _fields_ = (
-        ("size", c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("blocking", c_int),
+        ("size", c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", c_int),
         ("rest", c_int * 30),
-    )  # fmt: skip
+    )

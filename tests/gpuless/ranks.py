@@ -27,9 +27,13 @@ class Rank:
         self._folder = Path(environment["GPULESS_CONTROL"])
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         self._process = subprocess.Popen(
-            [sys.executable, "-I", _PROGRAM], env={**kept, "NCCL_HOSTID": str(number), **environment},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-        )  # fmt: skip
+            [sys.executable, "-I", _PROGRAM],
+            env={**kept, "NCCL_HOSTID": str(number), **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
 
     @property
     def process(self) -> int:

@@ -100,9 +100,13 @@ def test_creation_without_the_peer_has_no_limit_when_it_blocks(ready: Runner, im
 
 def _started(python: Path, environment: dict[str, str], rank: int, port: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [python, "-I", _DEATH, str(rank), str(port)], env={**environment, "NCCL_HOSTID": str(rank)},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-    )  # fmt: skip
+        [python, "-I", _DEATH, str(rank), str(port)],
+        env={**environment, "NCCL_HOSTID": str(rank)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+    )
 
 
 def _said(rank: subprocess.Popen[bytes]) -> Any:

@@ -1,4 +1,4 @@
-"""What runs in earnest on the imitation: torch's process group and NVIDIA's bindings, two processes each."""
+"""Programs that run in earnest on the imitation: torch's process group and NVIDIA's bindings, two processes each."""
 
 from __future__ import annotations
 
@@ -62,19 +62,30 @@ def test_nvidias_bindings(subject: Subject, imitated: dict[str, str], tmp_path: 
         else:
             assert "ncclCommRevoke" in seen.pop("revoke")
         assert seen == {
-            "version": subject.nccl_version, "created": 0, "place": [rank, 2], "launched": 0,
-            "received": [2.0 - rank, 3.0 - rank], "launched again": 0, "reduced": [3.0, 5.0],
-            "split": [0, 1 - rank], "finalized": 0,
-        }  # fmt: skip
+            "version": subject.nccl_version,
+            "created": 0,
+            "place": [rank, 2],
+            "launched": 0,
+            "received": [2.0 - rank, 3.0 - rank],
+            "launched again": 0,
+            "reduced": [3.0, 5.0],
+            "split": [0, 1 - rank],
+            "finalized": 0,
+        }
 
 
 def test_the_process_group_of_torch(subject: Subject, imitated: dict[str, str], tmp_path: Path) -> None:
     answers = _run_pair(subject, "group.py", tmp_path / "store", imitated)
     for rank, seen in enumerate(answers):
         assert seen == {
-            "reduced": [3.0, 3.0], "gathered": [[0.0], [1.0]], "exchanged": [1.0 - rank], "halves": [3.0],
-            "broadcast": [7.0], "barrier": "passed", "second group": [3.0],
-        }  # fmt: skip
+            "reduced": [3.0, 3.0],
+            "gathered": [[0.0], [1.0]],
+            "exchanged": [1.0 - rank],
+            "halves": [3.0],
+            "broadcast": [7.0],
+            "barrier": "passed",
+            "second group": [3.0],
+        }
 
 
 _CRASH = """

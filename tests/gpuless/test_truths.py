@@ -1,4 +1,4 @@
-"""Where NCCL and CUDA are unkind, the imitation is too: each of these fails if it becomes kinder."""
+"""The imitation is as unkind as NCCL and CUDA are: each of these fails if it becomes kinder."""
 
 from __future__ import annotations
 

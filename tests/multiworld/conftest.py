@@ -1,4 +1,4 @@
-"""What all multiworld tests share: a fresh store for each test, and how they are dealt to processes (``-n auto``)."""
+"""Fixtures of all tests of multiworld, and how tests are dealt to processes (``-n auto``)."""
 
 from __future__ import annotations
 

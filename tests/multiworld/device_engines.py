@@ -85,7 +85,7 @@ class MemoryDevice:
 
 
 class Began:
-    """What a driver was asked for."""
+    """A request to a driver."""
 
     def __init__(self, what: str, tensor: torch.Tensor, after: Any) -> None:
         self.what, self.tensor, self.after = what, tensor, after
@@ -166,7 +166,7 @@ class DeviceMember(Member):
         self.threads.append(function)
 
     def begun(self, src: int, dst: int) -> list[Any]:
-        """What has begun between these two and is not over, in order."""
+        """Return what has begun between these two and is not over, in order."""
         queue = self.queues.get((src, dst))
         return [] if queue is None else [launch.work for launch in queue.begun]
 
@@ -258,5 +258,5 @@ class DeviceNetwork(Network):
 
 
 def names(net: DeviceNetwork, src: int = 0, dst: int = 1) -> list[list[str]]:
-    """What has begun on both ends of a channel."""
+    """Return what has begun on both ends of a channel."""
     return [[work.what for work in net.members[rank].begun(src, dst)] for rank in (src, dst)]

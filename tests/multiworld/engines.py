@@ -106,13 +106,13 @@ class Member:
         self.departures: list[int] = []
 
     def tick(self, now: float) -> None:
-        """What the session does when its alarm rings."""
+        """Do what the session does when its alarm rings."""
         late = self.engine.overdue(now)
         if late is not None:
             self.end(OpTimeout("w", f"{late.name} was waiting for {late.waiting_for()}", timeout=late.timeout))
 
     def end(self, error: BrokenWorldException) -> None:
-        """What the session does when it breaks."""
+        """Do what the session does when it breaks."""
         if self.engine.failure is None:
             self.engine.failure = error
             for lane in self.lanes.values():
@@ -222,11 +222,11 @@ class Network:
         return [peer for peer, box in boxes.items() for kept in box.kept.values() for _ in kept]
 
     def asked(self, rank: int) -> bool:
-        """Whether a receive from any source of rank 0 is known at ``rank``."""
+        """Return whether a receive from any source of rank 0 is known at ``rank``."""
         return any(self.members[rank].engine.boxes[0].any_posts.values())
 
     def failures(self) -> list[BrokenWorldException]:
-        """What broke the members."""
+        """Return what broke the members."""
         return [member.engine.failure for member in self.members if member.engine.failure is not None]
 
 

@@ -13,24 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multiworld.lab.context import Context as Link
-from multiworld.lab.workers import DEADLINE, VanishedError, Worker, WorkerPool
-
-__all__ = [
-    "Cluster",
-    "Done",
-    "Link",
-    "WorkerGone",
-    "cluster",
-    "open_links",
-    "process_state",
-    "program",
-    "shared_pool",
-    "wait_until",
-]
+from multiworld.lab.context import Context
+from multiworld.lab.workers import DEADLINE, Worker, WorkerPool
 
 ROOT = Path(__file__).resolve().parents[2]
-WorkerGone = VanishedError
 
 
 @functools.cache
@@ -46,13 +32,13 @@ class Cluster:
         self.procs: list[Worker] = []
 
     def start(self, function: Callable[..., Any], *args: Any) -> Worker:
-        """Start ``function(link, *args)`` in a process of its own."""
+        """Start ``function(context, *args)`` in a process of its own."""
         worker = shared_pool().run(function, *args)
         self.procs.append(worker)
         return worker
 
     def results(self, timeout: float = DEADLINE) -> list[Any]:
-        """What all workers return, in the order they were started."""
+        """Return the results of all workers, in the order they were started."""
         deadline = time.monotonic() + timeout
         return [proc.result(max(0.0, deadline - time.monotonic())) for proc in self.procs]
 
@@ -69,7 +55,7 @@ def cluster() -> Iterator[Cluster]:
 
 @dataclass(frozen=True)
 class Done:
-    """How a program ended."""
+    """The end of a program."""
 
     status: int
     stdout: str
@@ -83,7 +69,7 @@ def program(text: str, *args: str) -> Done:
         return Done(status, *(Path(folder, name).read_text() for name in ("1", "2")))
 
 
-def _program(link: Link, text: str, args: tuple[str, ...], folder: str) -> int:
+def _program(context: Context, text: str, args: tuple[str, ...], folder: str) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -103,7 +89,7 @@ def process_state(pid: int) -> str:
 
 
 def open_links() -> list[str]:
-    """What our descriptors refer to, such as ``socket:[123]``; other threads may close some meanwhile."""
+    """Return what our descriptors refer to, such as ``socket:[123]``; other threads may close some meanwhile."""
     found = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not paths
         with contextlib.suppress(FileNotFoundError):

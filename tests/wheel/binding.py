@@ -1,4 +1,4 @@
-"""Where the dynamic loader bound the replaced symbols: read out of the tables of every library in a live process.
+"""Find where the dynamic loader bound the replaced symbols, in the tables of every library of a live process.
 
 Runs in the interpreter under test (standard library only), with LD_BIND_NOW=1 so that every slot is filled:
 `python -c <this file> SONAME < symbols`. Prints a JSON object: library -> {"overlay": n, "other": [symbol, …]}.

@@ -1,4 +1,4 @@
-"""What the wheel tests run against: another interpreter, with a torch in one of three forms.
+"""The subject of the wheel tests: another interpreter, with a torch in one of three forms.
 
 MULTIWORLD_TORCH_PYTHON  the interpreter; it needs torch and nothing else of ours
 MULTIWORLD_TORCH_FORM    stock, patched (the patched wheel) or overlay (official torch and the overlay wheel)
@@ -36,8 +36,13 @@ class Subject:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         return subprocess.run(
             [self.python, "-c", code, *arguments],
-            capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd="/", env=kept | (env or {}),
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+            cwd="/",
+            env=kept | (env or {}),
+        )
 
     def ask(self, code: str, *arguments: str, env: dict[str, str] | None = None) -> object:
         """Run a program that prints one JSON value last, and return that value."""

@@ -18,9 +18,14 @@ APART = frozenset({"libnvfuser_codegen.so"})
 def bindings(subject: Subject) -> dict[str, dict[str, object]]:
     done = subprocess.run(
         [subject.python, "-c", PROGRAM.read_text(encoding="utf-8"), SONAME],
-        input="\n".join(subject.record.replaced), env={"LD_BIND_NOW": "1", "PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd="/",
-    )  # fmt: skip
+        input="\n".join(subject.record.replaced),
+        env={"LD_BIND_NOW": "1", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+        cwd="/",
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
     return found

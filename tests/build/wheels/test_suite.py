@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from build import paths, record
+from build import cli, paths, record
 from build.errors import BusyError, UsageError
 from build.wheeltest import results, suite
-from build.wheeltest.results import SIMULATED, Case, Run, fault_table, probe_table, read_junit, run_table
-from build.wheeltest.suite import prove_release
+from build.wheeltest.results import HARNESS, SIMULATED, Case, Run, fault_table, probe_table, read_junit, run_table
+from build.wheeltest.suite import Extent, Plan, prove_release
 from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
 from tests.build.pipeline.little_release import Place
@@ -66,6 +66,21 @@ def test_stock_is_remembered_while_nothing_changes(
     (stored,) = (tmp_path / "cache" / "stock").iterdir()
     stored.write_bytes(stored.read_bytes().replace(b"leaked", b"lacked"))
     assert results.read_stock(made) == [], "a damaged record"
+
+
+def test_a_record_of_a_first_proof_does_not_stand_for_all_suites(tmp_path: Path) -> None:
+    first, suites = (
+        suite._needed(Plan(None, tmp_path, multiworld=True, stock=False, extent=extent))  # type: ignore[arg-type]
+        for extent in (Extent.FIRST, Extent.SUITES)
+    )
+    assert first == {"probes", "wheel", SIMULATED}
+    assert suites == first | {HARNESS}
+
+
+@pytest.mark.parametrize("other", ["--whole", "--no-multiworld"])
+def test_a_first_proof_goes_with_no_other_extent(other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["test", RELEASE, "--first", other]) == UsageError.exit_code
+    assert "leave one of them out" in capsys.readouterr().err
 
 
 def test_what_is_recorded_is_shown_as_that() -> None:

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from procs import Link
 
 from multiworld import MultiWorld
 from multiworld.backends.gloo import GlooDriver
+from multiworld.lab.context import Context
 from multiworld.operations import reduction
 
 #: children at a time, on two processors; more of them make connecting so slow that older releases of Gloo abort
@@ -180,10 +180,21 @@ def stuck_in_a_store(_: str) -> None:
 MOMENTS: dict[str, Callable[[str], None]] = {
     f.__name__: f
     for f in (
-        joining, join_timed_out, join_cancelled, own_store, opening, computing, half_open, breaking, rejoining, working,
-        closing, dropped, stuck_in_a_store,
+        joining,
+        join_timed_out,
+        join_cancelled,
+        own_store,
+        opening,
+        computing,
+        half_open,
+        breaking,
+        rejoining,
+        working,
+        closing,
+        dropped,
+        stuck_in_a_store,
     )
-}  # fmt: skip
+}
 
 
 def _wait(running: dict[int, Path]) -> list[str]:
@@ -194,7 +205,7 @@ def _wait(running: dict[int, Path]) -> list[str]:
     return [f"status {os.waitstatus_to_exitcode(status)}: {said[-500:]}"] if status or said else []
 
 
-def end_at(_: Link, moment: str, count: int, folder: Path) -> list[str]:
+def end_at(_: Context, moment: str, count: int, folder: Path) -> list[str]:
     """Fork the programs; a line for each that ended otherwise than with status 0 and in silence."""
     # A group that Gloo does not let go of is left alone, with a warning; see docs/notes/speed.md. The status counts.
     logging.getLogger("multiworld.backends.gloo").setLevel(logging.ERROR)

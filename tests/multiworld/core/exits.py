@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from procs import Link
 
 from multiworld import MultiWorld, RendezvousError
+from multiworld.lab.context import Context
 
 STATUS = 7
 
@@ -76,7 +76,7 @@ def _in_background(work: Any) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
-def statuses(_: Link, scenario: str, store: str, host: int, folder: Path, moments: tuple[float, ...]) -> list[int]:
+def statuses(_: Context, scenario: str, store: str, host: int, folder: Path, moments: tuple[float, ...]) -> list[int]:
     """The exit status of a program for each moment.
 
     Args:

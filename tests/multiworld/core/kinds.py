@@ -95,7 +95,7 @@ def _distributed(n: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Kind:
-    """What becomes of a kind of tensor: empty for the right numbers, else words of the refusal."""
+    """A kind of tensor, and its outcome: empty for the right numbers, else words of the refusal."""
 
     make: Make
     source: str = ""

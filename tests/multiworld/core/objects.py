@@ -1,4 +1,4 @@
-"""How a test sends an object to itself."""
+"""A test's way to send an object to itself."""
 
 from __future__ import annotations
 

@@ -76,8 +76,11 @@ def told(event: Event) -> str:
 def caught(error: MultiWorldError) -> str:
     """Read every attribute of every error."""
     where: tuple[str | None, int | None, int | None, str | None] = (
-        error.world, error.generation, error.rank, error.operation,
-    )  # fmt: skip
+        error.world,
+        error.generation,
+        error.rank,
+        error.operation,
+    )
     text: str = f"{where} {error.what} {error.cause} {error.remedy} {error.where}"
     if isinstance(error, PeerLost):
         lost: tuple[int, ...] = error.ranks
@@ -196,18 +199,32 @@ async def main(store: str, folder: str) -> None:
     """Join in every way that there is."""
     seen: list[str] = []
     settings = MultiWorld(
-        address="127.0.0.1", op_timeout=60.0, heartbeat=Heartbeat(0.2, 0.45, 0.8), secret=None, ports=None,
+        address="127.0.0.1",
+        op_timeout=60.0,
+        heartbeat=Heartbeat(0.2, 0.45, 0.8),
+        secret=None,
+        ports=None,
         interfaces=(),
-    )  # fmt: skip
+    )
     async with settings as mw:
         unsubscribe = mw.subscribe(lambda event: seen.append(told(event)))
         events = mw.events()
         address: TcpStoreAddress = mw.serve_store()
         world = await mw.join(
-            "typed", 0, 1, store=address, backend="gloo", device=torch.device("cpu"), op_timeout=30.0,
-            heartbeat=Heartbeat(), join_timeout=30.0, address=None, resize=False, max_message_bytes=1 << 20,
+            "typed",
+            0,
+            1,
+            store=address,
+            backend="gloo",
+            device=torch.device("cpu"),
+            op_timeout=30.0,
+            heartbeat=Heartbeat(),
+            join_timeout=30.0,
+            address=None,
+            resize=False,
+            max_message_bytes=1 << 20,
             on_cancel="finish",
-        )  # fmt: skip
+        )
         joined: int = mw.history.joins["typed"]
         assert joined == 1
         assert mw["typed"] is mw.worlds["typed"] is world

@@ -1,4 +1,4 @@
-"""What members agree with: one writer wins, in both ways, on every kind of store, and a dead writer holds nobody up."""
+"""Keys that members agree with: one writer wins, on every kind of store, and a dead writer holds up no other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
 
 
 def _at_once(work: Callable[[int], Any]) -> list[Any]:
-    """What ``work`` returns in each of several threads that begin together."""
+    """Call ``work`` in each of several threads that begin together; return the results."""
     start, results = threading.Barrier(THREADS), [None] * THREADS
 
     def run(number: int) -> None:

@@ -14,11 +14,12 @@ import pytest
 import torch
 from engines import Network
 from fence import before_fence
-from procs import Link, cluster
+from procs import cluster
 from table import members
 from torch.distributed import ReduceOp
 
 from multiworld import InvalidArgument
+from multiworld.lab.context import Context
 from multiworld.matching.collective_plan import REDUCTIONS
 from multiworld.matching.memory import ALIGNMENT, bytes_of, room_for
 from multiworld.matching.protocol import CODES
@@ -85,7 +86,7 @@ def reduced(net: Network, start: Any, at: At, count: int, dtype: torch.dtype, op
     return [bits(target) for _, target in started]
 
 
-def reductions(_: Link, dtype: torch.dtype) -> int:
+def reductions(_: Context, dtype: torch.dtype) -> int:
     """Compare all that this torch can reduce of a dtype, at each place; how many were compared."""
     net, compared = Network(2), 0
     for start, op in itertools.product((all_reduce, reduce, reduce_scatter, reduce_scatter_tensor), OPS):
@@ -107,7 +108,7 @@ def test_small_reductions(dtype: torch.dtype) -> None:
         assert c.results()[0] or "float8" in str(dtype)
 
 
-def on_gloo(_: Link, store: str, dtype: torch.dtype) -> int:
+def on_gloo(_: Context, store: str, dtype: torch.dtype) -> int:
     """The same through the backend, at an odd address."""
     compared = 0
     with members(store, 2) as (worlds, pool):
@@ -137,7 +138,7 @@ def test_large_reductions(store: str, dtype: torch.dtype) -> None:
         assert c.results()[0]
 
 
-def moves(_: Link, store: str, debug_memory: bool) -> None:
+def moves(_: Context, store: str, debug_memory: bool) -> None:
     """Move unaligned tensors, lazily conjugated ones among them, by all operations that compute nothing."""
     memory_check.ACTIVE = debug_memory  # as MULTIWORLD_DEBUG_MEMORY does
     count = 7

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster
+from procs import cluster
 
 from multiworld import (
     P2P,
@@ -23,6 +23,7 @@ from multiworld import (
     TcpStoreAddress,
     WorldState,
 )
+from multiworld.lab.context import Context
 
 RANKS = (True, False, 1.0, "0", None, -1, 9, 2**80, [0], torch.tensor(0), Fraction(1))
 RANKS_OR_NONE = tuple(value for value in RANKS if value is not None)
@@ -160,7 +161,7 @@ def _judge(error: InvalidArgument, operation: str, said: str) -> str | None:
 
 
 def _failures_sync(g: Any, other: int) -> list[str]:
-    """What does not raise as it should, in words."""
+    """Name, in words, what does not raise as it should."""
     wrong = []
     for operation, argument, values, call in CASES:
         for value in values:
@@ -192,7 +193,7 @@ async def _failures_async(g: Any, other: int) -> list[str]:
     return [one for one in wrong if one]
 
 
-def _calls_wrongly(link: Link, store: str, rank: int) -> Any:
+def _calls_wrongly(context: Context, store: str, rank: int) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store, op_timeout=20)
         group = w.group([1, 0])
@@ -216,7 +217,7 @@ def test_operations(store: str) -> None:
         assert c.results(120) == [([], 2.0)] * 2
 
 
-def _numbers_of_numpy(link: Link, store: str, rank: int) -> Any:
+def _numbers_of_numpy(context: Context, store: str, rank: int) -> Any:
     np = pytest.importorskip("numpy")
     with MultiWorld() as mw:
         w = mw.sync.join("w", np.int64(rank), np.int32(2), store=store)

@@ -42,7 +42,7 @@ class Call:
             self.memory.fill_(CANARY)
 
     def check(self) -> None:
-        """What was the caller's again is as the caller left it."""
+        """Check that memory that was returned is as the caller left it."""
         assert not self.withdrawn or bool((self.memory == CANARY).all()), "written to, after its caller had gone"
 
 
@@ -225,7 +225,7 @@ def test_a_collective_withdrawn_before_the_other_calls_it(pair: Pair) -> None:
 
 
 def test_the_receivers_storage_may_go_at_once(pair: Pair) -> None:
-    """What comes must not follow the address to whatever lies there next."""
+    """Later bytes must not follow the address to whatever lies there next."""
     sending, receiving = SENDERS["send"](pair, original()), RECEIVERS["recv"](pair, torch.zeros(COUNT))
     for number in range(12):
         pair.step(number)

@@ -12,21 +12,22 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 
 from multiworld import BrokenWorldException, MultiWorld, OpTimeout, PeerLost, WorldClosed, WorldState
+from multiworld.lab.context import Context
 
 
-def _idle_member(link: Link, store: str, rank: int, names: list[str], size: int = 2) -> None:
+def _idle_member(context: Context, store: str, rank: int, names: list[str], size: int = 2) -> None:
     """Joins and then does nothing until it is told to end."""
     with MultiWorld() as mw:
         for name in names:
             mw.sync.join(name, rank, size, store=store)
-        link.send("joined")
-        link.recv(60)
+        context.send("joined")
+        context.recv(60)
 
 
-def _waiting_leader(link: Link, store: str, operation: str) -> dict[str, Any]:
+def _waiting_leader(context: Context, store: str, operation: str) -> dict[str, Any]:
     """Waits in an operation of world "a" and reports how that ended; echoes in world "b" meanwhile."""
 
     async def main() -> dict[str, Any]:
@@ -38,7 +39,7 @@ def _waiting_leader(link: Link, store: str, operation: str) -> dict[str, Any]:
             calls = {"recv": lambda: a.recv(t, 1), "all_reduce": lambda: a.all_reduce(t), "barrier": a.barrier}
             task = asyncio.create_task(calls[operation]())
             await asyncio.sleep(0)  # its first step has begun the operation
-            link.send("waiting")
+            context.send("waiting")
             with pytest.raises(BrokenWorldException) as caught:
                 await task
             ended = time.monotonic()
@@ -46,14 +47,19 @@ def _waiting_leader(link: Link, store: str, operation: str) -> dict[str, Any]:
             error = caught.value
             assert isinstance(error, PeerLost), error
             return {
-                "ended": ended, "ranks": error.ranks, "how": error.how, "world": error.world, "op": error.operation,
-                "b": b.state, "a": a.state,
-            }  # fmt: skip
+                "ended": ended,
+                "ranks": error.ranks,
+                "how": error.how,
+                "world": error.world,
+                "op": error.operation,
+                "b": b.state,
+                "a": a.state,
+            }
 
     return asyncio.run(asyncio.wait_for(main(), 40))
 
 
-def _barrier_twice(link: Link, store: str) -> None:
+def _barrier_twice(context: Context, store: str) -> None:
     with MultiWorld() as mw:
         b = mw.sync.join("b", 1, 2, store=store)
         b.sync.barrier()
@@ -81,7 +87,7 @@ def test_a_lost_peer_breaks_its_world_only(
     assert (outcome["a"], outcome["b"]) == (WorldState.BROKEN, WorldState.ACTIVE)
 
 
-def _hold_the_gil(link: Link, store: str, seconds: float) -> None:
+def _hold_the_gil(context: Context, store: str, seconds: float) -> None:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 1, 2, store=store)
         w.sync.barrier()
@@ -91,7 +97,7 @@ def _hold_the_gil(link: Link, store: str, seconds: float) -> None:
         w.sync.barrier()
 
 
-def _patient(link: Link, store: str) -> tuple[str, list[str]]:
+def _patient(context: Context, store: str) -> tuple[str, list[str]]:
     with MultiWorld() as mw:
         events: list[str] = []
         mw.subscribe(lambda event: events.append(type(event).__name__))
@@ -110,7 +116,7 @@ def test_a_peer_that_holds_its_gil_is_not_lost(store: str) -> None:
     assert "PeerSuspected" not in events
 
 
-def _times_out(link: Link, store: str) -> dict[str, Any]:
+def _times_out(context: Context, store: str) -> dict[str, Any]:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 0, 2, store=store)
         started = time.monotonic()
@@ -122,7 +128,7 @@ def _times_out(link: Link, store: str) -> dict[str, Any]:
         return {"took": took, "text": str(caught.value), "state": w.state}
 
 
-def _told(link: Link, store: str) -> tuple[str, tuple[int, ...], str]:
+def _told(context: Context, store: str) -> tuple[str, tuple[int, ...], str]:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 1, 2, store=store)
         with pytest.raises(PeerLost) as caught:
@@ -141,7 +147,7 @@ def test_a_passed_deadline_breaks_the_world_on_both_sides(store: str) -> None:
     assert "not done within 0.3 s" in text
 
 
-def _aborts(link: Link, store: str) -> str:
+def _aborts(context: Context, store: str) -> str:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 0, 2, store=store)
         w.sync.recv(torch.zeros(1), 1)  # the other one is in
@@ -151,7 +157,7 @@ def _aborts(link: Link, store: str) -> str:
         return str(caught.value)
 
 
-def _is_aborted(link: Link, store: str) -> str:
+def _is_aborted(context: Context, store: str) -> str:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 1, 2, store=store)
         w.sync.send(torch.zeros(1), 0)
@@ -167,15 +173,15 @@ def test_abort_ends_the_world_for_everybody_with_its_reason(store: str) -> None:
         assert "disk full" in b.result()
 
 
-def _aborts_at_once(link: Link, store: str) -> None:
+def _aborts_at_once(context: Context, store: str) -> None:
     with MultiWorld() as mw:
         mw.sync.join("w", 1, 2, store=store).abort("at once")
-        link.send("aborted")
-        link.recv(60)
+        context.send("aborted")
+        context.recv(60)
 
 
-def _joins_slowly(link: Link, store: str) -> Any:
-    """What the peer says has come, and the hub's thread has had time for it, before any step that makes a session."""
+def _joins_slowly(context: Context, store: str) -> Any:
+    """Wait before each step that makes a session, until the hub's thread has taken in what the peer says."""
     from multiworld.liveness.monitor import Monitor
     from multiworld.process.hub import Hub
     from multiworld.session.control import Control
@@ -207,7 +213,7 @@ def test_a_break_that_comes_while_the_session_is_made(store: str) -> None:
         assert "at once" in slow.result()
 
 
-def _leaves_early(link: Link, store: str, rank: int) -> Any:
+def _leaves_early(context: Context, store: str, rank: int) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store)
         if rank == 0:
@@ -226,10 +232,10 @@ def test_what_was_sent_before_leaving_arrives(store: str) -> None:
         assert c.start(_leaves_early, store, 1).result() == (999_999.0, "left")
 
 
-def _survivor_of_three(link: Link, store: str, rank: int) -> tuple[tuple[int, ...], str]:
+def _survivor_of_three(context: Context, store: str, rank: int) -> tuple[tuple[int, ...], str]:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 3, store=store)
-        link.send("joined")
+        context.send("joined")
         with pytest.raises(PeerLost) as caught:
             w.sync.recv(torch.zeros(1), 1 - rank)  # not the one that dies
         return caught.value.ranks, caught.value.how
@@ -247,13 +253,13 @@ def test_all_members_blame_the_one_that_died(store: str) -> None:
             assert how in ("eof", "reported")
 
 
-def _briefly_stopped(link: Link, store: str, rank: int) -> Any:
+def _briefly_stopped(context: Context, store: str, rank: int) -> Any:
     events: list[str] = []
     with MultiWorld() as mw:
         mw.subscribe(lambda event: events.append(type(event).__name__))
         w = mw.sync.join("w", rank, 2, store=store)
-        link.send(os.getpid())
-        link.recv()
+        context.send(os.getpid())
+        context.recv()
         try:
             w.sync.barrier(timeout=10)
         except PeerLost as lost:

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 
 from multiworld import MultiWorld, PeerLost, WorldBroken, WorldJoined, WorldLeft, WrongContext
 from multiworld.events import Callbacks, Event
+from multiworld.lab.context import Context
 
 SECONDS = 10.0
 
 
-def _recovers_in_a_callback(link: Link, store: str, rank: int) -> Any:
+def _recovers_in_a_callback(context: Context, store: str, rank: int) -> Any:
     outcome: list[Any] = []
     done = threading.Event()
 
@@ -31,9 +32,9 @@ def _recovers_in_a_callback(link: Link, store: str, rank: int) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store)
         mw.subscribe(heard)
-        link.send("subscribed")
+        context.send("subscribed")
         if rank == 0:
-            link.recv()  # the other one is subscribed, and in no operation that the abort could end
+            context.recv()  # the other one is subscribed, and in no operation that the abort could end
             w.abort("on purpose")
         assert done.wait(SECONDS), "the callback did not get through"
         w.sync.barrier()
@@ -50,7 +51,7 @@ def test_a_callback_may_rejoin(store: str) -> None:
             assert seconds < 3  # not as long as the hub waits for itself, which was 5 s
 
 
-def _does_everything_in_a_callback(link: Link, store: str) -> Any:
+def _does_everything_in_a_callback(context: Context, store: str) -> Any:
     seen: list[Any] = []
     closed = threading.Event()
 
@@ -76,18 +77,21 @@ def _does_everything_in_a_callback(link: Link, store: str) -> Any:
 def test_a_callback_may_join_leave_and_close(store: str) -> None:
     with cluster() as c:
         assert c.start(_does_everything_in_a_callback, store).result() == [
-            (WorldJoined, "first"), (WorldBroken, "first"), (WorldJoined, "second"), (WorldLeft, "second")
-        ]  # fmt: skip
+            (WorldJoined, "first"),
+            (WorldBroken, "first"),
+            (WorldJoined, "second"),
+            (WorldLeft, "second"),
+        ]
 
 
-def _slow_callback(link: Link, store: str, rank: int) -> str:
+def _slow_callback(context: Context, store: str, rank: int) -> str:
     gate = threading.Event()
     with MultiWorld() as mw:
         if rank == 0:
             mw.subscribe(lambda _: gate.wait(SECONDS) and None)
         w = mw.sync.join("w", rank, 2, store=store)
-        link.send("joined")
-        link.recv()
+        context.send("joined")
+        context.recv()
         with pytest.raises(PeerLost) as caught:
             w.sync.recv(torch.zeros(1), 1 - rank)
         gate.set()

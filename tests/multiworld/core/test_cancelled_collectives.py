@@ -10,7 +10,7 @@ import pytest
 import torch
 from free_port import free_port
 from interrupts import interrupted_at
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 from table import SOON, members
 
 from multiworld import (
@@ -23,6 +23,7 @@ from multiworld import (
     World,
     WorldState,
 )
+from multiworld.lab.context import Context
 from multiworld.manager import WorldManager
 
 SMALL, LARGE = 4, 200_000  # the larger one runs on Gloo
@@ -167,7 +168,7 @@ def test_what_on_cancel_may_be(store: str) -> None:
         mw.sync.join("w", 0, 1, store=store, on_cancel="ignore")
 
 
-def program_for_pymultiworld(link: Link, port: int, rank: int) -> float:
+def program_for_pymultiworld(context: Context, port: int, rank: int) -> float:
     async def main() -> float:
         manager = WorldManager()
         await manager.initialize_world("w", rank, 2, port=port)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster
+from procs import cluster
 from torch.distributed import ReduceOp
 
 from multiworld import MultiWorld, ObjectRefused, OpTimeout, TensorMismatch
+from multiworld.lab.context import Context
 
 SMALL, LARGE = 6, 200_000  # the larger one goes through the backend
 SIZE = 3
@@ -130,12 +131,23 @@ async def concurrent(w: Any, n: int) -> bool:
 
 
 OPERATIONS: list[Callable[[Any, int], Any]] = [
-    broadcast, all_reduce, reduce, all_gather, all_gather_into_tensor, gather, scatter, reduce_scatter, all_to_all,
-    all_to_all_single, other_dtypes, subgroup, concurrent,
-]  # fmt: skip
+    broadcast,
+    all_reduce,
+    reduce,
+    all_gather,
+    all_gather_into_tensor,
+    gather,
+    scatter,
+    reduce_scatter,
+    all_to_all,
+    all_to_all_single,
+    other_dtypes,
+    subgroup,
+    concurrent,
+]
 
 
-def _all_operations(link: Link, store: str, rank: int) -> dict[str, bool]:
+def _all_operations(context: Context, store: str, rank: int) -> dict[str, bool]:
     async def main() -> dict[str, bool]:
         async with MultiWorld() as mw:
             w = await mw.join("w", rank, SIZE, store=store, op_timeout=20)
@@ -153,7 +165,7 @@ def test_every_collective_small_and_large(store: str) -> None:
             assert len(outcome) == 2 * len(OPERATIONS)
 
 
-def _sync_operations(link: Link, store: str, rank: int) -> Any:
+def _sync_operations(context: Context, store: str, rank: int) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store)
         t = _value(rank, LARGE)
@@ -193,7 +205,7 @@ DISAGREEMENTS: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
-def _disagree(link: Link, store: str, rank: int) -> dict[str, str]:
+def _disagree(context: Context, store: str, rank: int) -> dict[str, str]:
     async def main() -> dict[str, str]:
         seen = {}
         async with MultiWorld() as mw:
@@ -222,11 +234,11 @@ def test_disagreements_are_errors_on_all_ranks_and_the_world_goes_on(store: str)
             assert "int32" in seen[f"dtype {LARGE}"]
 
 
-def _missing_member(link: Link, store: str, rank: int) -> str:
+def _missing_member(context: Context, store: str, rank: int) -> str:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 3, store=store)
         if rank == 2:
-            link.recv()
+            context.recv()
             return ""
         with pytest.raises((OpTimeout, Exception)) as caught:
             w.sync.monitored_barrier(timeout=0.4)

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from free_port import free_port
-from procs import Link, cluster
+from procs import cluster
+
+from multiworld.lab.context import Context
 
 
-def _leader(link: Link, ports: dict[str, int]) -> Any:
+def _leader(context: Context, ports: dict[str, int]) -> Any:
     from multiworld.manager import WorldManager
 
     async def main() -> Any:
@@ -34,7 +36,7 @@ def _leader(link: Link, ports: dict[str, int]) -> Any:
                     await manager.communicator.recv(tensor, peer, world)
                     received[world] += 1
                     if received == dict.fromkeys(ports, 3):
-                        link.send("three of each")
+                        context.send("three of each")
                 except Exception as e:  # noqa: BLE001 - as the examples do
                     errors[world] = type(e).__name__ + ": " + str(e)
                     del worlds[world]
@@ -47,7 +49,7 @@ def _leader(link: Link, ports: dict[str, int]) -> Any:
     return asyncio.run(asyncio.wait_for(main(), 25))
 
 
-def _worker(link: Link, world: str, port: int, count: int) -> None:
+def _worker(context: Context, world: str, port: int, count: int) -> None:
     from multiworld.world_manager import WorldManager
 
     async def main() -> None:
@@ -76,7 +78,7 @@ def test_leader_goes_on_with_the_other_world_when_a_worker_is_killed() -> None:
     assert broken == {"world1": True, "world2": True, "unknown": True}
 
 
-def _all_coroutines(link: Link, port: int, rank: int) -> Any:
+def _all_coroutines(context: Context, port: int, rank: int) -> Any:
     from multiworld.communicator import BrokenWorldException
     from multiworld.manager import WorldManager
 
@@ -114,9 +116,12 @@ def test_the_eight_coroutines() -> None:
         c.start(_all_coroutines, port, 0), c.start(_all_coroutines, port, 1)
         for rank, out in enumerate(c.results()):
             assert out == {
-                "broadcast": [2.0, 2.0], "all_reduce": [4.0, 4.0], "all_gather": [[0.0, 0.0], [1.0, 1.0]],
-                "scatter": [float(rank)] * 2, "broken": True,
-            }  # fmt: skip
+                "broadcast": [2.0, 2.0],
+                "all_reduce": [4.0, 4.0],
+                "all_gather": [[0.0, 0.0], [1.0, 1.0]],
+                "scatter": [float(rank)] * 2,
+                "broken": True,
+            }
 
 
 def test_old_names_and_the_post_setup_command() -> None:
@@ -130,6 +135,10 @@ def test_old_names_and_the_post_setup_command() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
         [sys.executable, "-m", "multiworld.compat.post_setup"],
-        capture_output=True, text=True, timeout=60, env=environment, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+        check=True,
+    )
     assert "nothing to patch" in done.stdout

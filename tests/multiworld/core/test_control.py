@@ -1,4 +1,4 @@
-"""What a member that has gone mad says on its control connection breaks its world, and is not passed over."""
+"""Invalid bytes on a control connection break the world; they are not passed over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What crosses on its way: offers and posts, messages and withdrawals, ends and cancellations."""
+"""Messages that cross on their way: offers and posts, messages and withdrawals, ends and cancellations."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_specific_receive_can_be_withdrawn_behind_an_offer(table: Network) -> 
 
 
 def next_message(table: Network) -> float:
-    """What rank 0 receives from rank 1 next."""
+    """Receive the next message of rank 1 at rank 0."""
     receive, got = table.recv(0, 1)
     table.move_until(lambda: receive.done)
     return got.item()

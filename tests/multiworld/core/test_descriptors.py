@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 
 from multiworld import BrokenWorldException, DescriptorsExhausted, MultiWorld, MultiWorldError
 from multiworld.backends import gloo_sockets
 from multiworld.backends.gloo import GlooDriver
 from multiworld.backends.setup_store import LaneStore
+from multiworld.lab.context import Context
 from multiworld.transport import descriptors
 from multiworld.transport.descriptors import Reserve, descriptor_shortage, require
 
@@ -54,7 +55,7 @@ def only(left: int) -> Iterator[None]:
 
 
 def _without_a_native_pulse() -> None:
-    """Where a store of torch's answers pings, its server ends the process when it cannot accept."""
+    """A server of torch's that answers pings ends the process when it cannot accept."""
     from multiworld.liveness import pulse
 
     if hasattr(pulse, "_native_server"):
@@ -71,15 +72,15 @@ def listening_ports() -> list[int]:
     return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
 
 
-def _stranger(link: Link) -> None:
+def _stranger(context: Context) -> None:
     """Connects to every port it is told, and stays."""
     kept = []
     while True:
-        ports = link.recv()
+        ports = context.recv()
         for port in ports:
             with contextlib.suppress(OSError):
                 kept.append(socket.create_connection(("127.0.0.1", port), timeout=0.3))
-        link.send(len(kept))
+        context.send(len(kept))
 
 
 Outcome = str | MultiWorldError
@@ -140,7 +141,7 @@ class Life:
 STEPS = ("join", "message", "collective", "subgroup", "abort", "rejoin", "leave")
 
 
-def _lives(link: Link, store: str, rank: int, squeezed: int) -> list[list[Outcome]]:
+def _lives(context: Context, store: str, rank: int, squeezed: int) -> list[list[Outcome]]:
     """Lives once for each number of free descriptors; step number ``squeezed`` has only those."""
     _without_a_native_pulse()
     outcomes = []
@@ -150,20 +151,20 @@ def _lives(link: Link, store: str, rank: int, squeezed: int) -> list[list[Outcom
             fails = STEPS[squeezed] in ("join", "rejoin") and left < LEFT[-1]
             life, of_steps = Life(mw, store, rank, f"w{left}", 3.0 if fails else 20.0), []
             for number, step in enumerate(STEPS):
-                link.send("next")
-                link.recv()
+                context.send("next")
+                context.recv()
                 ours = rank == 0 and number == squeezed
                 ports = listening_ports()
                 with only(left) if ours else contextlib.nullcontext():
                     if ours:
-                        link.send(ports)
-                        link.recv()
+                        context.send(ports)
+                        context.recv()
                     of_steps.append(_outcome(getattr(life, step)))
                 if life.w is None or (life.w.failure is not None and step not in ("abort", "leave")):
                     break
             outcomes.append(of_steps)
-            link.send("over")
-            link.recv()
+            context.send("over")
+            context.recv()
             if life.w is not None:
                 life.w.sync.leave()
         again = Life(mw, store, rank, "again")
@@ -225,7 +226,7 @@ def test_what_needs_more_descriptors_than_there_are_says_the_numbers() -> None:
     assert (again.need, again.limit, again.used) == (error.need, error.limit, error.used)
 
 
-def _makes_one_without(link: Link) -> Any:
+def _makes_one_without(context: Context) -> Any:
     with only(0), pytest.raises(DescriptorsExhausted, match="no free file descriptors") as caught:
         MultiWorld()
     with MultiWorld():
@@ -313,7 +314,7 @@ def test_nothing_is_kept_back_once_the_last_multiworld_is_closed() -> None:
     assert len(descriptors.reserve._held) == before == 0
 
 
-def _drops_a_file_store(link: Link, path: str) -> str:
+def _drops_a_file_store(context: Context, path: str) -> str:
     from multiworld.store.torch_store import FileStore
 
     client = FileStore(path, -1)

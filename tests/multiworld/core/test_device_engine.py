@@ -1,4 +1,4 @@
-"""What stays on the device, by the matching alone: matched before it is launched, in one order on both sides.
+"""Operations on the device, by the matching alone: matched before they are launched, in one order on both sides.
 
 The device is one that notes down what it is asked for and refuses to be asked under the lock.
 """

@@ -1,4 +1,4 @@
-"""What the doctor says about NCCL: which driver, what torch does not survive, which variables would be refused."""
+"""The doctor's words about NCCL: the driver, what torch does not survive, variables that would be refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the members of a communicator compare before NCCL sees it, and how a communicator of our own ends."""
+"""Members compare their settings before NCCL sees them, and a communicator of our own ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ THEIRS = replace(OURS, rank=1, device="0000:02:00.0")
 
 
 def _met(*facts: Facts) -> list[str]:
-    """What each of the members says whose stores reach each other; nothing if they fit together."""
+    """Return the complaints of members whose stores reach each other; nothing if they fit together."""
     stores: list[LaneStore] = []
 
     def broadcast(place: int, key: str, value: bytes) -> None:

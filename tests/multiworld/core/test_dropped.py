@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 
 from multiworld import MultiWorld, PeerLost
+from multiworld.lab.context import Context
 
 SECONDS = 10.0
 
@@ -48,12 +49,16 @@ def _group(mw: MultiWorld) -> None:
 
 
 HOLDERS: dict[str, Callable[[MultiWorld], None]] = {
-    "plain": _plain, "cycle": _cycle, "subscriber": _subscriber, "metrics": _metrics, "collective": _collective,
+    "plain": _plain,
+    "cycle": _cycle,
+    "subscriber": _subscriber,
+    "metrics": _metrics,
+    "collective": _collective,
     "group": _group,
-}  # fmt: skip
+}
 
 
-def _drops(link: Link, store: str, how: str) -> Any:
+def _drops(context: Context, store: str, how: str) -> Any:
     def life() -> Any:
         mw = MultiWorld()
         mw.sync.join("w", 0, 2, store=store)
@@ -63,23 +68,23 @@ def _drops(link: Link, store: str, how: str) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dropped = life()
-        link.send("dropped")
-        link.recv()
+        context.send("dropped")
+        context.recv()
         # The backend's thread may be on its way out of the collective still, and holds it until then.
         wait_until(lambda: gc.collect() >= 0 and dropped() is None, SECONDS, "something holds the MultiWorld")
         collected = time.monotonic()
     wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("mw-")], SECONDS, "threads are left")
-    link.send("gone")
-    link.recv()
+    context.send("gone")
+    context.recv()
     return collected, [str(w.message) for w in caught if w.category is ResourceWarning]
 
 
-def _stays(link: Link, store: str, how: str) -> Any:
+def _stays(context: Context, store: str, how: str) -> Any:
     with MultiWorld(op_timeout=SECONDS) as mw:
         w = mw.sync.join("w", 1, 2, store=store)
         if how in ("collective", "group"):
             HOLDERS[how](mw)
-        link.send("joined")
+        context.send("joined")
         with pytest.raises(PeerLost) as caught:
             w.sync.recv(torch.zeros(1), 0)
         return time.monotonic(), caught.value.how

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 
 from multiworld import MultiWorld, RendezvousError
 from multiworld.backends import gloo
 from multiworld.backends.gloo import GlooDriver
 from multiworld.backends.setup_store import LaneStore
+from multiworld.lab.context import Context
 from multiworld.process.thread_parking import park
 from multiworld.process.threads import start_or_run
 from tests.multiworld.core import endings
@@ -33,14 +34,14 @@ def test_a_program_ends_in_silence(tmp_path: Path, moment: str, whole: bool) -> 
         assert c.start(endings.end_at, moment, count, tmp_path).result(240) == []
 
 
-def _parks(link: Link) -> list[bool]:
+def _parks(context: Context) -> list[bool]:
     """Threads that wait in C++, in Python and not at all."""
     go = threading.Event()
     came_back = []
 
     def in_cpp() -> None:
         host = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), False)
-        link.send("waiting")
+        context.send("waiting")
         try:
             host.wait(["never"], timedelta(seconds=1.0))
         except RuntimeError:
@@ -130,7 +131,7 @@ def test_a_connect_that_nobody_answers_ends() -> None:
 
 
 def _is_not_dialled() -> bool:
-    """Whether a connect waited for the other member, and ended."""
+    """Return whether a connect waited for the other member, and ended."""
     first, second = _drivers(1.5)
     gate = threading.Event()
 
@@ -168,7 +169,7 @@ def _counts() -> tuple[list[str], int]:
     return threads, len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a number is wanted
 
 
-def _lives_often(link: Link, store: str, rank: int, times: int) -> Any:
+def _lives_often(context: Context, store: str, rank: int, times: int) -> Any:
     with MultiWorld() as mw:
         counts = []
         for number in range(times):

@@ -45,7 +45,7 @@ def connect(endpoint: Endpoint) -> socket.socket:
 
 
 def answer(endpoint: Endpoint, said: bytes) -> bytes:
-    """What comes until the end."""
+    """Read until the end."""
     with connect(endpoint) as sock, sock.makefile("rb") as replies:
         sock.sendall(said)
         with contextlib.suppress(ConnectionResetError):

@@ -197,16 +197,14 @@ def test_a_collective_goes_on_without_a_member_that_said_its_part(gives_up: bool
 WRONG: dict[str, Callable[[Any], None]] = {
     "a payload that was not asked for": lambda lane: lane.put(Kind.DATA, seq=9, payload=(b"1234",), nbytes=4),
     "a frame of unknown kind": lambda lane: lane.put(99),
-    "a fingerprint that is too short": lambda lane: lane.put(
-        Kind.FINGERPRINT, flags=3, payload=(b"123",), nbytes=3
-    ),
+    "a fingerprint that is too short": lambda lane: lane.put(Kind.FINGERPRINT, flags=3, payload=(b"123",), nbytes=3),
     "a collective far ahead": lambda lane: lane.put(
         Kind.FINGERPRINT, flags=24, seq=agreed.MAX_EARLY, payload=(bytes(24),), nbytes=24
     ),
-    "more receives than anybody needs": lambda lane: [
-        lane.put(Kind.POST, seq=seq, nbytes=4) for seq in range(MAX_WAITING + 1)
-    ] and None,
-}  # fmt: skip
+    "more receives than anybody needs": lambda lane: (
+        [lane.put(Kind.POST, seq=seq, nbytes=4) for seq in range(MAX_WAITING + 1)] and None
+    ),
+}
 
 
 @pytest.mark.parametrize("what", WRONG)

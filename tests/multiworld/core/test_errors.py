@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from free_port import free_port
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 
 import multiworld
 from multiworld import (
@@ -21,9 +21,10 @@ from multiworld import (
     TensorMismatch,
     WorldState,
 )
+from multiworld.lab.context import Context
 
 
-def _disagrees(link: Link, store: str, rank: int) -> Any:
+def _disagrees(context: Context, store: str, rank: int) -> Any:
     async def main() -> Any:
         async with MultiWorld() as mw:
             w = await mw.join("w", rank, 2, store=store)
@@ -46,7 +47,7 @@ def test_a_mismatch_is_no_broken_world(store: str) -> None:
         assert c.results() == [WorldState.ACTIVE] * 2
 
 
-def _disagrees_as_before(link: Link, port: int, rank: int) -> Any:
+def _disagrees_as_before(context: Context, port: int, rank: int) -> Any:
     from multiworld.manager import WorldManager
 
     async def main() -> Any:
@@ -89,7 +90,7 @@ def test_how_a_peer_was_lost_is_an_enum_that_compares_with_its_text() -> None:
         assert f"``{reason.name}``" in (LossReason.__doc__ or "")
 
 
-def _aborts(link: Link, store: str) -> None:
+def _aborts(context: Context, store: str) -> None:
     with MultiWorld() as mw:
         mw.sync.join("w", 1, 2, store=store).abort("on purpose")
 

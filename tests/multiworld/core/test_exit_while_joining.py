@@ -11,6 +11,7 @@ import procs
 import pytest
 
 from multiworld import MultiWorld
+from multiworld.lab.context import Context
 from multiworld.process import hooks
 from tests.multiworld.core import exits
 
@@ -18,11 +19,11 @@ MOMENTS = (0.0, 0.005, 0.03, 0.15, 0.5)
 WORDS = ("terminate called", "Fatal Python error", "Aborted", "Traceback")
 
 
-def host(link: procs.Link) -> None:
+def host(context: Context) -> None:
     """Host a store until the test ends."""
     with MultiWorld() as mw:
-        link.send(str(mw.serve_store()))
-        link.recv(120)
+        context.send(str(mw.serve_store()))
+        context.recv(120)
 
 
 @pytest.mark.timeout(240)  # five interpreters come up and end, one after the other

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 from fence import Fenced
-from procs import Link, cluster
+from procs import cluster
 
 from multiworld import BrokenWorldException, MultiWorld, OpTimeout, World
+from multiworld.lab.context import Context
 
 COUNT = 4 << 20  # 16 MB: more than the sockets hold, and for collectives more than travels without Gloo
 TURNS = 12
@@ -44,7 +45,7 @@ async def fenced(call: Awaitable[Any], memory: Fenced, expected: Expected) -> bo
     return False
 
 
-def cancels(link: Link, store: str, name: str) -> int:
+def cancels(context: Context, store: str, name: str) -> int:
     """Stop waiting a little later each time; how often that was in time."""
 
     async def main() -> int:
@@ -55,14 +56,14 @@ def cancels(link: Link, store: str, name: str) -> int:
                 memory, spare = Fenced(COUNT, 1.0), torch.ones(COUNT)
                 call = asyncio.wait_for(OPERATIONS[name](world, memory.tensor, spare), 0.0005 * turn)
                 stopped += await fenced(call, memory, asyncio.TimeoutError)
-            link.send("done")
-            await asyncio.to_thread(link.recv)
+            context.send("done")
+            await asyncio.to_thread(context.recv)
         return stopped
 
     return asyncio.run(main())
 
 
-def goes_on(link: Link, store: str, name: str) -> None:
+def goes_on(context: Context, store: str, name: str) -> None:
     """Call the other side until told that nobody is left to answer."""
 
     async def main() -> None:
@@ -74,12 +75,12 @@ def goes_on(link: Link, store: str, name: str) -> None:
                     await OPERATIONS[name](world, torch.ones(COUNT), torch.ones(COUNT))
 
             answering = asyncio.ensure_future(answer())
-            await asyncio.to_thread(link.recv)
+            await asyncio.to_thread(context.recv)
             answering.cancel()
             with suppress(asyncio.CancelledError, BrokenWorldException):
                 await answering
-            link.send("stopped")
-            await asyncio.to_thread(link.recv)
+            context.send("stopped")
+            await asyncio.to_thread(context.recv)
 
     asyncio.run(main())
 
@@ -97,7 +98,7 @@ def test_cancelled(store: str, name: str) -> None:
         other.send("end")
 
 
-def breaks(link: Link, store: str, rank: int, name: str, by: str) -> int:
+def breaks(context: Context, store: str, rank: int, name: str, by: str) -> int:
     """Have the world broken by rank 1 in the middle of the operation, and join it again; how often it raised."""
 
     async def main() -> int:
@@ -129,7 +130,7 @@ def test_broken(store: str, name: str, by: str) -> None:
         assert sum(c.results(60)) > 0
 
 
-def times_out(link: Link, store: str, rank: int, name: str) -> str:
+def times_out(context: Context, store: str, rank: int, name: str) -> str:
     """A synchronous operation whose peer stops taking part in the middle of it."""
     memory = Fenced(COUNT, 1.0)
     with MultiWorld() as mw:
@@ -141,12 +142,12 @@ def times_out(link: Link, store: str, rank: int, name: str) -> str:
                 world.sync.recv(memory.tensor, 1, timeout=0.2)
         except OpTimeout:
             memory.close()
-        link.send("timed out")
-        link.recv()
+        context.send("timed out")
+        context.recv()
     return "ended"
 
 
-def takes_no_part(link: Link, store: str, name: str) -> str:
+def takes_no_part(context: Context, store: str, name: str) -> str:
     """Start the other side, and let nobody move its data until the peer has given up."""
 
     async def main() -> str:
@@ -154,7 +155,7 @@ def takes_no_part(link: Link, store: str, name: str) -> str:
             world = await mw.join("w", 1, 2, store=store)
             call = asyncio.ensure_future(OPERATIONS[name](world, torch.ones(COUNT), torch.ones(COUNT)))
             await asyncio.sleep(0)
-            link.recv()  # blocks the event loop, on purpose
+            context.recv()  # blocks the event loop, on purpose
             with suppress(BrokenWorldException):
                 await call
         return "ended"
@@ -174,7 +175,7 @@ def test_timed_out_in_a_thread(store: str, name: str) -> None:
         assert one.result() == "ended"
 
 
-def leaves(link: Link, store: str) -> str:
+def leaves(context: Context, store: str) -> str:
     """Leave while a matched send is on its way: what was sent arrives, from memory that is not the caller's."""
 
     async def main() -> str:
@@ -191,7 +192,7 @@ def leaves(link: Link, store: str) -> str:
     return asyncio.run(main())
 
 
-def receives(link: Link, store: str) -> float:
+def receives(context: Context, store: str) -> float:
     with MultiWorld() as mw:
         world = mw.sync.join("w", 1, 2, store=store)
         got = torch.zeros(COUNT)

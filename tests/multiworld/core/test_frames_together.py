@@ -44,7 +44,7 @@ def test_a_long_batch_does_not_keep_the_peer_waiting() -> None:
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_an_interrupt_while_one_peer_is_let_go_keeps_nothing_from_the_other(first: int) -> None:
-    """Which of the two is let go first is chance: so each of them is the one at which Ctrl-C comes."""
+    """The order in which the two are let go is chance, so Ctrl-C comes at each of them."""
     net = Network(3)
     socks = net.members[0].socks
 

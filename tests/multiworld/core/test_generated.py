@@ -30,11 +30,6 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_twins_are_up_to_date() -> None:
-    done = generate(ROOT, "--check")
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(
     ("source", "before", "after"),
     [

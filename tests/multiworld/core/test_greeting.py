@@ -116,7 +116,7 @@ def test_recorded_answers_are_worth_nothing_with_a_secret() -> None:
 
 
 def test_a_proof_sent_back_proves_nothing() -> None:
-    """Who has no secret answers with what it is sent, in either direction."""
+    """A member without a secret answers with what it is sent, in either direction."""
     dialler = Dialler(HELLO, SECRET)
     nonce = json.loads(dialler.begin())["nonce"]
     proof = json.loads(dialler.take(_said(multiworld=PROTOCOL, challenge=nonce)))["proof"]
@@ -189,12 +189,33 @@ def _said(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     "line",
     [
-        b"", b"null", b"7", b'"w"', b"[]", b"[" * 4000, b'{"a":' * 800, b'{"a": [1]}', b'{"a": {}}', b'{"a": null}',
-        b'{"a": 1.5}', b'{"a": 1e9}', b'{"a": ' + b"9" * 400 + b"}", b'{"a": 1, "a": 2}', b'{"a": 1,}', b"{,}",
-        b'{"a": NaN}', b'{"a": Infinity}', b'{"\xff": 1}', b'{"a": "\x00"}', b"\x00" * 9, b'{"a": "\\x"}',
-        b"{" + b",".join(b'"%d": 1' % n for n in range(99)) + b"}", b'\xef\xbb\xbf{"a": 1}', b'{"a": 1} {"b": 2}',
+        b"",
+        b"null",
+        b"7",
+        b'"w"',
+        b"[]",
+        b"[" * 4000,
+        b'{"a":' * 800,
+        b'{"a": [1]}',
+        b'{"a": {}}',
+        b'{"a": null}',
+        b'{"a": 1.5}',
+        b'{"a": 1e9}',
+        b'{"a": ' + b"9" * 400 + b"}",
+        b'{"a": 1, "a": 2}',
+        b'{"a": 1,}',
+        b"{,}",
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"\xff": 1}',
+        b'{"a": "\x00"}',
+        b"\x00" * 9,
+        b'{"a": "\\x"}',
+        b"{" + b",".join(b'"%d": 1' % n for n in range(99)) + b"}",
+        b'\xef\xbb\xbf{"a": 1}',
+        b'{"a": 1} {"b": 2}',
     ],
-)  # fmt: skip
+)
 def test_only_flat_objects_are_greetings(line: bytes) -> None:
     assert refused(Reason.GARBAGE, parsed, line).answer == b""
     refused(Reason.GARBAGE, Acceptor(None).take, line + b"\n")
@@ -204,11 +225,19 @@ def test_only_flat_objects_are_greetings(line: bytes) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"role": "king"}, {"role": 1}, {"world": 1}, {"generation": "1"}, {"generation": True}, {"generation": -1},
-        {"from": "1"}, {"from": -2}, {"to": False}, {"incarnation": 5},
+        {"role": "king"},
+        {"role": 1},
+        {"world": 1},
+        {"generation": "1"},
+        {"generation": True},
+        {"generation": -1},
+        {"from": "1"},
+        {"from": -2},
+        {"to": False},
+        {"incarnation": 5},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_hello_has_the_right_fields(wrong: dict[str, Any]) -> None:
     fields = {"multiworld": PROTOCOL, **HELLO.fields()}
     assert Acceptor(None).take(_said(**fields)).hello == HELLO

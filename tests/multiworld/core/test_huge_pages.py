@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from procs import Link, cluster
+from procs import cluster
 
+from multiworld.lab.context import Context
 from multiworld.lab.huge_pages import _whole, collapse
 
 MAPS = """\
@@ -26,7 +27,7 @@ def test_what_can_be_huge() -> None:
     assert list(_whole(MAPS)) == [(0x5581A0200000, 6 << 20), (0x7F0000000000, 4 << 20)]
 
 
-def _huge(link: Link) -> tuple[int, bytes, bytes]:
+def _huge(context: Context) -> tuple[int, bytes, bytes]:
     """By how many kB more is huge than before of 16 MB, and what is in them before and after they are written to."""
     memory = ctypes.create_string_buffer(b"told", 16 << 20)
     small = _kilobytes("AnonHugePages")

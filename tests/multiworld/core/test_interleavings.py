@@ -1,4 +1,4 @@
-"""What happens between two steps of ours: a thread that ends, a leave in the middle of a rejoin, a late cancel.
+"""Events between two steps of ours: a thread that ends, a leave in the middle of a rejoin, a late cancel.
 
 Two members live in one process here, so that each step can be placed; `procs` serves where a member must not read.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 
 from multiworld import (
     BrokenWorldException,
@@ -28,7 +28,8 @@ from multiworld import (
     WorldJoined,
     WorldState,
     WrongContext,
-)  # fmt: skip
+)
+from multiworld.lab.context import Context
 from multiworld.matching.collective_plan import INLINE_BYTES
 from multiworld.process.threads import within
 from multiworld.rendezvous import joining
@@ -330,7 +331,7 @@ def test_nonsense_on_a_control_connection_ends_the_world(pair: Pair) -> None:
         a.sync.recv(torch.zeros(1), 1)
 
 
-def _reads_late(link: Link, store: str) -> list[str]:
+def _reads_late(context: Context, store: str) -> list[str]:
     gate, outcome = threading.Event(), ["", ""]
     real = SyncPoller.turn
 
@@ -350,12 +351,12 @@ def _reads_late(link: Link, store: str) -> list[str]:
         SyncPoller.turn = turn  # type: ignore[method-assign]
         threads = [threading.Thread(target=receive, args=(tag,), daemon=True) for tag in (0, 1)]
         for thread in threads:
-            assert link.recv() == "post"
+            assert context.recv() == "post"
             sent = w._current.lanes[0].sent
             thread.start()
             wait_until(lambda sent=sent: w._current.lanes[0].sent > sent, SECONDS, "not posted")
-            link.send("posted")
-        assert link.recv() == "read"
+            context.send("posted")
+        assert context.recv() == "read"
         gate.set()
         for thread in threads:
             thread.join(SECONDS)

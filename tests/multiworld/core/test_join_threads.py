@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 
 from multiworld import MultiWorld, RendezvousError, TcpStoreAddress
+from multiworld.lab.context import Context
 from multiworld.process.join_threads import MOST_THREADS, JoinJob, JoinThreads, Pause, Steps
 from multiworld.store.client import Deadline, GreetingMode
 from multiworld.store.sources import MAX_IDLE, ClientPool
@@ -37,7 +38,7 @@ async def _most_threads(until: asyncio.Future[Any]) -> int:
     return most
 
 
-def _joins_many(link: Link, store: TcpStoreAddress, rank: int) -> tuple[dict[str, int], int, int]:
+def _joins_many(context: Context, store: TcpStoreAddress, rank: int) -> tuple[dict[str, int], int, int]:
     """Join all worlds at once, the members in opposite orders; generations, most threads, connections to the store."""
 
     async def main() -> tuple[dict[str, int], int, int]:
@@ -47,8 +48,8 @@ def _joins_many(link: Link, store: TcpStoreAddress, rank: int) -> tuple[dict[str
             most = await _most_threads(joins)
             worlds = await joins
             (pool,) = mw._stores._kept.values()
-            await asyncio.to_thread(link.send, "joined")
-            await asyncio.to_thread(link.recv)
+            await asyncio.to_thread(context.send, "joined")
+            await asyncio.to_thread(context.recv)
             return {w.name: w.generation for w in worlds}, most, len(pool._idle)
 
     return asyncio.run(main())

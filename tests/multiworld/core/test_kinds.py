@@ -106,8 +106,20 @@ async def all_to_all_single(w: Any, x: Any, a: Any, b: Any) -> Result:
     return [(got, torch.cat([a.chunk(2)[w.rank], b.chunk(2)[w.rank]]))]
 
 
-SOURCES = (send, send_tensor, batch_of_sends, broadcast, all_gather, all_gather_into_tensor, gather, scatter,
-           reduce_scatter, reduce_scatter_tensor, all_to_all, all_to_all_single)  # fmt: skip
+SOURCES = (
+    send,
+    send_tensor,
+    batch_of_sends,
+    broadcast,
+    all_gather,
+    all_gather_into_tensor,
+    gather,
+    scatter,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    all_to_all,
+    all_to_all_single,
+)
 
 # Operations that write to the tensor. `x` is ours, `s` what is sent.
 
@@ -194,9 +206,22 @@ async def all_to_all_single_to(w: Any, x: Any, s: Any) -> Result:
     return [(x, torch.cat([s.chunk(2)[w.rank]] * 2))]
 
 
-TARGETS = (recv, recv_from_anybody, batch_of_receives, broadcast_to, all_reduce, reduce, all_gather_to, all_gather_into,
-           gather_to, scatter_to, reduce_scatter_to, reduce_scatter_tensor_to, all_to_all_to,
-           all_to_all_single_to)  # fmt: skip
+TARGETS = (
+    recv,
+    recv_from_anybody,
+    batch_of_receives,
+    broadcast_to,
+    all_reduce,
+    reduce,
+    all_gather_to,
+    all_gather_into,
+    gather_to,
+    scatter_to,
+    reduce_scatter_to,
+    reduce_scatter_tensor_to,
+    all_to_all_to,
+    all_to_all_single_to,
+)
 KEPT: list[torch.Tensor] = []
 
 

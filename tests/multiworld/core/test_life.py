@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, process_state, program, wait_until
+from procs import cluster, process_state, program, wait_until
 
 from multiworld import (
     BrokenWorldException,
@@ -27,9 +27,10 @@ from multiworld import (
     WorldClosed,
     WrongContext,
 )
+from multiworld.lab.context import Context
 
 
-def _cancels(link: Link, store: str, rank: int) -> Any:
+def _cancels(context: Context, store: str, rank: int) -> Any:
     async def main() -> Any:
         async with MultiWorld() as mw:
             w = await mw.join("w", rank, 2, store=store)
@@ -66,7 +67,7 @@ def test_a_cancelled_receive_loses_no_message(store: str) -> None:
         assert first.result() == ([0.0, 1.0, 2.0, 3.0], -1.0, "active")
 
 
-def _cancels_for_another_length(link: Link, store: str, rank: int) -> Any:
+def _cancels_for_another_length(context: Context, store: str, rank: int) -> Any:
     async def main() -> Any:
         async with MultiWorld() as mw:
             w = await mw.join("w", rank, 2, store=store)
@@ -92,7 +93,7 @@ def test_after_a_cancelled_receive_another_length_can_be_received(store: str) ->
         assert first.result() == [1.0] * 5
 
 
-def _cancels_collective(link: Link, store: str, rank: int) -> Any:
+def _cancels_collective(context: Context, store: str, rank: int) -> Any:
     async def main() -> Any:
         async with MultiWorld() as mw:
             w = await mw.join("w", rank, 2, store=store, on_cancel="finish")
@@ -100,9 +101,9 @@ def _cancels_collective(link: Link, store: str, rank: int) -> Any:
             if rank == 0:
                 with pytest.raises(asyncio.TimeoutError):
                     await asyncio.wait_for(w.all_reduce(t), 0.05)
-                link.send("cancelled")
+                context.send("cancelled")
             else:
-                link.recv()
+                context.recv()
                 await w.all_reduce(t)
             other = torch.ones(200_000)
             await w.all_reduce(other)
@@ -119,7 +120,7 @@ def test_a_cancelled_collective_that_is_to_finish_goes_on_in_its_place(store: st
         assert (first.result(), second.result()) == ((1.0, 2.0), (2.0, 2.0))  # cancelled: its tensor is its own
 
 
-def _pending_when_loop_closes(link: Link, store: str, rank: int) -> str:
+def _pending_when_loop_closes(context: Context, store: str, rank: int) -> str:
     mw = MultiWorld()
 
     async def main() -> None:
@@ -168,20 +169,20 @@ def test_use_after_fork_is_refused_and_the_parent_goes_on(store: str) -> None:
         assert list(pool.map(lambda rank: run_script(FORKS, store, rank), "01")) == ["2.0", "2.0"]
 
 
-def _forked_child_survives(link: Link, store: str) -> None:
+def _forked_child_survives(context: Context, store: str) -> None:
     mw = MultiWorld()
     mw.sync.join("w", 1, 2, store=store)
     if os.fork() == 0:
         time.sleep(20)
         os._exit(0)
-    link.send("forked")
-    link.recv()
+    context.send("forked")
+    context.recv()
 
 
-def _waits_for_eof(link: Link, store: str) -> Any:
+def _waits_for_eof(context: Context, store: str) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 0, 2, store=store)
-        link.send("joined")
+        context.send("joined")
         with pytest.raises(PeerLost) as caught:
             w.sync.recv(torch.zeros(1), 1)
         return caught.value.how, time.monotonic()
@@ -204,7 +205,7 @@ def _interrupt_when_waiting(w: Any) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def _interrupted(link: Link, store: str, rank: int) -> Any:
+def _interrupted(context: Context, store: str, rank: int) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store)
         got = torch.zeros(1)
@@ -263,7 +264,7 @@ def test_exit_with_operations_pending_does_not_hang(store: str) -> None:
         assert other.result() in ("left", "eof")
 
 
-def _waits_for_end(link: Link, store: str) -> str:
+def _waits_for_end(context: Context, store: str) -> str:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 1, 2, store=store)
         with pytest.raises(PeerLost) as caught:

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster
+from procs import cluster
 
 from multiworld import (
     MultiWorld,
     WrongContext,
 )
+from multiworld.lab.context import Context
 
 
-def _two_loops(link: Link, store: str, rank: int) -> str:
+def _two_loops(context: Context, store: str, rank: int) -> str:
     mw = MultiWorld()
 
     async def first() -> None:
@@ -48,7 +49,7 @@ def test_another_event_loop_is_refused_while_the_first_lives(store: str) -> None
             assert "'w'" in text
 
 
-def _loop_after_loop(link: Link, store: str, rank: int) -> list[float]:
+def _loop_after_loop(context: Context, store: str, rank: int) -> list[float]:
     """Joins in one ``asyncio.run``, leaves a receive pending there, and goes on in others and after a rejoin."""
     mw, got = MultiWorld(), []
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 from torch.distributed import ReduceOp
 
 from multiworld import (
@@ -30,6 +30,7 @@ from multiworld import (
     WrongContext,
 )
 from multiworld.errors import BackendUnavailable, MultiWorldError
+from multiworld.lab.context import Context
 from multiworld.rendezvous.ledger import Ledger
 
 
@@ -53,11 +54,13 @@ def mw() -> Iterator[MultiWorld]:
         ({"heartbeat": 3}, InvalidArgument, "Heartbeat"),
         ({"rank": True}, InvalidArgument, "rank True"),
         pytest.param(
-            {"device": "cuda"}, BackendUnavailable, "CUDA",
+            {"device": "cuda"},
+            BackendUnavailable,
+            "CUDA",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
         ),
     ],
-)  # fmt: skip
+)
 def test_join(mw: MultiWorld, store: str, arguments: dict[str, Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind) as caught:
         mw.sync.join("w", **{"rank": 0, "size": 1, "store": store, **arguments})
@@ -108,7 +111,7 @@ def test_a_closed_multiworld_hosts_and_tells_nothing() -> None:
         closed.subscribe(lambda _: None)
 
 
-def _times_out_wrongly(link: Link, store: str, rank: int) -> Any:
+def _times_out_wrongly(context: Context, store: str, rank: int) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store)
         for timeout in (0, -1, math.nan, "x"):

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster
+from procs import cluster
 
 from multiworld import InvalidArgument, MultiWorld, TensorMismatch
+from multiworld.lab.context import Context
 from multiworld.matching.membership import Limits, Membership
 from multiworld.matching.protocol import CODES
 from multiworld.tensors.shapes import shape_bytes, with_shape
@@ -59,7 +60,7 @@ def _values(n: int) -> torch.Tensor:
 
 
 def _operations(g: Any, n: int, mode: Callable[[], AbstractContextManager[Any]]) -> list[tuple[Any, Any]]:
-    """What arrived and what should have; tensors are made outside of the mode, the calls are in it."""
+    """Return what arrived and what should have; tensors are made outside of the mode, the calls are in it."""
     x, expected, total = _values(n), _values(n), _values(n)
     outs, half, scattered = [torch.zeros(n) for _ in range(2)], torch.zeros(n // 2), torch.zeros(n)
     obj = {"t": x, "n": 5}
@@ -83,7 +84,7 @@ def _operations(g: Any, n: int, mode: Callable[[], AbstractContextManager[Any]])
     return [*pairs, (scattered, expected), *((out, expected) for out in outs), *((o["t"], expected) for o in gathered)]
 
 
-def _in_modes(link: Link, store: str, rank: int, name: str) -> bool:
+def _in_modes(context: Context, store: str, rank: int, name: str) -> bool:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store, op_timeout=60)
         for n in (4, 300_000):
@@ -102,7 +103,7 @@ def test_a_mode_of_the_caller_changes_nothing(store: str, name: str) -> None:
         assert c.results(60) == [True, True]
 
 
-def _beside_a_mode(link: Link, store: str, rank: int, name: str) -> Any:
+def _beside_a_mode(context: Context, store: str, rank: int, name: str) -> Any:
     """A coroutine of the same loop holds a mode while a message arrives for another."""
 
     async def main() -> Any:
@@ -134,7 +135,7 @@ def test_a_mode_of_another_coroutine_changes_nothing(store: str, name: str) -> N
         assert c.results(60) == [True, True]
 
 
-def _in_transforms(link: Link, store: str, rank: int) -> float:
+def _in_transforms(context: Context, store: str, rank: int) -> float:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store, op_timeout=60)
         captured = torch.ones(3)

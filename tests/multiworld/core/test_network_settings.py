@@ -31,8 +31,10 @@ def hub() -> Iterator[Hub]:
 def test_settings_come_from_arguments_or_the_environment() -> None:
     assert network_settings(environment={}) == NetworkSettings()
     environment = {
-        "MULTIWORLD_SECRET": SECRET, "MULTIWORLD_PORTS": "29600-29699", "MULTIWORLD_INTERFACES": "eth0, 10.0.0.0/8",
-    }  # fmt: skip
+        "MULTIWORLD_SECRET": SECRET,
+        "MULTIWORLD_PORTS": "29600-29699",
+        "MULTIWORLD_INTERFACES": "eth0, 10.0.0.0/8",
+    }
     found = network_settings(environment=environment)
     assert found == NetworkSettings(SECRET.encode(), range(29600, 29700), ("eth0", "10.0.0.0/8"))
     found = network_settings(b"x", range(7, 9), ["lo"], environment)

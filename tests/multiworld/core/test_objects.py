@@ -1,4 +1,4 @@
-"""What a received object may do: nothing but be there, in bounded time, whatever its bytes."""
+"""A received object does nothing but be there, in bounded time, whatever its bytes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from procs import Link, WorkerGone, cluster
+from procs import cluster
 
 from multiworld import InvalidArgument, ObjectRefused
+from multiworld.lab.context import Context
+from multiworld.lab.workers import VanishedError
 from multiworld.serialization.pickling import allowed, dumps
 from tests.multiworld.core.objects import US, load, round_trip
 
@@ -83,16 +85,56 @@ Named = collections.namedtuple("Named", "a b")  # noqa: PYI024 - as programs hav
 
 
 PLAIN = [
-    None, True, 0, 255, -1, 2**31, -(2**70), 2**3000, 1.5, 3j, "", "ä\ud800", "y" * 70_000, b"", b"x" * 300,
-    bytearray(), bytearray(b"ab"), (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), [1] * 3000, {"a": {(1, (2, "x")): 3}},
-    {1, 2}, frozenset([1, (2, frozenset([3]))]), range(3), slice(1, None), collections.OrderedDict(a=1, b=2),
-    collections.deque([1, 2], 3), collections.deque([1]), datetime.date(2024, 2, 29),
-    datetime.datetime(2024, 2, 29, 1, 2, 3, 4, datetime.timezone.utc), datetime.datetime(2024, 2, 29, fold=1),
-    datetime.time(1, 2), datetime.timedelta(-3, 4, 5), decimal.Decimal("1.5E+99"), decimal.Decimal("-0"),
-    decimal.Decimal("Infinity"), fractions.Fraction(-1, 3), torch.Size([1, 2]), torch.device("cpu"),
-    torch.device("cuda", 1), torch.bfloat16, uuid.UUID(int=3), {i: i for i in range(3000)}, set(range(3000)),
-    {(i, i): i for i in range(3000)}, {f"k{i}": [i] for i in range(3000)},
-]  # fmt: skip
+    None,
+    True,
+    0,
+    255,
+    -1,
+    2**31,
+    -(2**70),
+    2**3000,
+    1.5,
+    3j,
+    "",
+    "ä\ud800",
+    "y" * 70_000,
+    b"",
+    b"x" * 300,
+    bytearray(),
+    bytearray(b"ab"),
+    (),
+    (1,),
+    (1, 2),
+    (1, 2, 3),
+    (1, 2, 3, 4),
+    [1] * 3000,
+    {"a": {(1, (2, "x")): 3}},
+    {1, 2},
+    frozenset([1, (2, frozenset([3]))]),
+    range(3),
+    slice(1, None),
+    collections.OrderedDict(a=1, b=2),
+    collections.deque([1, 2], 3),
+    collections.deque([1]),
+    datetime.date(2024, 2, 29),
+    datetime.datetime(2024, 2, 29, 1, 2, 3, 4, datetime.timezone.utc),
+    datetime.datetime(2024, 2, 29, fold=1),
+    datetime.time(1, 2),
+    datetime.timedelta(-3, 4, 5),
+    decimal.Decimal("1.5E+99"),
+    decimal.Decimal("-0"),
+    decimal.Decimal("Infinity"),
+    fractions.Fraction(-1, 3),
+    torch.Size([1, 2]),
+    torch.device("cpu"),
+    torch.device("cuda", 1),
+    torch.bfloat16,
+    uuid.UUID(int=3),
+    {i: i for i in range(3000)},
+    set(range(3000)),
+    {(i, i): i for i in range(3000)},
+    {f"k{i}": [i] for i in range(3000)},
+]
 
 
 @pytest.mark.parametrize("obj", PLAIN, ids=lambda obj: type(obj).__name__)
@@ -196,9 +238,7 @@ ATTACKS = {
     "set slots of a class": _pickle(
         _global("fractions", "Fraction"), b"N}", _text("__add__"), b"Ks\x86b".replace(b"Ks", b"K\x01s")
     ),
-    "set attributes of a value": _pickle(
-        _global("collections", "OrderedDict"), b")R", b"}", _text("x"), b"K\x01sb"
-    ),
+    "set attributes of a value": _pickle(_global("collections", "OrderedDict"), b")R", b"}", _text("x"), b"K\x01sb"),
     "a class as a value": _pickle(_global("fractions", "Fraction")),
     "a class in a list": _pickle(b"]", _global("decimal", "Decimal"), b"a"),
     "an astronomic fraction": _called("fractions", "Fraction", "1e999999999"),
@@ -214,21 +254,23 @@ ATTACKS = {
     "a bytearray of a number": _called("builtins", "bytearray", 10**12),
     "many copies": _pickle(
         _text("builtins") + b"\x94" + _text("bytearray") + b"\x94\x93\x94",
-        b"B" + (500_000).to_bytes(4, "little") + bytes(500_000) + b"\x94(", b"h\x02h\x03\x85R" * 80_000, b"t",
+        b"B" + (500_000).to_bytes(4, "little") + bytes(500_000) + b"\x94(",
+        b"h\x02h\x03\x85R" * 80_000,
+        b"t",
     ),
     "many copies of a tensor": _pickle(
         b"B" + (500_000).to_bytes(4, "little") + bytes(500_000) + b"\x94",
-        _text("tensor") + b"\x94" + _text("torch.uint8") + b"\x94J" + (500_000).to_bytes(4, "little"), b"\x85\x94(",
-        b"(h\x01h\x02h\x03h\x00tQ" * 40_000, b"t",
+        _text("tensor") + b"\x94" + _text("torch.uint8") + b"\x94J" + (500_000).to_bytes(4, "little"),
+        b"\x85\x94(",
+        b"(h\x01h\x02h\x03h\x00tQ" * 40_000,
+        b"t",
     ),
     "tuples in tuples as a key": _key(_doubled(b"t", 60)),
     "frozensets in frozensets": _pickle(b"(", _doubled(b"f", 60), b"1h\x3c"),
     "two equal towers of frozensets": _pickle(_tower(0), _tower(31), b"\x8f(h\x1eh\x3d\x90"),
     "a key that is deep": _key(b")" + b"\x85" * 500_000),
     "ints of one hash": _pickle(b"\x8f(" + _ints([i * PRIME for i in range(1, 80_000)]) + b"\x90"),
-    "tuples of one hash": _pickle(
-        b"}(" + b"".join(_ints([i * PRIME]) + b"\x85N" for i in range(1, 60_000)) + b"u"
-    ),
+    "tuples of one hash": _pickle(b"}(" + b"".join(_ints([i * PRIME]) + b"\x85N" for i in range(1, 60_000)) + b"u"),
     "a frozenset of one hash": _pickle(b"(" + _ints([i * PRIME for i in range(1, 80_000)]) + b"\x91"),
     "a long int as many keys": _pickle(
         b"\x8b" + (500_000).to_bytes(4, "little") + b"\x01" * 500_000 + b"\x94", b"}" + b"h\x00Ns" * 120_000
@@ -241,15 +283,29 @@ ATTACKS = {
     "exec": _called("builtins", "exec", "raise SystemExit"),
     "getattr": _called("builtins", "getattr", 1, "x"),
     "a part of what is allowed": _pickle(_global("decimal", "Decimal.from_float"), b"G" + bytes(8) + b"\x85R"),
-    "INST": b"(ios\nsystem\n.", "OBJ": b"(cos\nsystem\no.", "GLOBAL": b"cos\nsystem\n.", "EXT1": _pickle(b"\x82\x01"),
-    "EXT4": _pickle(b"\x84\x01\x00\x00\x00"), "PERSID": b"Px\n.", "LONG": b"L" + b"9" * 900_000 + b"L\n.",
-    "INT": b"I" + b"9" * 900_000 + b"\n.", "DUP": b"\x80\x04K\x012\x86.", "NEXT_BUFFER": b"\x80\x05\x97.",
-    "BYTEARRAY8": b"\x80\x04\x96" + b"\xff" * 8 + b".", "protocol 200": b"\x80\xc8N.", "nothing": b"",
+    "INST": b"(ios\nsystem\n.",
+    "OBJ": b"(cos\nsystem\no.",
+    "GLOBAL": b"cos\nsystem\n.",
+    "EXT1": _pickle(b"\x82\x01"),
+    "EXT4": _pickle(b"\x84\x01\x00\x00\x00"),
+    "PERSID": b"Px\n.",
+    "LONG": b"L" + b"9" * 900_000 + b"L\n.",
+    "INT": b"I" + b"9" * 900_000 + b"\n.",
+    "DUP": b"\x80\x04K\x012\x86.",
+    "NEXT_BUFFER": b"\x80\x05\x97.",
+    "BYTEARRAY8": b"\x80\x04\x96" + b"\xff" * 8 + b".",
+    "protocol 200": b"\x80\xc8N.",
+    "nothing": b"",
     "only a stop": b".",
-    "two values": _pickle(b"NN"), "a mark left": _pickle(b"N("), "more after the end": _pickle(b"N") + b"N",
-    "too long a text": _pickle(b"\x8d" + b"\xff" * 8), "too long bytes": _pickle(b"\x8e" + b"\xff" * 7 + b"\x0f"),
-    "no such memo": _pickle(b"h\x05"), "an endless int": _pickle(b"\x8b" + b"\xff" * 4),
-    "no pid": _pickle(b"NQ"), "an unknown pid": _pickle(_text("storage"), b"\x85Q"),
+    "two values": _pickle(b"NN"),
+    "a mark left": _pickle(b"N("),
+    "more after the end": _pickle(b"N") + b"N",
+    "too long a text": _pickle(b"\x8d" + b"\xff" * 8),
+    "too long bytes": _pickle(b"\x8e" + b"\xff" * 7 + b"\x0f"),
+    "no such memo": _pickle(b"h\x05"),
+    "an endless int": _pickle(b"\x8b" + b"\xff" * 4),
+    "no pid": _pickle(b"NQ"),
+    "an unknown pid": _pickle(_text("storage"), b"\x85Q"),
     **{
         f"pid {pid!r:.60}": _pickle(pickle.dumps(pid, 4)[2:-1], b"Q")
         for pid in (
@@ -264,17 +320,30 @@ ATTACKS = {
             ("tensor", "torch.quint8", (2,), bytes(2)),
             ("tensor", "torch.float32"),
             ("tensor", "torch.float32", (2,), "text"),
-            ("dtype", "torch.nn"), ("dtype", 5), ("dtype",), ("uuid", bytes(3)), ("uuid", 5),
+            ("dtype", "torch.nn"),
+            ("dtype", 5),
+            ("dtype",),
+            ("uuid", bytes(3)),
+            ("uuid", 5),
             ("quantized", "torch.float32", (2,), bytes(8), 0.5, 1),
             ("quantized", "torch.qint8", (2,), bytes(2), bytes(3), bytes(8), 0),
             ("quantized", "torch.qint8", (2,), bytes(2), bytes(16), bytes(16), 7),
             ("quantized", "torch.qint8", (2,), bytes(2), bytes(16), bytes(16), -1),
-            ("array", "|O", (1,), bytes(8)), ("array", "<f4", (3,), bytes(8)), ("array", "V8", (1,), bytes(8)),
-            ("array", "<f3", (1,), bytes(3)), ("array", "<U0", (2**60,), b""), ("array", "<f4,<f4", (1,), bytes(8)),
-            ("scalar", "<f4", bytes(8)), ("scalar", "<U999999999", b""), ("numpy.dtype", "O"), (), ("tensor",), (5,),
+            ("array", "|O", (1,), bytes(8)),
+            ("array", "<f4", (3,), bytes(8)),
+            ("array", "V8", (1,), bytes(8)),
+            ("array", "<f3", (1,), bytes(3)),
+            ("array", "<U0", (2**60,), b""),
+            ("array", "<f4,<f4", (1,), bytes(8)),
+            ("scalar", "<f4", bytes(8)),
+            ("scalar", "<U999999999", b""),
+            ("numpy.dtype", "O"),
+            (),
+            ("tensor",),
+            (5,),
         )
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -290,7 +359,7 @@ def test_what_no_peer_of_ours_writes_is_refused_in_bounded_time(name: str) -> No
 
 
 def _fingerprint() -> Any:
-    """What a pickle could have changed for the whole process."""
+    """Return what a pickle could have changed for the whole process."""
     kinds = (fractions.Fraction, decimal.Decimal, collections.OrderedDict, uuid.UUID, datetime.date, torch.Size, Colour)
     return [{name: id(value) for name, value in vars(kind).items()} for kind in kinds], set(sys.modules) - {"numpy"}
 
@@ -344,7 +413,7 @@ def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
     assert time.process_time() - started < 2 * SECONDS
 
 
-def _bomb(link: Link) -> float:
+def _bomb(context: Context) -> float:
     """The largest inputs that are nothing but work, timed where nobody else is."""
     worst = 0.0
     for unit in (
@@ -371,5 +440,5 @@ def test_a_megabyte_of_opcodes_is_read_in_bounded_time() -> None:
     with cluster() as c:
         try:
             assert c.start(_bomb).result(60) < 3 * SECONDS
-        except WorkerGone:
+        except VanishedError:
             pytest.fail("reading it ended the process")

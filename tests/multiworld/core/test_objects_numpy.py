@@ -7,9 +7,10 @@ import uuid
 
 import pytest
 import torch
-from procs import Link, cluster
+from procs import cluster
 
 from multiworld import InvalidArgument, ObjectRefused
+from multiworld.lab.context import Context
 from multiworld.serialization.pickling import dumps
 from tests.multiworld.core.objects import US, load, round_trip
 
@@ -17,10 +18,18 @@ from tests.multiworld.core.objects import US, load, round_trip
 def test_numpy_arrays_and_scalars_arrive_without_a_word() -> None:
     np = pytest.importorskip("numpy")
     for array in (
-        np.arange(6).reshape(2, 3), np.arange(6).reshape(2, 3).T, np.array(["a", "bcd"]), np.zeros((0, 3), "f4"),
-        np.array(3.0), np.array(["2020-01-01"], dtype="M8[D]"), np.ones(3, ">i4"), np.array([True]), np.array([b"x"]),
-        np.array([1 + 2j], "c8"), np.float16([1, 2]),
-    ):  # fmt: skip
+        np.arange(6).reshape(2, 3),
+        np.arange(6).reshape(2, 3).T,
+        np.array(["a", "bcd"]),
+        np.zeros((0, 3), "f4"),
+        np.array(3.0),
+        np.array(["2020-01-01"], dtype="M8[D]"),
+        np.ones(3, ">i4"),
+        np.array([True]),
+        np.array([b"x"]),
+        np.array([1 + 2j], "c8"),
+        np.float16([1, 2]),
+    ):
         got = round_trip({"a": array})["a"]
         assert (type(got), got.dtype, got.shape) == (type(array), array.dtype, array.shape)
         assert (got == array).all()
@@ -54,7 +63,7 @@ def test_a_receiver_without_numpy_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         load(data)
 
 
-def _without_numpy(link: Link) -> bool:
+def _without_numpy(context: Context) -> bool:
     for name in [name for name in sys.modules if name.partition(".")[0] == "numpy"]:
         del sys.modules[name]
     round_trip({"a": [1.5, torch.ones(2), uuid.UUID(int=1)]})

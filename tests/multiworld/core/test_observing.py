@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 
 from multiworld import (
     BrokenWorldException,
@@ -28,10 +28,11 @@ from multiworld import (
     WorldJoined,
     WorldLeft,
 )
+from multiworld.lab.context import Context
 from multiworld.session.counters import History
 
 
-def _listens(link: Link, store: str, rank: int) -> Any:
+def _listens(context: Context, store: str, rank: int) -> Any:
     async def main() -> Any:
         async with MultiWorld() as mw:
             stream = mw.events()
@@ -113,15 +114,15 @@ def test_one_registry_has_the_metrics_of_one_multiworld(store: str, describes: b
                 Metrics(*wrong)  # type: ignore[arg-type]
 
 
-def _late_metrics(link: Link, store: str, rank: int) -> Any:
+def _late_metrics(context: Context, store: str, rank: int) -> Any:
     """Join, wait, break, rejoin; then look for the first time."""
     prometheus = importlib.import_module("prometheus_client")
     metrics = importlib.import_module("multiworld.observe.metrics")
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store)
         if rank == 1:
-            link.recv()  # the other one waits
-        w.sync.send(torch.ones(1), 0) if rank == 1 else _receives(link, w)
+            context.recv()  # the other one waits
+        w.sync.send(torch.ones(1), 0) if rank == 1 else _receives(context, w)
         w.sync.barrier()
         if rank == 0:
             w.abort("on purpose")
@@ -134,8 +135,8 @@ def _late_metrics(link: Link, store: str, rank: int) -> Any:
         return {(s.name, *s.labels.values()): s.value for family in registry.collect() for s in family.samples}
 
 
-def _receives(link: Link, w: World) -> None:
-    asked = threading.Timer(0.3, link.send, ["waits"])
+def _receives(context: Context, w: World) -> None:
+    asked = threading.Timer(0.3, context.send, ["waits"])
     asked.start()
     w.sync.recv(torch.zeros(1), 1)
 

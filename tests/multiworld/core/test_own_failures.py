@@ -1,4 +1,4 @@
-"""What fails in making a result is the call's own error, typed and at once: no peer is blamed, and nobody waits."""
+"""A failure to make a result is the call's own error, typed and at once: no peer is blamed, and no member waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPLEX = torch.complex64
 
 
 def at_all(worlds: list[Any], pool: ThreadPoolExecutor, call: Call) -> list[Any]:
-    """What the call gives or raises at each member."""
+    """Return what the call gives or raises at each member."""
 
     def one(world: Any) -> Any:
         try:

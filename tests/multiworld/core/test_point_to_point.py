@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster
+from procs import cluster
 
 from multiworld import P2P, InvalidArgument, MultiWorld, ObjectRefused, TensorMismatch
+from multiworld.lab.context import Context
 
 
-def _member(link: Link, store: str, rank: int, size: int, name: str) -> Any:
+def _member(context: Context, store: str, rank: int, size: int, name: str) -> Any:
     async def main() -> Any:
         async with MultiWorld() as mw:
             w = await mw.join("w", rank, size, store=store)
@@ -48,7 +49,7 @@ def test_every_dtype_and_shape_arrives(store: str) -> None:
     assert all(same)
 
 
-def _limited(link: Link, store: str, rank: int) -> Any:
+def _limited(context: Context, store: str, rank: int) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store, max_message_bytes=110 if rank else 1 << 20)
         long, short = torch.zeros(26), torch.arange(25.0)  # 104 and 100 bytes, and 9 of the shape
@@ -67,7 +68,7 @@ def test_a_message_longer_than_the_limit_is_refused(store: str) -> None:
         assert c.results() == [25, (110, 25)]
 
 
-def _reduces_beyond_its_limit(link: Link, store: str, rank: int) -> Any:
+def _reduces_beyond_its_limit(context: Context, store: str, rank: int) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store, max_message_bytes=100)
         total = torch.ones(1000)

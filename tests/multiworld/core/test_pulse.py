@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, open_links, process_state, wait_until
+from procs import cluster, open_links, process_state, wait_until
 from table import members
 
 from multiworld import MultiWorld, OwnStall
 from multiworld.config import NetworkSettings
+from multiworld.lab.context import Context
 from multiworld.liveness import neighbour
 from multiworld.liveness.neighbour import Starvation, frozen, this_process
 from multiworld.liveness.pulse import MAX_AT_ONCE, PING, PONG, THREAD_NAME, Responder, native_loop
@@ -175,7 +176,7 @@ def test_nothing_is_left_when_all_are_gone(store: str) -> None:
     wait_until(lambda: counted()[0] <= before[0] and counted()[1] <= before[1], SECONDS, f"{before} before")
 
 
-def _forks(link: Link, store: str, rank: int) -> None:
+def _forks(context: Context, store: str, rank: int) -> None:
     with MultiWorld() as mw, MultiWorld():
         mw.sync.join("w", rank, 2, store=store)
         child = os.fork()
@@ -183,9 +184,9 @@ def _forks(link: Link, store: str, rank: int) -> None:
             assert mw._hub._responder is not None
             mw._hub.drop_in_child()  # said by each of several owners; the numbers are others' by now
             sockets = open_links()
-            link.send([s for s in sockets if s.startswith("socket:")])
+            context.send([s for s in sockets if s.startswith("socket:")])
             signal.pause()
-        link.recv()
+        context.recv()
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
@@ -203,7 +204,7 @@ def test_a_forked_child_holds_no_heartbeat_connection(store: str) -> None:
         c.results()
 
 
-def _forks_while_it_takes_a_connection_over(link: Link, store: str, rank: int) -> None:
+def _forks_while_it_takes_a_connection_over(context: Context, store: str, rank: int) -> None:
     """The hub has just taken the connection off one table, and it is on no other yet."""
     between, go_on, adopt = threading.Event(), threading.Event(), Responder.adopt
 
@@ -216,10 +217,10 @@ def _forks_while_it_takes_a_connection_over(link: Link, store: str, rank: int) -
         assert between.wait(SECONDS)
         child = os.fork()
         if child == 0:
-            link.send([s for s in open_links() if s.startswith("socket:")])
+            context.send([s for s in open_links() if s.startswith("socket:")])
             signal.pause()
         go_on.set()
-        link.recv()
+        context.recv()
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
@@ -258,17 +259,17 @@ def test_any_lost_member_is_behind_a_live_one_that_watches_it(size: int) -> None
             assert all(set(ring) == set(present) - {r} for r, ring in watched.items())
 
 
-def _spins(link: Link) -> None:
+def _spins(context: Context) -> None:
     comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
     comm.write_text(THREAD_NAME)
-    link.send(this_process())
+    context.send(this_process())
     while True:
         pass
 
 
-def _sleeps(link: Link) -> None:
+def _sleeps(context: Context) -> None:
     Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(THREAD_NAME)
-    link.send(this_process())
+    context.send(this_process())
     signal.pause()
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 
 from multiworld import BrokenWorldException, MultiWorld, PeerLost, RendezvousError, StaleGeneration
+from multiworld.lab.context import Context
 from multiworld.rendezvous.ledger import Claim, Ledger
 
 
@@ -33,7 +34,7 @@ def census() -> tuple[int, int]:
     return min(fds for fds, _ in seen), min(threads for _, threads in seen)
 
 
-def _rejoins_often(link: Link, store: str, rank: int, times: int) -> Any:
+def _rejoins_often(context: Context, store: str, rank: int, times: int) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store)
         early, took = (0, 0), []
@@ -78,22 +79,22 @@ def test_rejoin_a_hundred_times_leaves_nothing_behind(tcp_store: str) -> None:
     assert client.num_keys() <= (6 if hasattr(dist.Store, "check") else 20)
 
 
-def _survivor(link: Link, store: str) -> Any:
+def _survivor(context: Context, store: str) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 0, 2, store=store)
-        link.send("joined")
+        context.send("joined")
         with pytest.raises(PeerLost):
             w.sync.recv(torch.zeros(1), 1)
         w.sync.rejoin(timeout=20)
         return w.generation, _check(w)
 
 
-def _member(link: Link, store: str, rank: int, size: int, generation: int = 1) -> Any:
+def _member(context: Context, store: str, rank: int, size: int, generation: int = 1) -> Any:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, size, store=store)
-        link.send("joined")
+        context.send("joined")
         if generation == 1:
-            link.recv(60)
+            context.recv(60)
         return w.generation, _check(w)
 
 
@@ -107,7 +108,7 @@ def test_a_replacement_takes_the_rank_of_the_dead(store: str) -> None:
         assert replacement.result() == (2, 2.0)
 
 
-def _resizer(link: Link, store: str, rank: int, joins_late: bool) -> Any:
+def _resizer(context: Context, store: str, rank: int, joins_late: bool) -> Any:
     with MultiWorld() as mw:
         if joins_late:
             w = mw.sync.join("w", rank, 3, store=store, resize=True)
@@ -130,7 +131,7 @@ def test_scale_out_and_in(store: str) -> None:
         assert c.results() == [(2, 3.0, 2.0), (2, 3.0, 2.0), (3, 3.0, None)]
 
 
-def _refused(link: Link, store: str, rank: int, size: int, backend: str = "gloo") -> str:
+def _refused(context: Context, store: str, rank: int, size: int, backend: str = "gloo") -> str:
     with MultiWorld() as mw:
         started = time.monotonic()
         with pytest.raises(RendezvousError) as caught:
@@ -162,7 +163,7 @@ def test_duplicate_rank_while_assembling(store: str) -> None:
         assert first.result() == second.result() == (1, 2.0)
 
 
-def _refused_while_assembling(link: Link, store: str) -> list[str]:
+def _refused_while_assembling(context: Context, store: str) -> list[str]:
     with MultiWorld() as mw:
         ledger = Ledger(dist.FileStore(store[7:], -1), "w")  # before the first claims, this one is the rightful rank 0
         wait_until(lambda: bool(ledger.claimed(1, 0)), 10, "the first one does not claim")
@@ -171,7 +172,7 @@ def _refused_while_assembling(link: Link, store: str) -> list[str]:
         return [str(caught.value)]
 
 
-def _alone(link: Link, store: str) -> tuple[float, str]:
+def _alone(context: Context, store: str) -> tuple[float, str]:
     with MultiWorld() as mw:
         started = time.monotonic()
         with pytest.raises(RendezvousError) as caught:
@@ -186,9 +187,9 @@ def test_a_world_that_nobody_else_joins_fails_in_time(store: str) -> None:
     assert "rank 1, 2 has not joined" in text
 
 
-def _dies_while_joining(link: Link, store: str) -> None:
+def _dies_while_joining(context: Context, store: str) -> None:
     with MultiWorld() as mw:
-        link.send("starting")
+        context.send("starting")
         mw.sync.join("w", 1, 3, store=store)
 
 
@@ -206,10 +207,10 @@ def test_a_claimant_that_dies_is_replaced(store: str) -> None:
     assert all(total == 3.0 for _, total in results)
 
 
-def _frozen_then_stale(link: Link, store: str) -> str:
+def _frozen_then_stale(context: Context, store: str) -> str:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 1, 2, store=store)
-        link.send("joined")
+        context.send("joined")
         with pytest.raises(BrokenWorldException):
             w.sync.recv(torch.zeros(1), 0)
         with pytest.raises(StaleGeneration) as caught:
@@ -217,15 +218,15 @@ def _frozen_then_stale(link: Link, store: str) -> str:
         return str(caught.value)
 
 
-def _goes_on(link: Link, store: str) -> int:
+def _goes_on(context: Context, store: str) -> int:
     with MultiWorld() as mw:
         w = mw.sync.join("w", 0, 2, store=store)
-        link.send("joined")
+        context.send("joined")
         with pytest.raises(PeerLost):
             w.sync.recv(torch.zeros(1), 1)
         w.sync.rejoin(timeout=20)
-        link.send("rejoined")
-        link.recv()
+        context.send("rejoined")
+        context.recv()
         return w.generation
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from procs import Link, cluster, wait_until
+from procs import cluster, wait_until
 
 from multiworld import (
     BrokenWorldException,
@@ -23,8 +23,9 @@ from multiworld import (
     WorldClosed,
     WorldState,
     WrongContext,
-)  # fmt: skip
+)
 from multiworld.events import Event
+from multiworld.lab.context import Context
 from multiworld.worlds import world as world_module
 
 SECONDS = 30.0
@@ -49,7 +50,7 @@ async def _exchange(world: World, step: Callable[[], Any], generations: list[int
             assert world.generation <= FAULTS + 1, "a rejoin left a healthy world"
 
 
-def _sender_and_receiver(link: Link, store: str, rank: int) -> list[int]:
+def _sender_and_receiver(context: Context, store: str, rank: int) -> list[int]:
     """The quick start's way to recover, in two tasks of one world."""
     seen: list[int] = []
 
@@ -60,8 +61,8 @@ def _sender_and_receiver(link: Link, store: str, rank: int) -> list[int]:
             sender = _exchange(w, lambda: w.send(torch.ones(1), peer), seen)
             receiver = _exchange(w, lambda: w.recv(torch.zeros(1), peer), seen)
             await asyncio.wait_for(asyncio.gather(sender, receiver), SECONDS)
-            await asyncio.to_thread(link.send, "through")
-            await asyncio.to_thread(link.recv)
+            await asyncio.to_thread(context.send, "through")
+            await asyncio.to_thread(context.recv)
 
     asyncio.run(main())
     return seen

@@ -1,4 +1,4 @@
-"""What an operation leaves to be written arrives, whatever its member does next: it may never wait again."""
+"""The unwritten rest of an operation arrives, whatever its member does next: it may never wait again."""
 
 from __future__ import annotations
 

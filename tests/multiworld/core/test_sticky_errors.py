@@ -1,4 +1,4 @@
-"""Which errors of CUDA are the end of a device for this process, by a runtime that answers as the test says."""
+"""Errors of CUDA that end a device for this process, by a runtime that answers as the test says."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import pytest
 
 from multiworld import MultiWorld, RendezvousError
 from multiworld.config import TcpStoreAddress
+from multiworld.lab.context import Context
 from multiworld.store.client import Deadline, StoreClient
 
 LIMIT = 64
@@ -32,7 +33,7 @@ def _take_all(keep: int = 0) -> list[int]:
     return taken
 
 
-def join_without_descriptors(link: procs.Link, store: str, keep: int) -> str:
+def join_without_descriptors(context: Context, store: str, keep: int) -> str:
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     with MultiWorld() as mw:
         taken = _take_all(keep)
@@ -57,21 +58,21 @@ def test_a_join_says_that_no_descriptor_is_free(host: str, keep: int) -> None:
         assert "name is not known" not in said
 
 
-def serve_without_descriptors(link: procs.Link) -> None:
+def serve_without_descriptors(context: Context) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     with MultiWorld() as mw:
-        link.send(mw.serve_store())
+        context.send(mw.serve_store())
         hub = next(thread for thread in threading.enumerate() if thread.name == "mw-hub")
         with Path(f"/proc/self/task/{hub.native_id}/stat").open() as stat:
             taken = _take_all()
-            link.send("none left")
-            assert link.recv() == "connecting"
+            context.send("none left")
+            assert context.recv() == "connecting"
             before = _cpu_ticks(stat)
             time.sleep(1.0)  # the time over which the use of CPU is measured
             for number in taken:
                 os.close(number)
-            link.send(_cpu_ticks(stat) - before)
-        link.recv()
+            context.send(_cpu_ticks(stat) - before)
+        context.recv()
 
 
 def _cpu_ticks(stat: TextIO) -> int:

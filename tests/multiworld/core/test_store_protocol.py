@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiworld.config import TcpStoreAddress
+from multiworld.lab.context import Context
 from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
 from multiworld.store.server import MAX_STRANGERS, STRANGER_SECONDS
 from multiworld.store.server_data import Limits, Refused, StoreData
@@ -79,8 +80,8 @@ def test_keys_are_those_of_torchs_clients(where: TcpStoreAddress, client: StoreC
     assert client.get("theirs") == b"2"
 
 
-def converse(link: procs.Link, host: str, port: int) -> list[Any]:
-    """What torch's client is answered; in a process of its own, because some of its calls hold the GIL."""
+def converse(context: Context, host: str, port: int) -> list[Any]:
+    """Talk as torch's client, in a process of its own, because some of its calls hold the GIL."""
     store = dist.TCPStore(host, port, None, False, timedelta(seconds=10))
     store.set("key", "value")
     said: list[Any] = [store.get("key"), store.add("n", 3), store.add("n", -1), store.get("n"), store.num_keys()]
@@ -91,11 +92,22 @@ def converse(link: procs.Link, host: str, port: int) -> list[Any]:
         said.append("it did not wait")
     said.append(store.add("n", 1))  # the connection is in order after the cancelled wait
     for method, *arguments in (
-        ("check", ["n", "c"]), ("check", ["nobody"]), ("append", "log", "a"), ("append", "log", "b"),
-        ("get", "log"), ("multi_set", ["m1", "m2"], ["1", "x" * 100_000]), ("multi_get", ["m1", "m2"]),
-        ("queue_push", "q", "first"), ("queue_push", "q", "second"), ("queue_len", "q"), ("queue_pop", "q"),
-        ("queue_pop", "q"), ("queue_len", "q"), ("num_keys",), ("barrier", "b", 1),
-    ):  # fmt: skip
+        ("check", ["n", "c"]),
+        ("check", ["nobody"]),
+        ("append", "log", "a"),
+        ("append", "log", "b"),
+        ("get", "log"),
+        ("multi_set", ["m1", "m2"], ["1", "x" * 100_000]),
+        ("multi_get", ["m1", "m2"]),
+        ("queue_push", "q", "first"),
+        ("queue_push", "q", "second"),
+        ("queue_len", "q"),
+        ("queue_pop", "q"),
+        ("queue_pop", "q"),
+        ("queue_len", "q"),
+        ("num_keys",),
+        ("barrier", "b", 1),
+    ):
         if hasattr(store, method):
             said.append((method, getattr(store, method)(*arguments)))
     if hasattr(store, "list_keys"):
@@ -110,9 +122,9 @@ def test_torchs_client_gets_the_same_answers_from_our_server_as_from_its_own() -
         assert got.result() == expected.result()
 
 
-def wait_for_two(link: procs.Link, host: str, port: int) -> bytes:
+def wait_for_two(context: Context, host: str, port: int) -> bytes:
     store = dist.TCPStore(host, port, None, False, timedelta(seconds=20))
-    link.send("waiting")
+    context.send("waiting")
     store.wait(["one", "two"], timedelta(seconds=20))
     return bytes(store.get("two"))
 
@@ -174,7 +186,7 @@ REQUESTS = st.lists(
 
 
 def _said(pieces: list[bytes], secret: bytes | None = None) -> tuple[bytes, bool, int]:
-    """What a connection is answered, whether it is refused, and how many keys there are then."""
+    """Return the answer to a connection, whether it is refused, and how many keys there are then."""
     data = StoreData(SMALL)
     talk = ServerProtocol(data, SMALL, secret, lambda: None)
     refused = False
@@ -245,13 +257,13 @@ def test_rubbish_closes_only_its_own_connection(rubbish: bytes, caplog: pytest.L
 def test_a_thousand_strangers_cost_no_more_than_a_few() -> None:
     with served() as (where, server), contextlib.ExitStack() as stack:
         for _ in range(1000):
-            stack.enter_context(socket.create_connection((where.host, where.port), timeout=SOON)).send(b"\x00")
+            stack.enter_context(socket.create_connection((where.host, where.port), timeout=30)).send(b"\x00")
         for n in range(20):
-            client = StoreClient.connect(where, deadline(2.0))
+            client = StoreClient.connect(where, deadline(30))
             assert client.add("n", 1) == n + 1
             client.close()
         assert len(server._strangers) <= MAX_STRANGERS
-        procs.wait_until(lambda: not server._connections, STRANGER_SECONDS + SOON, "strangers stay")
+        procs.wait_until(lambda: not server._connections, STRANGER_SECONDS + 60, "strangers stay")
 
 
 def test_many_clients_at_once_are_not_taken_for_strangers() -> None:

@@ -9,6 +9,7 @@ import procs
 import pytest
 import torch.distributed as dist
 
+from multiworld.lab.context import Context
 from multiworld.store.client import GreetingMode, StoreClient, StoreFailed
 from tests.multiworld.core.stores import SECRET, SOON, deadline, served, torchs
 
@@ -43,7 +44,7 @@ def test_secrets_that_differ_are_told_at_once(hosts: bytes | None, mine: bytes |
     assert len(server.data) == 0
 
 
-def torch_connects(link: procs.Link, host: str, port: int) -> str:
+def torch_connects(context: Context, host: str, port: int) -> str:
     try:
         store = dist.TCPStore(host, port, None, False, timedelta(seconds=1))
         store.set("key", "value")  # on torch 2.2 neither this nor the connect waits for an answer

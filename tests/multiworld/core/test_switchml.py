@@ -16,9 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from filelock import FileLock
-from procs import ROOT, Link, cluster
+from procs import ROOT, cluster
 
 from multiworld import InvalidArgument, switchml
+from multiworld.lab.context import Context
 
 from .stand_in.switch import Switch, build_shim, switch
 
@@ -45,7 +46,7 @@ class Job:
         self.shim, self.store, self.folder = shim, store, folder
 
     def run(self, body: Body, served: Switch | None, size: int = 2, backend: str = "switchml", **settings: Any) -> Any:
-        """What ``body(rank, size)`` returned on each rank."""
+        """Run ``body(rank, size)`` on each rank; return the results."""
         given = {"library": self.shim, **settings}
         if served is not None:
             given["config"] = served.config(self.folder)
@@ -60,7 +61,9 @@ def job(shim: Path, store: str, tmp_path: Path) -> Job:
     return Job(shim, store, tmp_path)
 
 
-def _rank(link: Link, body: Body, store: str, rank: int, size: int, backend: str, settings: dict[str, Any]) -> Any:
+def _rank(
+    context: Context, body: Body, store: str, rank: int, size: int, backend: str, settings: dict[str, Any]
+) -> Any:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     per_rank = settings.pop("per_rank", {})
     switchml.configure(**{**settings, **per_rank.get(rank, {})})

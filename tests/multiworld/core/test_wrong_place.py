@@ -12,10 +12,11 @@ from unittest.mock import ANY
 import pytest
 import torch
 import torch.distributed as dist
-from procs import Link, cluster
+from procs import cluster
 
 import multiworld
 from multiworld import InvalidArgument, MultiWorld, RendezvousError, World, WrongContext
+from multiworld.lab.context import Context
 
 TWINS: dict[str, Callable[[World], Any]] = {
     "barrier": lambda w: w.sync.barrier(),
@@ -88,7 +89,7 @@ TORCH: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _in_torch(link: Link, store: str, has_default: bool) -> dict[str, str]:
+def _in_torch(context: Context, store: str, has_default: bool) -> dict[str, str]:
     if has_default:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     wrong = {}

@@ -1,4 +1,4 @@
-"""What members do in the tests of collectives that stay on the device; imports nothing but torch and multiworld."""
+"""Acts of members in the tests of collectives that stay on the device; imports nothing but torch and multiworld."""
 
 from __future__ import annotations
 
@@ -81,9 +81,12 @@ def on_both(_: Context, place: Place, rank: int) -> dict[str, Any]:
             await w.all_reduce(t)
             objects = await w.all_gather_object({"rank": rank})
             return {
-                "large": large[-1].item(), "rows": [one[-1].item() for one in out], "error": str(error),
-                "again": listed(t), "objects": objects,
-            }  # fmt: skip
+                "large": large[-1].item(),
+                "rows": [one[-1].item() for one in out],
+                "error": str(error),
+                "again": listed(t),
+                "objects": objects,
+            }
 
     found: dict[str, Any] = run(main)
     return found

@@ -1,4 +1,4 @@
-"""What members do in the tests of worlds side by side; imports nothing but torch and multiworld."""
+"""Acts of members in the tests of worlds side by side; imports nothing but torch and multiworld."""
 
 from __future__ import annotations
 

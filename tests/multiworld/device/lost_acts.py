@@ -1,4 +1,4 @@
-"""What members do in the tests of a device that is lost; imports nothing but torch and multiworld."""
+"""Acts of members in the tests of a device that is lost; imports nothing but torch and multiworld."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.multiworld.device.members import DEVICE, Place, numbers, room, run, w
 SECONDS = 30.0
 
 
-def loses_its_device(link: Context, place: Place, rank: int) -> dict[str, Any]:
+def loses_its_device(context: Context, place: Place, rank: int) -> dict[str, Any]:
     """A member of two worlds on a device and of one on Gloo; the device is lost in an operation of the first."""
 
     async def main() -> dict[str, Any]:
@@ -25,8 +25,8 @@ def loses_its_device(link: Context, place: Place, rank: int) -> dict[str, Any]:
             events = mw.events()
             await _exchange(first, rank)
             await _exchange(second, rank)
-            link.send("ready")
-            await asyncio.get_running_loop().run_in_executor(None, link.recv)
+            context.send("ready")
+            await asyncio.get_running_loop().run_in_executor(None, context.recv)
             waiting = asyncio.ensure_future(second.recv(room(4), 1 - rank))
             errors = [await _error(_exchange(first, rank)), await _error(waiting)]
             heard = await asyncio.wait_for(_until_broken(events), SECONDS)
@@ -62,15 +62,15 @@ async def _error(call: Any) -> tuple[str, str | None, Any]:
     return "none", None, None
 
 
-def takes_on_a_lost_device(link: Context, place: Place, rank: int) -> tuple[tuple[str, str | None, Any], str]:
+def takes_on_a_lost_device(context: Context, place: Place, rank: int) -> tuple[tuple[str, str | None, Any], str]:
     """Rank 1 has received a tensor, and finds the device lost as it takes it; what each was told, and what broke."""
 
     async def main() -> tuple[tuple[str, str | None, Any], str]:
         async with world(place, rank, 2) as w:
             for _ in range(2):
                 await _hand_over(w, rank)
-            link.send("ready")
-            await asyncio.to_thread(link.recv)
+            context.send("ready")
+            await asyncio.to_thread(context.recv)
             error = await _error(w.recv_tensor(0) if rank else _send_and_wait(w))
             return error, type(w.failure).__name__
 
@@ -89,7 +89,7 @@ async def _hand_over(w: World, rank: int) -> None:
         await w.send_tensor(numbers(4), 1)
 
 
-def takes_in_another_stream(link: Context, place: Place, rank: int) -> list[float] | None:
+def takes_in_another_stream(context: Context, place: Place, rank: int) -> list[float] | None:
     """Rank 1 takes a tensor in another stream than the one in which it asked for it, and frees it on a lost device."""
 
     async def main() -> list[float] | None:
@@ -107,8 +107,8 @@ def takes_in_another_stream(link: Context, place: Place, rank: int) -> list[floa
             values = [float(value) for value in taken.cpu()]
             torch.cuda.set_stream(before)
             await w.send_object("taken", 0)
-        link.send("taken")
-        await asyncio.to_thread(link.recv)
+        context.send("taken")
+        await asyncio.to_thread(context.recv)
         del taken, receive
         gc.collect()
         return values

@@ -1,4 +1,4 @@
-"""What all members in the tests of worlds on NCCL have in common; imports nothing but torch and multiworld."""
+"""Common parts of members in the tests of worlds on NCCL; imports nothing but torch and multiworld."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where the members of a test meet, and on which backend."""
+    """The store and the backend of a test's members."""
 
     store: str
     backend: str
@@ -54,7 +54,7 @@ def run(main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
 
 
 async def error_of(call: Awaitable[Any]) -> Exception:
-    """What it raises."""
+    """Return the error that it raises."""
     try:
         await call
     except (InvalidArgument, TensorMismatch, BrokenWorldException) as error:

@@ -1,4 +1,4 @@
-"""What members do in the test of the device's memory; imports nothing but torch and multiworld."""
+"""Acts of members in the test of the device's memory; imports nothing but torch and multiworld."""
 
 from __future__ import annotations
 

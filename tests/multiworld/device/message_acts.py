@@ -1,4 +1,4 @@
-"""What members do in the tests of messages that stay on the device; imports nothing but torch and multiworld."""
+"""Acts of members in the tests of messages that stay on the device; imports nothing but torch and multiworld."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def cancelled(_: Context, place: Place, rank: int) -> Any:
 
 
 def ordered(_: Context, place: Place, rank: int, stream: bool) -> Any:
-    """What the caller's own stream is about to write is what is sent, and what it reads next is what has come."""
+    """Send what the caller's own stream is about to write, and receive what it reads next."""
 
     async def main() -> Any:
         async with world(place, rank, 2) as w:

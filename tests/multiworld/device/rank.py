@@ -57,7 +57,7 @@ class Relay:
 
 
 class Outcome:
-    """What became of an operation."""
+    """The end of an operation."""
 
     def __init__(self) -> None:
         self.launched, self.over = threading.Event(), threading.Event()
@@ -131,7 +131,7 @@ def pieces(names: list[str], length: int, device: str) -> None:
 
 
 def values(name: str) -> list[float]:
-    """What is in a tensor, copied by a stream that waits for nothing."""
+    """Return the content of a tensor, copied by a stream that waits for nothing."""
     found = tensors[name]
     with torch.cuda.stream(_stream("look", found.device)):
         return [float(x) for x in found.cpu().float().tolist()]
@@ -230,22 +230,22 @@ def config(backend: str, device: str | None) -> str:
 
 
 def watchdog_ends_the_process() -> bool:
-    """Whether this torch is a stock one whose watchdog ends the process over a CUDA error."""
+    """Return whether this torch is a stock one whose watchdog ends the process over a CUDA error."""
     return is_official()
 
 
 def knows_remote_errors() -> bool:
-    """Whether torch's group tells the loss of a peer from an end: older stock releases do not."""
+    """Return whether torch's group tells the loss of a peer from an end: older stock releases do not."""
     return not can_only_abort() or is_patched()
 
 
 def survives_failed_launches() -> bool:
-    """Whether the process lives on after NCCL refused a launch: on stock releases before 2.4 it does not."""
+    """Return whether the process lives on after NCCL refused a launch: on stock releases before 2.4 it does not."""
     return hasattr(dist.ProcessGroupNCCL, "eager_connect_single_device") or is_patched()
 
 
 def can_only_abort() -> bool:
-    """Whether torch's group has no end in good order: releases before 2.6."""
+    """Return whether torch's group has no end in good order: releases before 2.6."""
     return not any(hasattr(dist.ProcessGroupNCCL, name) for name in ("abort", "_abort"))
 
 
@@ -296,7 +296,7 @@ def uncaught() -> list[str]:
 
 
 def ticks(seconds: float) -> int:
-    """How often a thread of Python's ran meanwhile."""
+    """Count how often a thread of Python's ran meanwhile."""
     count, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
         count += 1
@@ -313,7 +313,7 @@ def give_up_aborts_after(seconds: float) -> None:
 
 
 def errors_logged() -> list[str]:
-    """What the package has logged as an error."""
+    """Return what the package has logged as an error."""
     return logged
 
 

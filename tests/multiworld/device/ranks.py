@@ -44,7 +44,7 @@ def without_imitation() -> str | None:
 
 @functools.cache
 def has_bindings() -> bool:
-    """Whether that interpreter has nccl4py."""
+    """Return whether that interpreter has nccl4py."""
     ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec('nccl') is None)"
     return subprocess.run([torch_python(), "-c", ask], check=False, timeout=60).returncode == 0
 
@@ -56,7 +56,7 @@ def backends() -> list[Any]:
 
 
 class Pool:
-    """Where the processes of this run come from: one that has loaded torch on the imitation forks them.
+    """Source of the processes of this run: one that has loaded torch on the imitation forks them.
 
     Attributes:
         control: folder of their control blocks; see ``gpuless.control``.
@@ -67,9 +67,11 @@ class Pool:
         self.control = Path(self._folder.name)
         variables = environment(torch_python(), self.control)
         self.workers = WorkerPool(
-            python_path=(str(ROOT), str(ROOT / "tests" / "multiworld")), preload=(rank.__name__,),
-            python=str(torch_python()), environment=variables,
-        )  # fmt: skip
+            python_path=(str(ROOT), str(ROOT / "tests" / "multiworld")),
+            preload=(rank.__name__,),
+            python=str(torch_python()),
+            environment=variables,
+        )
 
     def close(self) -> None:
         self.workers.close()

@@ -36,7 +36,7 @@ class Cluster:
         return worker
 
     def all(self, size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What ``size`` members return, by rank."""
+        """Run a function in ``size`` members; return the results by rank."""
         workers = [self.start(function, rank, *args) for rank in range(size)]
         return [worker.result(SECONDS) for worker in workers]
 

@@ -1,4 +1,4 @@
-"""What members do in the tests of ``stream=True`` and of ends; imports nothing but torch and multiworld."""
+"""Acts of members in the tests of ``stream=True`` and of ends; imports nothing but torch and multiworld."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def count(begin: float, length: int = 4, step: float = 1.0) -> list[float]:
 
 
 def expected(rank: int, size: int) -> dict[str, Any]:
-    """What each collective of ``collective_acts.collectives`` leaves."""
+    """Return what each collective of ``collective_acts.collectives`` leaves."""
     total = sum(range(size))
     pieces = [count(r) for r in range(size)]
     return {

@@ -55,15 +55,34 @@ _CALLS: dict[str, list[Any]] = {
     "p2p": [],
 }
 _EXPECTED = [
-    {"b": [2, 3], "ar": [3, 5], "ag0": [1, 2], "ag1": [2, 3], "ga0": [1, 2], "ga1": [2, 3], "sc": [5, 6],
-     "rs-out": [3], "a2a-out": [0, 10], "p": [1, 2]},
-    {"b": [2, 3], "ar": [3, 5], "r": [2, 3], "ag0": [1, 2], "ag1": [2, 3], "sc": [7, 8], "rs-out": [5],
-     "a2a-out": [1, 2, 11, 12], "p": [1, 2]},
-]  # fmt: skip
+    {
+        "b": [2, 3],
+        "ar": [3, 5],
+        "ag0": [1, 2],
+        "ag1": [2, 3],
+        "ga0": [1, 2],
+        "ga1": [2, 3],
+        "sc": [5, 6],
+        "rs-out": [3],
+        "a2a-out": [0, 10],
+        "p": [1, 2],
+    },
+    {
+        "b": [2, 3],
+        "ar": [3, 5],
+        "r": [2, 3],
+        "ag0": [1, 2],
+        "ag1": [2, 3],
+        "sc": [7, 8],
+        "rs-out": [5],
+        "a2a-out": [1, 2, 11, 12],
+        "p": [1, 2],
+    },
+]
 
 
 def _for(place: int, name: str, arguments: list[Any]) -> list[Any]:
-    """What differs between the members: lists are the root's, and so are the splits of all-to-all."""
+    """Return arguments that differ between members: lists are the root's, and so are the splits of all-to-all."""
     if name == "p2p":
         return ["recv", "p", 0] if place else ["send", "p", 1]
     if name == "all_to_all":

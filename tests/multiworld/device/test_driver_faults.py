@@ -85,7 +85,7 @@ def test_what_follows_in_the_callers_stream_sees_the_result(tmp_path: Path, back
 
 @EACH
 def test_use_after_free(tmp_path: Path, backend: str) -> None:
-    """Who waits is released although the abort hangs; the device still writes, so nobody gets the memory."""
+    """A waiting caller is released although the abort hangs; the device still writes, so the memory is not reused."""
     with started(2) as ranks:
         _held(ranks, tmp_path, backend)
         with ranks[0].remote() as remote:

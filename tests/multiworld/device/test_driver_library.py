@@ -57,9 +57,13 @@ print(json.dumps(asyncio.run(main())))
 def _run(program: str, **variables: str) -> list[str | None]:
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
     done = subprocess.run(
-        [torch_python(), "-c", program], env={**os.environ, "PYTHONPATH": path, **variables}, capture_output=True,
-        text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [torch_python(), "-c", program],
+        env={**os.environ, "PYTHONPATH": path, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     found: list[str | None] = json.loads(done.stdout)
     return found
 

@@ -1,4 +1,4 @@
-"""What a device driver is given that cannot work: typed errors that name world, rank and remedy."""
+"""Arguments of a device driver that cannot work: typed errors that name world, rank and remedy."""
 
 from __future__ import annotations
 

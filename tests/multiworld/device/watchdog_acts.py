@@ -1,4 +1,4 @@
-"""What a member does in the tests of torch's watchdog; imports nothing but torch and multiworld."""
+"""Acts of a member in the tests of torch's watchdog; imports nothing but torch and multiworld."""
 
 from __future__ import annotations
 

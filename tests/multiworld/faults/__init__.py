@@ -1,1 +1,1 @@
-"""What can go wrong, with real processes: every fault is proven to have happened before its consequences are judged."""
+"""Faults of real processes: each is proven to have happened before its consequences are judged."""

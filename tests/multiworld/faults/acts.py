@@ -199,7 +199,7 @@ async def ring(context: Context, name: str, rounds: int = 1) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a world stands here."""
+    """State of a world in a worker."""
 
     state: WorldState
     generation: int
@@ -227,7 +227,7 @@ async def await_break(context: Context, name: str) -> WorldBroken:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds on to."""
+    """Resources that a process holds."""
 
     threads: int
     descriptors: int
@@ -249,7 +249,7 @@ def device_memory(context: Context) -> tuple[int, int]:
 
 
 def spare_streams(context: Context) -> int:
-    """How many streams of drivers wait to be used again."""
+    """Count the streams of drivers that wait to be used again."""
     return sum(map(len, cuda._free.values()))
 
 

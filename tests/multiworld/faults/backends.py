@@ -19,7 +19,7 @@ DEVICES = 16
 
 
 class Kind(Enum):
-    """Where tensors of a row are."""
+    """Place of the tensors of a row."""
 
     CPU = "cpu"
     SIMULATED = "simulated"

@@ -1,5 +1,7 @@
-"""Times that the suite holds the package to. They tell "noticed" from "waited for some deadline", which is a minute where a
-test sets none, on a machine with a load of twenty, too; the figures that are promised are ``multiworld bench``'s to judge.
+"""Times that the suite holds the package to.
+
+They tell "noticed" from "waited for some deadline", which is a minute where a test sets none, on a machine with a load
+of twenty, too. The figures that are promised are ``multiworld bench``'s to judge.
 """
 
 from __future__ import annotations

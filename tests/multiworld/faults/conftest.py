@@ -35,7 +35,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.fixture(scope="session")
 def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
-    """Where workers come from, one forkserver for each kind of device; torch is loaded once in each."""
+    """Make pools of workers, one forkserver for each kind of device; torch is loaded once in each."""
     made: dict[Kind, WorkerPool] = {}
     with ExitStack() as stack:
 

@@ -22,7 +22,7 @@ _MARKS = {1: "freezer.state", 2: "cgroup.freeze"}
 
 
 def root_of(version: int) -> Path | str:
-    """Where groups of that version can be made and frozen; else why not."""
+    """Return the folder where groups of that version can be made and frozen, else why there is none."""
     reasons = []
     for root in _ROOTS[version]:
         probe = root / f"mw-probe-{os.getpid()}"

@@ -71,7 +71,7 @@ def say(context: Context, address: str, token: bytes) -> None:
 
 
 def hear(context: Context, token: bytes) -> bool:
-    """Whether that datagram arrives."""
+    """Return whether that datagram arrives."""
     try:
         while context.kept["probe"].recv(64) != token:
             pass
@@ -98,7 +98,7 @@ class Network:
         self._injector = injector
 
     def reaches(self, source: Host, target: Host) -> bool:
-        """Whether a packet from ``source`` arrives at ``target``."""
+        """Return whether a packet from ``source`` arrives at ``target``."""
         token = f"{next(_numbers)}".encode()
         hearing = target.probe.start(hear, token)
         source.probe.run(say, target.address, token)
@@ -146,7 +146,7 @@ class Network:
 
 
 def established(pid: int, remote: str) -> int:
-    """How many TCP connections to ``remote`` the kernel thinks are alive, in the namespace of that process."""
+    """Count the TCP connections to ``remote`` that the kernel thinks are alive, in the namespace of that process."""
     packed = socket.inet_aton(remote)[::-1].hex().upper()
     lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
     fields = [line.split() for line in lines]

@@ -28,7 +28,7 @@ LEAK = "the group of calls stays open, and swallows the operations of all other 
 
 
 class Group(Enum):
-    """Whose fault it is: of which group of torch's."""
+    """The group of torch's that a fault belongs to."""
 
     CLASSIC = auto()  # where the driver takes it
     NCCL2 = auto()  # likewise
@@ -58,7 +58,7 @@ class Known:
     group: Group = Group.CLASSIC
 
     def holds(self, release: tuple[int, int]) -> bool:
-        """Whether the official wheel of ``release`` fails the row."""
+        """Return whether the official wheel of ``release`` fails the row."""
         return self.since <= release and (self.until is None or release < self.until)
 
 

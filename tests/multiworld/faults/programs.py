@@ -112,9 +112,7 @@ class Program:
     def forked(cls, pool: WorkerPool, arguments: list[str], environment: Mapping[str, str], cwd: Path) -> Program:
         """Run a script in a process forked from one that has loaded torch, which saves the seconds of its import."""
         ours, theirs = os.pipe()
-        worker = pool.run(
-            _run, f"/proc/{os.getpid()}/fd/{theirs}", arguments, {**ENVIRONMENT, **environment}, str(cwd)
-        )
+        worker = pool.run(_run, f"/proc/{os.getpid()}/fd/{theirs}", arguments, {**ENVIRONMENT, **environment}, str(cwd))
         worker.recv()
         os.close(theirs)
         return cls(worker.pid, open(ours, errors="replace"), worker.result)  # noqa: PTH123 - of a descriptor
@@ -163,7 +161,7 @@ class Program:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def _threads(self) -> str:
-        """What it said, and then the stacks of its threads, which ``faulthandler`` writes when it is aborted."""
+        """Return what it said, then the stacks of its threads, which ``faulthandler`` writes when it is aborted."""
         os.killpg(self.pid, signal.SIGABRT)
         self._reader.join(SECONDS)
         return str(self)

@@ -29,7 +29,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """What a process holds on its devices.
+    """Resources that a process holds on its devices.
 
     Attributes:
         communicators: of NCCL.
@@ -52,7 +52,7 @@ class OnDevice:
         return self.streams - self.spare
 
     def adds_little_to(self, before: OnDevice) -> bool:
-        """Whether it is no more, but for tensors of what happened last: the smallest takes 512 bytes."""
+        """Return whether it is no more, but for tensors of what happened last: the smallest takes 512 bytes."""
         same = self.communicators <= before.communicators and self.streams_in_use <= before.streams_in_use
         return same and self.others <= before.others and self.tensors < before.tensors + 50 * 512
 
@@ -119,7 +119,7 @@ class Scene:
         return Remote(self.pool.log.parent / CONTROL, worker.pid)
 
     def on_device(self, worker: Worker) -> OnDevice | None:
-        """What a worker holds on a simulated device; None on others."""
+        """Return what a worker holds on a simulated device; None on others."""
         if self.backend.kind is not Kind.SIMULATED:
             return None
         tensors, reserved = worker.run(acts.device_memory)
@@ -129,7 +129,7 @@ class Scene:
         return OnDevice(found.communicators, found.streams, spare, tensors, found.allocated - reserved)
 
     def options(self, worker: Worker) -> dict[str, Any]:
-        """What a worker joins a world of this scene with."""
+        """Return the arguments with which a worker joins a world of this scene."""
         device = self.backend.device(self._places[worker])
         return {"store": self.store, "backend": self.backend.backend, "device": device, "join_timeout": JOIN_SECONDS}
 
@@ -162,14 +162,15 @@ class Scene:
             assert found == {self.backend.backend}, f"the row {self.backend} runs on {found}"
 
     def broken(self, name: str, workers: Sequence[Worker]) -> list[BrokenWorldException]:
-        """Assert that the world is broken for all ``workers``; the failure of each."""
+        """Wait until the world is broken for all ``workers``; return the failure of each."""
+        self.everywhere(workers, acts.await_break, name)
         found = [worker.run(acts.standing, name) for worker in workers]
         assert [s.state for s in found] == [WorldState.BROKEN] * len(workers)
         return [s.failure for s in found]
 
 
 def _came_of(call: Running) -> str:
-    """What a call has come to by now, for a message."""
+    """Describe the state of a call by now, for a message."""
     try:
         outcome = call.outcome(0.1)
     except (OverdueError, VanishedError) as error:

@@ -1,4 +1,4 @@
-"""What example programs run on: Gloo, the imitation of NCCL on either driver, or a real device."""
+"""Settings for example programs: Gloo, the imitation of NCCL on either driver, or a real device."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Setting:
 
     @property
     def is_patched(self) -> bool:
-        """Whether the torch of the programs is a patched wheel or has an overlay."""
+        """Return whether the torch of the programs is a patched wheel or has an overlay."""
         return subprocess.run([self.python, "-c", _IS_PATCHED], check=False, timeout=60).returncode == 0
 
     @property
     def waits_at_a_deadline(self) -> bool:
-        """Whether ``wait()`` with a deadline makes the process wait for NCCL; before 2.6 it is only the stream."""
+        """Return whether ``wait()`` with a deadline waits for NCCL; before 2.6 it is only the stream."""
         version = subprocess.check_output(
             [self.python, "-c", "from importlib import metadata; print(metadata.version('torch'))"],
             text=True,

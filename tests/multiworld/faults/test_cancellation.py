@@ -23,9 +23,14 @@ from tests.multiworld.procs import process_state
 
 WORLD = "struck"
 MIRROR = {
-    "send": "recv", "recv": "send", "send_tensor": "recv_tensor", "recv_tensor": "send_tensor",
-    "send_object": "recv_object", "recv_object": "send_object", "batch_p2p": "batch_p2p",
-}  # fmt: skip
+    "send": "recv",
+    "recv": "send",
+    "send_tensor": "recv_tensor",
+    "recv_tensor": "send_tensor",
+    "send_object": "recv_object",
+    "recv_object": "send_object",
+    "batch_p2p": "batch_p2p",
+}
 
 
 def _cancel(scene: Scene, call: Any, target: str) -> None:
@@ -55,7 +60,7 @@ def test_point_to_point(scene: Scene, row: Row) -> None:
 
 
 def test_next_receive_may_be_of_another_length(scene: Scene) -> None:
-    """What was withdrawn does not stand in the way of a message that is nothing like it."""
+    """A withdrawn receive does not stand in the way of a message that is nothing like it."""
     a, _ = members = scene.workers(2)
     scene.join(WORLD, members)
     call = a.start(acts.operate, WORLD, Row("recv", SMALL), 1)

@@ -28,7 +28,7 @@ DIED = f"({'|'.join(sorted(DEATH - {'reported'}))})"
 
 @pytest.fixture(params=SETTINGS)
 def setting(request: pytest.FixtureRequest, tmp_path: Path) -> Setting:
-    """What the programs run on; skipped with its reason where there is nothing of the kind."""
+    """Make the setting of the programs; skips with its reason where there is nothing of the kind."""
     return Setting.of(request.param, tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_manual_single_world_cleans_up(setting: Setting) -> None:
 
 
 def _survived(setting: Setting) -> str:
-    """What the program says that loses rank 1 and goes on."""
+    """Run the program that loses rank 1 and goes on; return its output."""
     (command,) = _on_nccl(cleans_up=True)
     with started([command], _own_port(setting), setting.python) as (program,):
         _kill_rank_1(program, setting)

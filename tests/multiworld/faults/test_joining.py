@@ -1,4 +1,4 @@
-"""What can be wrong with a join: refused with the reason at once, and other worlds are untouched."""
+"""Mistakes in a join are refused with the reason at once, and other worlds are untouched."""
 
 from __future__ import annotations
 

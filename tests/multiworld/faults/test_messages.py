@@ -26,7 +26,7 @@ WORLD = "struck"
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """What each side calls: operation, floats, dtype, and an argument of the operation."""
+    """The call of each side: operation, floats, dtype, and an argument of the operation."""
 
     label: str
     ours: tuple[str, int, str]

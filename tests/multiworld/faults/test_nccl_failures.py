@@ -33,15 +33,24 @@ ILLEGAL_ADDRESS, STREAM_CAPTURE = 700, 900  # of cudaError_t: one damages the co
 MONITORED, MONITOR_SECONDS = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3"}, 9.0
 #: what can carry one of our operations
 LAUNCHES = (
-    "ncclAllReduce", "ncclBroadcast", "ncclReduce", "ncclAllGather", "ncclReduceScatter", "ncclAlltoAll", "ncclGather",
-    "ncclScatter", "ncclSend", "ncclRecv", "ncclBcast",
-)  # fmt: skip
+    "ncclAllReduce",
+    "ncclBroadcast",
+    "ncclReduce",
+    "ncclAllGather",
+    "ncclReduceScatter",
+    "ncclAlltoAll",
+    "ncclGather",
+    "ncclScatter",
+    "ncclSend",
+    "ncclRecv",
+    "ncclBcast",
+)
 CREATIONS = ("ncclCommInitRank", "ncclCommInitRankConfig")
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What a call of our process does from now on."""
+    """A change of a call of our process from now on."""
 
     site: str
     action: Action
@@ -91,10 +100,12 @@ FAILURES = (
 WATCHDOG_FAILURES = (
     Failure("event query fails", (Injection("cudaEventQuery", Action.FAIL, STREAM_CAPTURE, times=1),)),
     Failure(
-        "event query hangs", (Injection("cudaEventQuery", Action.HANG, times=1),), variables=MONITORED,
+        "event query hangs",
+        (Injection("cudaEventQuery", Action.HANG, times=1),),
+        variables=MONITORED,
         window=MONITOR_SECONDS,
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +168,7 @@ def _quiet(remote: Remote) -> str | None:
 
 
 def _looks_often() -> bool:
-    """Whether a watchdog of torch's looks every tenth of a second; before 2.4 once a second."""
+    """Return whether a watchdog of torch's looks every tenth of a second; before 2.4 once a second."""
     major, minor = torch.__version__.split(".")[:2]
     return (int(major), int(minor)) >= (2, 4)
 

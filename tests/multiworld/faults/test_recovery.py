@@ -24,7 +24,7 @@ RECV = Row("recv", SMALL)
 
 
 def store_keys(context: Context, store: TcpStoreAddress) -> int:
-    """How many keys the store holds."""
+    """Count the keys that the store holds."""
     client = dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=10))
     return int(client.num_keys())
 
@@ -69,7 +69,7 @@ def test_rejoin_a_hundred_times(scene: Scene) -> None:
 def _settles(
     scene: Scene, members: list[Worker], before: list[acts.Held], device: list[OnDevice | None], keys: int
 ) -> None:
-    """What is freed is freed in the background: soon, not at once."""
+    """Wait until memory is freed, which happens in the background."""
     deadline = time.monotonic() + 5
     # A stream of the imitation starts its thread when it is first used; torch has 32 of them in its pool.
     lazy = 0 if scene.backend.kind is Kind.CPU else 32
@@ -87,7 +87,7 @@ def _settles(
 
 
 def _as_before(before: OnDevice | None, now: OnDevice | None) -> bool:
-    """Whether nothing is held that was not, and streams were used again.
+    """Return whether nothing is held that was not, and streams were used again.
 
     A generation has three. It may begin before those of the two before it are freed.
     """

@@ -125,7 +125,7 @@ def test_who_holds_the_gil_right_after_the_join_is_not_silent(scene: Scene) -> N
 
 
 def listening(context: Context) -> list[tuple[str, int]]:
-    """Where this process listens."""
+    """Return the addresses where this process listens."""
     inodes = set(open_links())
     found = []
     for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:

@@ -55,9 +55,14 @@ class Member:
     def hello(self, **changed: Any) -> bytes:
         """The greeting that a member of rank 1 begins with, as somebody who listens on the wire records it."""
         fields = {
-            "multiworld": PROTOCOL, "role": "lane", "world": self.world, "generation": self.generation,
-            "from": 1, "to": self.rank, "incarnation": self.claim.incarnation,
-        }  # fmt: skip
+            "multiworld": PROTOCOL,
+            "role": "lane",
+            "world": self.world,
+            "generation": self.generation,
+            "from": 1,
+            "to": self.rank,
+            "incarnation": self.claim.incarnation,
+        }
         return json.dumps({**fields, **changed}).encode() + b"\n"
 
     def connect(self) -> socket.socket:
@@ -100,10 +105,20 @@ def _silence(at: Member) -> Iterator[list[socket.socket]]:
 def _garbage(at: Member) -> Iterator[list[socket.socket]]:
     socks = []
     for said in (
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64,
-        b"\x00<\x7f\x85\xce\x07", b"\n", b"null\n", b'{"world": []}\n', b'"' * 5000, b"\xff" * 5000, b"{}" * 9000,
-        at.hello(role=7), at.hello(world=None), at.hello(world={}), at.hello(**{"from": "1"}),
-    ):  # fmt: skip
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64,
+        b"\x00<\x7f\x85\xce\x07",
+        b"\n",
+        b"null\n",
+        b'{"world": []}\n',
+        b'"' * 5000,
+        b"\xff" * 5000,
+        b"{}" * 9000,
+        at.hello(role=7),
+        at.hello(world=None),
+        at.hello(world={}),
+        at.hello(**{"from": "1"}),
+    ):
         sock = at.connect()
         with contextlib.suppress(OSError):  # it may be closed before all of it is out
             sock.sendall(said)
@@ -119,7 +134,7 @@ def _deep(at: Member) -> Iterator[list[socket.socket]]:
 
 
 def _replay(at: Member) -> Iterator[list[socket.socket]]:
-    """What the member of rank 1 has said, again and again, and what it would not say."""
+    """Repeat what the member of rank 1 has said, again and again, and what it would not say."""
     socks = []
     for turn in range(200):
         for changed in ({}, {"role": "control"}) if turn else ({"from": 0}, {"from": 2}, {"from": 10**9}):
@@ -155,20 +170,21 @@ ATTACKS: dict[str, Callable[[Member], Iterator[list[socket.socket]]]] = {
 }
 
 
-def attacks(with_secret: str) -> pytest.MarkDecorator:
-    """Make a row of each attack on members without a secret, and of one on members that have one.
+def attacks(guarded: str) -> pytest.MarkDecorator:
+    """Make a row of each attack on members without a secret, and of one, ``guarded``, on members that have one.
 
     A secret changes the greeting alone, so the other rows with it are the nightly run's.
     """
-    others = [name for name in ATTACKS if name != with_secret]
-    rest = [pytest.param(name, SECRET, marks=pytest.mark.nightly(f"the row {with_secret}")) for name in others]
-    return pytest.mark.parametrize(
-        ("attack", "secret"), [*((name, "") for name in ATTACKS), (with_secret, SECRET), *rest]
-    )
+    left = pytest.mark.nightly(f"the row {guarded}")
+    rows = [
+        *(pytest.param(name, "", id=f"open-{name}") for name in ATTACKS),
+        *(pytest.param(name, SECRET, id=f"secret-{name}", marks=() if name == guarded else left) for name in ATTACKS),
+    ]
+    return pytest.mark.parametrize(("attack", "secret"), rows)
 
 
 def closed(sock: socket.socket) -> bool:
-    """Whether the other side has ended the connection; what it has said before is dropped."""
+    """Return whether the other side has ended the connection; what it has said before is dropped."""
     sock.setblocking(False)  # with a time-out, even MSG_DONTWAIT would wait
     try:
         while sock.recv(4096):
@@ -218,7 +234,7 @@ def pair(secret: str, scene: Scene) -> list[Worker]:
     return [scene.worker(env=env) for _ in range(2)]
 
 
-@attacks(with_secret="garbage")
+@attacks(guarded="garbage")
 def test_before_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.join(CALM, pair)
     with strangers(scene, attack, member(scene, CALM, 1), pair[0]):
@@ -227,7 +243,7 @@ def test_before_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.works(CALM, pair)
 
 
-@attacks(with_secret="replay")
+@attacks(guarded="replay")
 def test_during_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     """One member waits for the other. Who replays may take the other's place where there is no secret, but not keep
     the world from being joined."""
@@ -246,7 +262,7 @@ def _environment(context: Context) -> dict[str, str]:
     return dict(os.environ)
 
 
-@attacks(with_secret="drip")
+@attacks(guarded="drip")
 def test_after_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.join(WORLD, pair)
     with strangers(scene, attack, member(scene, WORLD, 1), pair[0]):
@@ -254,7 +270,7 @@ def test_after_a_join(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.works(WORLD, pair)
 
 
-@attacks(with_secret="replay")
+@attacks(guarded="replay")
 def test_at_a_broken_world_and_a_rejoined_one(scene: Scene, pair: list[Worker], attack: str) -> None:
     scene.join(WORLD, pair)
     at = member(scene, WORLD, 1)
@@ -314,8 +330,16 @@ def test_each_peer_is_let_in_once_and_only_who_is_to_dial(scene: Scene) -> None:
     started = time.monotonic()
     first = scene.start_join(WORLD, workers[0], 0, 3, join_timeout=4.0)
     at = member(scene, WORLD, 1)
-    for changed in ({"from": 0}, {"from": -1}, {"from": 3}, {"from": 2**40}, {"to": 1}, {"generation": 2},
-                    {"world": "other"}, {"incarnation": "0" * 16}):  # fmt: skip
+    for changed in (
+        {"from": 0},
+        {"from": -1},
+        {"from": 3},
+        {"from": 2**40},
+        {"to": 1},
+        {"generation": 2},
+        {"world": "other"},
+        {"incarnation": "0" * 16},
+    ):
         assert ask(at, **changed).get("ok") is not True, changed
     assert ask(at)["ok"] is True
     again = ask(at)

@@ -1,4 +1,4 @@
-"""What workers run in programs that use torch's own NCCL groups: two groups, in one thread, without multiworld."""
+"""Programs on torch's own NCCL groups, for workers: two groups, in one thread, without multiworld."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def start_shutdown(context: Context, name: str) -> None:
 
 
 def is_shut_down(context: Context, name: str, seconds: float) -> bool:
-    """Whether that has returned, within so many seconds."""
+    """Return whether that has returned, within so many seconds."""
     thread: threading.Thread = context.kept[f"shutdown of {name}"]
     thread.join(seconds)
     return not thread.is_alive()

@@ -18,7 +18,7 @@ _VALUES = (0, 1, 2, -1, 2**63, True, False, "", "lane", "0" * 32, "\x00", "é" *
 
 @dataclass
 class Report:
-    """What a run did: greetings played, how they ended, and how long it took in seconds."""
+    """Result of a run: greetings played, how they ended, and how long it took in seconds."""
 
     greetings: int = 0
     ends: Counter[str] = field(default_factory=Counter)
@@ -43,7 +43,7 @@ class Middle:
     tampered: bool = False
 
     def carry(self, line: bytes) -> bytes:
-        """What arrives of ``line``."""
+        """Return what arrives of ``line``."""
         if not line or self.draw.random() >= self.often:
             return line
         changed = self.draw.choice((self._bit, self._cut, self._double, self._field, self._rubbish))(line)

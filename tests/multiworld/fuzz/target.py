@@ -1,4 +1,4 @@
-"""What the frames hit: one member of a small world, with operations under way, beside a world that must not notice."""
+"""The target of the frames: one member of a small world, beside a world that must not notice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEMORY_BOUND = 1 << 30
 
 @dataclass
 class Report:
-    """What a run did.
+    """Result of a run.
 
     Attributes:
         frames: written to the target; those that it took for a payload included.
@@ -217,9 +217,14 @@ def _sum(world: World) -> float:
 
 
 def run(
-    store: str, *, seed: int, frames: int, seconds: float, wildness: float = 0.003,
+    store: str,
+    *,
+    seed: int,
+    frames: int,
+    seconds: float,
+    wildness: float = 0.003,
     progress: Callable[[Report], None] = lambda _: None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Write up to ``frames`` frames in up to ``seconds`` seconds.
 
     ``progress`` is called after each million.

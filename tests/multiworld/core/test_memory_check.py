@@ -69,6 +69,6 @@ def test_results_are_the_same_and_a_late_write_is_found(store: str) -> None:
 
 @pytest.mark.parametrize(("value", "active"), [("1", True), ("", False), ("0", False)])
 def test_it_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch, value: str, active: bool) -> None:
-    """What the other tests show of results and memory, they show without it."""
+    """The other tests show results and memory without it."""
     monkeypatch.setenv("MULTIWORLD_DEBUG_MEMORY", value)
     assert runpy.run_path(str(memory_check.__file__))["ACTIVE"] is active
