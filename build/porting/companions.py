@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from build.porting.lines import tokens
 from build.porting.names import has_word, imports_only
 from build.series.model import Hunk, PatchFile
 from build.series.verdicts import HunkVerdict, Method, Verdict
@@ -45,7 +46,8 @@ def suspects(patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Iterable[
     if not placed or len(placed_of(verdicts)) == len(verdicts):
         return {}
     return {
-        **(_only_names(hunks, placed) if perhaps else {}),
+        **_alone(hunks, placed, _only_blanks, "changes blanks"),
+        **(_alone(hunks, placed, _only_names, "makes names known") if perhaps else {}),
         **_of_the_same_names(hunks, placed, upstream, list(known)),
         **_of_many(placed, upstream, len(verdicts)),
     }
@@ -107,10 +109,18 @@ def _names(hunk: Hunk) -> set[bytes]:
     return {name for line in hunk.added for name in _NAME.findall(line)}
 
 
-def _only_names(hunks: Mapping[Place, Hunk], placed: Sequence[Place]) -> dict[Place, str]:
-    """Return the placed hunks if all only make names known: what needs the names is upstream, or not put in."""
-    if not all(
-        hunks[place].added and not hunks[place].removed and imports_only(hunks[place].added) for place in placed
-    ):
+def _alone(
+    hunks: Mapping[Place, Hunk], placed: Sequence[Place], kind: Callable[[Hunk], bool], does: str
+) -> dict[Place, str]:
+    """Return the placed hunks if all are of a kind that serves others: those are upstream, or not put in."""
+    if not all(kind(hunks[place]) for place in placed):
         return {}
-    return dict.fromkeys(placed, "it only makes names known, and nothing else of the patch is put in")
+    return dict.fromkeys(placed, f"it only {does}, and nothing else of the patch is put in")
+
+
+def _only_names(hunk: Hunk) -> bool:
+    return bool(hunk.added) and not hunk.removed and imports_only(hunk.added)
+
+
+def _only_blanks(hunk: Hunk) -> bool:
+    return tokens(hunk.added) == tokens(hunk.removed)

@@ -97,6 +97,15 @@ def test_an_include_goes_to_a_human_where_upstream_may_have_the_rest_in_another_
     assert "seems to be at line" in found.verdicts[1].evidence
 
 
+def test_blanks_alone_are_not_changed(tmp_path: Path) -> None:
+    old = replaced(source(), (line("alpha", 5), line("alpha", 5)[:-1] + "  \n"))
+    patched = replaced(source(), (line("zeta", 5), "  other_step(value);\n"))
+    new = replaced(old, (line("zeta", 5), "  another_way(value);\n"))
+    found = port_one(tmp_path, {"a.c": old.encode()}, {"a.c": patched.encode()}, {"a.c": new.encode()})
+    assert [item.verdict for item in found.verdicts] == [Verdict.CONFLICT, Verdict.CONFLICT]
+    assert "only changes blanks" in found.verdicts[0].evidence
+
+
 def test_a_new_file_of_a_patch_that_is_mostly_upstream_goes_to_a_human(tmp_path: Path) -> None:
     old = source()
     patched = with_checks(old, NAMES[:4])
