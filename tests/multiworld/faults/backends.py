@@ -77,10 +77,7 @@ def _missing(row: Backend) -> str | None:
 
 
 GLOO = Backend("gloo", Kind.CPU)
-BACKENDS = (
-    GLOO,
-    *(Backend(name, kind) for kind in (Kind.SIMULATED, Kind.GPU) for name in ("nccl", "torch-nccl")),
-)
+BACKENDS = (GLOO, *(Backend(name, kind) for kind in (Kind.SIMULATED, Kind.GPU) for name in ("nccl", "torch-nccl")))
 
 
 def rows(part: str = "") -> list[object]:
