@@ -1,4 +1,4 @@
-"""How the operations are called on a process group of torch: the same for every backend."""
+"""Calls of the operations on a process group of torch, the same for every backend."""
 # ruff: noqa: ARG002 - `after` belongs to the interface; a CPU has no stream to wait in
 
 from __future__ import annotations
@@ -21,35 +21,29 @@ class ProcessGroupCalls:
     _group: Any = None
 
     def broadcast(self, tensor: torch.Tensor, root: int, *, after: Any = None) -> Any:
-        """Start a broadcast."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         return self._group.broadcast([tensor], options)
 
     def all_reduce(self, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Any:
-        """Start an all-reduce in place."""
         options = dist.AllreduceOptions()
         options.reduceOp = op
         return self._group.allreduce([tensor], options)
 
     def reduce(self, tensor: torch.Tensor, root: int, op: Any, *, after: Any = None) -> Any:
-        """Start a reduce in place."""
         options = dist.ReduceOptions()
         options.reduceOp, options.rootRank = op, root
         return self._group.reduce([tensor], options)
 
     def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, *, after: Any = None) -> Any:
-        """Start an all-gather."""
         return self._group.allgather([list(outputs)], [tensor])
 
     def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, *, after: Any = None) -> Any:
-        """Start a gather."""
         options = dist.GatherOptions()
         options.rootRank = root
         return self._group.gather([list(outputs)] if outputs else [], [tensor], options)
 
     def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int, *, after: Any = None) -> Any:
-        """Start a scatter."""
         options = dist.ScatterOptions()
         options.rootRank = root
         return self._group.scatter([output], [list(tensors)] if tensors else [], options)
@@ -63,7 +57,6 @@ class ProcessGroupCalls:
         *,
         after: Any = None,
     ) -> Any:
-        """Start an all-to-all."""
         return self._group.alltoall_base(
             output, tensor, list(output_splits), list(input_splits), dist.AllToAllOptions()
         )
@@ -73,11 +66,9 @@ class ProcessGroupCalls:
         raise NotImplementedError("this backend has no reduce-scatter")
 
     def send(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Any:
-        """Start to send."""
         return self._group.send([tensor], peer, 0)
 
     def recv(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Any:
-        """Start to receive."""
         return self._group.recv([tensor], peer, 0)
 
     def join(self, work: Any) -> None:

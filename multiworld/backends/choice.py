@@ -1,4 +1,4 @@
-"""Which driver a world gets."""
+"""The choice of the driver that a world gets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from multiworld.backends import nccl, nccl_environment, torch_nccl
 from multiworld.backends.device_communicator import Communicator, Member
 from multiworld.backends.device_driver import DeviceDriver
 from multiworld.backends.gloo import GlooDriver
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.config import WorldConfig
 from multiworld.matching.driver import Driver
 
 
-def make_driver(config: WorldConfig, place: int, size: int, store: LaneStore, address: str) -> Driver:
+def make_driver(config: WorldConfig, place: int, size: int, store: SetupStore, address: str) -> Driver:
     """The driver for one group of a world; made only, ``open`` connects it.
 
     Args:
@@ -34,11 +34,6 @@ def settle_environment(backend: str, world: str, rank: int) -> None:
     """Set the variables that the driver of a backend for CUDA devices needs, in the thread that joins.
 
     A later change of the environment could crash the process: C code of other threads, torch's too, reads it meanwhile.
-
-    Args:
-        backend: as for ``unavailable``.
-        world: that is joined.
-        rank: ours in it.
 
     Raises:
         BackendFailed: the user has set one of them otherwise.

@@ -60,13 +60,9 @@ def check(code: int, call: str) -> None:
 
 
 class PrivateStream:
-    """A CUDA stream that nobody else uses meanwhile.
+    """A CUDA stream that has no other user meanwhile.
 
     Torch hands out 32 per device in turn, so that two worlds would share one, and the abort of one wait for the other.
-
-    Args:
-        device: with its index.
-        pointer: the stream's address.
     """
 
     def __init__(self, device: torch.device, pointer: int) -> None:
@@ -74,7 +70,7 @@ class PrivateStream:
         self.torch = torch.cuda.ExternalStream(pointer, device=device)
 
     def drains(self, seconds: float) -> bool:
-        """Whether nothing is left in it, now or within ``seconds``; False on a lost device, too."""
+        """Return whether nothing is left in it, now or within ``seconds``; False on a lost device, too."""
         until = time.monotonic() + seconds
         while code := _query(self.pointer):
             if code != _NOT_READY or time.monotonic() > until:
@@ -148,22 +144,18 @@ def bus_id(index: int) -> str:
 
 
 class CudaDevice:
-    """The CUDA device of a world.
-
-    Args:
-        device: with its index.
-    """
+    """The CUDA device of a world."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._index = device.index  # torch is slow to find the number of a device again
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` lies on a CUDA device; which one is checked with the other arguments."""
+        """Return whether ``tensor`` lies on a CUDA device; which one is checked with the other arguments."""
         return bool(tensor.is_cuda)
 
     def capturing(self) -> bool:
-        """Whether the calling thread's current stream is being captured into a graph."""
+        """Return whether the calling thread's current stream is being captured into a graph."""
         with torch.cuda.device(self._index):
             return bool(torch.cuda.is_current_stream_capturing())
 
@@ -195,7 +187,7 @@ class CudaDevice:
         if here == moment.stream:
             return tensor
         copy = tensor.clone()
-        moment.stream.wait_event(_moment(here).event)  # nobody gets the memory before it is copied
+        moment.stream.wait_event(_moment(here).event)  # the memory has no other user before it is copied
         return copy
 
 

@@ -1,4 +1,4 @@
-"""What a device driver asks of a communicator, whatever library makes it."""
+"""The interface between a device driver and the communicator of any library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
+from multiworld.errors import BackendFailed
 
 Cancelled = Callable[[], bool]
 
@@ -31,6 +32,10 @@ class Member:
     size: int
     device: str
 
+    def failed(self, what: str, cause: str, remedy: str) -> BackendFailed:
+        """Make the error for a communicator that cannot be made or ended."""
+        return BackendFailed(self.world, what, cause=cause, remedy=remedy, rank=self.rank)
+
 
 class Communicator(Protocol):
     """One communicator. It belongs to one thread, which has its device and its stream as the current ones.
@@ -41,16 +46,16 @@ class Communicator(Protocol):
     name: str
 
     def version(self) -> str:
-        """What has to be the same on all members, in text."""
+        """Return what has to be the same on all members, in text."""
 
-    def connect(self, store: LaneStore, stream: int, cancelled: Cancelled) -> None:
+    def connect(self, store: SetupStore, stream: int, cancelled: Cancelled) -> None:
         """Meet the other members; operations go into ``stream``, a CUDA stream's address. May block."""
 
     def failure(self) -> BaseException | None:
-        """What went wrong in the background, where no call could report it; None if nothing did."""
+        """Return a failure in the background, where no call could report it; None if there is none."""
 
     def outcome(self, handle: Any) -> BaseException | None:
-        """How an operation went, as far as is known by now; returns at once, in a thread that has its stream."""
+        """Return how an operation went so far, at once, in a thread that has its stream."""
 
     def abort(self) -> None:
         """Stop its kernels and free it. May block. Harmless if it is gone, or not made yet."""

@@ -19,9 +19,9 @@ import torch
 
 from multiworld.backends import cuda, device_failures, peers
 from multiworld.backends.device_communicator import Communicator, Member
-from multiworld.backends.device_threads import Crew
+from multiworld.backends.device_threads import DeviceThreads
 from multiworld.backends.device_work import Work
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.errors import BackendFailed
 from multiworld.matching.driver import DriverRefused, Finished, Launched
 from multiworld.process.thread_parking import immortal
@@ -41,23 +41,17 @@ FINALIZE_SECONDS = 2.0
 
 
 class DeviceDriver:
-    """See ``Driver``.
-
-    Args:
-        communicator: what carries the operations.
-        store: where the members exchange what sets it up.
-        us: our membership.
-    """
+    """See ``Driver``."""
 
     on_device = True
 
-    def __init__(self, communicator: Communicator, store: LaneStore, us: Member) -> None:
+    def __init__(self, communicator: Communicator, store: SetupStore, us: Member) -> None:
         self.name = communicator.name
         self._communicator, self._store, self._us = communicator, store, us
         self._device = torch.device(us.device)
         self._stream: cuda.PrivateStream | None = None
         self._changed = threading.Condition()
-        self._crew = Crew(self)
+        self._threads = DeviceThreads(self._launch, self._outcome, self._look, self._end)
         self._doubtful: list[Work] = []
         self._failure: BaseException | None = None
         self._started = self._made = self._ending = self._ended = False
@@ -131,7 +125,6 @@ class DeviceDriver:
         return self._start(lambda to: to.recv(tensor, peer), tensor, after)
 
     def watch(self, work: Work, finished: Finished, launched: Launched | None = None) -> None:
-        """See ``Driver.watch``."""
         work.watch(finished, launched)
 
     def join(self, work: Work) -> None:
@@ -154,7 +147,7 @@ class DeviceDriver:
     def close(self, deadline: float) -> None:
         """Free everything: in good order if nothing failed, and by an abort if that takes too long."""
         until = time.monotonic() + deadline
-        self._crew.close()
+        self._threads.close()
         with self._changed:
             if not self._started:
                 return
@@ -170,19 +163,19 @@ class DeviceDriver:
 
     def _start(self, launch: Callable[[Any], Any], tensors: Any, after: Any) -> Work:
         work = Work(launch, tensors, after)
-        if not self._crew.add(work):
+        if not self._threads.add(work):
             work.is_over(self._failure or ConnectionAbortedError("the communicator was closed"))
         return work
 
     def _fail(self, failure: BaseException) -> None:
-        """Launch nothing any more; whoever launches aborts. The first failure counts. Blocks on nothing."""
+        """Launch nothing any more, and have the launching thread abort. The first failure counts. Blocks on nothing."""
         with self._changed:
             if self._failure is not None or self._ended:
                 return
             self._failure = failure
             started = self._started
             self._changed.notify_all()
-        queued = self._crew.stop()
+        queued = self._threads.stop()
         if started:
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts none: the process frees it
                 threading.Thread(target=self._see_it_end, name=self._thread("abort"), daemon=True).start()
@@ -202,10 +195,10 @@ class DeviceDriver:
                 rescue.start()
         until = time.monotonic() + LET_GO_SECONDS - RESCUE_SECONDS
         ended = self._within(until - time.monotonic(), lambda: self._ended)
-        if ended and self._crew.is_empty(max(0.0, until - time.monotonic())):
+        if ended and self._threads.is_empty(max(0.0, until - time.monotonic())):
             return
-        launching = self._crew.launching
-        for work in (*self._crew.left, *([] if launching is None else [launching])):  # our threads keep the memory
+        launching = self._threads.launching
+        for work in (*self._threads.left, *([] if launching is None else [launching])):  # our threads keep the memory
             work.is_over(self._failure)
         if not self._within(ABORT_SECONDS, lambda: self._ended):
             immortal(self)  # destructors would wait for the same call
@@ -223,7 +216,7 @@ class DeviceDriver:
             threading.Thread(target=self._assist, name=self._thread("assist"), daemon=True).start()
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this communicator
             self._fail(self._explained(error))
-        self._crew.work()
+        self._threads.work()
 
     def _assist(self) -> None:
         try:
@@ -232,7 +225,7 @@ class DeviceDriver:
                 torch.cuda.set_stream(self._stream.torch)
         except Exception as error:  # noqa: BLE001 - whatever it is, the device is lost
             self._fail(self._explained(error))
-        self._crew.work()
+        self._threads.work()
 
     def _make(self) -> None:
         us = self._us
@@ -257,11 +250,10 @@ class DeviceDriver:
     def _has_failed(self) -> bool:
         return self._failure is not None
 
-    def look(self) -> None:
-        """See ``Owner.look``."""
+    def _look(self) -> None:
         try:
             failure = self._communicator.failure()
-            oldest = next((work.handle for work in self._crew.left), None)
+            oldest = next((work.handle for work in self._threads.left), None)
             if failure is None and oldest is not None:
                 # Its end may never come: torch's watchdog can fail, or hang, in the abort that would end it.
                 failure = self._communicator.outcome(oldest)
@@ -270,8 +262,8 @@ class DeviceDriver:
         if failure is not None:
             self._fail(self._explained(failure))
 
-    def launch(self, work: Work) -> bool:
-        """See ``Owner.launch``; NCCL may connect to peers first, and wait for them in that."""
+    def _launch(self, work: Work) -> bool:
+        """Put ``work`` into the stream; NCCL may connect to peers first, and wait for them in that."""
         stream, launch = self._stream, work.launch
         if stream is None or launch is None:
             return False
@@ -294,8 +286,7 @@ class DeviceDriver:
         work.was_launched()
         return True
 
-    def end(self) -> None:
-        """See ``Owner.end``."""
+    def _end(self) -> None:
         if self._failure is None:
             self._finalize()
         if self._failure is not None:
@@ -307,7 +298,7 @@ class DeviceDriver:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        self._give_back(self._crew.is_empty(ABORT_SECONDS))
+        self._give_back(self._threads.is_empty(ABORT_SECONDS))
 
     def _give_back(self, empty: bool) -> None:
         """Let others have the stream; or keep it with all that it uses, if anything is left in it.
@@ -336,8 +327,8 @@ class DeviceDriver:
             self._remains = True
             logger.warning("%s: the abort of a communicator failed: %s", self._where(), error)
 
-    def outcome(self, work: Work) -> BaseException | None:
-        """See ``Owner.outcome``; an abort ends it on the device, too."""
+    def _outcome(self, work: Work) -> BaseException | None:
+        """Wait for the end of ``work``; an abort ends it on the device, too."""
         try:
             work.end.synchronize()
             failure = self._failure or self._communicator.outcome(work.handle)
@@ -358,28 +349,25 @@ class DeviceDriver:
         return device_failures.report(self._us.device, code, str(error)) if code else error
 
     def _refused(self, error: RuntimeError) -> BackendFailed:
-        us = self._us
-        return BackendFailed(
-            us.world, f"CUDA refuses the device {us.device}: {str(error).partition(chr(10))[0]}", rank=us.rank,
+        return self._us.failed(
+            f"CUDA refuses the device {self._us.device}: {str(error).partition(chr(10))[0]}",
             cause="another process has it for itself (compute mode Exclusive Process), or its memory is full",
             remedy="pass another device=, or end the process that nvidia-smi shows on this one",
-        )  # fmt: skip
+        )
 
     def _late(self, limit: float) -> BackendFailed:
-        us = self._us
-        return BackendFailed(
-            us.world, f"the {self.name} communicator of {us.size} members was not made within {limit} s", rank=us.rank,
+        return self._us.failed(
+            f"the {self.name} communicator of {self._us.size} members was not made within {limit} s",
             cause="a member is slow, or NCCL cannot connect the members: wrong interface, firewall, shared memory",
             remedy="raise join_timeout=, set NCCL_SOCKET_IFNAME, or look at what NCCL_DEBUG=INFO prints",
-        )  # fmt: skip
+        )
 
     def _stuck(self) -> BackendFailed:
-        us = self._us
-        return BackendFailed(
-            us.world, f"the abort of its {self.name} communicator has not ended in {ABORT_SECONDS} s", rank=us.rank,
+        return self._us.failed(
+            f"the abort of its {self.name} communicator has not ended in {ABORT_SECONDS} s",
             cause="NCCL or the CUDA driver hangs, or a kernel of this process does not end",
             remedy="other worlds go on; if they are slow, or memory is short, start this process again",
-        )  # fmt: skip
+        )
 
     def _where(self) -> str:
         return f"world {self._us.world!r}, rank {self._us.rank}"

@@ -1,7 +1,7 @@
 """Devices that this process has lost: a sticky CUDA error is the end of all its work there.
 
-After an illegal address (700), a failed launch (719) or the like, every later CUDA call of the process on that device
-returns the same error. So all worlds on it end, whichever driver saw the error first.
+After an illegal address (700) or a failed launch (719), every later CUDA call of the process on that device fails
+alike. So all worlds on it end, whichever driver saw the error first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The two threads of a device driver: one launches, and the other one waits for the ends of what was launched.
 
-They take turns: who has launched waits for the end, if nobody does, and leaves the launching to the other one. So an
-operation for itself wakes one thread, and not a second one for its end.
+They take turns: the one that has launched waits for the end, unless the other one does, and leaves launching to it.
+So a single operation wakes one thread, and not a second one for its end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from multiworld.backends.device_work import Work
 
@@ -17,34 +16,27 @@ from multiworld.backends.device_work import Work
 LOOK_SECONDS = 0.1
 
 
-class Owner(Protocol):
-    """What there is to do. Nothing of it is called under a lock, and nothing of it raises."""
-
-    def launch(self, work: Work) -> bool:
-        """Put ``work`` into the stream; whether it is there."""
-
-    def outcome(self, work: Work) -> BaseException | None:
-        """Wait for the end of a launched ``work``; how it went."""
-
-    def look(self) -> None:
-        """Look for failures in the background."""
-
-    def end(self) -> None:
-        """End the communicator; nothing is launched any more."""
-
-
-class Crew:
-    """What the two threads have to do, and who does it.
+class DeviceThreads:
+    """The work of the two threads, and its distribution among them. It is called without a lock, and never raises.
 
     Args:
-        owner: of the threads.
+        launch: puts a work into the stream; returns whether it is there.
+        outcome: waits for the end of a launched work; returns how it went.
+        look: looks for failures in the background.
+        end: ends the communicator; nothing is launched any more.
 
     Attributes:
         launching: what is on its way into the stream.
     """
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(
+        self,
+        launch: Callable[[Work], bool],
+        outcome: Callable[[Work], BaseException | None],
+        look: Callable[[], None],
+        end: Callable[[], None],
+    ) -> None:
+        self._launch_one, self._outcome, self._look_once, self._end = launch, outcome, look, end
         lock = threading.Lock()
         self._jobs = threading.Condition(lock)  # the two wait here
         self._emptied = threading.Condition(lock)
@@ -57,7 +49,7 @@ class Crew:
 
     @property
     def left(self) -> tuple[Work, ...]:
-        """What was launched and has not ended."""
+        """The works that were launched and have not ended."""
         with self._jobs:
             return tuple(self._works)
 
@@ -84,7 +76,7 @@ class Crew:
             self._jobs.notify_all()
 
     def is_empty(self, seconds: float) -> bool:
-        """Whether nothing that was launched is left, now or within ``seconds``."""
+        """Return whether nothing that was launched is left, now or within ``seconds``."""
         with self._emptied:
             return self._emptied.wait_for(lambda: not self._works, seconds)
 
@@ -110,24 +102,24 @@ class Crew:
             return None
 
     def _to_launch(self) -> Callable[[], None] | None:
-        """What the one who launches has to do; under the lock."""
+        """Return the next step of the launching thread; under the lock."""
         if self._ended:
             return None
         if self._stopped or (self._closing and not self._queued and not self._works):
             self._stopped = self._ended = True
             self._jobs.notify_all()
-            return self._owner.end
+            return self._end
         return self._launch if self._queued else None
 
     def _launch(self) -> None:
-        """Launch what is queued; wait for the end of it, if nobody does and nothing follows."""
+        """Launch what is queued; wait for its end, unless the other thread waits or more follows."""
         while True:
             with self._jobs:
                 work = self.launching = self._queued.popleft() if self._queued else None
                 if work is None:
                     self._launches = False
                     return
-            launched = self._owner.launch(work)
+            launched = self._launch_one(work)
             with self._jobs:
                 if launched:
                     self.launching = None
@@ -147,12 +139,12 @@ class Crew:
     def _wait(self) -> None:
         """Wait for the ends of what is launched, in their order.
 
-        The report is the last of it: whoever is woken needs the interpreter, and this thread does not any more.
+        The report comes last: a woken waiter needs the interpreter, and this thread does not any more.
         """
         last = False
         while not last:
             work = self._works[0]
-            error = self._owner.outcome(work)
+            error = self._outcome(work)
             work.release()
             with self._jobs:
                 self._works.popleft()
@@ -163,6 +155,6 @@ class Crew:
             work.is_over(error)
 
     def _look(self) -> None:
-        self._owner.look()
+        self._look_once()
         with self._jobs:
             self._launches = False

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 class Work:
     """An operation under way. It keeps its tensors alive until the device no longer uses them.
 
-    Whoever watches it is called in order and never under a lock: launched, then finished.
+    Its watchers are called in order and never under a lock: launched, then finished.
 
     Args:
         launch: enqueues it; gets the communicator, and returns what ``Communicator.outcome`` takes.
@@ -28,22 +28,6 @@ class Work:
         end: CUDA event after it in the driver's stream; None until it is launched.
         handle: what ``launch`` returned.
     """
-
-    __slots__ = (
-        "_calling",
-        "_calls",
-        "_error",
-        "_finished",
-        "_guard",
-        "_is_launched",
-        "_is_over",
-        "_launched",
-        "after",
-        "end",
-        "handle",
-        "launch",
-        "tensors",
-    )  # fmt: skip
 
     def __init__(self, launch: Callable[[Any], Any], tensors: Any, after: Any) -> None:
         self.launch: Callable[[Any], Any] | None = launch
@@ -59,11 +43,10 @@ class Work:
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether its end was seen on the device, and well."""
+        """True once its end was seen on the device, and it went well."""
         return self._is_over and self._error is None
 
     def watch(self, finished: Finished, launched: Launched | None) -> None:
-        """See ``Driver.watch``."""
         with self._guard:
             self._finished, self._launched = finished, launched
             self._tell(launched=self._is_launched, over=self._is_over)
@@ -94,7 +77,7 @@ class Work:
         if launched and self._launched is not None and self._error is None:
             self._calls.append(self._launched)
         if over and self._finished is not None:
-            # Let go of: whoever watches refers to the work.
+            # Let go of: the watchers refer to the work.
             finished, self._finished, self._launched = self._finished, None, None
             self._calls.append(partial(finished, self._error))
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from multiworld.backends import gloo_sockets
 from multiworld.backends.calls import ProcessGroupCalls
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.matching.driver import Finished, Launched
 from multiworld.process.thread_parking import immortal
 from multiworld.transport.descriptors import open_numbers, require
@@ -59,7 +59,7 @@ def _options(address: str, connecting: timedelta) -> Any:
 
 @functools.cache
 def _timeout_can_be_set() -> bool:
-    """Whether this torch changes the timeout of a group that is there; tried out on a group of one.
+    """Return whether this torch can change the timeout of an existing group; tried out on a group of one.
 
     The older ``_set_default_timeout`` changes the options only, and not what the operations use.
     """
@@ -74,18 +74,11 @@ def _timeout_can_be_set() -> bool:
 
 
 class GlooDriver(ProcessGroupCalls):
-    """One ``ProcessGroupGloo``.
-
-    Args:
-        store: where the members' addresses are exchanged.
-        rank: ours in the group.
-        size: of the group.
-        address: local address to bind to.
-    """
+    """One ``ProcessGroupGloo``."""
 
     name = "gloo"
 
-    def __init__(self, store: LaneStore, rank: int, size: int, address: str) -> None:
+    def __init__(self, store: SetupStore, rank: int, size: int, address: str) -> None:
         self._store = store
         self._rank, self._size = rank, size
         self._address = address

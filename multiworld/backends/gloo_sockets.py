@@ -1,4 +1,4 @@
-"""Which sockets of this process belong to one backend instance: exactly those whose addresses its members published.
+"""The sockets of this process that belong to one backend instance, known by the addresses that its members published.
 
 Gloo offers no way to release its waiters, but they end when its sockets are shut down. A backend publishes the socket
 address it listens on; a connection of its has that address on our side or a member's on the other. That is exact,
@@ -47,12 +47,12 @@ def shut_down(own: Sequence[bytes], others: Sequence[bytes]) -> int:
 
 
 def remaining(own: Sequence[bytes], others: Sequence[bytes]) -> int:
-    """How many TCP connections of one backend instance are open still."""
+    """Return how many TCP connections of one backend instance are open still."""
     return each_socket(lambda sock: _belongs(sock, own, others))
 
 
 def deafen(own: Sequence[bytes], likely: Iterable[int] = ()) -> int:
-    """Let nobody connect to a backend instance any more, whose members are all connected.
+    """Refuse further connections to a backend instance whose members are all connected.
 
     Gloo ends the process when it cannot accept, as it cannot without a free descriptor. A packet filter on the listener
     drops every SYN, so that there is nothing to accept. The listener itself stays open.

@@ -1,7 +1,7 @@
 """Communicators of our own, through NVIDIA's bindings ``nccl4py``: no watchdog of torch's, on any wheel.
 
-They are non-blocking: no call of NCCL waits for a peer, and what is not done yet is asked for until it is, or until
-the communicator has failed.
+They are non-blocking: no call of NCCL waits for a peer. What is in progress is asked for until it is done, or the
+communicator has failed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 
 from multiworld.backends.device_communicator import Cancelled, Gathered, Member
-from multiworld.backends.setup_store import LaneStore
-from multiworld.errors import BackendFailed
+from multiworld.backends.setup_store import SetupStore
 from multiworld.matching.driver import DriverRefused
 
 logger = logging.getLogger(__name__)
@@ -40,10 +39,8 @@ _SPIN_SECONDS = 100e-6
 #: and then after pauses that grow
 _FIRST_NAP, _LONGEST_NAP = 20e-6, 2e-3
 
-_DTYPES = {
-    torch.int8: 0, torch.uint8: 1, torch.bool: 1, torch.int32: 2, torch.int64: 4, torch.float16: 6, torch.float32: 7,
-    torch.float64: 8, torch.bfloat16: 9,
-}  # fmt: skip
+_DTYPES = {torch.int8: 0, torch.uint8: 1, torch.bool: 1, torch.int32: 2, torch.int64: 4}
+_DTYPES |= {torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9}
 _NEW_DTYPES = {"uint32": 3, "uint64": 5}
 _PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _SUM, _PRODUCT, _MAX, _MIN, _AVERAGE = range(5)
@@ -108,11 +105,7 @@ def _reduction(op: Any) -> int:
 
 
 class NcclCommunicator:
-    """See ``Communicator``.
-
-    Args:
-        us: our membership.
-    """
+    """See ``Communicator``."""
 
     name = "nccl"
 
@@ -128,7 +121,7 @@ class NcclCommunicator:
     def version(self) -> str:
         return f"NCCL {printed(int(self._nccl.get_version()))}"
 
-    def connect(self, store: LaneStore, stream: int, cancelled: Cancelled) -> None:
+    def connect(self, store: SetupStore, stream: int, cancelled: Cancelled) -> None:
         """See ``Communicator.connect``.
 
         Raises:
@@ -302,7 +295,7 @@ class NcclCommunicator:
         except Exception as error:  # noqa: BLE001 - the abort does it alone then
             logger.debug("nccl: no revoke: %s", error)
 
-    def _identity(self, store: LaneStore) -> Any:
+    def _identity(self, store: SetupStore) -> Any:
         """The id that place 0 makes and all use."""
         if self._us.place == 0:
             identity = self._nccl.get_unique_id()
@@ -322,11 +315,11 @@ class NcclCommunicator:
         except Exception as error:
             if type(error).__name__ != "FunctionNotFoundError":
                 raise
-            raise BackendFailed(
-                self._us.world, f"{self.version()} lacks a function that the driver needs: {error}", rank=self._us.rank,
+            raise self._us.failed(
+                f"{self.version()} lacks a function that the driver needs: {error}",
                 cause="NCCL's library is older than nccl4py expects, or another one was found first",
                 remedy="install a newer nvidia-nccl package, or join with backend='torch-nccl'",
-            ) from error  # fmt: skip
+            ) from error
 
     def _text(self, code: int) -> str:
         detail = ""

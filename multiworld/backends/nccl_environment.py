@@ -44,23 +44,24 @@ class Needed:
 
 NEEDED = (
     Needed(
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2",
+        *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"),
         "in any other mode torch ends this process over a dead peer, or leaves its kernel on the device; torchrun sets "
         "it to 1 for its workers, unless it is set where torchrun starts",
     ),
     Needed(
-        "TORCH_NCCL_DUMP_ON_TIMEOUT", "0",
+        *("TORCH_NCCL_DUMP_ON_TIMEOUT", "0"),
         "torch waits minutes for dumps of its flight recorder before it aborts, and its monitor then ends this process",
     ),
     Needed(
-        "TORCH_NCCL_CUDA_EVENT_CACHE", "0",
+        *("TORCH_NCCL_CUDA_EVENT_CACHE", "0"),
         "torch 2.6 keeps CUDA events in a cache of the thread that launched, which ends with its world: use after free",
     ),
     Needed(
-        "TORCH_NCCL_BLOCKING_WAIT", "0", "a wait blocks the thread that launches, so that nothing can be aborted",
-        may_be_unset=True, old="NCCL_BLOCKING_WAIT",
+        *("TORCH_NCCL_BLOCKING_WAIT", "0", "a wait blocks the thread that launches, so that nothing can be aborted"),
+        may_be_unset=True,
+        old="NCCL_BLOCKING_WAIT",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Fact:
 
 
 def wrong(environment: Mapping[str, str]) -> list[Needed]:
-    """What is set otherwise than the driver ``torch-nccl`` needs it."""
+    """Return the variables whose value is not the one that the driver ``torch-nccl`` needs."""
     return [one for one in NEEDED if one.found(environment)[1] not in (None, one.value)]
 
 
@@ -95,17 +96,16 @@ def settle(world: str, rank: int) -> None:
     if others:
         first = others[0]
         name, value = first.found(os.environ)
-        raise BackendFailed(
-            world, f"{name} is {value!r} in the environment", cause=first.why, rank=rank,
-            remedy=f"unset {name} or set it to {first.value}, or use backend='nccl' with the extra 'nccl'",
-        )  # fmt: skip
+        what = f"{name} is {value!r} in the environment"
+        remedy = f"unset {name} or set it to {first.value}, or use backend='nccl' with the extra 'nccl'"
+        raise BackendFailed(world, what, cause=first.why, remedy=remedy, rank=rank)
     for one in NEEDED:
         if not one.may_be_unset:
             os.environ.setdefault(one.name, one.value)
 
 
 def examine() -> list[Fact]:
-    """What ``multiworld doctor`` says about NCCL; no CUDA context is made."""
+    """Return the facts about NCCL for ``multiworld doctor``; makes no CUDA context."""
     return [_bindings(), _group(), _devices(), *(_variable(one) for one in NEEDED), _module_loading(), _peer_to_peer()]
 
 
@@ -130,7 +130,7 @@ def group_kind() -> Any:
 
 
 def group_version() -> str:
-    """What all members of a world on torch's group have in common."""
+    """Return what all members of a world on torch's group must have in common."""
     version = ".".join(map(str, torch.cuda.nccl.version()))
     return f"{getattr(group_kind(), '__name__', 'no group')} on NCCL {version}"
 

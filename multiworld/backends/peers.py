@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from multiworld.backends.device_communicator import Member
-from multiworld.backends.setup_store import LaneStore
-from multiworld.errors import BackendFailed
+from multiworld.backends.setup_store import SetupStore
 
+_SAME = "install the same version on every member"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a member brings.
+    """The facts that members compare.
 
     Attributes:
         rank: its rank in the world.
@@ -35,7 +35,7 @@ class Facts:
 
 
 def host_id() -> str:
-    """What NCCL takes for the host: ``NCCL_HOSTID``, or the host's name and boot."""
+    """Return what NCCL takes for the host: ``NCCL_HOSTID``, or the host's name and boot."""
     given = os.environ.get("NCCL_HOSTID")
     if given:
         return given
@@ -43,7 +43,7 @@ def host_id() -> str:
     return f"{socket.gethostname()} {boot}"
 
 
-def meet(store: LaneStore, us: Member, ours: Facts) -> None:
+def meet(store: SetupStore, us: Member, ours: Facts) -> None:
     """Exchange facts with all members of the group.
 
     Raises:
@@ -56,30 +56,25 @@ def meet(store: LaneStore, us: Member, ours: Facts) -> None:
     _one_device_each(us, members)
 
 
-def _facts(store: LaneStore, us: Member, place: int) -> Facts:
+def _facts(store: SetupStore, us: Member, place: int) -> Facts:
     said = store.get(f"mw/driver/{place}")
     try:
         return Facts(**json.loads(said))
     except (ValueError, TypeError):
-        raise BackendFailed(
-            us.world, f"member {place} of the group says what no driver says: {said[:80]!r}", rank=us.rank,
-            cause="it runs another version of multiworld", remedy="install the same version on every member",
-        ) from None  # fmt: skip
+        what = f"member {place} of the group says what no driver says: {said[:80]!r}"
+        raise us.failed(what, "it runs another version of multiworld", _SAME) from None
 
 
 def _compare(us: Member, ours: Facts, theirs: Facts) -> None:
     if theirs.driver != ours.driver:
-        raise BackendFailed(
-            us.world, f"rank {theirs.rank} uses the driver {theirs.driver!r}, rank {us.rank} {ours.driver!r}",
+        raise us.failed(
+            f"rank {theirs.rank} uses the driver {theirs.driver!r}, rank {us.rank} {ours.driver!r}",
             cause="backend='nccl' takes NVIDIA's bindings where they are installed, and torch's group elsewhere",
             remedy="install the extra 'nccl' on every member or on none, or join with backend='torch-nccl' everywhere",
-            rank=us.rank,
-        )  # fmt: skip
+        )
     if theirs.version != ours.version:
-        raise BackendFailed(
-            us.world, f"rank {theirs.rank} has {theirs.version}, rank {us.rank} {ours.version}", rank=us.rank,
-            cause="NCCL connects only members of the same version", remedy="install the same version on every member",
-        )  # fmt: skip
+        what = f"rank {theirs.rank} has {theirs.version}, rank {us.rank} {ours.version}"
+        raise us.failed(what, "NCCL connects only members of the same version", _SAME)
 
 
 def _one_device_each(us: Member, members: list[Facts]) -> None:
@@ -87,9 +82,9 @@ def _one_device_each(us: Member, members: list[Facts]) -> None:
     for one in members:
         other = seen.setdefault((one.host, one.device), one.rank)
         if other != one.rank:
-            raise BackendFailed(
-                us.world, f"ranks {other} and {one.rank} use the same device, {one.device}", rank=us.rank,
+            raise us.failed(
+                f"ranks {other} and {one.rank} use the same device, {one.device}",
                 cause="NCCL refuses two ranks of a communicator on one device of a host",
                 remedy="pass another device= to one of them; to share one in a test, start each process with an "
                 "NCCL_HOSTID of its own",
-            )  # fmt: skip
+            )

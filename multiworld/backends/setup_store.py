@@ -1,7 +1,7 @@
 """The store that a backend is set up with: kept by the members themselves, over their lanes.
 
-So the rendezvous store is not needed once a world stands, its host may die, and waiting for a peer's value ends when
-the world breaks.
+So the rendezvous store is not needed once a world stands: its host may die. A wait for a peer's value ends when the
+world breaks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 Broadcast = Callable[[str, bytes], None]
 
 
-class LaneStore(dist.Store):  # type: ignore[misc]  # torch is not followed by the type checker
+class SetupStore(dist.Store):  # type: ignore[misc]  # torch is not followed by the type checker
     """A store whose ``set`` goes to all members of a group, and whose ``get`` waits for theirs.
 
     Args:
@@ -48,7 +48,7 @@ class LaneStore(dist.Store):  # type: ignore[misc]  # torch is not followed by t
         self._put(key, value)
 
     def stop(self) -> None:
-        """Let whoever waits fail at once."""
+        """Let all waits fail at once."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -63,7 +63,7 @@ class LaneStore(dist.Store):  # type: ignore[misc]  # torch is not followed by t
         self._wait(keys, self.timeout_seconds if timeout is None else timeout.total_seconds())
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys have values now."""
+        """Return whether all keys have values now."""
         return all(key in self._values for key in keys)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:

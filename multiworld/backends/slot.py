@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 # Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
 from multiworld.backends.choice import make_driver
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.config import WorldConfig
 from multiworld.errors import BrokenWorldException, InvalidArgument, LossReason, PeerLost
 from multiworld.matching.driver import Driver, DriverRefused
@@ -87,17 +87,13 @@ class DriverSlot:
     """The backend of one group or channel of one session.
 
     All methods but ``abort`` and ``free`` are called under the session's lock.
-
-    Args:
-        session: that it works for.
-        gid: number of the group or channel.
     """
 
     def __init__(self, session: SlotOwner, gid: int) -> None:
         self.ranks: tuple[int, ...] = ()
         self._session = session
         self._gid = gid
-        self._store = LaneStore(self._broadcast, session.config.join_timeout)
+        self._store = SetupStore(self._broadcast, session.config.join_timeout)
         self._driver: Driver | None = None
         self._opener: threading.Thread | None = None
         self._ready = False
@@ -107,7 +103,7 @@ class DriverSlot:
 
     def launch(self, launch: Launch) -> None:
         """Start it, after those before it."""
-        self._session.engine.takes_up(launch)
+        self._session.engine.under_way.add(launch)
         self._waiting.append(launch)
         launch.turn = self._start_waiting
         if self._ready:
@@ -129,7 +125,7 @@ class DriverSlot:
         )
 
     def stop(self, *, cut: bool) -> None:
-        """Release whoever waits for the backend to open, and start nothing any more.
+        """Release the threads that wait for the backend to open, and start nothing any more.
 
         With ``cut``, ``abort`` is to follow once the others have been told. Without, its connections stay until they
         are closed in good order: peers may still be reading what we sent.
@@ -139,7 +135,8 @@ class DriverSlot:
         self._drop_waiting()
 
     def abort(self) -> None:
-        """After ``stop(cut=True)``: release whoever waits in the backend. Without the lock; blocks on nothing."""
+        """Release the threads that wait in the backend, after ``stop(cut=True)``. Without the lock; blocks on
+        nothing."""
         if self._driver is not None and self._cut:
             start_or_run(f"mw-abort-{self._session.membership.name}", self._driver.abort)
 
@@ -190,7 +187,7 @@ class DriverSlot:
             self._start(self._waiting.popleft())
 
     def _drop_waiting(self) -> None:
-        """The session has ended: what was not started never will be, and nobody uses its memory."""
+        """Drop what was not started once the session has ended; its memory is not used any more."""
         while self._waiting:
             launch = self._waiting.popleft()
             if launch.operation is not None and self._session.failure is not None:

@@ -19,17 +19,15 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 from multiworld.backends import nccl_environment
 from multiworld.backends.calls import ProcessGroupCalls
 from multiworld.backends.device_communicator import Cancelled, Gathered, Member
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.matching.driver import DriverRefused
 
 _SUCCESS = 0  # WorkResult
 _ABORTS = "abort", "_abort", "shutdown", "_shutdown"
 # Deadlines are the session's.
 _LONGEST = timedelta(days=30)
-_DTYPES = frozenset({
-    torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
-    torch.bfloat16,
-})  # fmt: skip
+_DTYPES = {torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64}
+_DTYPES |= {torch.float16, torch.float32, torch.float64, torch.bfloat16}
 _TASKS = Path("/proc/self/task")
 #: the most that the threads of a new group get to begin, and the time between two looks at them
 _BEGIN_SECONDS, _NAP = 1.0, 1e-4
@@ -42,11 +40,7 @@ def unavailable() -> str | None:
 
 
 class TorchNcclCommunicator:
-    """See ``Communicator``.
-
-    Args:
-        us: our membership.
-    """
+    """See ``Communicator``."""
 
     name = "torch-nccl"
 
@@ -60,7 +54,7 @@ class TorchNcclCommunicator:
     def version(self) -> str:
         return nccl_environment.group_version()
 
-    def connect(self, store: LaneStore, stream: int, cancelled: Cancelled) -> None:  # noqa: ARG002 - torch has its own
+    def connect(self, store: SetupStore, stream: int, cancelled: Cancelled) -> None:  # noqa: ARG002 - torch has its own
         """See ``Communicator.connect``.
 
         Raises:
@@ -109,7 +103,7 @@ class TorchNcclCommunicator:
         """See ``Communicator.finalize``.
 
         The members meet: then all that came before is done, in all of them. The rest is an abort, which waits for
-        nobody: torch's ``shutdown`` waits for the others, cannot be cancelled, and one of them may give up meanwhile.
+        no peer: torch's ``shutdown`` waits for the others, cannot be cancelled, and one of them may give up meanwhile.
         """
         met = torch.cuda.Event(blocking=True)
         self._meet()
@@ -169,7 +163,7 @@ class TorchNcclCommunicator:
         work.wait()  # for the stream; the host goes on
         return work
 
-    def _made(self, store: LaneStore) -> Any:
+    def _made(self, store: SetupStore) -> Any:
         kind = nccl_environment.group_kind()
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _LONGEST

@@ -1,4 +1,4 @@
-"""What one look of ``multiworld doctor`` has found."""
+"""The findings of ``multiworld doctor``."""
 
 from __future__ import annotations
 

@@ -28,10 +28,8 @@ _TRIAL_SECONDS = 20.0
 
 def examine() -> list[Check]:
     """Look at everything; a check that fails in an unexpected way is a failed check, not a traceback."""
-    looks: tuple[Callable[[], Check], ...] = (
-        _versions, _torch, _gloo, _loopback, _own_name, _descriptors, _own_sockets, _heartbeat, _trial,
-    )  # fmt: skip
-    return [*map(_looked, looks), *_nccl()]
+    installation = _versions, _torch, _gloo, _loopback, _own_name, _descriptors, _own_sockets
+    return [*map(_looked, installation), _looked(_heartbeat), _looked(_trial), *_nccl()]
 
 
 def _nccl() -> list[Check]:

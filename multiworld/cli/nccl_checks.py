@@ -1,4 +1,4 @@
-"""What ``multiworld doctor`` says about NCCL: the driver of a world and why, what torch survives, the environment."""
+"""The findings of ``multiworld doctor`` about NCCL: the driver and why, what torch survives, the environment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OLD_NAMES = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DE
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a world on NCCL finds here.
+    """The surroundings of a world on NCCL.
 
     Attributes:
         why_not: why ``backend="nccl"`` cannot be used; None if it can.
@@ -69,14 +69,12 @@ def _setup() -> Setup:
     group: Any = nccl_environment.group_kind()
     no_bindings = nccl.unavailable()
     effect, overlay = _patches()
-    return Setup(
-        choice.unavailable("nccl"), "torch-nccl" if no_bindings else "nccl", no_bindings,
-        getattr(group, "__name__", ""), effect, overlay, torch.__version__,
-    )  # fmt: skip
+    name, taken = getattr(group, "__name__", ""), "torch-nccl" if no_bindings else "nccl"
+    return Setup(choice.unavailable("nccl"), taken, no_bindings, name, effect, overlay, torch.__version__)
 
 
 def _patches() -> tuple[str, str]:
-    """What patches are in effect, and the state of an overlay that is not loaded."""
+    """Return the patches in effect, and the state of an overlay that is not loaded."""
     if ".mw" in torch.__version__:
         return "the patched wheel", ""
     try:
@@ -87,7 +85,7 @@ def _patches() -> tuple[str, str]:
 
 
 def driver(setup: Setup) -> Check:
-    """Which driver ``backend="nccl"`` takes, and why."""
+    """Say which driver ``backend="nccl"`` takes, and why."""
     if setup.no_bindings is None:
         found = "backend='nccl' takes the driver nccl: NVIDIA's bindings are installed"
     else:
@@ -100,7 +98,7 @@ def driver(setup: Setup) -> Check:
 
 
 def patches(setup: Setup) -> Check:
-    """Whether torch is stock, patched, or has an overlay that is loaded."""
+    """Say whether torch is stock, patched, or has an overlay that is loaded."""
     if setup.patches:
         return Check("NCCL patches", Verdict.OK, f"{setup.patches} is in effect: torch {setup.torch}")
     if setup.overlay:
@@ -116,7 +114,7 @@ def patches(setup: Setup) -> Check:
 
 
 def faults(setup: Setup) -> Check:
-    """Which faults torch's own group does not survive here; they concern the driver torch-nccl."""
+    """Say which faults torch's own group does not survive here; they concern the driver torch-nccl."""
     name = "faults of torch's group"
     if setup.patches and setup.group != "ProcessGroupNCCL2":
         return Check(name, Verdict.OK, f"{setup.group} with {setup.patches} survives all that docs/nccl.md lists")
@@ -140,7 +138,7 @@ def fact_check(fact: nccl_environment.Fact, setup: Setup) -> Check:
 
 
 def host_id(environment: Mapping[str, str]) -> Check:
-    """Whether ranks of one world can share a device."""
+    """Say whether ranks of one world can share a device."""
     given = environment.get("NCCL_HOSTID")
     if given:
         found = f"{given}: give each process another one, or NCCL refuses two ranks on one device"
@@ -150,7 +148,7 @@ def host_id(environment: Mapping[str, str]) -> Check:
 
 
 def old_names(environment: Mapping[str, str]) -> Check:
-    """Whether a variable is set under its old name, alone or beside the new one with another value."""
+    """Say whether a variable is set under its old name, alone or together with another value of the new one."""
     name = "old names of variables"
     found = [old for old in _OLD_NAMES if old in environment]
     if not found:

@@ -78,7 +78,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def chaos_tables(report: ChaosReport) -> Iterator[Table]:
-    """What happened, then what it cost, then the promises."""
+    """Yield what happened, what it cost, and the promises."""
     table = _table(
         f"faults of seed {report.plan.seed}",
         "at",
@@ -100,7 +100,7 @@ def chaos_tables(report: ChaosReport) -> Iterator[Table]:
 
 
 def how_to_write(folder: Path) -> Text:
-    """What a program has to do for its worlds to be shown."""
+    """Say what a program has to do for its worlds to be shown."""
     return Text(
         "  likely cause: no program has been asked to write its status there\n"
         "  what to do: add to the program\n"

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed import ReduceOp
 
 from multiworld.config import WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, TensorMismatch, rebuilt
-
-if TYPE_CHECKING:
-    from multiworld.worlds.world import World
+from multiworld.worlds.multi_world import MultiWorld
+from multiworld.worlds.world import World
 
 __all__ = ["DEFAULT_WORLD_NAME", "BrokenWorldException", "MismatchInWorld", "WorldCommunicator"]
 
 #: the name that stood for "no name given"
 DEFAULT_WORLD_NAME = ""
+Tensors: TypeAlias = Sequence[torch.Tensor]
+Reduction: TypeAlias = "ReduceOp | ReduceOp.RedOpType"
 
 
 class MismatchInWorld(TensorMismatch, BrokenWorldException):
     """A ``TensorMismatch`` that programs for pymultiworld catch as before; the world stays usable."""
-
-
-class Worlds(Protocol):
-    """What finds a world by its name: ``WorldManager``."""
-
-    def find(self, world_name: str) -> World | None: ...
 
 
 async def _as_before(operation: Awaitable[Any]) -> None:
@@ -44,8 +39,8 @@ class WorldCommunicator:
     subclass ``MismatchInWorld`` where the members disagree.
     """
 
-    def __init__(self, world_manager: Worlds) -> None:
-        self._manager = world_manager
+    def __init__(self, worlds: MultiWorld) -> None:
+        self._worlds = worlds
 
     def add_world(self, world_name: str, backend: str) -> None:
         """Nothing to do here any more; ``WorldManager`` calls it."""
@@ -54,8 +49,8 @@ class WorldCommunicator:
         """Nothing to do here any more; ``WorldManager`` calls it."""
 
     def is_broken(self, world_name: str) -> bool:
-        """Whether the world is broken, was removed, or never was."""
-        world = self._manager.find(world_name)
+        """Return whether the world is broken, was removed, or never was."""
+        world = self._worlds.worlds.get(world_name)
         return world is None or world.state is not WorldState.ACTIVE
 
     async def send(self, tensor: torch.Tensor, dst: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
@@ -68,31 +63,22 @@ class WorldCommunicator:
         await _as_before(self._world(world_name).broadcast(tensor, src))
 
     async def all_reduce(
-        self,
-        tensor: torch.Tensor,
-        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
-        world_name: str = DEFAULT_WORLD_NAME,
+        self, tensor: torch.Tensor, op: Reduction = ReduceOp.SUM, world_name: str = DEFAULT_WORLD_NAME
     ) -> None:
         await _as_before(self._world(world_name).all_reduce(tensor, op))
 
     async def reduce(
-        self,
-        tensor: torch.Tensor,
-        dst: int,
-        op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
-        world_name: str = DEFAULT_WORLD_NAME,
+        self, tensor: torch.Tensor, dst: int, op: Reduction = ReduceOp.SUM, world_name: str = DEFAULT_WORLD_NAME
     ) -> None:
         await _as_before(self._world(world_name).reduce(tensor, dst, op))
 
-    async def all_gather(
-        self, tensors: Sequence[torch.Tensor], tensor: torch.Tensor, world_name: str = DEFAULT_WORLD_NAME
-    ) -> None:
+    async def all_gather(self, tensors: Tensors, tensor: torch.Tensor, world_name: str = DEFAULT_WORLD_NAME) -> None:
         await _as_before(self._world(world_name).all_gather(tensors, tensor))
 
     async def gather(
         self,
         tensor: torch.Tensor,
-        gather_list: Sequence[torch.Tensor] | None = None,
+        gather_list: Tensors | None = None,
         dst: int = 0,
         world_name: str = DEFAULT_WORLD_NAME,
     ) -> None:
@@ -101,7 +87,7 @@ class WorldCommunicator:
     async def scatter(
         self,
         tensor: torch.Tensor,
-        scatter_list: Sequence[torch.Tensor] | None = None,
+        scatter_list: Tensors | None = None,
         src: int = 0,
         world_name: str = DEFAULT_WORLD_NAME,
     ) -> None:
@@ -110,7 +96,7 @@ class WorldCommunicator:
     def _world(self, world_name: str) -> World:
         if not isinstance(world_name, str):
             raise InvalidArgument(what=f"world_name is {world_name!r}, not text", remedy="pass the name of a world")
-        world = self._manager.find(world_name)
+        world = self._worlds.worlds.get(world_name)
         if world is None:
             raise BrokenWorldException(
                 world_name,

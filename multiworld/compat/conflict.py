@@ -21,7 +21,7 @@ REMEDY = (
 
 
 def traces(folder: str) -> list[str]:
-    """What pymultiworld has left in ``folder``, the folder of this package, and next to it."""
+    """Return what pymultiworld has left in ``folder``, the folder of this package, and next to it."""
     place = Path(folder)
     found = [name for name in _THEIRS if (place / name).exists()]
     # Not torch_multiworld-…, which is ours, nor multiworld_torch_overlay-…, a package of its own.

@@ -36,7 +36,7 @@ class WorldManager:
         self._worlds = MultiWorld(op_timeout=OP_TIMEOUT)
         self._announced: dict[str, str] = {}
         self._broken: set[str] = set()
-        self._communicator = WorldCommunicator(self)
+        self._communicator = WorldCommunicator(self._worlds)
         self._watchdog: WatchDog | None = None
         if enable_monitor:
             self._watchdog = WatchDog(queue.Queue(), asyncio.Queue())
@@ -73,10 +73,8 @@ class WorldManager:
         """
         self.add_world(world_name, backend)
         try:
-            await self._worlds.join(
-                world_name, rank, world_size, store=f"tcp://{addr}:{port}", backend=backend, device=device,
-                join_timeout=timeout,
-            )  # fmt: skip
+            how = {"store": f"tcp://{addr}:{port}", "backend": backend, "device": device, "join_timeout": timeout}
+            await self._worlds.join(world_name, rank, world_size, **how)
         except BaseException:
             self._announced.pop(world_name, None)
             raise

@@ -10,7 +10,7 @@ from multiworld.version import VERSION
 
 
 def check() -> list[str]:
-    """What is wrong with the installation, one line each; empty if nothing is."""
+    """Return what is wrong with the installation, one line each; empty if nothing is."""
     try:
         dist = importlib.import_module("torch.distributed")
     except ImportError as error:

@@ -10,12 +10,10 @@ import asyncio
 import contextlib
 import queue
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multiworld.events import Event, WorldBroken
-
-if TYPE_CHECKING:
-    from multiworld.worlds.multi_world import MultiWorld
+from multiworld.worlds.multi_world import MultiWorld
 
 
 class WatchDog:

@@ -54,7 +54,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a call ended; times are monotonic."""
+    """The end of a call; times are monotonic."""
 
     number: int
     started: float

@@ -26,13 +26,15 @@ import json
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -71,7 +73,7 @@ class Running:
         self.number = number
 
     def outcome(self, timeout: float = DEADLINE) -> Outcome:
-        """How it ended; ``OverdueError`` after ``timeout`` seconds."""
+        """Return how it ended; ``OverdueError`` after ``timeout`` seconds."""
         return self._worker.outcome_of(self.number, timeout)
 
     def result(self, timeout: float = DEADLINE) -> Any:
@@ -247,11 +249,12 @@ class WorkerPool:
         path = os.pathsep.join([*python_path, *(filter(None, sys.path) if python == sys.executable else ())])
         with contextlib.ExitStack() as stack:
             stderr = stack.enter_context(log.open("ab")) if log is not None else None
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stderr, "stderr": stderr}
+            command = [python, "-m", _FORKSERVER, str(theirs.fileno()), "many" if many else "few", *preload]
+            env = {**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": path}
             self._forkserver = subprocess.Popen(
-                [python, "-m", _FORKSERVER, str(theirs.fileno()), "many" if many else "few", *preload],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
-                env={**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": path}, start_new_session=True,
-            )  # fmt: skip
+                command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, **streams
+            )
         theirs.close()
         self._control.settimeout(_START_SECONDS)
         if not self._control.recv(16):
@@ -318,3 +321,17 @@ class WorkerPool:
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
             answer: dict[str, Any] = json.loads(self._control.recv(1024))
         return answer
+
+
+@contextlib.contextmanager
+def log_folder(purpose: str) -> Iterator[Path]:
+    """A temporary folder that stays only if the block fails: the errors of workers name their log in it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"multiworld-{purpose}-"))
+    try:
+        yield folder
+    except Exception:
+        raise
+    except BaseException:  # an interruption names no log
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)

@@ -5,27 +5,113 @@ of ranks; those that have left are skipped. That is enough. Let any members be l
 ring from a live member, the first lost one comes right behind a live one, which watches it. So at least one live member
 notices, breaks the world, and tells all members over the control connections; which of the lost ones it names does not
 matter. The same holds for each side of a network that is cut into parts: each side has a member whose successor is on
-another one. Watching more than one successor makes worlds of up to four a full mesh, and keeps a slow dial of one
-member from leaving another one unwatched.
+another one. With more than one successor, worlds of up to four are a full mesh. A slow dial of one member leaves no
+other one unwatched.
 
-What a ring cannot see is a cut between two members that are no neighbours while both are seen by others. Nobody needs
-to see it, until one waits for the other: see ``reach``.
+A ring cannot see a cut between two members that are no neighbours while others see both. It does not matter until one
+of them waits for the other: see ``Reach``.
 """
 
 from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from multiworld.config import Heartbeat
 from multiworld.events import OwnStall
 from multiworld.liveness.neighbour import ProcessId
-from multiworld.liveness.peer import PeerProcess, Watch, Watched
-from multiworld.liveness.reach import Reach
-from multiworld.liveness.ring import watched_by
+from multiworld.liveness.peer import SLACK, PeerProcess, Watch, Watched
 from multiworld.transport.reactor import Clock, Reactor
+
+#: how many successors a member watches; worlds of one more than that are watched by everybody
+SUCCESSORS = 3
+
+
+def watched_by(rank: int, size: int, departed: Collection[int], leaving: Collection[int]) -> tuple[int, ...]:
+    """The ranks that ``rank`` watches.
+
+    Args:
+        departed: ranks that have left; they are skipped.
+        leaving: ranks that have said that they leave. They are watched as long as their last data is awaited, and do
+            not count: the ranks behind them must not be left alone.
+    """
+    chosen: list[int] = []
+    lasting = 0
+    for step in range(1, size):
+        peer = (rank + step) % size
+        if peer in departed:
+            continue
+        chosen.append(peer)
+        lasting += peer not in leaving
+        if lasting == SUCCESSORS:
+            break
+    return tuple(chosen)
+
+
+#: so many peers are asked at a time, each until it answers; then it is the turn of others
+AT_ONCE = 4
+#: how long the kernel of a peer may put off an acknowledgement, or take to send it again
+ACK_SECONDS = 0.3
+
+
+class Reach:
+    """The questions of one session to the kernels of awaited peers that it does not ping. For the hub's thread.
+
+    Once an operation has waited for a peer for longer than an interval, an empty line goes out on the control
+    connection. The kernel knows whether it was acknowledged. That takes no further connection, and no thread of the
+    peer has to run. A peer that is slow, starved or stopped raises no false alarm; its predecessors in the ring notice
+    that.
+    """
+
+    def __init__(self, session: Watched, heartbeat: Heartbeat, clock: Clock) -> None:
+        self._session = session
+        self._heartbeat = heartbeat
+        self._clock = clock
+        self._asked: dict[int, Watch] = {}
+        self._last = session.membership.rank
+        self._next_look = 0.0
+
+    def tick(self, now: float, watched: Collection[int], unreached: Collection[int]) -> None:
+        """Ask and judge, if it is time. Peers in ``unreached`` should be pinged, but cannot be now."""
+        interval = self._heartbeat.interval
+        if now < self._next_look - SLACK * interval:
+            return
+        self._next_look = now + interval
+        wanted = self._session.awaited(now - interval) | set(unreached)
+        wanted -= set(watched) | self._session.departed
+        for peer in tuple(self._asked):
+            self._look(peer, now, peer in wanted)
+        self._ask(wanted)
+
+    def forgive(self, gap: float) -> None:
+        """We did not listen for ``gap`` seconds."""
+        now = self._clock()
+        for watch in self._asked.values():
+            watch.since = min(now, watch.since + gap)
+
+    def _look(self, peer: int, now: float, wanted: bool) -> None:
+        watch, info = self._asked[peer], self._session.control.tcp_info(peer)
+        if info is None or info.unanswered == 0 or not wanted:
+            watch.judge(0.0, lost=False)
+            del self._asked[peer]
+            return
+        # In this order: this thread may lose the GIL for long between any two steps.
+        silence = now - max(watch.since, self._clock() - info.ack_age)
+        silence = silence if silence > ACK_SECONDS else 0.0
+        watch.judge(silence, silence >= self._heartbeat.lost_after)
+
+    def _ask(self, wanted: set[int]) -> None:
+        """Take up those whose turn it is: the ranks behind the last that was asked, all round."""
+        size = self._session.membership.size
+        for peer in sorted(wanted - self._asked.keys(), key=lambda rank: (rank - self._last - 1) % size):
+            if len(self._asked) >= AT_ONCE:
+                return
+            self._last = peer
+            if self._session.control.poke(peer):
+                self._asked[peer] = Watch(self._session, peer, self._heartbeat, self._clock())
+
 
 #: when to go on after an error of ours
 AGAIN_SECONDS = 0.2

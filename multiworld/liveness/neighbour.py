@@ -1,10 +1,10 @@
 """A peer process on this very machine can be looked at: starved is not stopped.
 
-On an overloaded machine a process may not get to answer a ping for a second although nothing is wrong with it. Where
-the kernel can be asked (same boot, same namespaces of processes and network), a silent peer is given more time, but
-only while there is evidence that the thread that answers wants to run: it waits for a CPU or for its memory to be
-swapped in, or it has run since it was last looked at. A stopped or frozen thread does none of these, and neither does
-one that sleeps because pings do not reach it.
+On an overloaded machine a healthy process may not get to answer a ping for a second. Where the kernel can be asked
+(same boot, same namespaces of processes and network), a silent peer may get more time. It does only while there is
+evidence that the thread that answers wants to run. Such a thread waits for a CPU or for its memory to be swapped in, or
+has run since the last look. A stopped or frozen thread does none of these, and neither does one that sleeps because
+pings do not reach it.
 
 The kernel shows a process that is frozen (``docker pause``, ``systemctl freeze``, a batch system's suspend) as asleep,
 as it shows an idle one. Its control group shows the difference, in version 1 (``freezer.state``) and version 2
@@ -40,7 +40,7 @@ class ProcessId:
     started: int
 
     def running(self) -> bool | None:
-        """Whether it exists and is neither stopped nor frozen; None if that cannot be known from here."""
+        """Return whether it exists and is neither stopped nor frozen; None if that cannot be known from here."""
         if self.machine != machine():
             return None
         fields = _stat(Path(f"/proc/{self.pid}"))
@@ -51,8 +51,8 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What the kernel says of a thread: R waits for a CPU or has one, D waits for a disk or is frozen. ``progress``
-    grows whenever it runs, waits for a CPU or has memory swapped in."""
+    """The state of a thread: R waits for a CPU or has one, D waits for a disk or is frozen. ``progress`` grows whenever
+    it runs, waits for a CPU or has memory swapped in."""
 
     state: str
     progress: tuple[int, int, int]
@@ -66,7 +66,7 @@ class Starvation:
         self._last = _sample(process.pid) if process.running() else None
 
     def evident(self) -> bool:
-        """Whether the thread that answers wants to run now, or did since we last looked."""
+        """Return whether the thread that answers wants to run now, or did since we last looked."""
         last, self._last = self._last, None
         if not self._process.running():
             return False
@@ -79,7 +79,7 @@ class Starvation:
 
 
 def machine() -> str:
-    """What is the same for processes that can look at each other in ``/proc``, and for no others."""
+    """Return a text that is the same for processes that can look at each other in ``/proc``, and for no others."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # Of two network namespaces the wire between them may be cut, which is no overload.
@@ -118,8 +118,10 @@ def _responder(pid: int) -> Path | None:
 
 
 def _stat(folder: Path) -> list[str] | None:
-    """The fields of a ``stat`` file after the name: state, then as numbered in proc(5) less 3, such as 9 for major
-    faults, 11 and 12 for time on the CPU, 19 for the start."""
+    """The fields of a ``stat`` file after the name: state, then as numbered in proc(5) less 3.
+
+    So 9 is major faults, 11 and 12 are time on the CPU, 19 is the start.
+    """
     try:
         return (folder / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -136,7 +138,7 @@ class _Mount:
 
 
 def frozen(pid: int) -> bool | None:
-    """Whether the control group of ``pid``, or one above it, is frozen or about to be; None if unknown."""
+    """Return whether the control group of ``pid``, or one above it, is frozen or about to be; None if unknown."""
     known: bool | None = None
     with contextlib.suppress(OSError):
         mounts = tuple(_mounts())

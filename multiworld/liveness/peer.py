@@ -30,7 +30,7 @@ class ControlSockets(Protocol):
     """The control connections of a session, as far as they show whether a host can be reached."""
 
     def tcp_info(self, peer: int) -> TcpInfo | None:
-        """What the kernel knows of the connection to ``peer``; None if it is closed, or the kernel does not say."""
+        """Ask the kernel about the connection to ``peer``; None if it is closed, or the kernel does not say."""
 
     def poke(self, peer: int) -> bool:
         """Send what means nothing to ``peer``, for its kernel to acknowledge; whether it was sent."""
@@ -194,7 +194,7 @@ class PeerProcess:
             self._starvation = Starvation(self._process)
 
     def _excused(self) -> bool:
-        """Whether there is a reason for its silence other than its end."""
+        """Return whether there is a reason for its silence other than its end."""
         if self._sock is None:
             # Python there has not answered our greeting, maybe because it holds the GIL: lost only if we know more.
             return self._process.running() is not False

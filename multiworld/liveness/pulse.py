@@ -1,9 +1,9 @@
 """A sign of life that needs no GIL: a native thread of each process answers pings.
 
-A Python thread cannot answer while another one holds the GIL, for example during a long model load, and such a peer
-must not be taken for dead. So a thread that runs compiled code (``pulse.c``) answers: as long as the process runs, and
-not when it is stopped, frozen, gone or cut off. It serves only connections that have introduced themselves to the
-endpoint as those of a peer, so a stranger does not reach it. A ping is one byte, and so is its answer.
+A Python thread cannot answer while another one holds the GIL, for example during a long model load. Such a peer must
+not be taken for dead. So a thread that runs compiled code (``pulse.c``) answers: as long as the process runs, and not
+when it is stopped, frozen, gone or cut off. It serves only connections that were introduced to the endpoint as those of
+a peer, so a stranger does not reach it. A ping is one byte, and so is its answer.
 
 Without the compiled library a Python thread does the same work. A held GIL is silence then.
 """

@@ -1,4 +1,4 @@
-"""What the kernel knows of a TCP connection: when something last came, and whether anything is still unanswered."""
+"""The kernel's view of a TCP connection: when something last came, and whether anything is still unanswered."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
         raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
     except OSError:
         return None
-    # What imitates Linux may fill in a part of it and leave zeros for the rest; no real connection has segments of 0.
+    # An imitation of Linux may leave zeros in a part of it; no real connection has segments of 0.
     if len(raw) < _BYTES or _SEGMENT.unpack_from(raw)[0] == 0:
         return None
     data_age, ack_age = _AGES.unpack(raw)

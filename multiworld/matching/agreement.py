@@ -1,4 +1,4 @@
-"""Collectives are agreed on first: everybody tells everybody what it calls, and all compare.
+"""Agreement on collectives: each member tells all others what it calls, and all compare.
 
 Small payloads travel with that; then the exchange is the whole collective. For larger ones the backend is called once
 all agree, so it never sees lengths that differ. If anything differs, every member sees the same fingerprints and raises
@@ -23,7 +23,6 @@ class CollectiveOperation(Operation):
     """A collective of a group, from its fingerprint to its end."""
 
     in_step = True
-    __slots__ = ("copying", "fingerprint", "gid", "heard", "plan", "ranks", "seq")
 
     def __init__(self, registry: Registry, gid: int, digest: int, ranks: tuple[int, ...], plan: Plan) -> None:
         super().__init__(registry, plan.name, plan.buffers)
@@ -34,7 +33,7 @@ class CollectiveOperation(Operation):
         self.seq = -1
         self.heard: dict[int, tuple[bytes, memoryview]] = {}
         self.finish = plan.finish
-        self.copying = False  # the caller's memory is copied on the device, since nobody waits any more
+        self.copying = False  # the caller's memory is copied on the device, since its caller waits no more
 
     def give_back(self) -> None:
         """See ``Operation.give_back``; the others count on it, so it goes on with copies."""
@@ -48,9 +47,8 @@ class CollectiveOperation(Operation):
         else:
             buffers.own()
 
-    def part(self) -> None:
-        """See ``Operation.part``."""
-        super().part()
+    def detach(self) -> None:
+        super().detach()
         if not self.copying or self.plan.buffers is None:
             return
         self.plan.buffers.own()
@@ -64,7 +62,7 @@ class CollectiveOperation(Operation):
         after = self.plan.after
         try:
             value = None if after is None else after()
-        except Exception as failure:  # noqa: BLE001 - in the backend's thread, where nobody else would hear of it
+        except Exception as failure:  # noqa: BLE001 - in the backend's thread, where it would be lost
             self.fail(self.unmade(failure))
             return
         self.complete(value)
@@ -92,11 +90,10 @@ class CollectiveOperation(Operation):
     def unmade(self, error: Exception) -> InvalidArgument:
         """All members did their part, but the result cannot be made of it here."""
         us = self.registry.membership
-        return InvalidArgument(
-            us.name, f"the result cannot be made: {error}",
-            cause="torch cannot do this for this dtype or reduction",
-            remedy="convert the tensor, or reduce otherwise; the world goes on", **us.where(self.name),
-        )  # fmt: skip
+        cause = "torch cannot do this for this dtype or reduction"
+        remedy = "convert the tensor, or reduce otherwise; the world goes on"
+        what = f"the result cannot be made: {error}"
+        return InvalidArgument(us.name, what, cause=cause, remedy=remedy, **us.where(self.name))
 
 
 #: how many collectives a peer may be ahead of us
@@ -178,15 +175,14 @@ class GroupCollectives:
         elif operation.plan.launch is None:
             self._absorb(operation, [heard[r][1] if r != us else None for r in operation.ranks])
         else:
-            launch = operation.launch = Launch(
-                operation, operation.ranks, operation.plan.launch, operation.over,
-                streamed=operation.plan.streamed, ready=not operation.copying,
-            )  # fmt: skip
+            launch = Launch(operation, operation.ranks, operation.plan.launch, operation.over)
+            launch.streamed, launch.ready = operation.plan.streamed, not operation.copying
+            operation.launch = launch
             self._launch(self._gid, operation.ranks, launch)
 
     def _absorb(self, operation: CollectiveOperation, parts: list[memoryview | None]) -> None:
-        """Make the result of what all sent. What fails in that is the call's own affair, not the fault of the peer
-        whose part came last; and the others have ours already, so nobody is left waiting."""
+        """Make the result of what all sent. A failure in that is the call's own, not the last peer's; the others have
+        our part already, so none is left waiting."""
         try:
             value = operation.plan.absorb(parts)
         except (RuntimeError, TypeError) as error:

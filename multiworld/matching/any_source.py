@@ -1,4 +1,4 @@
-"""A receive from whoever sends first: asked of everybody, taken from the first who offers."""
+"""A receive from any source: asked of all peers, taken from the first that offers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from multiworld.errors import MultiWorldError
 from multiworld.matching.device import DeviceEnd
 from multiworld.matching.operation import Operation
-from multiworld.matching.peer_messages import AnySource, Mailbox
+from multiworld.matching.peer_messages import AnySource, PeerMessages
 from multiworld.matching.protocol import Kind
-from multiworld.matching.send_receive import ReceiveOperation, Signature
+from multiworld.matching.send_receive import End, ReceiveOperation, Signature, View
 
 
 class AnyReceive(Operation):
@@ -20,65 +20,63 @@ class AnyReceive(Operation):
     Args:
         view: where the message goes; None if it stays on the device.
         keep: what must stay alive until then.
-        boxes: of the peers that may send it, one at least.
+        candidates: of the peers that may send it, one at least.
         waiting: all receives from any source that wait.
         numbers: of these receives.
         end: where it goes on the device.
     """
 
-    __slots__ = ("_boxes", "_numbers", "_waiting", "chosen", "end", "key", "peers", "seq", "signature", "view")
-
     def __init__(
         self,
         key: int,
         signature: Signature,
-        view: memoryview | None,
+        view: View,
         keep: Any,
-        boxes: tuple[Mailbox, ...],
+        candidates: tuple[PeerMessages, ...],
         waiting: list[AnySource],
         numbers: Iterator[int],
-        end: DeviceEnd | None = None,
+        end: End = None,
     ) -> None:
-        super().__init__(boxes[0].registry, "recv", keep)
+        super().__init__(candidates[0].registry, "recv", keep)
         self.key = key
         self.signature = signature
         self.view, self.end = view, end
-        self.peers = tuple(box.lane.peer for box in boxes)
+        self.peers = tuple(messages.lane.peer for messages in candidates)
         self.seq = -1
         self.chosen: _Chosen | None = None
-        self._boxes, self._waiting, self._numbers = boxes, waiting, numbers
+        self._candidates, self._waiting, self._numbers = candidates, waiting, numbers
 
     def unreachable(self) -> tuple[int, ...]:
-        """All peers, if every one has left and nothing that one of them sent lies ready; else nobody."""
-        lies_ready = any(box.kept.get(self.key) for box in self._boxes)
+        """Return all peers if every one has left and nothing that one of them sent lies ready; else none."""
+        lies_ready = any(messages.kept.get(self.key) for messages in self._candidates)
         return self.peers if self.registry.departed.issuperset(self.peers) and not lies_ready else ()
 
     def start(self) -> None:
         """Take a message that lies ready, or ask everybody."""
         self._waiting.append(self)
-        if any(map(self.take_kept, self._boxes)):
+        if any(map(self.take_kept, self._candidates)):
             return
         self.seq = next(self._numbers)
-        for box in self._boxes:
-            box.lane.put(Kind.ANY, seq=self.seq, key=self.key)
+        for messages in self._candidates:
+            messages.lane.put(Kind.ANY, seq=self.seq, key=self.key)
 
-    def take_kept(self, box: Mailbox) -> bool:
-        """Receive from ``box`` if a message of ours lies there."""
-        if self.chosen is None and box.ready(self.key):
-            self.choose(box)
+    def take_kept(self, messages: PeerMessages) -> bool:
+        """Receive from ``messages`` if a message of ours lies there."""
+        if self.chosen is None and messages.ready(self.key):
+            self.choose(messages)
         return self.chosen is not None
 
-    def choose(self, box: Mailbox, *, offered: bool = False) -> None:
+    def choose(self, messages: PeerMessages, *, offered: bool = False) -> None:
         """Receive from this peer, and from no other.
 
-        An offer binds the peer: its message waits for our answer, which comes with the receive (TAKE), so that no other
-        receive of ours can take it meanwhile and leave us waiting for a peer that has nothing more.
+        An offer binds the peer: its message waits for our answer, which comes with the receive (TAKE). So no other
+        receive of ours can take it meanwhile, and leave us waiting for a peer that has nothing more.
         """
-        self.chosen = _Chosen(self, box)
+        self.chosen = _Chosen(self, messages)
         if offered:
             self.chosen.offer = self.seq
-        self._close(answering=box.lane.peer if offered else -1)
-        box.receive(self.chosen)
+        self._close(answering=messages.lane.peer if offered else -1)
+        messages.receive(self.chosen)
 
     def withdraw(self) -> None:
         self.withdrawn = True
@@ -92,18 +90,15 @@ class AnyReceive(Operation):
         if self.chosen is not None:
             self.chosen.give_back()
 
-    def lent(self) -> list[Operation]:
-        """See ``Operation.lent``."""
-        return [] if self.chosen is None else self.chosen.lent()
+    def held_by_backend(self) -> list[Operation]:
+        return [] if self.chosen is None else self.chosen.held_by_backend()
 
-    def part(self) -> None:
-        """See ``Operation.part``."""
+    def detach(self) -> None:
         if self.chosen is not None:
-            self.chosen.part()
+            self.chosen.detach()
 
     @property
     def taken(self) -> DeviceEnd | None:
-        """See ``ReceiveOperation.taken``."""
         return None if self.chosen is None else self.chosen.taken
 
     def needs(self, peer: int) -> bool:
@@ -121,18 +116,16 @@ class AnyReceive(Operation):
         """Take no offers any more, and tell all but the peer whose offer is being answered."""
         self._waiting.remove(self)
         if self.seq >= 0:
-            for box in self._boxes:
-                if box.lane.peer != answering:
-                    box.lane.put(Kind.ANY_DONE, seq=self.seq, key=self.key)
+            for messages in self._candidates:
+                if messages.lane.peer != answering:
+                    messages.lane.put(Kind.ANY_DONE, seq=self.seq, key=self.key)
 
 
 class _Chosen(ReceiveOperation):
     """The ordinary receive that an any-source receive has turned into."""
 
-    __slots__ = ("asked_by",)
-
-    def __init__(self, parent: AnyReceive, box: Mailbox) -> None:
-        super().__init__("recv", box, parent.key, parent.signature, parent.view, parent.keep, parent.end)
+    def __init__(self, parent: AnyReceive, messages: PeerMessages) -> None:
+        super().__init__("recv", messages, parent.key, parent.signature, parent.view, parent.keep, parent.end)
         self.asked_by: AnyReceive | None = parent  # until it is done: nothing is to be left in a circle
 
     def complete(self, value: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""What a collective is about: its fingerprint, what it sends to whom, and how the backend is called for it."""
+"""The plan of a collective: its fingerprint, what it sends to whom, and how the backend is called for it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Buffers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What all members must agree on.
+    """The facts that all members must agree on.
 
     Attributes:
         kind: of the collective.
@@ -128,12 +128,13 @@ class Plan:
 
 
 def may_be_fingerprint(nbytes: int) -> bool:
-    """Whether a fingerprint can have that length: the head, and two numbers for each member if there are splits."""
+    """Return whether a fingerprint can have that length: the head, and two numbers for each member if there are
+    splits."""
     return _HEAD.size <= nbytes <= _HEAD.size + 16 * MAX_MEMBERS and (nbytes - _HEAD.size) % 16 == 0
 
 
 def same_group(packed: Sequence[bytes]) -> bool:
-    """Whether the members mean the same group; groups of different ranks may have the same number by chance."""
+    """Return whether the members mean the same group; groups of different ranks may have the same number by chance."""
     return len({part[:8] for part in packed}) == 1
 
 
@@ -160,7 +161,7 @@ def _describe_splits(packed: bytes) -> list[str]:
 
 
 def disagreement(packed: Sequence[bytes]) -> bool:
-    """Whether the members' fingerprints do not fit together; every member comes to the same verdict."""
+    """Return whether the members' fingerprints do not fit together; every member comes to the same verdict."""
     heads = {part[: _HEAD.size] for part in packed}
     lengths = {len(part) for part in packed}
     if len(heads) > 1 or len(lengths) > 1:

@@ -23,13 +23,13 @@ class Moment:
 
 
 class Device(Protocol):
-    """What is asked of the device. None of it may be called under a lock: a call can wait for a kernel that hangs."""
+    """The device of a world. None of it may be called under a lock: a call can wait for a kernel that hangs."""
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` lies on a device of this kind; callable under a lock."""
+        """Return whether ``tensor`` lies on a device of this kind; callable under a lock."""
 
     def capturing(self) -> bool:
-        """Whether the calling thread's current stream is being captured into a graph."""
+        """Return whether the calling thread's current stream is being captured into a graph."""
 
     def now(self) -> Moment:
         """This moment in the calling thread's current stream."""

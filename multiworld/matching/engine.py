@@ -9,36 +9,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from multiworld.errors import BrokenWorldException
 from multiworld.matching.agreement import CollectiveOperation, GroupCollectives
 from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.collective_plan import Plan
-from multiworld.matching.device import Device, DeviceEnd
+from multiworld.matching.device import Device
 from multiworld.matching.membership import Membership
-from multiworld.matching.operation import Carrier, Host, Launch, Operation, Registry, Sink, Synchronization
-from multiworld.matching.peer_messages import AnySource, Mailbox
+from multiworld.matching.operation import Host, Launch, Operation, Registry, Sink, Synchronization
+from multiworld.matching.peer_messages import AnySource, PeerMessages
 from multiworld.matching.protocol import Kind, Placement
-from multiworld.matching.send_receive import ReceiveOperation, SendOperation, Signature
+from multiworld.matching.send_receive import End, Payload, ReceiveOperation, SendOperation, Signature, View
 
 #: how many groups of a world may have collectives; a peer that names more makes them up
 MAX_GROUPS = 1 << 16
 #: the kinds that come with every message, as plain numbers: each is compared for every frame
 _DATA, _POST, _FINGERPRINT, _VALUE = map(int, (Kind.DATA, Kind.POST, Kind.FINGERPRINT, Kind.VALUE))
-
-
-class EngineHost(Host, Carrier, Protocol):
-    """What the engine asks of whoever runs it; all with the lock held."""
-
-    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:
-        """Run an agreed collective of a group on the backend, after those before it."""
-
-    def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
-        """A value for the set-up of a backend arrives: where to put it."""
-
-    def on_bye(self, peer: int, *, gives_up: bool) -> None:
-        """``peer`` has said that it leaves, and nothing follows."""
 
 
 class Engine(Registry):
@@ -49,7 +36,7 @@ class Engine(Registry):
         device: where the backend takes tensors; None if it takes them on the CPU only.
 
     Attributes:
-        boxes: the messages with each peer, by world rank.
+        messages: the messages with each peer, by world rank.
         any_receives: receives from any source that wait for a message.
         under_way: what is matched or agreed, and not over on the backend yet.
     """
@@ -57,7 +44,7 @@ class Engine(Registry):
     def __init__(
         self,
         membership: Membership,
-        host: EngineHost,
+        host: Host,
         sinks: Mapping[int, Sink],
         lock: AbstractContextManager[Any],
         clock: Callable[[], float],
@@ -67,8 +54,7 @@ class Engine(Registry):
         self.device = device
         self.under_way: set[Launch] = set()
         self.any_receives: list[AnySource] = []
-        self.boxes = {peer: Mailbox(self, sink, self.any_receives, host) for peer, sink in sinks.items()}
-        self._engine_host = host
+        self.messages = {peer: PeerMessages(self, sink, self.any_receives, host) for peer, sink in sinks.items()}
         self._sinks = sinks
         self._groups: dict[int, GroupCollectives] = {}
         self._gave_up: set[int] = set()
@@ -77,14 +63,7 @@ class Engine(Registry):
     # starts; the caller does not hold the lock
 
     def send(
-        self,
-        name: str,
-        peer: int,
-        key: int,
-        signature: Signature,
-        payload: tuple[Any, ...],
-        keep: Any,
-        end: DeviceEnd | None = None,
+        self, name: str, peer: int, key: int, signature: Signature, payload: Payload, keep: Any, end: End = None
     ) -> Operation:
         """Start a send to ``peer``, a world rank.
 
@@ -95,22 +74,15 @@ class Engine(Registry):
             keep: the tensor whose memory is sent; None if it is memory of our own.
             end: what is sent from the device.
         """
-        box = self.boxes[peer]
-        operation = SendOperation(name, box, key, signature, payload, keep, end)
+        messages = self.messages[peer]
+        operation = SendOperation(name, messages, key, signature, payload, keep, end)
         with self.lock:
             if self.register(operation, (peer,)):
-                box.send(operation)
+                messages.send(operation)
         return operation
 
     def receive(
-        self,
-        name: str,
-        peer: int,
-        key: int,
-        signature: Signature,
-        view: memoryview | None,
-        keep: Any,
-        end: DeviceEnd | None = None,
+        self, name: str, peer: int, key: int, signature: Signature, view: View, keep: Any, end: End = None
     ) -> ReceiveOperation:
         """Start a receive from ``peer``; arguments as of ``send``.
 
@@ -118,26 +90,20 @@ class Engine(Registry):
             view: where the payload goes; None for memory that is found when it comes.
             end: where it goes on the device.
         """
-        box = self.boxes[peer]
-        operation = ReceiveOperation(name, box, key, signature, view, keep, end)
+        messages = self.messages[peer]
+        operation = ReceiveOperation(name, messages, key, signature, view, keep, end)
         with self.lock:
-            # What a peer sent before it left is still there to be received.
-            if self.register(operation, () if self.departed and box.kept.get(key) else (peer,)):
-                box.receive(operation)
+            # A message from before the peer left can still be received.
+            if self.register(operation, () if self.departed and messages.kept.get(key) else (peer,)):
+                messages.receive(operation)
         return operation
 
     def receive_any(
-        self,
-        peers: tuple[int, ...],
-        key: int,
-        signature: Signature,
-        view: memoryview | None,
-        keep: Any,
-        end: DeviceEnd | None = None,
+        self, peers: tuple[int, ...], key: int, signature: Signature, view: View, keep: Any, end: End = None
     ) -> AnyReceive:
         """Start a receive from the one of ``peers`` that sends first; arguments as of ``receive``."""
-        boxes = tuple(self.boxes[peer] for peer in peers)
-        operation = AnyReceive(key, signature, view, keep, boxes, self.any_receives, self._any_numbers, end)
+        candidates = tuple(self.messages[peer] for peer in peers)
+        operation = AnyReceive(key, signature, view, keep, candidates, self.any_receives, self._any_numbers, end)
         with self.lock:
             if self.register(operation, operation.unreachable()):
                 operation.start()
@@ -175,10 +141,6 @@ class Engine(Registry):
 
     # the backend's work; the caller holds the lock
 
-    def takes_up(self, launch: Launch) -> None:
-        """It is the backend's from now on."""
-        self.under_way.add(launch)
-
     def is_over(self, launch: Launch) -> None:
         """The backend is done with it, and what was to be done then is done."""
         self.under_way.discard(launch)
@@ -188,41 +150,43 @@ class Engine(Registry):
 
     def on_frame(self, sink: Sink, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int, /) -> Placement:
         """Handle the header of a frame that came from the peer of ``sink``."""
-        box = self.boxes[sink.peer]
+        messages = self.messages[sink.peer]
         if kind == _DATA:
-            return box.on_data(dtype, flags, seq, nbytes)
+            return messages.on_data(dtype, flags, seq, nbytes)
         if kind == _POST:
-            box.on_post(dtype, flags, seq, key, nbytes)
+            messages.on_post(dtype, flags, seq, key, nbytes)
         elif kind == _FINGERPRINT:
             if key not in self._groups and len(self._groups) >= MAX_GROUPS:
                 self.protocol_error(sink.peer, f"a collective of one group more than {MAX_GROUPS}")
                 return None, None
             return self._group(key).expect(sink.peer, seq, flags, nbytes)
         elif kind == _VALUE:
-            return self._engine_host.on_value(sink.peer, key, flags, nbytes)
+            return self._host.on_value(sink.peer, key, flags, nbytes)
         else:
-            self._on_rare_frame(box, kind, dtype, flags, seq, key, nbytes)
+            self._on_rare_frame(messages, kind, dtype, flags, seq, key, nbytes)
         return None, None
 
-    def _on_rare_frame(self, box: Mailbox, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int) -> None:
+    def _on_rare_frame(
+        self, peer: PeerMessages, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int
+    ) -> None:
         if kind == Kind.REJECT:
-            box.on_reject(dtype, flags, seq, nbytes)
+            peer.on_reject(dtype, flags, seq, nbytes)
         elif kind == Kind.CANCEL:
-            box.on_cancel(seq, key)
+            peer.on_cancel(seq, key)
         elif kind == Kind.CANCELLED:
-            box.on_cancelled(seq)
+            peer.on_cancelled(seq)
         elif kind == Kind.ANY:
-            box.on_any(seq, key)
+            peer.on_any(seq, key)
         elif kind == Kind.ANY_DONE:
-            box.on_any_done(seq, key)
+            peer.on_any_done(seq, key)
         elif kind == Kind.OFFER:
-            box.on_offer(seq)
+            peer.on_offer(seq)
         elif kind == Kind.TAKE:
-            box.on_take(seq, key)
+            peer.on_take(seq, key)
         elif kind == Kind.BYE:
-            self._engine_host.on_bye(box.lane.peer, gives_up=bool(flags))
+            self._host.on_bye(peer.lane.peer, gives_up=bool(flags))
         else:
-            self.protocol_error(box.lane.peer, f"frame of unknown kind {kind}")
+            self.protocol_error(peer.lane.peer, f"frame of unknown kind {kind}")
 
     # peers that leave, and our own end; the caller holds the lock
 
@@ -241,17 +205,17 @@ class Engine(Registry):
         return not any(_cannot_end(operation, peer, gives_up) for operation in tuple(self.operations))
 
     def gives_up(self) -> bool:
-        """Whether our end now leaves something undone that others take part in."""
+        """Return whether our end now leaves something undone that others take part in."""
         collective = any(isinstance(operation, CollectiveOperation) for operation in self.operations)
         return collective or self.awaited_work()
 
     def finishing(self) -> bool:
-        """Whether somebody waits for what the backend does now, and all who take part in it see it through."""
+        """Return whether a caller waits for what the backend does now, and all who take part in it see it through."""
         awaited = (launch for launch in self.under_way if launch.operation is not None and not launch.operation.done)
         return any(self._gave_up.isdisjoint(launch.ranks) for launch in awaited)
 
     def awaited_work(self) -> bool:
-        """Whether somebody waits for what the backend does now."""
+        """Return whether a caller waits for what the backend does now."""
         return any(launch.operation is not None and not launch.operation.done for launch in self.under_way)
 
     def end(self, error: BrokenWorldException) -> None:
@@ -263,7 +227,7 @@ class Engine(Registry):
         """The collectives of a group, which a peer may have begun before us."""
         found = self._groups.get(gid)
         if found is None:
-            found = self._groups[gid] = GroupCollectives(self, self._sinks, gid, self._engine_host.launch)
+            found = self._groups[gid] = GroupCollectives(self, self._sinks, gid, self._host.launch)
         return found
 
 

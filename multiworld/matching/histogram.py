@@ -15,10 +15,6 @@ class Histogram:
 
     Args:
         bounds: upper bounds of the buckets, in seconds, ascending; a last bucket without a bound is added.
-
-    Attributes:
-        counts: durations by bucket.
-        total: their sum, in seconds.
     """
 
     __slots__ = ("bounds", "counts", "total")

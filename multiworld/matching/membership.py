@@ -1,4 +1,4 @@
-"""Who we are in one generation of one world: what errors name, and what bounds every operation."""
+"""Our membership in one generation of one world: what errors name, and what bounds every operation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Membership:
 
     @property
     def on_device(self) -> bool:
-        """Whether the backend takes tensors on a CUDA device, where they are."""
+        """True if the backend takes tensors on a CUDA device, where they are."""
         return self.backend != "gloo"
 
     def where(self, operation: str | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from multiworld.errors import BrokenWorldException, LossReason, MultiWorldError
 from multiworld.matching.driver import Driver
 from multiworld.matching.histogram import operation_histograms
 from multiworld.matching.membership import Membership
-from multiworld.matching.protocol import Sent
+from multiworld.matching.protocol import Placement, Sent
 
 
 class Sink(Protocol):
@@ -55,13 +55,28 @@ class Sink(Protocol):
 
 
 class Host(Protocol):
-    """What the registry asks of whoever runs it."""
+    """The host of the engine: a session. All with the lock held, unless they say otherwise."""
 
     def lost(self, peer: int, how: LossReason, what: str) -> None:
-        """End the generation because of ``peer``; if it left, once what can finish has. Under the lock."""
+        """End the generation because of ``peer``; if it left, once what can finish has."""
 
     def set_alarm(self) -> None:
         """Call ``overdue`` when ``next_look`` is reached. From any thread."""
+
+    def transfer(self, src: int, dst: int, launch: Launch) -> None:
+        """Run a matched transfer between these world ranks on the device's driver, after those before it."""
+
+    def aside(self, function: Callable[[], None]) -> None:
+        """Run ``function`` soon in a thread of its own, without the lock."""
+
+    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:
+        """Run an agreed collective of a group on the backend, after those before it."""
+
+    def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
+        """A value for the set-up of a backend arrives: where to put it."""
+
+    def on_bye(self, peer: int, *, gives_up: bool) -> None:
+        """``peer`` has said that it leaves, and nothing follows."""
 
 
 class Registry:
@@ -129,7 +144,7 @@ class Registry:
 
     def overdue(self, now: float) -> Operation | None:
         """The operation whose deadline has passed; None if there is none, and ``next_look`` says when to ask again."""
-        # Before the deadlines are read: who sets one from now on finds that nobody is going to look.
+        # Before the deadlines are read: one that is set from now on finds that no look is due.
         self.next_look = math.inf
         first = min(self.operations, key=lambda operation: operation.deadline, default=None)
         if first is None or self.failure is not None:
@@ -145,7 +160,7 @@ class Registry:
         return {peer for op in pending if not op.withdrawn and op.waited_since() <= before for peer in op.awaits()}
 
     def needed(self, peer: int) -> bool:
-        """Whether an operation cannot be done without ``peer``. Without the lock."""
+        """Return whether an operation cannot be done without ``peer``. Without the lock."""
         return any(operation.needs(peer) for operation in tuple(self.operations))
 
 
@@ -158,20 +173,16 @@ class Operation:
         done: whether the outcome is there.
         since: time since which somebody waits for it; infinite until then.
         deadline: time after which the world breaks; infinite until somebody waits.
-        withdrawn: nobody waits for it any more.
+        withdrawn: its caller waits no more.
         running: the backend works on the caller's memory, and cannot be told to use another.
         keep: what must stay alive until it is done, such as tensors.
         finish: makes the result of the value, in the thread that asked.
         launch: what the backend does for it; None for what travels on the lanes.
-        parent: the batch it is part of.
+        parent: the batch that it belongs to.
         in_step: whether all members must go on from it together: one that gave it up alone is out of step.
     """
 
     in_step: ClassVar[bool] = False
-    __slots__ = (
-        "_error", "_value", "_wake", "deadline", "done", "finish", "keep", "launch", "name", "parent", "registry",
-        "running", "since", "timeout", "withdrawn",
-    )  # fmt: skip
 
     def __init__(self, registry: Registry, name: str, keep: Any = None) -> None:
         self.registry = registry
@@ -190,7 +201,7 @@ class Operation:
         self._wake: Callable[[], None] | None = None
 
     def complete(self, value: Any = None) -> None:
-        """Record success and wake whoever waits."""
+        """Record success and wake the waiter."""
         if not self.done:
             self._value = value
             if not self.withdrawn:
@@ -198,7 +209,7 @@ class Operation:
             self._settle()
 
     def fail(self, error: MultiWorldError) -> None:
-        """Record the failure, give the caller's memory back and wake whoever waits."""
+        """Record the failure, give the caller's memory back and wake the waiter."""
         if not self.done:
             self._error = error
             self.give_back()
@@ -206,7 +217,7 @@ class Operation:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it is done, and well."""
+        """True once it is done, and well."""
         return self.done and self._error is None
 
     def result(self) -> Any:
@@ -223,7 +234,8 @@ class Operation:
         return self._value if finish is None else finish(self._value)
 
     def withdraw(self) -> None:
-        """Nobody waits any more; what that means is the kind's to say. By default it goes on in the background.
+        """Give the operation up: its caller waits no more. Each kind does what that means; by default it goes on in the
+        background.
 
         When this returns, the caller's memory is the caller's, unless the operation is ``running``.
         """
@@ -233,13 +245,15 @@ class Operation:
     def give_back(self) -> None:
         """Neither read nor write the caller's memory from here on: copy what is needed of it, divert what comes."""
 
-    def lent(self) -> list[Operation]:
-        """After a withdrawal: the operations that must end before the caller's memory is the caller's again."""
+    def held_by_backend(self) -> list[Operation]:
+        """Return, after a withdrawal, the operations that must end before the caller's memory is its own again."""
         return [self] if self.running and not self.done else []
 
-    def part(self) -> None:
-        """After a withdrawal and the end of what was ``lent``: copy on the device what others still need of the
-        caller's memory. Without the lock, in the caller's thread: the copies are made in its current stream."""
+    def detach(self) -> None:
+        """Copy on the device what others still need of the caller's memory, after a withdrawal.
+
+        Nothing is ``held_by_backend`` any more. Without the lock, in the caller's thread and its current stream.
+        """
         if self.launch is not None and self.succeeded:
             self.launch.join()
 
@@ -248,7 +262,7 @@ class Operation:
         return (self.keep,) if isinstance(self.keep, torch.Tensor) else ()
 
     def needs(self, peer: int) -> bool:  # noqa: ARG002 - for the kinds that have peers
-        """Whether it cannot be done without ``peer``, a world rank, any more."""
+        """Return whether it cannot be done without ``peer``, a world rank, any more."""
         return False
 
     def awaits(self) -> tuple[int, ...]:
@@ -260,7 +274,7 @@ class Operation:
         return ""
 
     def waited_since(self) -> float:
-        """Since when somebody waits for it, or for the batch that it is part of; infinite if nobody does."""
+        """Return the time since which it, or its batch, has a waiter; infinite if it has none."""
         parent = self.parent  # read once: without the lock it may be let go of meanwhile
         return self.since if parent is None else parent.since
 
@@ -271,7 +285,7 @@ class Operation:
             self._wake()
         if self.parent is not None:
             parent, self.parent = self.parent, None
-            parent.part_done()
+            parent.one_done()
 
     def set_deadline(self, timeout: float | None) -> None:
         """Start the clock: ``timeout`` seconds from now, None for the world's. Without the lock."""
@@ -300,21 +314,16 @@ class Launch:
         over: what is to be done when the backend is done with the memory.
         value: of the operation, if it ends as soon as it is enqueued.
         streamed: whether it does.
-        lent: whether the memory is the caller's, who then waits for the end, whatever happens.
+        borrows: whether the memory is the caller's, who then waits for the end, whatever happens.
         ready: whether its memory is there; those behind it wait, so that all members start in the same order.
 
     Attributes:
         operation: None once it is over; the operation knows the launch, and nothing is to be left in a circle.
         driver: what it was started on, if streams can wait for it.
         work: the driver's.
-        turn: what to call when it becomes ready; set by whoever has it in a queue.
+        turn: what to call when it becomes ready; set by the queue that it is in.
         followers: operations that wait for its end.
     """
-
-    __slots__ = (
-        "begin", "driver", "followers", "lent", "operation", "over", "ranks", "ready", "streamed", "turn", "value",
-        "work",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -325,12 +334,12 @@ class Launch:
         *,
         value: Any = None,
         streamed: bool = False,
-        lent: bool = True,
+        borrows: bool = True,
         ready: bool = True,
     ) -> None:
         self.operation: Operation | None = operation
         self.ranks, self.begin, self.over = ranks, begin, over
-        self.value, self.streamed, self.lent, self.ready = value, streamed, lent, ready
+        self.value, self.streamed, self.borrows, self.ready = value, streamed, borrows, ready
         self.driver: Driver | None = None
         self.work: Any = None
         self.turn: Callable[[], None] | None = None
@@ -345,7 +354,7 @@ class Launch:
     def start(self, driver: Driver) -> Any:
         """Start it; returns the driver's work."""
         if self.operation is not None:
-            self.operation.running = self.lent
+            self.operation.running = self.borrows
         work = self.begin(driver)
         if driver.on_device:
             self.driver, self.work = driver, work
@@ -374,20 +383,8 @@ def _over(*_: object) -> None:
     """Stands for what was done."""
 
 
-class Carrier(Protocol):
-    """Brings the payloads of messages to the device's driver."""
-
-    def transfer(self, src: int, dst: int, launch: Launch) -> None:
-        """Run a matched transfer between these world ranks, after those before it."""
-
-    def aside(self, function: Callable[[], None]) -> None:
-        """Run ``function`` soon in a thread of its own, without the lock."""
-
-
 class Synchronization(Operation):
     """Waits for the end of all that the backend does for us now."""
-
-    __slots__ = ("_missing",)
 
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry, "synchronize")
@@ -406,7 +403,6 @@ class Synchronization(Operation):
         self._check()
 
     def awaits(self) -> tuple[int, ...]:
-        """See ``Operation.awaits``."""
         us = self.registry.membership.rank
         return tuple({rank for launch in tuple(self._missing) for rank in launch.ranks if rank != us})
 
@@ -420,66 +416,62 @@ class Synchronization(Operation):
 
 
 class BatchOperation(Operation):
-    """Done when all its parts are; fails with the first failure among them, when all are done."""
-
-    __slots__ = ("_missing", "parts")
+    """Done when all its operations are; fails with their first failure, when all are done."""
 
     def __init__(self, registry: Registry, count: int) -> None:
         super().__init__(registry, "batch_p2p")
-        self.parts: list[Operation] = []
+        self.operations: list[Operation] = []
         self._missing = count
 
-    def take(self, parts: list[Operation]) -> None:
+    def take(self, operations: list[Operation]) -> None:
         """Wait for these, which may be done already."""
-        self.parts = parts
-        for part in parts:
-            if part.done:
+        self.operations = operations
+        for one in operations:
+            if one.done:
                 self._missing -= 1
             else:
-                part.parent = self
+                one.parent = self
         self._check()
 
-    def part_done(self) -> None:
-        """One of the parts is done."""
+    def one_done(self) -> None:
+        """Count the end of one of them."""
         self._missing -= 1
         self._check()
 
     def withdraw(self) -> None:
         self.withdrawn = True
         self.registry.operations.discard(self)
-        for part in self.parts:
-            part.withdraw()
+        for one in self.operations:
+            one.withdraw()
 
     def give_back(self) -> None:
-        """See ``Operation.give_back``; its waiter may be woken before it is the turn of the parts to fail."""
-        for part in self.parts:
-            if not part.done:
-                part.give_back()
+        """See ``Operation.give_back``; its waiter may be woken before these fail."""
+        for one in self.operations:
+            if not one.done:
+                one.give_back()
 
-    def lent(self) -> list[Operation]:
-        """See ``Operation.lent``."""
-        return [one for part in self.parts for one in part.lent()]
+    def held_by_backend(self) -> list[Operation]:
+        return [held for one in self.operations for held in one.held_by_backend()]
 
-    def part(self) -> None:
-        """See ``Operation.part``."""
-        for part in self.parts:
-            part.part()
+    def detach(self) -> None:
+        for one in self.operations:
+            one.detach()
 
     def loans(self) -> list[torch.Tensor]:
-        return [memory for part in self.parts for memory in part.loans()]
+        return [memory for one in self.operations for memory in one.loans()]
 
     def waiting_for(self) -> str:
-        return ", ".join(part.waiting_for() for part in self.parts if not part.done)
+        return ", ".join(one.waiting_for() for one in self.operations if not one.done)
 
     def _check(self) -> None:
         if self._missing == 0 and not self.done:
-            self.finish = lambda _: [_result(part) for part in self.parts]
+            self.finish = lambda _: [_result(one) for one in self.operations]
             self.complete()
 
 
-def _result(part: Operation) -> int | None:
+def _result(one: Operation) -> int | None:
     try:
-        value = part.result()
+        value = one.result()
     except MultiWorldError as error:
-        raise error.with_context(operation=f"batch_p2p ({part.name})") from None
-    return value if part.name == "recv" else None
+        raise error.with_context(operation=f"batch_p2p ({one.name})") from None
+    return value if one.name == "recv" else None

@@ -1,61 +1,54 @@
 """Messages with one peer: receives are posted to the sender, who sends only what fits exactly.
 
-The receiver says what it waits for (POST); the sender, who knows what it has, compares and either sends the payload
-(DATA) or says what it has instead (REJECT). So a wrong length or dtype is known to both before a payload moves,
-nothing arrives that has no place, and in the common case, the receive being posted first, no time is spent on it. All
-methods are called with the registry's lock held, unless they say otherwise.
+The receiver says what it waits for (POST). The sender compares that with what it has, and either sends the payload
+(DATA) or says what it has instead (REJECT). So both know a wrong length or dtype before a payload moves, and nothing
+arrives that has no place. If the receive is posted first, as is common, this takes no time. All methods are called with
+the registry's lock held, unless they say otherwise.
 
 What stays on the device is matched in the same way. Its DATA has no payload: with it the sender's driver begins to
 send, and when it comes the receiver's to receive, so nothing is launched that has no counterpart. Such a transfer
-cannot be withdrawn: who stops waiting waits for its end, and then copies on the device what is to be kept.
+cannot be withdrawn: a caller that gives up waits for its end, and then copies on the device what is to be kept.
 
-A transfer uses the caller's memory only while its caller waits. Whoever stops waiting has the memory back at once: what
-is left of a send is copied, and what is left of a message goes to memory of our own, as long as the message itself.
+A transfer uses the caller's memory only while its caller waits. A caller that gives up has the memory back at once. The
+rest of a send is copied then. The rest of a message goes to memory of our own, as long as the message itself.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from multiworld.errors import TensorMismatch
 from multiworld.matching.memory import bytes_of, new_buffer
-from multiworld.matching.operation import Carrier, Registry, Sink
+from multiworld.matching.operation import Host, Registry, Sink
 from multiworld.matching.protocol import Kind, Mode, Placement
 from multiworld.matching.queues import Queues
 from multiworld.matching.send_receive import EXACT, ReceiveOperation, SendOperation, describe
 from multiworld.matching.transfers import ON_DEVICE, Transfers
 
-#: how many receives a peer may have waiting at us; nobody means to have more, and each costs us memory
+#: how many receives a peer may have waiting at us; each costs us memory
 MAX_WAITING = 1 << 16
 
 
 class AnySource(Protocol):
-    """A receive from any source, as a mailbox sees it."""
+    """A receive from any source, as the messages of one peer see it."""
 
     seq: int
     key: int
     peers: tuple[int, ...]
 
-    def choose(self, box: Mailbox, *, offered: bool = False) -> None: ...
-    def take_kept(self, box: Mailbox) -> bool: ...
+    def choose(self, messages: PeerMessages, *, offered: bool = False) -> None: ...
+    def take_kept(self, messages: PeerMessages) -> bool: ...
 
 
-class Mailbox:
-    """All messages with one peer, by key.
+class PeerMessages:
+    """All messages with one peer, by key."""
 
-    Args:
-        registry: where its operations are.
-        lane: the way to the peer.
-        any_receives: receives from any source that wait for a message.
-        carrier: takes what stays on the device.
-    """
-
-    def __init__(self, registry: Registry, lane: Sink, any_receives: list[AnySource], carrier: Carrier) -> None:
+    def __init__(self, registry: Registry, lane: Sink, any_receives: list[AnySource], host: Host) -> None:
         self.registry = registry
         self.lane = lane
-        self._transfers = Transfers(registry, lane, carrier, self._landed)
+        self._transfers = Transfers(registry, lane, host, self._landed)
         self._any_receives = any_receives
         self.sends: Queues[SendOperation] = Queues()
         self.posts: Queues[tuple[int, int, int, int]] = Queues()  # seq, mode, dtype, nbytes
@@ -87,14 +80,14 @@ class Mailbox:
             self._post(operation)
 
     def ready(self, key: int) -> bool:
-        """Whether a message lies ready, and none that came before it is still on its way to us."""
+        """Return whether a message lies ready, and none that came before it is still on its way to us."""
         kept = self.kept.get(key)
         if not kept:
             return False
         return not any(0 <= one.arrival < kept[0].arrival for one in self.orphans.get(key, ()))
 
     def orphan(self, operation: ReceiveOperation) -> None:
-        """Nobody waits for this receive any more."""
+        """Note that this receive has no waiter any more."""
         self.registry.operations.discard(operation)
         blocked = self.blocked.get(operation.key)
         if blocked and operation in blocked:
@@ -162,15 +155,9 @@ class Mailbox:
         if operation is None:
             return
         self._forget_orphan(operation)
-        ours = describe(*operation.signature)
-        operation.fail(
-            self._mismatch(
-                f"expects {ours}, rank {self.lane.peer} sends {describe(flags, dtype, nbytes)}",
-                ours,
-                describe(flags, dtype, nbytes),
-                {operation.mode, flags},
-            )
-        )
+        ours, theirs = describe(*operation.signature), describe(flags, dtype, nbytes)
+        what = f"expects {ours}, rank {self.lane.peer} sends {theirs}"
+        operation.fail(self._mismatch(what, ours, theirs, {operation.mode, flags}))
 
     def on_cancel(self, seq: int, key: int) -> None:
         """The peer withdraws a post; too late if the payload is on its way."""
@@ -223,7 +210,7 @@ class Mailbox:
 
     def _match(self, key: int) -> None:
         sends, posts = self.sends.get(key), self.posts.get(key)
-        # What is offered waits for the answer, and what is behind it too: messages of one key keep their order.
+        # An offered message and all behind it wait for the answer: messages of one key keep their order.
         while sends and posts and sends[0].offered < 0:
             self._waiting -= 1
             self._answer(sends.popleft(), *posts.popleft())
@@ -274,10 +261,8 @@ class Mailbox:
         if modes == EXACT:
             cause = "one side passes a tensor on the CPU, the other one on the device"
             remedy = "pass both on the device, or both on the CPU; the world is still usable"
-        return TensorMismatch(
-            us.name, f"rank {us.rank} {what}", cause=cause, remedy=remedy,
-            ours=ours, theirs={self.lane.peer: theirs}, **us.where(),
-        )  # fmt: skip
+        sides: dict[str, Any] = {"ours": ours, "theirs": {self.lane.peer: theirs}}
+        return TensorMismatch(us.name, f"rank {us.rank} {what}", cause=cause, remedy=remedy, **sides, **us.where())
 
     # what stays on the device
 

@@ -29,7 +29,7 @@ class Sent(Protocol):
 
 
 class Kind(enum.IntEnum):
-    """What a frame says."""
+    """The meaning of a frame."""
 
     POST = 1  # a receive is posted: seq, key, dtype, flags = mode, nbytes = length (fixed) or limit (self-describing)
     DATA = 2  # the payload for the post of that seq; flags = mode: what stays on the device has no payload here
@@ -50,7 +50,7 @@ WITH_PAYLOAD: Final = frozenset({Kind.DATA, Kind.FINGERPRINT, Kind.VALUE})
 
 
 class Mode(enum.IntEnum):
-    """How the length of a message is agreed on."""
+    """The ways to agree on the length of a message."""
 
     FIXED = 0  # both sides name dtype and length, which must be equal
     TENSOR = 1  # the payload ends with its shape
@@ -61,10 +61,10 @@ class Mode(enum.IntEnum):
 
 # The place in this tuple is the code on the wire: append only.
 _NAMES: Final = (
-    "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
-    "complex32", "complex64", "complex128", "bool", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64",
-    "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
-)  # fmt: skip
+    *("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"),
+    *("complex32", "complex64", "complex128", "bool", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64"),
+    *("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+)
 DTYPES: Final[dict[int, torch.dtype]] = {
     code: getattr(torch, name) for code, name in enumerate(_NAMES) if hasattr(torch, name)
 }

@@ -13,19 +13,22 @@ from multiworld.matching.protocol import Mode, dtype_name
 from multiworld.matching.queues import Queues
 
 Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED, DEVICE) or limit in bytes
+Payload = tuple[Any, ...]
+View = memoryview | None  # where a payload on the lane goes; None for memory that is found when it comes
+End = DeviceEnd | None  # where a payload on the device is, or goes
 #: modes in which both sides name the length
 EXACT: Final = frozenset(map(int, (Mode.FIXED, Mode.DEVICE)))
 
 
-class Box(Protocol):
-    """The mailbox of a message, as the message sees it; see ``mailbox.Mailbox``."""
+class Messages(Protocol):
+    """The messages of one peer, as one of them sees these: ``peer_messages.PeerMessages``."""
 
     registry: Registry
     lane: Sink
     sends: Queues[SendOperation]
 
     def orphan(self, operation: ReceiveOperation) -> None:
-        """Nobody waits for this receive any more."""
+        """Note that this receive has no waiter any more."""
 
     def divert(self, operation: ReceiveOperation) -> None:
         """Let what comes, or has come, lie in memory of our own."""
@@ -44,27 +47,25 @@ def describe(mode: int, dtype: int, nbytes: int) -> str:
 class SendOperation(Operation):
     """A send: what it has, whether it can still be withdrawn, and the any-source receive that it is offered to."""
 
-    __slots__ = ("borrowed", "box", "copying", "dtype", "end", "key", "matched", "mode", "nbytes", "offered", "payload")
-
     def __init__(
         self,
         name: str,
-        box: Box,
+        messages: Messages,
         key: int,
         signature: Signature,
-        payload: tuple[Any, ...],
+        payload: Payload,
         keep: Any,
-        end: DeviceEnd | None = None,
+        end: End = None,
     ) -> None:
-        super().__init__(box.registry, name, keep)
-        self.box = box
+        super().__init__(messages.registry, name, keep)
+        self.messages = messages
         self.key = key
         self.mode, self.dtype, self.nbytes = signature
         self.payload = payload
         self.end = end
         self.borrowed = keep is not None  # the payload is the caller's memory
         self.matched = False
-        self.copying = False  # the caller's memory is copied on the device, since nobody waits any more
+        self.copying = False  # the caller's memory is copied on the device, since its caller waits no more
         self.offered = -1
 
     on_sent = Operation.complete
@@ -73,26 +74,25 @@ class SendOperation(Operation):
         """Nothing was sent if it was not matched; else it goes on in the background, with a copy of what is left."""
         self.withdrawn = True
         if not self.done and not self.matched and self.offered < 0:
-            self.box.sends[self.key].remove(self)
+            self.messages.sends[self.key].remove(self)
             self.registry.operations.discard(self)
             return
         self.give_back()
 
     def give_back(self) -> None:
         if self.end is not None:
-            # Only what was offered goes on, from a copy; what is matched keeps the memory until its end.
+            # An offered message goes on, from a copy; a matched one keeps the memory until its end.
             self.copying = self.borrowed and self.withdrawn and not self.done and not self.matched
         elif self.borrowed and not self.done:
             self.borrowed = False
             if self.matched:
-                self.box.lane.disown(self)
-            else:  # only what was offered goes on; what failed is sent to nobody
+                self.messages.lane.disown(self)
+            else:  # an offered message goes on; a failed one is not sent
                 self.payload = tuple(bytes(part) for part in self.payload) if self.withdrawn else ()
             self.keep = None
 
-    def part(self) -> None:
-        """See ``Operation.part``."""
-        super().part()
+    def detach(self) -> None:
+        super().detach()
         end = self.end
         if not self.copying or end is None or end.data is None:
             return
@@ -106,37 +106,24 @@ class SendOperation(Operation):
 
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``; what is under way on the device ends without the peer's lane."""
-        return self.launch is None and peer == self.box.lane.peer
+        return self.launch is None and peer == self.messages.lane.peer
 
     def awaits(self) -> tuple[int, ...]:
-        """See ``Operation.awaits``."""
-        return (self.box.lane.peer,)
+        return (self.messages.lane.peer,)
 
     def waiting_for(self) -> str:
         state = "to take the payload" if self.matched else "to post the receive"
-        return f"rank {self.box.lane.peer} {state}"
+        return f"rank {self.messages.lane.peer} {state}"
 
 
 class ReceiveOperation(Operation):
     """A receive: what it expects, and where the payload goes."""
 
-    __slots__ = (
-        "arrival", "arriving", "borrowed", "box", "buffer", "dtype", "end", "key", "mode", "nbytes", "offer", "seq",
-        "shape", "taken", "view",
-    )  # fmt: skip
-
     def __init__(
-        self,
-        name: str,
-        box: Box,
-        key: int,
-        signature: Signature,
-        view: memoryview | None,
-        keep: Any,
-        end: DeviceEnd | None = None,
+        self, name: str, messages: Messages, key: int, signature: Signature, view: View, keep: Any, end: End = None
     ) -> None:
-        super().__init__(box.registry, name, keep)
-        self.box = box
+        super().__init__(messages.registry, name, keep)
+        self.messages = messages
         self.key = key
         self.mode, self.dtype, self.nbytes = signature
         self.view, self.end = view, end
@@ -151,11 +138,11 @@ class ReceiveOperation(Operation):
 
     @property
     def signature(self) -> Signature:
-        """What was posted."""
+        """The mode, dtype code and length that were posted."""
         return self.mode, self.dtype, self.nbytes
 
     def admits(self, nbytes: int) -> bool:
-        """Whether a payload of that length on the lane is what was posted."""
+        """Return whether a payload of that length on the lane is what was posted."""
         if self.mode in EXACT:
             return nbytes == self.nbytes and self.mode == Mode.FIXED
         return nbytes <= self.nbytes
@@ -163,18 +150,18 @@ class ReceiveOperation(Operation):
     def withdraw(self) -> None:
         """The post is cancelled; a message that is under way already is kept for the next receive."""
         self.withdrawn = True
-        self.box.orphan(self)
+        self.messages.orphan(self)
         self.give_back()
 
     def give_back(self) -> None:
         if self.end is not None and self.withdrawn and self.arrival >= 0:
-            return  # it is under way to the caller's memory, or there: see ``part``
+            return  # it is under way to the caller's memory, or there: see ``detach``
         if self.borrowed:
             self.borrowed = False
-            self.box.divert(self)
+            self.messages.divert(self)
 
-    def part(self) -> None:
-        """See ``Operation.part``: a message that nobody waited for any more is kept for the next receive."""
+    def detach(self) -> None:
+        """See ``Operation.detach``: a message without a waiter is kept for the next receive."""
         end = self.end
         if not (self.withdrawn and self.borrowed and self.succeeded) or end is None or end.data is None:
             return
@@ -183,15 +170,14 @@ class ReceiveOperation(Operation):
             self.end = DeviceEnd(end.device, moment, data)
             self.borrowed = False
             self.keep = None
-            self.box.keep_landed(self)
+            self.messages.keep_landed(self)
 
     def needs(self, peer: int) -> bool:
         """See ``Operation.needs``; what is under way on the device ends without the peer's lane."""
-        return self.launch is None and peer == self.box.lane.peer
+        return self.launch is None and peer == self.messages.lane.peer
 
     def awaits(self) -> tuple[int, ...]:
-        """See ``Operation.awaits``."""
-        return (self.box.lane.peer,)
+        return (self.messages.lane.peer,)
 
     def waiting_for(self) -> str:
-        return f"rank {self.box.lane.peer} to send"
+        return f"rank {self.messages.lane.peer} to send"

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from multiworld.matching.device import DeviceEnd
-from multiworld.matching.operation import Carrier, Launch, Registry, Sink
+from multiworld.matching.operation import Host, Launch, Registry, Sink
 from multiworld.matching.protocol import Kind, Mode, Placement
 from multiworld.matching.send_receive import ReceiveOperation, SendOperation
 
@@ -21,19 +21,10 @@ _MAX_SAID_BYTES: Final = LENGTH.size + 8 * 255 + 1
 
 
 class Transfers:
-    """The part of a mailbox that stays on the device. All methods are called with the registry's lock held.
+    """The messages of one peer that stay on the device. All methods are called with the registry's lock held."""
 
-    Args:
-        registry: where the operations are.
-        lane: the way to the peer.
-        carrier: takes the payloads to the drivers.
-        landed: told of a receive whose payload is there.
-    """
-
-    def __init__(
-        self, registry: Registry, lane: Sink, carrier: Carrier, landed: Callable[[ReceiveOperation], None]
-    ) -> None:
-        self._registry, self._lane, self._carrier, self._landed = registry, lane, carrier, landed
+    def __init__(self, registry: Registry, lane: Sink, host: Host, landed: Callable[[ReceiveOperation], None]) -> None:
+        self._registry, self._lane, self._host, self._landed = registry, lane, host, landed
 
     def send(self, operation: SendOperation, end: DeviceEnd, seq: int) -> None:
         """A send is matched with the post of that number."""
@@ -45,11 +36,10 @@ class Transfers:
             return
         us, peer = self._registry.membership.rank, self._lane.peer
         operation.running = not operation.copying
-        launch = operation.launch = Launch(
-            operation, (us, peer), lambda driver: driver.send(_data(end), 1, after=end.moment.event),
-            operation.complete, streamed=end.streamed, lent=not operation.copying, ready=not operation.copying,
-        )  # fmt: skip
-        self._carrier.transfer(us, peer, launch)
+        begin = lambda driver: driver.send(_data(end), 1, after=end.moment.event)  # noqa: E731
+        launch = operation.launch = Launch(operation, (us, peer), begin, operation.complete, streamed=end.streamed)
+        launch.borrows = launch.ready = not operation.copying
+        self._host.transfer(us, peer, launch)
 
     def on_data(self, operation: ReceiveOperation | None, dtype: int, mode: int, said: int) -> Placement:
         """The peer begins to send on the device; of a tensor with its shape it says the length here, and the shape."""
@@ -81,17 +71,18 @@ class Transfers:
             return
         us, peer = self._registry.membership.rank, self._lane.peer
         operation.running = operation.borrowed
-        launch = operation.launch = Launch(
-            operation, (peer, us), lambda driver: driver.recv(_data(end), 0, after=end.moment.event),
-            lambda: self._landed(operation), value=peer, streamed=end.streamed, lent=operation.borrowed,
-            ready=end.data is not None,
-        )  # fmt: skip
-        self._carrier.transfer(peer, us, launch)
+        begin = lambda driver: driver.recv(_data(end), 0, after=end.moment.event)  # noqa: E731
+        launch = Launch(
+            operation, (peer, us), begin, lambda: self._landed(operation), value=peer, streamed=end.streamed
+        )
+        launch.borrows, launch.ready = operation.borrowed, end.data is not None
+        operation.launch = launch
+        self._host.transfer(peer, us, launch)
         if end.data is None:
-            self._carrier.aside(lambda: self._find_room(end, launch, nbytes))
+            self._host.aside(lambda: self._find_room(end, launch, nbytes))
 
     def _find_room(self, end: DeviceEnd, launch: Launch, nbytes: int) -> None:
-        """Memory for a message whose length the sender has said, or that nobody waits for. Without the lock."""
+        """Find memory for a message whose length the sender has said, or that has no waiter. Without the lock."""
         try:
             data, moment = end.device.room(nbytes, end.moment)
         except RuntimeError as error:  # what torch raises when there is no memory

@@ -17,15 +17,13 @@ import threading
 import weakref
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multiworld.config import WorldState
 from multiworld.errors import INSTALL, BackendUnavailable, InvalidArgument
-
-if TYPE_CHECKING:
-    from multiworld.matching.histogram import Histogram
-    from multiworld.worlds.multi_world import MultiWorld
-    from multiworld.worlds.world import World
+from multiworld.matching.histogram import Histogram
+from multiworld.worlds.multi_world import MultiWorld
+from multiworld.worlds.world import World
 
 _OPERATION = ["world", "operation"]
 
@@ -54,10 +52,9 @@ def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
 
 
 def _taken(what: str) -> InvalidArgument:
-    return InvalidArgument(
-        what=what, cause="Metrics was made twice, or something else has series of these names",
-        remedy="keep one Metrics per registry: pass registry=CollectorRegistry(), or close() the first",
-    )  # fmt: skip
+    cause = "Metrics was made twice, or something else has series of these names"
+    remedy = "keep one Metrics per registry: pass registry=CollectorRegistry(), or close() the first"
+    return InvalidArgument(what=what, cause=cause, remedy=remedy)
 
 
 class Metrics:

@@ -1,4 +1,4 @@
-"""What ``multiworld top`` shows: each process writes its status into a file of a common folder.
+"""Status files for ``multiworld top``: each process writes its status into a file of a common folder.
 
 A process does so only if its program asks for it. Add this to the program:
 
@@ -57,7 +57,7 @@ class ProcessStatus:
 
     @property
     def stale(self) -> bool:
-        """Whether the process has stopped writing its status."""
+        """True if the process has stopped writing its status."""
         return time.time() - self.at > 3 * self.interval + 1.0
 
 

@@ -14,7 +14,7 @@ from multiworld.matching.membership import GroupMembers, WorldFacts
 from multiworld.operations.waiting import OperationHost, wait_async, wait_sync
 from multiworld.process.event_loop import check_no_loop
 from multiworld.process.threads import blocking
-from multiworld.process.torch_modes import disturbed, transform, undisturbed
+from multiworld.process.torch_modes import torch_modes_active, transform, without_torch_modes
 from multiworld.tensors import memory_check
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _invalid(group: GroupBase, starter: Starter, what: str, remedy: str) -> Inva
 
 def _begin(engine: Engine, group: GroupBase, starter: Starter, *args: Any) -> Operation:
     """Start an operation, outside of the caller's modes."""
-    with undisturbed():
+    with without_torch_modes():
         return starter(engine, group, *args)
 
 
@@ -103,7 +103,7 @@ def _watched(session: OperationHost, group: GroupBase, starter: Starter, *args: 
 
 def _outcome(operation: Operation) -> Any:
     """The result of a done operation, made outside of the caller's modes; raises its error."""
-    with undisturbed():
+    with without_torch_modes():
         return operation.result()
 
 
@@ -122,14 +122,14 @@ class GroupBase(GroupMembers):
                 return _outcome(operation)
         engine = session.engine
         try:
-            operation = _begin(engine, self, starter, *args) if disturbed() else starter(engine, self, *args)
+            operation = _begin(engine, self, starter, *args) if torch_modes_active() else starter(engine, self, *args)
         except BaseException as error:
             _look_after(session, starter, error)
             raise
         if not operation.done:
             await wait_async(session, operation, timeout)
         try:
-            return _outcome(operation) if disturbed() else operation.result()
+            return _outcome(operation) if torch_modes_active() else operation.result()
         except RuntimeError as error:
             _look_for_loss(session, starter, error)
             raise
@@ -154,7 +154,7 @@ class SyncBase:
                 if not operation.done:
                     wait_sync(session, operation, timeout)
                 return _outcome(operation)
-        engine, amid = session.engine, disturbed()
+        engine, amid = session.engine, torch_modes_active()
         try:
             operation = _begin(engine, group, starter, *args) if amid else starter(engine, group, *args)
         except BaseException as error:

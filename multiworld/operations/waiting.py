@@ -71,13 +71,13 @@ def _withdrawn(session: OperationHost, operation: Operation) -> list[Operation]:
     with session.lock:
         operation.attach(None)
         operation.withdraw()
-        return operation.lent()
+        return operation.held_by_backend()
 
 
 def _part(session: OperationHost, operation: Operation) -> None:
     """Copy what is still needed of the caller's memory; without that the others would wait for us in vain."""
     try:
-        operation.part()
+        operation.detach()
     except Exception as error:
         logger.exception("world %r: %s was cancelled", session.membership.name, operation.name)
         session.abort(f"{operation.name} was cancelled, and what the others need of it cannot be copied: {error}")

@@ -1,5 +1,4 @@
-"""What the process does to us: it forks, and it exits. Hooks are set when the first ``MultiWorld`` is made, not at
-import."""
+"""Hooks for fork and interpreter exit, set when the first ``MultiWorld`` is made, not at import."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ LEAST_SECONDS = 0.05
 
 
 class Owner(Protocol):
-    """What is looked after: a ``MultiWorld``."""
+    """An object with hooks: a ``MultiWorld``."""
 
     def _drop_in_child(self) -> None: ...
     def _close_sync(self, linger: float) -> None: ...
@@ -79,7 +78,7 @@ def _at_exit() -> None:
 
 
 def patience(seconds: float) -> float:
-    """How long to wait for something: ``seconds``, or what is left when the process exits."""
+    """Return how long to wait for something: ``seconds``, or the rest of the time when the process exits."""
     return seconds if _exit_by is None else min(seconds, max(LEAST_SECONDS, _exit_by - time.monotonic()))
 
 

@@ -1,4 +1,4 @@
-"""What all ``MultiWorld`` objects of a process share: a reactor, and the liveness and the listeners that it serves."""
+"""The objects that all ``MultiWorld`` of a process share: a reactor, and the liveness and listeners that it serves."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from multiworld.transport.reactor import Reactor
 
 
 class Hub(Reactor):
-    """The reactor of this process with its monitor, its responder and its endpoints.
-
-    Attributes:
-        monitor: judges the silence of peers.
-    """
+    """The reactor of this process with its monitor, its responder and its endpoints."""
 
     _instance: ClassVar[Hub | None] = None
     _guard: ClassVar[threading.Lock] = threading.Lock()
@@ -67,7 +63,7 @@ class Hub(Reactor):
 
     @property
     def responder(self) -> Responder:
-        """What answers the pings of peers, at all addresses; made if need be."""
+        """The responder that answers the pings of peers, at all addresses; made if need be."""
         with self._responder_guard:
             if self._responder is None:
                 self._responder = Responder(self, native_loop())

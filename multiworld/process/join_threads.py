@@ -43,7 +43,7 @@ class JoinJob(Generic[T]):
 
     Attributes:
         done: its outcome.
-        given_up: set once nobody waits for it any more. Unlike ``done`` it keeps no outcome alive.
+        given_up: set once it has no waiter any more. Unlike ``done`` it keeps no outcome alive.
         since: monotonic time at which it was asked for.
     """
 
@@ -129,7 +129,7 @@ class JoinThreads:
         try:
             self._start_thread(more)
         except RuntimeError:
-            with self._changed:  # nobody will ask for it, so nobody must begin it later
+            with self._changed:  # it has no caller, so no thread must begin it later
                 job.given_up.set()
                 job.entry = 0
                 self._parked.pop(job, None)
@@ -158,7 +158,7 @@ class JoinThreads:
         heapq.heappush(self._queues[0 if urgent else 1], (due, job.entry, job))
 
     def _needs_thread(self) -> bool:
-        """Whether a thread has to be started for what is due; it is counted already. Under the lock."""
+        """Return whether a thread has to be started for what is due; it is counted already. Under the lock."""
         if self._idle:
             self._changed.notify()
             return False

@@ -1,8 +1,8 @@
-"""What must not be torn down: threads inside a C++ call at exit, and C++ objects whose destructor would wait.
+"""Protection of threads inside a C++ call at exit, and of C++ objects whose destructor would wait.
 
-Up to Python 3.13 a thread that comes back from C++ while the interpreter goes is ended by unwinding its stack, and C++
-code on that stack ends the process over it: status 134, after the program was done. A thread that does not come back
-does no harm: the process ends with it.
+Up to Python 3.13, the stack of a thread that comes back from C++ is unwound while the interpreter ends. C++ code on
+that stack ends the process over it: status 134, after the program was done. A thread that does not come back does no
+harm: the process ends with it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def park(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
 
 
 def _switches(thread: threading.Thread) -> str | None:
-    """How often the thread has been scheduled away; None if it is gone, or if the kernel does not count that."""
+    """Return how often the thread was scheduled away; None if it is gone, or the kernel does not count that."""
     try:
         status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     except OSError:

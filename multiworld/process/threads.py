@@ -81,7 +81,7 @@ async def wait_in_loop(future: Future[Any], seconds: float | None) -> None:
     loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
     def wake(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody awaits any more
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nothing awaits it
             loop.call_soon_threadsafe(woken.set)
 
     future.add_done_callback(wake)

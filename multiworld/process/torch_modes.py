@@ -23,13 +23,13 @@ _inference: Final[Callable[[], bool]] = torch.is_inference_mode_enabled
 transform: Final[Callable[[], Any]] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
 
 
-def disturbed() -> bool:
-    """Whether a mode of the calling thread would see or change what is done here."""
+def torch_modes_active() -> bool:
+    """Return whether a mode of the calling thread would see or change what is done here."""
     return bool(_dispatch_modes() or _function_modes() or _inference())
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def without_torch_modes() -> Iterator[None]:
     """Do the enclosed outside of all modes of the calling thread. Nothing may be awaited in it."""
     modes = importlib.import_module("torch.utils._python_dispatch")  # loaded long since, where a mode is on
     with torch._C.DisableTorchFunction(), modes._disable_current_modes(), torch.inference_mode(False):

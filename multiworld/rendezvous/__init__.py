@@ -1,1 +1,1 @@
-"""How members find each other: claims of ranks, generations, and the connections between them."""
+"""The meeting of members: claims of ranks, generations, and the connections between them."""

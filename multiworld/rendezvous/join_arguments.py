@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -89,11 +89,10 @@ def checked_config(
         )
     _check_choices(name, place_in, resize, on_cancel)
     place = _checked_device(name, place_in, backend, device)
-    return WorldConfig(
-        name=name, rank=place_in, size=members, backend=backend, device=place, address=address,
-        op_timeout=op_timeout, join_timeout=join_timeout, heartbeat=heartbeat, network=defaults.network,
-        on_cancel=on_cancel, max_message_bytes=_checked_length(name, place_in, max_message_bytes),
-    )  # fmt: skip
+    length = _checked_length(name, place_in, max_message_bytes)
+    times: dict[str, Any] = {"op_timeout": op_timeout, "join_timeout": join_timeout, "heartbeat": heartbeat}
+    how: dict[str, Any] = {"network": defaults.network, "on_cancel": on_cancel, "max_message_bytes": length}
+    return WorldConfig(name, place_in, members, backend=backend, device=place, address=address, **times, **how)
 
 
 def _check_choices(name: str, rank: int, resize: object, on_cancel: object) -> None:
@@ -151,10 +150,8 @@ def _cuda_device(name: str, rank: int, backend: str, device: torch.device | str 
     index, count = torch.cuda.current_device() if chosen.index is None else chosen.index, torch.cuda.device_count()
     if index >= count:
         cause = f"this process has {count}: cuda:0 to cuda:{count - 1}; CUDA_VISIBLE_DEVICES decides which"
-        raise BackendUnavailable(
-            name, f"device cuda:{index} is not there", cause=cause, rank=rank, operation="join",
-            remedy="pass another device=, or make it visible to this process",
-        )  # fmt: skip
+        remedy, what = "pass another device=, or make it visible to this process", f"device cuda:{index} is not there"
+        raise BackendUnavailable(name, what, cause=cause, remedy=remedy, rank=rank, operation="join")
     return torch.device("cuda", index)
 
 

@@ -1,9 +1,8 @@
 """Joining: claim a rank, wait for the others, connect, and be in, all under one generation or not at all.
 
-A generation is claimed rank by rank and complete when all have met; it never gets another member after that. A member
-that finds a generation impossible to complete, because a claimant is dead or the world has to come back, opens the next
-one with a compare-and-set, and all members that still wait move there. Two halves of a split world cannot both
-complete one.
+A generation is claimed rank by rank and complete when all have met; it never gets another member after that. Where a
+claimant is dead, or the world has to come back, a member opens the next generation with a compare-and-set. All members
+that still wait move there. Two halves of a split world cannot both complete one.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, Wires, WiringFailed, alive, wire
 from multiworld.store.client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
 from multiworld.store.sources import StoreSource
-from multiworld.transport.causes import cause_of, system_message
-from multiworld.transport.descriptors import descriptor_shortage
+from multiworld.transport.descriptors import cause_of, descriptor_shortage, system_message
 from multiworld.transport.endpoint import Endpoint
 from multiworld.transport.greeting import PROTOCOL, GreetingError, Reason, versions
 
@@ -50,10 +48,13 @@ def store_silent(config: WorldConfig, where: object, after: int, complaint: Gree
 
 
 def _store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
-    return RendezvousError(
-        config.name, f"the store {where} {failed.what}", cause=failed.cause, remedy=failed.remedy,
-        generation=after or None, rank=config.rank, operation="rejoin" if after else "join",
-    )  # fmt: skip
+    place = _place(config, after)
+    what = f"the store {where} {failed.what}"
+    return RendezvousError(config.name, what, cause=failed.cause, remedy=failed.remedy, **place)
+
+
+def _place(config: WorldConfig, after: int) -> dict[str, Any]:
+    return {"generation": after or None, "rank": config.rank, "operation": "rejoin" if after else "join"}
 
 
 def _waker(job: JoinJob[Any]) -> Callable[[], None]:
@@ -210,10 +211,9 @@ class Rendezvous:
         except OSError as error:
             found = cause_of(error, "it is not an address of this machine")
             kind = InvalidArgument if descriptor_shortage(error) is None else RendezvousError
-            raise kind(
-                self._config.name, f"peers cannot reach this process at {address!r}: {system_message(error)}",
-                cause=found.cause, remedy=found.remedy or "pass address= with an address of this machine", **place,
-            ) from None  # fmt: skip
+            what = f"peers cannot reach this process at {address!r}: {system_message(error)}"
+            remedy = found.remedy or "pass address= with an address of this machine"
+            raise kind(self._config.name, what, cause=found.cause, remedy=remedy, **place) from None
 
     def _open_client(self) -> Any:
         source = self._source
@@ -223,10 +223,9 @@ class Rendezvous:
             raise
         except OSError as error:
             found = cause_of(error, "its folder is not there, or its file cannot be written")
-            raise _store_failed(
-                self._config, source.where, self._after,
-                StoreFailed(f"cannot be reached: {system_message(error)}", found.cause, found.remedy or _OTHER_FILE),
-            ) from None  # fmt: skip
+            remedy = found.remedy or _OTHER_FILE
+            failed = StoreFailed(f"cannot be reached: {system_message(error)}", found.cause, remedy)
+            raise _store_failed(self._config, source.where, self._after, failed) from None
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
             what = f"the store {source.where} cannot be reached: {error}"
             self._fail(what, "its file cannot be written", error, remedy=_OTHER_FILE)
@@ -251,7 +250,7 @@ class Rendezvous:
         return None
 
     def _after_sealed(self, sealed: int) -> int:
-        """What follows a complete generation that we are not in: the next one, if our place is free."""
+        """Return the generation after a complete one that we are not in, if our place is free."""
         config = self._config
         size = self._ledger.size(sealed)
         other_size = size is not None and size != config.size
@@ -271,10 +270,8 @@ class Rendezvous:
         if holder is not None and holder.process == this_process():
             what = f"another join of this very process has rank {self._config.rank} in generation {sealed}"
             cause, remedy = "two MultiWorld objects of this process use one rank", "use the World that has the rank"
-        return StaleGeneration(
-            self._config.name, what, cause=cause, remedy=remedy, current=sealed, generation=self._after,
-            rank=self._config.rank, operation="rejoin",
-        )  # fmt: skip
+        place = _place(self._config, self._after)
+        return StaleGeneration(self._config.name, what, cause=cause, remedy=remedy, current=sealed, **place)
 
     def _enter(self, generation: int) -> Steps[Meeting]:
         config = self._config
@@ -297,9 +294,7 @@ class Rendezvous:
     def _claim(self, generation: int, incarnation: str) -> Claim:
         config, endpoint = self._config, self._endpoint
         us = this_process()
-        ours = Claim(
-            incarnation, endpoint.address, endpoint.port, us.machine, us.pid, us.started, config.backend,
-        )  # fmt: skip
+        ours = Claim(incarnation, endpoint.address, endpoint.port, us.machine, us.pid, us.started, config.backend)
         holder = self._ledger.claim(generation, config.rank, ours)
         if holder.incarnation != incarnation:
             if self._alive(generation, config.rank, holder):
@@ -442,7 +437,5 @@ class Rendezvous:
         )
 
     def _fail(self, what: str, cause: str, error: BaseException | None = None, remedy: str | None = None) -> NoReturn:
-        raise RendezvousError(
-            self._config.name, what, cause=cause, remedy=remedy, generation=self._after or None, rank=self._config.rank,
-            operation="rejoin" if self._after else "join",
-        ) from error  # fmt: skip
+        place = _place(self._config, self._after)
+        raise RendezvousError(self._config.name, what, cause=cause, remedy=remedy, **place) from error

@@ -1,4 +1,4 @@
-"""What the store holds of a world: its generation, the claims of ranks, whether it is complete.
+"""The entries of a world in the store: its generation, the claims of ranks, whether it is complete.
 
 One store may serve many worlds: all keys are under the world's name, those of one assembly under its generation.
 """

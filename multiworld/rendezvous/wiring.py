@@ -15,21 +15,23 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
+from multiworld.liveness.monitor import watched_by
 from multiworld.liveness.pulse import first_ping
-from multiworld.liveness.ring import watched_by
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
 from multiworld.transport.descriptors import descriptor_shortage
+from multiworld.transport.endpoint import Endpoint, Taker
 from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import greet
 from multiworld.transport.sockets import connected
 
-if TYPE_CHECKING:
-    from multiworld.transport.endpoint import Endpoint, Taker
-
+#: picks those claims whose process no heartbeat connection leads to yet
+Unconnected: TypeAlias = Callable[[Iterable[Claim]], list[Claim]]
+#: seconds that are left for a step which began at that monotonic time
+Left: TypeAlias = Callable[[float], float]
 #: the connections between two members
 ROLES = (Role.LANE, Role.CONTROL)
 READY = b"R"
@@ -208,9 +210,6 @@ class HandshakeAcceptor:
 def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float) -> socket.socket:
     """Connect to a member and greet it; the connection, once it has said yes.
 
-    Args:
-        timeout: seconds for all of it.
-
     Raises:
         GreetingError: it said no, or is no member.
         OSError: not reachable, or no answer in time.
@@ -239,10 +238,7 @@ def _dial_once(claim: Claim, hello: Hello, network: NetworkSettings, until: floa
 
 
 def alive(world: str, generation: int, rank: int, claim: Claim, network: NetworkSettings, timeout: float = 1.0) -> bool:
-    """Whether the process that made ``claim`` is still a member, or on the way to be one.
-
-    Args:
-        timeout: seconds until it counts as gone.
+    """Return whether the process that made ``claim`` is still a member, or on the way to be one.
 
     Raises:
         Incompatible: it is, with another secret or protocol.
@@ -265,7 +261,7 @@ def wire(
     deadline: float,
     patience: Callable[[], float],
     cancelled: Callable[[], bool],
-    unconnected: Callable[[Iterable[Claim]], list[Claim]],
+    unconnected: Unconnected,
 ) -> Steps[Wires]:
     """Make all connections of a member.
 
@@ -273,7 +269,6 @@ def wire(
         deadline: monotonic time.
         patience: seconds that one step of a peer may take, while this process is as busy as it is.
         cancelled: asked now and then; True gives up: the caller has stopped waiting, or the others have moved on.
-        unconnected: picks those claims whose process no heartbeat connection leads to yet.
 
     Raises:
         WiringFailed: with the rank of the peer that is missing.
@@ -298,12 +293,7 @@ def wire(
     return wires
 
 
-def _dial_pulses(
-    wires: Wires,
-    dialler: PeerDialler,
-    left: Callable[[float], float],
-    unconnected: Callable[[Iterable[Claim]], list[Claim]],
-) -> None:
+def _dial_pulses(wires: Wires, dialler: PeerDialler, left: Left, unconnected: Unconnected) -> None:
     """Connect to the peers that we watch first."""
     claims = dialler.claims
     ring = {claims[peer].incarnation: peer for peer in watched_by(dialler.rank, len(claims), (), ())}
@@ -314,12 +304,7 @@ def _dial_pulses(
 
 
 def _await_arrivals(
-    wires: Wires,
-    rank: int,
-    size: int,
-    acceptor: HandshakeAcceptor,
-    left: Callable[[float], float],
-    cancelled: Callable[[], bool],
+    wires: Wires, rank: int, size: int, acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
 ) -> Steps[None]:
     missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
     since = time.monotonic()
@@ -337,7 +322,7 @@ def _await_arrivals(
         yield Pause(ARRIVAL_PAUSE, urgent=True)
 
 
-def _all_ready(wires: Wires, left: Callable[[float], float]) -> Steps[None]:
+def _all_ready(wires: Wires, left: Left) -> Steps[None]:
     for peer, control in wires.controls.items():
         with _blaming(peer):
             control.setblocking(False)
@@ -347,7 +332,7 @@ def _all_ready(wires: Wires, left: Callable[[float], float]) -> Steps[None]:
             yield from _ready(control, left)
 
 
-def _ready(control: socket.socket, left: Callable[[float], float]) -> Steps[None]:
+def _ready(control: socket.socket, left: Left) -> Steps[None]:
     """Wait until the peer says that it is ready too."""
     since, pause = time.monotonic(), FIRST_PAUSE
     while not (said := _said(control)):

@@ -145,5 +145,5 @@ _BUILDS: Final[dict[str, Callable[..., Any]]] = {
     "torch.Size": lambda _, sizes: torch.Size([_whole(n) for n in sizes]),
     "torch.device": _device,
 }
-#: what is always allowed, besides what pickle itself knows (numbers, text, bytes, lists, tuples, dicts, sets)
+#: what is always allowed, in addition to what pickle itself knows (numbers, text, bytes, lists, tuples, dicts, sets)
 FACTORIES: Final = {name: Factory(name, build) for name, build in _BUILDS.items()}

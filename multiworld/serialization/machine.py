@@ -1,8 +1,8 @@
 """Reads a pickle of ``send_object`` with bounded work, and builds only what the receiver allows.
 
-Python's own unpickler hands out classes by name, sets whatever attributes a pickle names, and hashes values whose hash
-takes longer than the universe has; all of it holds the GIL. This one knows the opcodes that ``dumps`` writes (protocol
-4) and no others, calls factories and what the caller allows, and counts its work, see ``budget``.
+Python's own unpickler hands out classes by name, sets any attribute that a pickle names, and hashes values whose hash
+takes forever; all of it holds the GIL. This one knows only the opcodes that ``dumps`` writes (protocol 4). It calls
+factories and what the caller allows, and counts its work, see ``Budget``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,101 @@ import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from multiworld.serialization.budget import Budget, refuse
+from multiworld.errors import ObjectRefused
 from multiworld.serialization.factories import Factory
 from multiworld.serialization.values import of_data, payload_bytes
 
-#: nothing of these is ever changed by a pickle, whoever made it
+#: work that every object may cause, and more for each byte; a unit is about ten nanoseconds
+BASE_WORK: Final = 2_000_000
+WORK_PER_BYTE: Final = 8
+#: how deep a tuple or frozenset that is hashed may be: the interpreter's own hashing has no bound, and a stack has one
+MAX_KEY_DEPTH: Final = 64
+#: keys of one hash in one dict or set; each further one is compared with all of them
+MAX_COLLISIONS: Final = 64
+#: what can be made to collide only by who knows the process's own secret, or hardly
+_SAFE_KEYS: Final = frozenset({type(None), bool, float, *((str, bytes) if sys.flags.hash_randomization else ())})
+_LEAVES: Final = frozenset({type(None), bool, int, float, str, bytes})
+_SMALL: Final = 1 << 60  # whole numbers below it are their own hash
+
+
+def refuse(what: str) -> NoReturn:
+    """Raise ``ObjectRefused`` for an object that does or needs ``what``."""
+    raise ObjectRefused(what=what)
+
+
+class Budget:
+    """The work that one object may still cause: counted, and keys weighed before they are hashed.
+
+    A value of a few hundred bytes whose parts are shared can take forever to be hashed or compared. Keys of one hash
+    make a dict as slow as a list. Both hold the GIL. The work may not exceed what the message's length warrants.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._work = BASE_WORK + WORK_PER_BYTE * nbytes
+        self._weights: dict[int, tuple[int, int, Any]] = {}  # weight, depth and the value itself, by id
+        self._hashes: dict[int, tuple[dict[int, int], Any]] = {}  # of the keys in a dict or set, by its id
+
+    def spend(self, units: int) -> None:
+        """Count work, before it is done; raises ``ObjectRefused`` when it is too much."""
+        self._work -= units
+        if self._work < 0:
+            refuse("the object causes far more work than its length warrants")
+
+    def admit(self, key: Any, container: Any) -> None:
+        """Make sure that ``key`` can be hashed, and compared with the others in ``container``, in bounded time."""
+        kind = type(key)
+        if kind in _SAFE_KEYS:
+            self._work -= 1 + (len(key) >> 8 if kind is str or kind is bytes else 0)
+        elif kind is int and -_SMALL < key < _SMALL:
+            self._work -= 1
+        else:
+            self.spend(4 * self._weight(key, 0)[0])
+            self._count_hash(hash(key), container)
+        if self._work < 0:
+            self.spend(0)
+
+    def _count_hash(self, code: int, container: Any) -> None:
+        known = self._hashes.get(id(container))
+        if known is None:
+            known = self._hashes[id(container)] = {}, container
+        count = known[0][code] = known[0].get(code, 0) + 1
+        if count > MAX_COLLISIONS:
+            refuse("the object holds a dict or set whose keys collide")
+
+    def _weight(self, value: Any, depth: int) -> tuple[int, int]:
+        """Return how many values are visited when ``value`` is hashed or compared, and how deep they lie."""
+        kind = type(value)
+        if kind is tuple and _LEAVES.issuperset(map(type, value)):
+            return 1 + len(value) + sum(map(sys.getsizeof, value)) // 256, 1
+        if kind is tuple or kind is frozenset:
+            return self._weight_of_parts(value, depth)
+        if kind in _LEAVES:
+            return 1 + sys.getsizeof(value) // 256, 0
+        if kind is range or kind is slice:
+            return 4 + sum(map(sys.getsizeof, (value.start, value.stop, value.step))) // 64, 1
+        return 8, 0
+
+    def _weight_of_parts(self, value: Any, depth: int) -> tuple[int, int]:
+        known = self._weights.get(id(value))
+        if known is None:
+            if depth > MAX_KEY_DEPTH:
+                refuse(f"the object holds a key that is nested more than {MAX_KEY_DEPTH} deep")
+            weight = below = 1
+            for part in value:
+                more, deep = self._weight(part, depth + 1)
+                self.spend(8)
+                weight, below = weight + more, max(below, deep + 1)
+                if weight > self._work:
+                    refuse("the object holds a key that cannot be hashed in reasonable time")
+            known = self._weights[id(value)] = weight, below, value
+        if depth + known[1] > MAX_KEY_DEPTH:
+            refuse(f"the object holds a key that is nested more than {MAX_KEY_DEPTH} deep")
+        return known[0], known[1]
+
+
+#: no pickle ever changes one of these
 _SHARED: Final = (type, enum.Enum, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 _unpack_int: Final = struct.Struct("<i").unpack_from
@@ -307,21 +395,26 @@ def _making(kind: Callable[[], Any]) -> Callable[[Machine], None]:
     return lambda machine: machine._stack.append(kind())
 
 
-_STEPS: Final[dict[bytes, Callable[[Machine], None]]] = {
-    b"\x80": Machine._protocol, b"\x95": Machine._frame, b"\x94": Machine._memoize,
-    b"h": Machine._recall_near, b"j": Machine._recall_far,
-    b"N": _pushing(None), b"\x88": _pushing(True), b"\x89": _pushing(False),
-    b"K": Machine._push_byte, b"M": Machine._push_short, b"J": Machine._push_int,
-    b"\x8a": _with(Machine._push_long, 1), b"\x8b": _with(Machine._push_long, 4), b"G": Machine._push_float,
-    b"C": _with(Machine._push_bytes, 1), b"B": _with(Machine._push_bytes, 4), b"\x8e": _with(Machine._push_bytes, 8),
-    b"\x8c": Machine._push_short_text, b"X": _with(Machine._push_text, 4), b"\x8d": _with(Machine._push_text, 8),
-    b"(": Machine._mark, b"0": Machine._drop, b"1": lambda machine: machine._pop_mark().clear(),
-    b")": _pushing(()), b"\x85": _with(Machine._tuple, 1), b"\x86": _with(Machine._tuple, 2),
-    b"\x87": _with(Machine._tuple, 3), b"t": lambda machine: machine._stack.append(tuple(machine._pop_mark())),
-    b"]": _making(list), b"a": Machine._append, b"e": Machine._appends,
-    b"}": _making(dict), b"s": Machine._set_item, b"u": lambda machine: machine._set_pairs(machine._pop_mark()),
-    b"\x8f": _making(set), b"\x90": Machine._add_items, b"\x91": Machine._frozenset,
-    b"\x93": Machine._global, b"R": Machine._reduce, b"\x81": Machine._new_object, b"\x92": Machine._new_object_ex,
-    b"b": Machine._build, b"Q": Machine._persistent,
-}  # fmt: skip
-_TABLE: Final = [_STEPS.get(bytes([code])) for code in range(256)]
+_STEPS: Final[tuple[tuple[bytes, Callable[[Machine], None]], ...]] = (
+    *((b"\x80", Machine._protocol), (b"\x95", Machine._frame), (b"\x94", Machine._memoize)),
+    *((b"h", Machine._recall_near), (b"j", Machine._recall_far)),
+    *((b"N", _pushing(None)), (b"\x88", _pushing(True)), (b"\x89", _pushing(False)), (b")", _pushing(()))),
+    *((b"K", Machine._push_byte), (b"M", Machine._push_short), (b"J", Machine._push_int)),
+    *((b"\x8a", _with(Machine._push_long, 1)), (b"\x8b", _with(Machine._push_long, 4)), (b"G", Machine._push_float)),
+    *((code, _with(Machine._push_bytes, width)) for code, width in ((b"C", 1), (b"B", 4), (b"\x8e", 8))),
+    *(
+        (b"\x8c", Machine._push_short_text),
+        (b"X", _with(Machine._push_text, 4)),
+        (b"\x8d", _with(Machine._push_text, 8)),
+    ),
+    *((b"(", Machine._mark), (b"0", Machine._drop), (b"1", lambda machine: machine._pop_mark().clear())),
+    *((code, _with(Machine._tuple, count)) for code, count in ((b"\x85", 1), (b"\x86", 2), (b"\x87", 3))),
+    (b"t", lambda machine: machine._stack.append(tuple(machine._pop_mark()))),
+    *((b"]", _making(list)), (b"a", Machine._append), (b"e", Machine._appends)),
+    *((b"}", _making(dict)), (b"s", Machine._set_item)),
+    (b"u", lambda machine: machine._set_pairs(machine._pop_mark())),
+    *((b"\x8f", _making(set)), (b"\x90", Machine._add_items), (b"\x91", Machine._frozenset)),
+    *((b"\x93", Machine._global), (b"R", Machine._reduce), (b"\x81", Machine._new_object)),
+    *((b"\x92", Machine._new_object_ex), (b"b", Machine._build), (b"Q", Machine._persistent)),
+)
+_TABLE: Final = [dict(_STEPS).get(bytes([code])) for code in range(256)]

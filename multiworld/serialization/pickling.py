@@ -11,15 +11,13 @@ import importlib
 import io
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from multiworld.errors import InvalidArgument, MultiWorldError, ObjectRefused
+from multiworld.matching.membership import Membership
 from multiworld.serialization.factories import FACTORIES
 from multiworld.serialization.machine import Machine
 from multiworld.serialization.values import as_data
-
-if TYPE_CHECKING:
-    from multiworld.matching.membership import Membership
 
 _BY_NAME: Final = object()  # allowed by its name only: imported when it is first needed
 Allowed = Mapping[str, Any]
@@ -27,11 +25,6 @@ Allowed = Mapping[str, Any]
 
 def dumps(obj: Any, us: Membership, operation: str = "send_object") -> bytes:
     """Pickle ``obj``, tensors and NumPy arrays in it as plain data.
-
-    Args:
-        obj: what is to be sent.
-        us: whose world and rank the error names.
-        operation: for the error.
 
     Raises:
         InvalidArgument: it cannot be pickled, or holds a tensor or an array of a kind that cannot travel.
@@ -52,7 +45,7 @@ def dumps(obj: Any, us: Membership, operation: str = "send_object") -> bytes:
 
 
 def allowed(allow: Sequence[Any], us: Membership, operation: str) -> Allowed:
-    """What ``allow=`` names, by full name.
+    """Return the items of ``allow=`` by full name.
 
     Args:
         allow: classes and functions, or their names in full.
@@ -67,10 +60,8 @@ def allowed(allow: Sequence[Any], us: Membership, operation: str) -> Allowed:
     listed = isinstance(allow, Iterable) and not isinstance(allow, (str, type))
     names = dict(map(_named, allow)) if listed else {"": allow}
     if "" in names:
-        raise InvalidArgument(
-            us.name, f"allow has {names['']!r}", remedy="pass a list of classes, functions or 'module.qualname'",
-            **us.where(operation),
-        )  # fmt: skip
+        remedy = "pass a list of classes, functions or 'module.qualname'"
+        raise InvalidArgument(us.name, f"allow has {names['']!r}", remedy=remedy, **us.where(operation))
     return names
 
 
@@ -84,11 +75,6 @@ def _named(item: Any) -> tuple[str, Any]:
 
 def loads(data: memoryview | bytes, names: Allowed, us: Membership) -> Any:
     """Unpickle ``data``.
-
-    Args:
-        data: what ``dumps`` made.
-        names: what ``allowed`` made of ``allow=``.
-        us: whose world and rank the error names.
 
     Raises:
         ObjectRefused: it names something that is not allowed, causes too much work, or is no pickle of ours.
@@ -105,7 +91,7 @@ def loads(data: memoryview | bytes, names: Allowed, us: Membership) -> Any:
 
 
 def _found(names: Allowed, module: str, name: str) -> tuple[Any, bool]:
-    """What a pickle means by a name, and whether it is the caller's own."""
+    """Return the meaning of a name in a pickle, and whether it is the caller's own."""
     full = f"{module}.{name}"
     if full in names:
         return (_imported(module, name) if names[full] is _BY_NAME else names[full]), True
@@ -129,7 +115,7 @@ class _Pickler(pickle.Pickler):
         return as_data(obj)
 
     def reducer_override(self, obj: Any) -> Any:
-        # Python 3.11.0 to 3.11.3 name a member by `getattr`, which nobody may allow; all others by its value.
+        # Python 3.11.0 to 3.11.3 name a member by `getattr`, which must not be allowed; all others by its value.
         own = enum.Enum.__reduce_ex__, enum.Flag.__reduce_ex__
         if isinstance(obj, enum.Enum) and type(obj).__reduce_ex__ in own:
             return type(obj), (obj._value_,)

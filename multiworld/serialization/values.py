@@ -1,7 +1,7 @@
 """Values that travel in a pickle as plain data: tensors, NumPy arrays and scalars, dtypes, UUIDs.
 
 Each goes as a tuple of a name and numbers, text and bytes. No class of the peer's choice and no storage is rebuilt by
-name, and what the peer wrote is checked before anything is made of it. NumPy is loaded only where one of its values
+name. All that the peer wrote is checked before anything is made of it. NumPy is loaded only where one of its values
 comes.
 """
 
@@ -117,7 +117,7 @@ def _dtype_text(dtype: Any) -> str:
 
 
 def of_data(pid: Any) -> Any:
-    """What ``as_data`` was given.
+    """Return the value that ``as_data`` was given.
 
     Args:
         pid: what came from the peer; nothing of it is trusted.
@@ -135,7 +135,7 @@ def of_data(pid: Any) -> Any:
 
 
 def payload_bytes(pid: Any) -> int:
-    """How many bytes of memory ``of_data`` takes, about."""
+    """Return how many bytes of memory ``of_data`` takes, about."""
     return sum(len(part) for part in pid if type(part) is bytes) if type(pid) is tuple else 0
 
 
@@ -194,8 +194,9 @@ def _make_numpy_dtype(text: str) -> Any:
     except ImportError:
         raise ObjectRefused(
             what="the object holds a NumPy value, and NumPy is not installed here",
-            cause="the peer has NumPy, this process has not", remedy="install numpy here, or send a tensor or a list",
-        ) from None  # fmt: skip
+            cause="the peer has NumPy, this process has not",
+            remedy="install numpy here, or send a tensor or a list",
+        ) from None
     return numpy.dtype(text)
 
 

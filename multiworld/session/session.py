@@ -44,7 +44,7 @@ from multiworld.matching.protocol import Kind, Placement
 from multiworld.process.hooks import patience
 from multiworld.process.hub import Hub
 from multiworld.process.threads import start_or_run
-from multiworld.process.torch_modes import disturbed, undisturbed
+from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
 from multiworld.session.control import CANCELLED_CAUSE, Control
 from multiworld.session.counters import Tally
@@ -189,8 +189,8 @@ class Session:
     def pump(self, lane: Lane) -> None:
         """Read and handle what came on ``lane``; an error in that ends this world, so that nobody goes on waiting."""
         try:
-            if disturbed():  # the caller's modes, or those of another coroutine of this loop
-                with undisturbed():
+            if torch_modes_active():  # the caller's modes, or those of another coroutine of this loop
+                with without_torch_modes():
                     lane.pump()
             else:
                 lane.pump()

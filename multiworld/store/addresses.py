@@ -56,11 +56,10 @@ def own_address(towards: Resolved) -> str:
 
 
 def usable_address(host: str, interfaces: tuple[str, ...]) -> str:
-    """What others connect to when a store listens on ``host``.
+    """Return the address that others connect to when a store listens on ``host``.
 
-    ``host`` itself, unless it is ``"0.0.0.0"`` or ``"::"``, all addresses of this machine: then the one that
-    ``interfaces`` choose, or that of the default route, or the first that is not loopback, or loopback where there is
-    nothing else.
+    That is ``host``, unless it stands for all addresses of this machine (``"0.0.0.0"``, ``"::"``). Then it is the one
+    that ``interfaces`` choose, else that of the default route, else the first that is not loopback, else loopback.
 
     Raises:
         InvalidArgument: no address of this machine fits ``interfaces``.

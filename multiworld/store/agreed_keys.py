@@ -6,11 +6,10 @@ for keys that are known to be there.
 
 from __future__ import annotations
 
-import abc
 import itertools
 import time
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch.distributed as dist
 
@@ -24,9 +23,8 @@ _POLL_SECONDS: Final = 0.001
 _TURNS: Final = 3
 
 
-class AgreedKeys(abc.ABC):
-    """The operations that members agree with; each is atomic for all processes. ``store`` is this thread's own
-    client."""
+class _Keys:
+    """Keys of ``store``, this thread's own client, that begin with ``prefix``."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = store
@@ -35,69 +33,41 @@ class AgreedKeys(abc.ABC):
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
-    @abc.abstractmethod
+
+class CasKeys(_Keys):
+    """The operations that members agree with, by compare-and-set; each is atomic for all processes."""
+
     def read(self, name: str) -> str | None:
         """The value of ``name``, None if it was not written."""
-
-    @abc.abstractmethod
-    def put_first(self, name: str, value: str) -> str:
-        """Write ``name`` unless another process has; the value that it has now."""
-
-    @abc.abstractmethod
-    def number(self, name: str) -> int:
-        """The number ``name``, 0 if it was never raised."""
-
-    @abc.abstractmethod
-    def raise_from(self, name: str, current: int, to: int) -> int:
-        """Raise the number to ``to`` if it still is ``current``; the number that it is now."""
-
-    @abc.abstractmethod
-    def delete(self, name: str) -> None:
-        """Delete the value ``name``, if it is there."""
-
-    def forget_raise(self, name: str, current: int) -> None:  # noqa: B027 - mostly nothing is left
-        """Delete what is left of ``raise_from(name, current, ...)``, which must not be called again."""
-
-
-def keys_of(store: Any, prefix: str) -> AgreedKeys:
-    """The keys of ``store`` that begin with ``prefix``, in the way that is safe with this torch.
-
-    Our own client compares and sets on every torch. Up to torch 2.2 ``compare_set`` of torch's own objects makes the
-    ``bytes`` it returns without holding the GIL (``init.cpp``: the result is built under
-    ``call_guard<gil_scoped_release>``), which corrupts the memory of a process with other threads. These releases are
-    known by a method that came later than the repair.
-    """
-    held = store.object if isinstance(store, TorchStore) else store
-    unsafe = isinstance(held, dist.Store) and not hasattr(dist.Store, "check")
-    return CounterKeys(store, prefix) if unsafe else CasKeys(store, prefix)
-
-
-class CasKeys(AgreedKeys):
-    """AgreedKeys by compare-and-set."""
-
-    def read(self, name: str) -> str | None:
         value = self._swap(name, _NEVER, _NEVER)
         return None if value == _NEVER else value
 
     def put_first(self, name: str, value: str) -> str:
+        """Write ``name`` unless another process has; the value that it has now."""
         return self._swap(name, "", value)
 
     def number(self, name: str) -> int:
+        """The number ``name``, 0 if it was never raised."""
         return int(self.read(name) or 0)
 
     def raise_from(self, name: str, current: int, to: int) -> int:
+        """Raise the number to ``to`` if it still is ``current``; the number that it is now."""
         return int(self._swap(name, str(current) if current else "", str(to)))
 
     def delete(self, name: str) -> None:
+        """Delete the value ``name``, if it is there."""
         self._store.delete_key(self._key(name))
+
+    def forget_raise(self, name: str, current: int) -> None:
+        """Delete what is left of ``raise_from(name, current, ...)``, which must not be called again: nothing."""
 
     def _swap(self, name: str, expected: str, desired: str) -> str:
         value = self._store.compare_set(self._key(name), expected, desired)
         return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class CounterKeys(AgreedKeys):
-    """AgreedKeys by counters, for stores whose compare-and-set cannot be used: the first to count may write.
+class CounterKeys(_Keys):
+    """The same by counters, for stores whose compare-and-set cannot be used: the first to count may write.
 
     A writer that dies between its count and its write holds the others up for ``WRITER_SECONDS``; then the next may.
     """
@@ -150,3 +120,19 @@ class CounterKeys(AgreedKeys):
 
     def _add(self, name: str, amount: int) -> int:
         return int(self._store.add(self._key(name), amount))
+
+
+AgreedKeys: TypeAlias = CasKeys | CounterKeys
+
+
+def keys_of(store: Any, prefix: str) -> AgreedKeys:
+    """The keys of ``store`` that begin with ``prefix``, in the way that is safe with this torch.
+
+    Our own client compares and sets on every torch. Up to torch 2.2 ``compare_set`` of torch's own objects makes the
+    ``bytes`` it returns without holding the GIL (``init.cpp``: the result is built under
+    ``call_guard<gil_scoped_release>``), which corrupts the memory of a process with other threads. These releases are
+    known by a method that came later than the repair.
+    """
+    held = store.object if isinstance(store, TorchStore) else store
+    unsafe = isinstance(held, dist.Store) and not hasattr(dist.Store, "check")
+    return CounterKeys(store, prefix) if unsafe else CasKeys(store, prefix)

@@ -1,9 +1,8 @@
 """A client of a TCP store in Python: torch's protocol, and no wait that cannot be ended.
 
-torch's own client waits in C++ far beyond its timeouts when the store's host is frozen, and aborts the process when it
-returns to an interpreter that has ended. This one waits in short steps, for as long as its ``Deadline``
-lasts, and leaves neither thread nor descriptor behind. It has the methods of ``torch.distributed.Store`` that a ledger
-needs.
+torch's own client waits in C++ far beyond its timeouts when the store's host is frozen. It aborts the process when it
+returns to an interpreter that has ended. This one waits in short steps, for as long as its ``Deadline`` lasts, and
+leaves neither thread nor descriptor behind. It has the methods of ``torch.distributed.Store`` that a ledger needs.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from typing import Final
 from multiworld.config import TcpStoreAddress
 from multiworld.store.addresses import Resolved, resolved
 from multiworld.store.wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
-from multiworld.transport.causes import cause_of, system_message
-from multiworld.transport.descriptors import descriptor_shortage
+from multiworld.transport.descriptors import cause_of, descriptor_shortage, system_message
 from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import Dialler
 from multiworld.transport.sockets import made
@@ -65,7 +63,7 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """How long to wait for a store: until a monotonic time, or ``STEP_SECONDS`` after ``cancelled`` returns True."""
+    """The end of a wait for a store: a monotonic time, or ``STEP_SECONDS`` after ``cancelled`` returns True."""
 
     until: float
     cancelled: Callable[[], bool] = lambda: False
@@ -88,7 +86,7 @@ class Deadline:
 
 
 class GreetingMode:
-    """How the store at one address is spoken to; found out once, and kept.
+    """The way to speak to the store at one address; found out once, and kept.
 
     A store of ours asks for the greeting where there is a secret. One of torch's, such as torchrun's, has no
     secret: its host has to protect it. Its answers show which one it is.
@@ -105,7 +103,7 @@ class GreetingMode:
         self.greets: bool | None = None if secret is not None else False
 
     def turns(self) -> Iterator[bool]:
-        """Whether to greet, attempt by attempt."""
+        """Yield for each attempt whether to greet."""
         for turn in itertools.count():
             yield turn % 2 == 0 if self.greets is None else self.greets
 
@@ -191,7 +189,7 @@ class StoreClient:
 
     @property
     def ended(self) -> bool:
-        """Whether the host has closed the connection: between two questions it says nothing else."""
+        """True if the host has closed the connection: between two questions it says nothing else."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(0))

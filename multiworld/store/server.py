@@ -12,17 +12,14 @@ import math
 import selectors
 import socket
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from multiworld.store.server_data import Limits, Refused, StoreData
 from multiworld.store.server_protocol import ServerProtocol
-from multiworld.transport.causes import system_message
-from multiworld.transport.descriptors import NO_RESOURCES, limit
+from multiworld.transport.descriptors import NO_RESOURCES, limit, system_message
+from multiworld.transport.greeting import GreetingError
 from multiworld.transport.reactor import Reactor
 from multiworld.transport.sockets import accepted
-
-if TYPE_CHECKING:
-    from multiworld.transport.greeting import GreetingError
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +84,9 @@ class StoreServer:
         self._complaint = now, complaint
         if now - self._logged_at > LOG_SECONDS:
             self._logged_at = now
-            logger.warning(
-                "the store at port %d refused %s; likely cause: %s; what to do: %s (said once in %.0f s)",
-                self._listener.getsockname()[1], refused, complaint.cause, complaint.remedy, LOG_SECONDS,
-            )  # fmt: skip
+            port, text = self._listener.getsockname()[1], "likely cause: %s; what to do: %s (said once in %.0f s)"
+            why = complaint.cause, complaint.remedy, LOG_SECONDS
+            logger.warning(f"the store at port %d refused %s; {text}", port, refused, *why)
 
     def complaint(self, since: float) -> GreetingError | None:
         """Why a client that may be a member was last refused, if after ``since``, a monotonic time. From any thread."""

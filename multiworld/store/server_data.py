@@ -1,4 +1,4 @@
-"""What a hosted store holds: values, queues, and who waits for a key. Bounded, and without any I/O."""
+"""The content of a hosted store: values, queues, and the waits for a key. Bounded, and without any I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a store takes. ``keys`` includes queued values, ``total_bytes`` the keys and a constant for each."""
+    """The capacity of a store. ``keys`` includes queued values, ``total_bytes`` the keys and a constant for each."""
 
     key_bytes: int = 4096
     value_bytes: int = 1 << 20
@@ -98,7 +98,7 @@ class StoreData:
         return True
 
     def has(self, keys: Iterable[bytes]) -> bool:
-        """Whether each key has a value, or something in its queue."""
+        """Return whether each key has a value, or something in its queue."""
         return all(key in self._values or key in self._queues for key in keys)
 
     def push(self, key: bytes, value: bytes) -> None:
@@ -125,7 +125,7 @@ class StoreData:
         return len(self._queues.get(key, ()))
 
     def wait(self, keys: Iterable[bytes], waiter: Callable[[], None]) -> bool:
-        """Whether all keys are there; if not, ``waiter`` is called once they are. A waiter has one wait at a time."""
+        """Return whether all keys are there; if not, call ``waiter`` once they are. A waiter has one wait at a time."""
         missing = {key for key in keys if not self.has((key,))}
         if missing:
             self._await(missing, waiter)

@@ -48,21 +48,20 @@ class ServerProtocol:
         self._answered = answered
         self._unread = bytearray()
         self._left = 0
-        self._readers: dict[str, Callable[[], Generator[int, bytes, Any]]] = {
-            "k": self._key, "v": self._value, "n": self._number, "l": self._keys, "p": self._pairs, "b": self._nonce,
-        }  # fmt: skip
+        readers = self._key, self._value, self._number, self._keys, self._pairs, self._nonce
+        self._readers: dict[str, Callable[[], Generator[int, bytes, Any]]] = dict(zip("kvnlpb", readers, strict=True))
         self._requests = self._table()
         self._script = self._serve()
         self._need = next(self._script)
 
     @property
     def missing(self) -> int:
-        """How many bytes have to come before anything more can be done; 0 if there is something to do."""
+        """The number of bytes that have to come before anything can be done; 0 if there is something to do."""
         return max(0, self._need - len(self._unread))
 
     @property
     def stuck(self) -> bool:
-        """Whether answers have to be taken first."""
+        """True if answers have to be taken first."""
         return len(self.out) >= MAX_UNTAKEN_BYTES
 
     def feed(self, data: bytes) -> None:
@@ -118,7 +117,7 @@ class ServerProtocol:
             self.out += error.answer
             raise _refused(error) from None
         if turn.hello.role is not Role.STORE:
-            self.out += acceptor.refuse("this is a store")
+            self.out += refusal(Reason.REFUSED, "this is a store")
             raise Refused("a greeting that was not for a store")
         self.out += acceptor.accept()
 
@@ -161,7 +160,7 @@ class ServerProtocol:
         return (yield NONCE.size)
 
     def _table(self) -> dict[int, tuple[str, Callable[..., bytes | None]]]:
-        """What each request has for arguments, see ``_readers``, and the function that answers it."""
+        """Return the arguments of each request, see ``_readers``, and the function that answers it."""
         data, released = self._data, self._released
         return {
             Request.SET: ("kv", data.set),

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
@@ -24,12 +24,10 @@ from multiworld.store.addresses import own_address, resolved, usable_address
 from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
 from multiworld.store.server import StoreServer
 from multiworld.store.torch_store import FileStore, Gate, TorchStore
-from multiworld.transport.causes import Cause, cause_of, system_message
+from multiworld.transport.descriptors import Cause, cause_of, system_message
+from multiworld.transport.greeting import GreetingError
 from multiworld.transport.network_settings import listen
 from multiworld.transport.reactor import Reactor
-
-if TYPE_CHECKING:
-    from multiworld.transport.greeting import GreetingError
 
 #: connections to a hosted store that may wait for being accepted: all members of a large world come at once
 BACKLOG = 4096
@@ -54,7 +52,7 @@ class ClientPool:
         self._guard = threading.Lock()
         #: with the monotonic time of their last use
         self._idle: list[tuple[float, StoreClient]] = []
-        self._lent = 0
+        self._taken = 0
         self._closed = False
 
     def take(self, where: TcpStoreAddress, deadline: Deadline) -> StoreClient:
@@ -66,17 +64,17 @@ class ClientPool:
             if client.ended:
                 client.close()
             elif time.monotonic() - used < FRESH_SECONDS or self._works(client, deadline):
-                return self._lend(client)
-        return self._lend(StoreClient.connect(where, deadline, self._mode))
+                return self._note_taken(client)
+        return self._note_taken(StoreClient.connect(where, deadline, self._mode))
 
     def keep(self, client: StoreClient) -> None:
         """Keep it for later, unless there are enough: the next joins of a crowd come soon."""
         with self._guard:
-            self._lent -= 1
+            self._taken -= 1
             if not self._closed:
                 self._idle.append((time.monotonic(), client))
             surplus = [client] if self._closed else []
-            while not self._lent and len(self._idle) > MAX_IDLE:
+            while not self._taken and len(self._idle) > MAX_IDLE:
                 surplus.append(self._idle.pop(0)[1])
         for each in surplus:
             each.close()
@@ -84,7 +82,7 @@ class ClientPool:
     def drop(self, client: StoreClient) -> None:
         """Close one in the middle of a call."""
         with self._guard:
-            self._lent -= 1
+            self._taken -= 1
         client.close()
 
     def close(self) -> None:
@@ -94,7 +92,7 @@ class ClientPool:
             kept[1].close()
 
     def _works(self, client: StoreClient, deadline: Deadline) -> bool:
-        """Whether its host is still there; another one may have started."""
+        """Return whether its host is still there; another one may have started."""
         client.deadline = deadline.at_most(KEPT_CLIENT_SECONDS)
         with contextlib.suppress(StoreFailed):
             client.num_keys()
@@ -102,9 +100,9 @@ class ClientPool:
             return True
         return False
 
-    def _lend(self, client: StoreClient) -> StoreClient:
+    def _note_taken(self, client: StoreClient) -> StoreClient:
         with self._guard:
-            self._lent += 1
+            self._taken += 1
         return client
 
     def _pop(self) -> tuple[float, StoreClient] | None:
@@ -213,11 +211,7 @@ class HostedStores:
     def source(
         self, where: object, store: StoreLike, config: WorldConfig, cancelled: Callable[[], bool]
     ) -> StoreSource:
-        """What ``store`` means for this membership; hosts it where that is our part.
-
-        Args:
-            where: what ``parsed`` makes of it.
-            cancelled: True ends a wait for the name service.
+        """Return the source that ``store`` means for this membership; hosts it where that is our part.
 
         Raises:
             RendezvousError: its name is not known, there is no route to it, or it cannot be hosted.
@@ -273,7 +267,7 @@ class HostedStores:
 
 
 def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bool:
-    """Whether a store answers at ``where``, even with a refusal."""
+    """Return whether a store answers at ``where``, even with a refusal."""
     try:
         kept.drop(kept.take(where, deadline))
     except StoreFailed as failed:
@@ -284,7 +278,7 @@ def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bo
 
 
 def _is_torchruns() -> bool:
-    """Whether torchrun's agent hosts the store of ``env://``; it sets this variable for its workers."""
+    """Return whether torchrun's agent hosts the store of ``env://``; it sets this variable for its workers."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -296,10 +290,8 @@ def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Dead
             why, found = "the wait was cancelled", Cause("joining was cancelled")
         else:
             why, found = system_message(error), cause_of(error, "there is no route to it")
-        raise RendezvousError(
-            config.name, f"the store {where} cannot be reached: {why}",
-            cause=found.cause, remedy=found.remedy, rank=config.rank, operation="join",
-        ) from None  # fmt: skip
+        what = f"the store {where} cannot be reached: {why}"
+        raise RendezvousError(config.name, what, cause=found.cause, remedy=found.remedy, **_place(config)) from None
 
 
 def parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStorePath | Any:
@@ -327,11 +319,13 @@ def parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStore
 
 
 def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
-    return InvalidArgument(
-        config.name, f"{store!r} is not a store", rank=config.rank, operation="join",
-        cause="known are tcp://host:port, file:///path, env:// and the stores of torch.distributed",
-        remedy="correct it; for port 0 call serve_store() and pass on the address it returns",
-    )  # fmt: skip
+    cause = "known are tcp://host:port, file:///path, env:// and the stores of torch.distributed"
+    remedy = "correct it; for port 0 call serve_store() and pass on the address it returns"
+    return InvalidArgument(config.name, f"{store!r} is not a store", cause=cause, remedy=remedy, **_place(config))
+
+
+def _place(config: WorldConfig) -> dict[str, Any]:
+    return {"rank": config.rank, "operation": "join"}
 
 
 def _from_environment(config: WorldConfig) -> TcpStoreAddress:
@@ -339,10 +333,11 @@ def _from_environment(config: WorldConfig) -> TcpStoreAddress:
         hosted = False if _is_torchruns() else None
         return TcpStoreAddress(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted)
     except (KeyError, ValueError):
-        raise InvalidArgument(
-            config.name, "store='env://' needs MASTER_ADDR and MASTER_PORT", rank=config.rank, operation="join",
-            remedy="launch with torchrun, set them, or pass store=",
-        ) from None  # fmt: skip
+        what, remedy = (
+            "store='env://' needs MASTER_ADDR and MASTER_PORT",
+            "launch with torchrun, set them, or pass store=",
+        )
+        raise InvalidArgument(config.name, what, remedy=remedy, rank=config.rank, operation="join") from None
 
 
 def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:

@@ -44,7 +44,7 @@ __all__ = [
 
 
 def statistics() -> Statistics:
-    """How much the switch has done in this process, and how much Gloo instead and why."""
+    """Return how much the switch has done in this process, and how much Gloo instead and why."""
     return COUNTS.snapshot()
 
 

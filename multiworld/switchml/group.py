@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +16,30 @@ from multiworld.switchml import library as the_library
 from multiworld.switchml.errors import SwitchMLUnavailable
 from multiworld.switchml.lane import Lane
 from multiworld.switchml.library import Library
-from multiworld.switchml.rule import reason_for_gloo
 from multiworld.switchml.settings import Otherwise, Settings, current
 from multiworld.switchml.statistics import COUNTS
+
+#: What the switch can add up.
+DTYPES = (torch.float32, torch.int32)
+_DEVICES = ("cpu", "cuda")
+
+
+def reason_for_gloo(tensors: Sequence[torch.Tensor], operation: Any) -> str:
+    """Say in a word why Gloo does this all-reduce; empty if the switch does it.
+
+    All ranks agree on what decides, so all decide alike.
+    """
+    if operation != dist.ReduceOp.SUM:
+        return "operation"
+    if len(tensors) != 1:
+        return "tensors"
+    (tensor,) = tensors
+    if tensor.dtype not in DTYPES:
+        return "dtype"
+    if tensor.layout is not torch.strided or tensor.device.type not in _DEVICES:
+        return "layout"
+    return "" if tensor.numel() else "empty"
+
 
 logger = logging.getLogger(__name__)
 NAME = "switchml"
@@ -94,7 +115,7 @@ class SwitchMLGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def delegates(self) -> bool:
-        """Whether this group has the switch."""
+        """True if this group has the switch."""
         return self._lane is not None
 
     def allreduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
@@ -200,7 +221,7 @@ def _start_here(library: Library, rank: int, size: int, settings: Settings) -> S
 
 
 def _look(settings: Settings) -> tuple[int, SwitchMLUnavailable | None, Library | None]:
-    """What this process has; the context of the library is claimed if it is ready."""
+    """Return the state of this process and its library; claims the library's context if it is ready."""
     try:
         library = Library(settings.library)
     except SwitchMLUnavailable as error:

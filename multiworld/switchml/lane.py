@@ -19,7 +19,7 @@ from multiworld.switchml.work import SwitchWork
 
 logger = logging.getLogger(__name__)
 #: What the client library may still use after a timeout: for the life of the process.
-_lent: list[torch.Tensor] = []
+_kept: list[torch.Tensor] = []
 
 
 class Lane:
@@ -101,7 +101,7 @@ class Lane:
         _copy_back(host, tensor)
 
     def _confirmed(self, tensor: torch.Tensor, gloo: Any) -> bool:
-        """Sum beside the tensor, and take the result only if the switch did it on all ranks."""
+        """Sum into other memory, and take the result only if the switch did it on all ranks."""
         host = tensor if _plain(tensor) else _host_copy(tensor)
         result = torch.empty_like(host)
         began = time.monotonic()
@@ -128,14 +128,14 @@ class Lane:
         if self._closed:
             return SwitchMLClosed(what=f"{what} was not done when the process group was destroyed")
         if outcome is Outcome.TIMEOUT:
-            _lent.extend((given, result))
+            _kept.extend((given, result))
             what += f" was not done within {self._seconds} s"
             return SwitchJobTimeout(what=what, timeout=self._seconds, operation="all_reduce")
         return SwitchJobFailed(what=f"{what} failed", operation="all_reduce")
 
 
 def _now(tensor: torch.Tensor) -> Any | None:
-    """What to wait for until the tensor has its values; None for one of the host, which has them."""
+    """Return an event to wait for until the tensor has its values; None for one of the host, which has them."""
     if not tensor.is_cuda:
         return None
     with torch.cuda.device(tensor.device):

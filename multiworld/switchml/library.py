@@ -17,7 +17,7 @@ _ERROR_BYTES = 1000
 
 
 class Outcome(enum.IntEnum):
-    """How an all-reduce ended; the numbers are those of ``shim.cpp``."""
+    """The ways in which an all-reduce ends; the numbers are those of ``shim.cpp``."""
 
     FINISHED = 0
     FAILED = 1

@@ -19,7 +19,7 @@ _given: dict[str, Any] = {}
 
 
 class Otherwise(str, enum.Enum):
-    """What happens when the switch cannot do it: an error, or Gloo does it. A member equals its text."""
+    """The reaction when the switch cannot do it: an error, or Gloo does it. A member equals its text."""
 
     ERROR = "error"
     GLOO = "gloo"
@@ -35,7 +35,7 @@ def default_library() -> Path:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a process group is made with.
+    """The settings that a process group is made with.
 
     Args:
         library: the compiled shim.
@@ -55,7 +55,7 @@ class Settings:
     timeout: float | None = None
 
     def seconds(self, of_group: float) -> float:
-        """How long an all-reduce may take, where the process group has a timeout of ``of_group`` seconds."""
+        """Return how long an all-reduce may take, where the process group has a timeout of ``of_group`` seconds."""
         if self.timeout is not None:
             return self.timeout
         return of_group / 2 if self.failure is Otherwise.GLOO else of_group

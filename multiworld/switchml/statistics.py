@@ -1,4 +1,4 @@
-"""How much the switch did, and how much Gloo did instead and why."""
+"""Counts of the all-reduces by the switch, and of those by Gloo with the reasons."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Statistics:
 
     Attributes:
         delegated: those that the switch did; ``delegated_bytes`` of payload in ``seconds``.
-        gloo: those that Gloo did, by reason: ``operation`` (not a sum), ``tensors`` (not one), ``dtype``, ``layout``,
-            ``empty``, ``no switch`` (the group has none), ``failure`` (the switch failed to do it), ``after failure``
-            (it was given up before); ``gloo_bytes`` of payload.
+        gloo: those that Gloo did, by reason; ``gloo_bytes`` of payload. Reasons of the call are ``operation`` (not a
+            sum), ``tensors`` (not one), ``dtype``, ``layout``, ``empty``. The others are ``no switch`` (the group has
+            none), ``failure`` (the switch failed to do it), ``after failure`` (it was given up before).
         failed: those that raised.
     """
 

@@ -14,7 +14,7 @@ from multiworld.errors import MultiWorldError
 from multiworld.switchml.errors import SwitchJobTimeout
 
 _Work: Any = getattr(dist, "Work", None) or dist._Work
-#: The newest works that nobody has waited for. In older releases of torch, C++ callers hold the C++ part of a work
+#: The newest works that had no waiter yet. In older releases of torch, C++ callers hold the C++ part of a work
 #: only: they would wait for the base class, and for ever, if the Python part were gone.
 _unwaited: dict[SwitchWork, None] = {}
 _KEPT = 256
@@ -71,11 +71,11 @@ class SwitchWork(_Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is done, well or not."""
+        """Return whether it is done, well or not."""
         return self._done.is_set()
 
     def is_success(self) -> bool:
-        """Whether it is done and did not fail."""
+        """Return whether it is done and did not fail."""
         return self._done.is_set() and self._error is None
 
     def exception(self) -> Exception | None:

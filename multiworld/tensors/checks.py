@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -11,7 +16,6 @@ from torch.nn.parameter import is_lazy
 from multiworld.config import whole_number
 from multiworld.errors import InvalidArgument
 from multiworld.matching.protocol import CODES
-from multiworld.tensors.foreign import why_read_only
 from multiworld.tensors.kinds import LAZY, PLAIN, PLAIN_TYPES, Form, key_set, kind_of
 
 if TYPE_CHECKING:
@@ -68,7 +72,7 @@ def _is_where_the_world_is(group: GroupMembers, tensor: torch.Tensor) -> bool:
 
 
 def _checked(group: GroupMembers, operation: str, tensor: torch.Tensor, most: Form) -> int:
-    """The same, step by step: what is wrong is named. ``most`` is how far from plain it may be."""
+    """Check step by step, to name what is wrong. ``most`` is how far from plain it may be."""
     if not isinstance(tensor, torch.Tensor):
         raise invalid(
             group, operation, f"{type(tensor).__name__} given where a tensor is expected", "pass a torch.Tensor"
@@ -100,18 +104,11 @@ def _check_dense(group: GroupMembers, operation: str, tensor: torch.Tensor) -> i
         raise invalid(
             group, operation, "the tensor is not contiguous", "pass tensor.contiguous(), and copy back what is received"
         )
+    elsewhere = f"the tensor is on {tensor.device}, the world on {group.device}"
     if tensor.device.type not in (group.device.type, "cpu"):
-        raise invalid(
-            group,
-            operation,
-            f"the tensor is on {tensor.device}, the world on {group.device}",
-            "move the tensor, or join with device= of the tensors",
-        )
+        raise invalid(group, operation, elsewhere, "move the tensor, or join with device= of the tensors")
     if tensor.device.type == "cuda" and group._world.on_device and tensor.device != group.device:
-        raise invalid(
-            group, operation, f"the tensor is on {tensor.device}, the world on {group.device}",
-            "move the tensor, or join another world with device= of the tensor",
-        )  # fmt: skip
+        raise invalid(group, operation, elsewhere, "move the tensor, or join another world with device= of the tensor")
     code = CODES.get(tensor.dtype)
     if code is None:
         raise invalid(
@@ -125,10 +122,8 @@ def _check_extent(group: GroupMembers, operation: str, tensor: torch.Tensor) -> 
     needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size() if tensor.numel() else 0
     there = tensor.untyped_storage().nbytes()
     if there < needed:
-        raise invalid(
-            group, operation, f"the tensor's storage has {there} bytes, the tensor needs {needed}",
-            "resize the storage back; FSDP, for one, resizes it to 0 between uses",
-        )  # fmt: skip
+        what = f"the tensor's storage has {there} bytes, the tensor needs {needed}"
+        raise invalid(group, operation, what, "resize the storage back; FSDP, for one, resizes it to 0 between uses")
 
 
 def _check_writable(group: GroupMembers, operation: str, tensor: torch.Tensor) -> None:
@@ -215,3 +210,72 @@ def check_device(group: GroupMembers, operation: str, device: torch.device | str
     if place.type == "meta":
         raise invalid(group, operation, "device 'meta' has no memory to receive into", "receive on the CPU")
     return place
+
+
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of Linux 5.14: fails where a write would, and changes nothing
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_WORD: Final = ctypes.sizeof(ctypes.c_void_p)
+_BYTES_HEADER: Final = bytes.__basicsize__ - 1  # reference count, type, length, hash; then the bytes themselves
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    vector = ctypes.c_void_p, ctypes.c_ulong
+    libc.process_vm_readv.argtypes = (ctypes.c_int, *vector, *vector, ctypes.c_ulong)
+    libc.process_vm_readv.restype = ctypes.c_ssize_t
+    return libc
+
+
+def why_read_only(begin: int, address: int, nbytes: int) -> str | None:
+    """Say why memory that PyTorch did not allocate must not be written to; None if nothing speaks against it.
+
+    A tensor over a file that is mapped read-only, or over a ``bytes`` object, looks like any other. Writing through it
+    ends the process or changes a constant of the program. What stays unknown is a read-only view of memory that itself
+    may be written, such as a NumPy array with its flag off.
+
+    Args:
+        begin: address of the storage.
+        address: address of what would be written, in the storage.
+        nbytes: how much would be written.
+    """
+    if nbytes == 0:
+        return None
+    if _is_bytes(begin, address + nbytes - begin):
+        return "it lies in a bytes object, which never changes"
+    first = address - address % _PAGE
+    if _libc().madvise(first, address + nbytes - first, _POPULATE_WRITE) == 0:
+        return None
+    number = ctypes.get_errno()
+    if number == errno.EFAULT:
+        return "it lies in a file that has become shorter"
+    if number == errno.EINVAL and _mapped_read_only(
+        address, nbytes
+    ):  # also the answer of kernels that know no such call
+        return "it lies in memory that is mapped read-only"
+    return None
+
+
+def _is_bytes(begin: int, nbytes: int) -> bool:
+    """Return whether a ``bytes`` object's content begins there: its header before it tells, read without a risk to
+    fault."""
+    header = (ctypes.c_ssize_t * (_BYTES_HEADER // _WORD))()
+    here = _Vector(ctypes.addressof(header), _BYTES_HEADER)
+    there = _Vector(begin - _BYTES_HEADER, _BYTES_HEADER)
+    got = _libc().process_vm_readv(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+    return bool(got == _BYTES_HEADER and header[1] == id(bytes) and header[2] >= nbytes)
+
+
+def _mapped_read_only(address: int, nbytes: int) -> bool:
+    with Path("/proc/self/maps").open() as maps:
+        for line in maps:
+            area, rights, *_ = line.split(maxsplit=2)
+            begin, _, end = area.partition("-")
+            if int(begin, 16) < address + nbytes and address < int(end, 16) and "w" not in rights:
+                return True
+    return False

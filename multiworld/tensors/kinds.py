@@ -1,4 +1,4 @@
-"""What kind of tensor it is: one whose memory holds its numbers, a lazy view of such memory, or something else.
+"""The kinds of tensors: those whose memory holds their numbers, lazy views of such memory, and all others.
 
 PyTorch's dispatch keys say it, in one call: each kind of tensor that means something else than its memory has a key of
 its own. A key that is not known here is refused, so that a kind of tomorrow is an error and no wrong number.
@@ -18,15 +18,13 @@ PLAIN_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 _keys: Final[Callable[[torch.Tensor], Any]] = torch._C._dispatch_keys
 _AUTO: Final = ("Autograd", "Autocast")
-_DENSE: Final = frozenset(
-    {"CPU", "CUDA", "XPU", "HPU", "MPS", "IPU", "VE", "MTIA", "MAIA", "PrivateUse1", "PrivateUse2", "PrivateUse3",
-     "ADInplaceOrView"}
-)  # fmt: skip
+_PRIVATE: Final = ("PrivateUse1", "PrivateUse2", "PrivateUse3", "ADInplaceOrView")
+_DENSE: Final = frozenset(("CPU", "CUDA", "XPU", "HPU", "MPS", "IPU", "VE", "MTIA", "MAIA", *_PRIVATE))
 _LAZY: Final = frozenset({"Conjugate", "Negative"})
 
 
 class Form(enum.Enum):
-    """How the numbers of a tensor lie."""
+    """The place of a tensor's numbers."""
 
     PLAIN = "in its memory"
     LAZY = "in memory that is still to be conjugated or negated"
@@ -35,7 +33,7 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """What a set of dispatch keys means.
+    """The meaning of a set of dispatch keys.
 
     Attributes:
         form: how the numbers lie.
@@ -80,7 +78,7 @@ _told_apart: Final[Callable[[Any], Hashable]] = getattr(torch._C.DispatchKeySet,
 
 
 def key_set(tensor: torch.Tensor) -> Hashable:
-    """What tells the keys of ``tensor`` from others."""
+    """Return a value that tells the keys of ``tensor`` from others."""
     return _told_apart(_keys(tensor))
 
 

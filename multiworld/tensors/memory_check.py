@@ -15,14 +15,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
 from multiworld.errors import MultiWorldError
-
-if TYPE_CHECKING:
-    from multiworld.matching.operation import Operation
+from multiworld.matching.operation import Operation
 
 logger = logging.getLogger(__name__)
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
+from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.device import Device, DeviceEnd
+from multiworld.matching.engine import Engine
+from multiworld.matching.membership import GroupMembers
+from multiworld.matching.send_receive import ReceiveOperation
 from multiworld.matching.transfers import LENGTH
 from multiworld.tensors.checks import invalid
 from multiworld.tensors.shapes import described, shape_bytes
 from multiworld.tensors.staging import readable, writable
-
-if TYPE_CHECKING:
-    from multiworld.matching.any_source import AnyReceive
-    from multiworld.matching.engine import Engine
-    from multiworld.matching.membership import GroupMembers
-    from multiworld.matching.send_receive import ReceiveOperation
 
 
 def device_for(engine: Engine, group: GroupMembers, operation: str, tensor: torch.Tensor) -> Device | None:
@@ -39,10 +36,8 @@ def not_capturing(group: GroupMembers, operation: str, device: Device) -> Device
         InvalidArgument: it is.
     """
     if device.capturing():
-        raise invalid(
-            group, operation, "the current CUDA stream is being captured into a graph",
-            "call it outside of torch.cuda.graph(); a replay cannot be matched with the other members",
-        )  # fmt: skip
+        remedy = "call it outside of torch.cuda.graph(); a replay cannot be matched with the other members"
+        raise invalid(group, operation, "the current CUDA stream is being captured into a graph", remedy)
     return device
 
 
@@ -59,12 +54,12 @@ def target(device: Device, tensor: torch.Tensor, stream: bool) -> DeviceEnd:
 
 
 def said_of(tensor: torch.Tensor) -> tuple[bytes, ...]:
-    """What is said of a tensor of ``send_tensor``: its length and shape."""
+    """Return the length and shape that announce a tensor of ``send_tensor``."""
     return LENGTH.pack(tensor.nbytes), shape_bytes(tensor)
 
 
 def received(group: GroupMembers, tensor: torch.Tensor, receive: ReceiveOperation | AnyReceive) -> Callable[[int], int]:
-    """What ends a receive in its caller's thread: a message that was kept is copied; the rank that it came from."""
+    """Return the end of a receive, for its caller's thread: it copies a kept message and returns the sender's rank."""
 
     def finish(peer: int) -> int:
         kept = receive.taken

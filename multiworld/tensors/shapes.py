@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING
 
 import torch
 
 from multiworld.errors import TensorMismatch
+from multiworld.matching.membership import Membership
 from multiworld.matching.memory import bytes_of
 from multiworld.matching.protocol import DTYPES, dtype_name
-
-if TYPE_CHECKING:
-    from multiworld.matching.membership import Membership
 
 
 def shape_bytes(tensor: torch.Tensor) -> bytes:
@@ -25,13 +22,7 @@ def shape_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def with_shape(us: Membership, peer: int, dtype: int, buffer: torch.Tensor) -> torch.Tensor:
-    """The tensor that a message describes; it shares the memory of ``buffer``.
-
-    Args:
-        us: for messages.
-        peer: world rank that sent it.
-        dtype: the code of its dtype on the wire.
-        buffer: the whole message as bytes, payload first.
+    """The tensor that a message describes; it shares the memory of ``buffer``, the message with the payload first.
 
     Raises:
         TensorMismatch: dtype, shape and length do not fit together.
@@ -70,8 +61,7 @@ def _shape(message: memoryview) -> tuple[int, ...] | None:
 
 
 def _mismatch(us: Membership, peer: int, what: str) -> TensorMismatch:
-    return TensorMismatch(
-        us.name, f"rank {peer} sent {what}", cause="the peer runs another release, or is not one of ours",
-        remedy="run the same release of the package and of torch everywhere; the world goes on",
-        theirs={peer: what}, **us.where(),
-    )  # fmt: skip
+    cause = "the peer runs another release, or is not one of ours"
+    remedy = "run the same release of the package and of torch everywhere; the world goes on"
+    said, theirs = f"rank {peer} sent {what}", {peer: what}
+    return TensorMismatch(us.name, said, cause=cause, remedy=remedy, theirs=theirs, **us.where())

@@ -14,7 +14,7 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
     It was checked before. Called outside of inference mode, see ``process.torch_modes``.
     """
     plain = as_plain(tensor).detach()
-    if plain.is_inference():  # these may not be changed in place by whoever is not in that mode
+    if plain.is_inference():  # outside of that mode these may not be changed in place
         alias = torch.empty(0, dtype=plain.dtype, device=plain.device)
         return alias.set_(plain.untyped_storage(), plain.storage_offset(), plain.shape, plain.stride())
     return plain
@@ -31,7 +31,8 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
-    """Whether each element lies at a multiple of its size, where every operation of torch and Gloo can use it."""
+    """Return whether each element lies at a multiple of its size, where every operation of torch and Gloo can use
+    it."""
     return bool(tensor.data_ptr() % tensor.element_size() == 0)
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from multiworld.matching.collective_plan import NO_REDUCTION, Collective, Fingerprint, Splits
+from multiworld.matching.device import Device, Moment
 from multiworld.tensors import memory_check
 from multiworld.tensors.staging import copied, copy_to, is_aligned, readable, writable
-
-if TYPE_CHECKING:
-    from multiworld.matching.device import Device, Moment
 
 
 class StagingBuffers:
@@ -60,7 +58,7 @@ class StagingBuffers:
         return [self.raw(flat) for flat in flats]
 
     def joined(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What is in ``flats``, one after the other, in memory of the collective's own."""
+        """Return the content of ``flats``, one after the other, in memory of the collective's own."""
         if self.device is None:
             return self.keep(torch.cat(list(flats)))
         whole = torch.empty(sum(map(torch.Tensor.numel, flats)), dtype=flats[0].dtype, device=flats[0].device)
@@ -87,7 +85,7 @@ class StagingBuffers:
         return Fingerprint(kind, nbytes, dtype, root, reduction, inline, self.device is not None, splits)
 
     def begin(self) -> None:
-        """What the caller has enqueued for its tensors is all that the backend has to wait for. Without a lock."""
+        """Note the moment up to which the backend has to wait for the caller's work. Without a lock."""
         if self.device is not None:
             self._moment = self.device.now()
 
@@ -103,7 +101,6 @@ class StagingBuffers:
         return value
 
     def own(self) -> None:
-        """See ``plan.Buffers``."""
         with torch.inference_mode():  # allows it for tensors that were made in that mode, too
             if self.device is None or self._moment is None:
                 copies = [flat.clone() for flat in self._borrowed]
@@ -120,10 +117,10 @@ class StagingBuffers:
 
     def _borrow(self, flat: torch.Tensor, *, written: bool = False) -> torch.Tensor:
         if memory_check.ACTIVE and self.device is None:
-            lent = copied(flat)
+            used = copied(flat)
             if written:
-                self._back.append((flat, lent))
-            flat = lent
+                self._back.append((flat, used))
+            flat = used
         self._borrowed.append(flat)
         return flat
 

@@ -13,6 +13,7 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
 from multiworld.errors import DescriptorsExhausted
@@ -31,11 +32,11 @@ _SAID_BY_TORCH = os.strerror(errno.EMFILE)
 
 
 def descriptor_shortage(error: BaseException) -> str | None:
-    """What to say of ``error`` if it comes of a lack of file descriptors; None if it does not.
+    """Return the words for ``error`` if it comes of a lack of file descriptors; None if it does not.
 
     Args:
         error: an ``OSError``, or an error of torch's, which carry no number but the system's text. The resolver reports
-            a lack as a failure of the name service, or as a name that is not known, so that it is tried out.
+            a lack as an unknown name or a failure of the name service, so it is tried out.
     """
     number = getattr(error, "errno", None)
     if number == errno.ENFILE:
@@ -47,7 +48,7 @@ def descriptor_shortage(error: BaseException) -> str | None:
 
 
 def limit() -> int:
-    """How many descriptors this process may have: the soft limit, ``ulimit -n``."""
+    """Return the number of descriptors that this process may have: the soft limit, ``ulimit -n``."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
@@ -172,3 +173,35 @@ class Reserve:
 
 #: of this process; kept back from the first ``MultiWorld`` to the end of the last
 reserve = Reserve()
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a call of the operating system failed; ``remedy`` is None where only the caller knows it."""
+
+    cause: str
+    remedy: str | None = None
+
+
+def system_message(error: OSError) -> str:
+    """The operating system's message alone: Python's ``create_server`` appends the address again."""
+    number = error.errno or 0
+    return os.strerror(number) if number > 0 else error.strerror or str(error)  # the resolver's are below 0
+
+
+def cause_of(error: OSError, otherwise: str) -> Cause:
+    """The cause of ``error``; ``otherwise`` if it is unknown here."""
+    shortage = descriptor_shortage(error)
+    if shortage is not None:
+        of_system = "raise the limit (sysctl fs.file-max), or end programs that hold many"
+        return Cause(shortage, of_system if error.errno == errno.ENFILE else DescriptorsExhausted.what_to_do)
+    if isinstance(error, socket.gaierror):
+        return Cause(
+            "the host's name is not known here, or the name service does not answer",
+            "correct the name, or pass an address in numbers",
+        )
+    if error.errno == errno.ECONNREFUSED:
+        return Cause("no process listens there: its host has not started, has ended, or listens elsewhere")
+    if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN):
+        return Cause("there is no route to it", "check the network, or choose an address that is reached from here")
+    return Cause(otherwise)

@@ -195,7 +195,7 @@ class Endpoint:
         answerer = self._answerers.get(_member(hello))
         taker = _not_here(hello) if answerer is None else answerer(hello)
         if isinstance(taker, str):
-            self._dismiss(visitor, visitor.acceptor.refuse(taker))
+            self._dismiss(visitor, refusal(Reason.REFUSED, taker))
         elif _sent(visitor.sock, visitor.acceptor.accept()):
             taker(self._release(visitor))
         else:
@@ -221,11 +221,9 @@ class Endpoint:
         if now < self._quiet_until.get(error.reason, 0.0):
             return
         self._quiet_until[error.reason] = now + WARNING_SECONDS
-        logger.warning(
-            "a connection from %s that says it is rank %d of world %r was refused: it %s; likely cause: %s; "
-            "what to do: %s (said once in %.0f s)",
-            _peer(sock), hello.sender, hello.world[:80], error.what, error.cause, error.remedy, WARNING_SECONDS,
-        )  # fmt: skip
+        caller = f"{_peer(sock)} that says it is rank {hello.sender} of world {hello.world[:80]!r}"
+        why = f"it {error.what}; likely cause: {error.cause}; what to do: {error.remedy}"
+        logger.warning("a connection from %s was refused: %s (said once in %.0f s)", caller, why, WARNING_SECONDS)
 
 
 def _member(hello: Hello) -> Member:

@@ -28,8 +28,12 @@ _FIELD: Final = rb" *" + _STRING + rb" *: *" + _VALUE + rb" *"
 _FLAT_OBJECT: Final = re.compile(rb" *\{(?:" + _FIELD + rb"(?:," + _FIELD + rb"){0,31})?\} *")
 
 
+#: of a hello, in the order of its attributes
+_FIELDS: Final = {"role": str, "world": str, "generation": int, "from": int, "to": int, "incarnation": str}
+
+
 class Role(enum.Enum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     LANE = "lane"  #: data between two members
     CONTROL = "control"  #: why a member ends
@@ -90,13 +94,13 @@ class GreetingError(ConnectionError):
 
     @property
     def lasting(self) -> bool:
-        """Whether the same two processes would fail again."""
+        """True if the same two processes would fail again."""
         return self.reason in (Reason.VERSION, Reason.SECRET)
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a dialler says of itself and wants; fields that a role does not need keep their defaults.
+    """A dialler's description of itself and of its wish; fields that a role does not need keep their defaults.
 
     Attributes:
         generation: of the world, from 1.
@@ -112,19 +116,15 @@ class Hello:
     incarnation: str = ""
 
     def fields(self) -> dict[str, str | int]:
-        return {
-            "role": self.role.value, "world": self.world, "generation": self.generation,
-            "from": self.sender, "to": self.to, "incarnation": self.incarnation,
-        }  # fmt: skip
+        values = self.role.value, self.world, self.generation, self.sender, self.to, self.incarnation
+        return dict(zip(_FIELDS, values, strict=True))
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Hello:
         """From the wire; raises ``ValueError`` for a field that is missing or of another type, and for an unknown
         role."""
-        made = cls(
-            Role(_typed(fields, "role", str)), _typed(fields, "world", str), _typed(fields, "generation", int),
-            _typed(fields, "from", int), _typed(fields, "to", int), _typed(fields, "incarnation", str),
-        )  # fmt: skip
+        role, *rest = (_typed(fields, name, kind) for name, kind in _FIELDS.items())
+        made = cls(Role(role), *rest)
         if made.generation < 0 or made.sender < -1 or made.to < -1:
             raise ValueError("a number below 0")
         return made
@@ -167,5 +167,5 @@ def refusal(reason: Reason, why: str) -> bytes:
 
 
 def versions(theirs: object, ours: object) -> str:
-    """What a process with protocol ``ours`` says of one with ``theirs``; the subject is before it."""
+    """Return the words of a process with protocol ``ours`` about one with ``theirs``; the subject is before them."""
     return f"speaks protocol {theirs}, this process {ours}: install the same multiworld on all members"

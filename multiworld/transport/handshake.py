@@ -37,7 +37,7 @@ _NONCE_BYTES: Final = 16
 _DIALLER_LABEL: Final = b"multiworld greeting 2, dialler\n"
 _ACCEPTOR_LABEL: Final = b"multiworld greeting 2, acceptor\n"
 
-# What each side says of the other.
+# The words of each side about the other.
 _OTHER_HAS: Final = "has a secret, this process has none"
 _OTHER_LACKS: Final = "has no secret, this process has one"
 _OTHER_DIFFERS: Final = "has another secret than this process"
@@ -49,7 +49,7 @@ def _proof(secret: bytes, label: bytes, *lines: bytes) -> str:
 
 
 def _nonce_of(fields: dict[str, Any], name: str) -> bool:
-    """Whether there is a nonce that is long enough."""
+    """Return whether there is a nonce that is long enough."""
     value = fields.get(name)
     return isinstance(value, str) and len(value) >= 2 * _NONCE_BYTES
 
@@ -75,14 +75,14 @@ class _Lines:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What to ``send`` now. ``hello`` is set once the dialler's wish is known, and proven if there is a secret."""
+    """The bytes to ``send`` now. ``hello`` is set once the dialler's wish is known, and proven if there is a secret."""
 
     send: bytes = b""
     hello: Hello | None = None
 
 
 class Acceptor:
-    """The side that is dialled: feed it what comes, send what it returns, then ``accept`` or ``refuse``."""
+    """The side that is dialled: feed it what comes, send what it returns, then ``accept`` it or send a ``refusal``."""
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
@@ -109,10 +109,6 @@ class Acceptor:
         if self._secret is not None:
             fields["proof"] = _proof(self._secret, _ACCEPTOR_LABEL, *self._transcript)
         return line_of(fields) + b"\n"
-
-    def refuse(self, why: str) -> bytes:
-        """Say no; ``why`` is for people. The connection is to be closed after it."""
-        return refusal(Reason.REFUSED, why)
 
     def _take_hello(self, fields: dict[str, Any]) -> Turn:
         self._check_version(fields)

@@ -24,7 +24,7 @@ class LocalAddress:
     address: str
 
     def fits(self, wanted: str) -> bool:
-        """Whether it is on the interface, or in the network, ``wanted``."""
+        """Return whether it is on the interface, or in the network, ``wanted``."""
         network = _network(wanted)
         if network is None:
             return wanted == self.interface
@@ -32,7 +32,7 @@ class LocalAddress:
 
     @property
     def link_local(self) -> bool:
-        """Whether it means something on one link only."""
+        """True if it has a meaning on one link only."""
         return ipaddress.ip_address(self.address.partition("%")[0]).is_link_local
 
 

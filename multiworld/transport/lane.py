@@ -1,8 +1,8 @@
 """A lane: the one data connection to one peer of one world, read and written without blocking.
 
-Whoever has time moves it: the world's event loop when the socket is ready, or a thread that waits for an operation. All
-methods are called under the owner's lock. Payloads go from and to the tensors' own memory, without a copy, for as
-long as their callers wait; ``disown`` and ``redirect`` end that.
+The world's event loop moves it when the socket is ready, or a thread that waits for an operation. All methods are
+called under the owner's lock. Payloads go from and to the tensors' own memory, without a copy, for as long as their
+callers wait; ``disown`` and ``redirect`` end that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TURN_BYTES = 8 << 20
 
 
 class LaneOwner(Protocol):
-    """What a lane needs of its owner."""
+    """The owner of a lane."""
 
     def on_frame(self, lane: Lane, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int, /) -> Placement:
         """Handle a header; where its payload belongs and what to do when it is there."""
@@ -31,7 +31,7 @@ class LaneOwner(Protocol):
         """The peer closed the connection, or it failed."""
 
     def on_torn(self, lane: Lane) -> None:
-        """An interrupt came between two steps that belong together: nobody knows where in the stream we are."""
+        """Break the world: an interrupt came between two steps, and the place in the stream is lost."""
 
     def on_backlog(self, lane: Lane) -> None:
         """Something could not be written at once: somebody must watch for the socket to be writable."""
@@ -46,29 +46,6 @@ class Lane:
         sent: bytes given to this lane, written or not yet.
         received: bytes read.
     """
-
-    __slots__ = (
-        "_body",
-        "_deaf",
-        "_fill",
-        "_got",
-        "_held",
-        "_holding",
-        "_on_body",
-        "_owner",
-        "_sent",
-        "_skip",
-        "_staging",
-        "_view",
-        "_whole",
-        "backlog",
-        "ended",
-        "fd",
-        "peer",
-        "received",
-        "sent",
-        "sock",
-    )
 
     def __init__(self, sock: socket.socket, peer: int, owner: LaneOwner) -> None:
         sock.setblocking(False)
@@ -153,7 +130,7 @@ class Lane:
         for part in parts:
             view = memoryview(part).cast("B")
             if sent < len(view):
-                # Without an operation to wait for, nobody keeps the memory: what is not out yet is copied.
+                # Without an operation, the memory is not kept: what is not out yet is copied.
                 views.append(view[sent:] if operation is not None else memoryview(bytes(view[sent:])))
             sent = max(0, sent - len(view))
         self.backlog.extend((view, operation, view is views[-1]) for view in views)
@@ -190,7 +167,7 @@ class Lane:
             self._whole = True
 
     def _mend(self, error: BaseException, rest: Callable[[], None] | None) -> None:
-        """After an interrupt: do the ``rest`` of what was under way, or say that nobody can."""
+        """Do the ``rest`` of what was under way after an interrupt, or report that it is lost."""
         if isinstance(error, Exception):
             self._whole = True  # ours, and the owner breaks the world for it
         elif not self._whole:
@@ -206,7 +183,7 @@ class Lane:
 
     @property
     def receiving(self) -> bool:
-        """Whether a payload is under way to us."""
+        """True while a payload is under way to us."""
         return self._body is not None
 
     def redirect(self, whole: memoryview, own: memoryview) -> None:

@@ -22,7 +22,7 @@ def network_settings(
     interfaces: str | Iterable[str] | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> NetworkSettings:
-    """Put the settings together; what is None is read from the environment.
+    """Put the settings together; those that are None come from the environment.
 
     Args:
         secret: known to all members; ``MULTIWORLD_SECRET``.

@@ -1,4 +1,4 @@
-"""Who moves the lanes: the event loop of the world, or a thread that waits for an operation."""
+"""The movers of the lanes: the event loop of the world, or a thread that waits for an operation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _thread_wake() -> _Wake:
 
 @contextlib.contextmanager
 def woken_after() -> Iterator[None]:
-    """Wake whoever awaits what this thread completes in the block only when it is left.
+    """Delay the wake-up of awaiting tasks, for what this thread completes in the block, until the block is left.
 
     For a thread that completes it under a lock: a loop that is woken needs the lock, and would sleep again.
     """
@@ -61,7 +61,7 @@ def woken_after() -> Iterator[None]:
     finally:
         _local.held = before
         for loop, future in held:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing awaits it
                 loop.call_soon_threadsafe(_settle, future)
 
 
@@ -98,7 +98,7 @@ class SyncPoller:
             self._poll.register(fd, select.POLLIN)
 
     def belongs_to(self, wake: _Wake) -> bool:
-        """Whether this is the poller of that thread, and not of a dead one of the same number."""
+        """Return whether this is the poller of that thread, and not of a dead one of the same number."""
         return self._wake_of() is wake
 
     def wake_up(self) -> None:
@@ -179,8 +179,8 @@ class LoopBridge:
                 loop.call_soon_threadsafe(self._register)
 
     def resolve(self, future: asyncio.Future[None]) -> None:
-        """Wake whoever awaits ``future``."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
+        """Wake the task that awaits ``future``."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing awaits it
             # Not by the thread's number: another thread may run the loop by now, and this one wait for itself.
             if self._loop is not None and asyncio._get_running_loop() is self._loop:
                 _settle(future)
@@ -226,11 +226,11 @@ class LoopBridge:
         hub.call(lambda: hub.alarm(self._write_rest, due))
 
     def _served(self) -> bool:
-        """Whether a thread or a loop moves the lanes now."""
+        """Return whether a thread or a loop moves the lanes now."""
         return bool(self._taken) or (self._loop is not None and self._loop.is_running())
 
     def _write_rest(self, now: float) -> None:
-        """Write for an operation that its waiter has left, where nobody else does; in the hub's thread.
+        """Write for an operation that its waiter has left, unless a thread or a loop does; in the hub's thread.
 
         A collective is over for a member that has heard all others, and a cancelled send for its caller; the peers wait
         for the rest of them, whatever that member does next.
@@ -252,7 +252,7 @@ class LoopBridge:
                 self.owner.pump(lane)
 
     def lane_closed(self, lane: Lane) -> None:
-        """``lane`` has ended: nobody needs to watch it."""
+        """Stop watching ``lane``, which has ended."""
         self._in_loop(lambda: self._unregister(lane))
 
     def close(self) -> None:
@@ -308,6 +308,6 @@ class LoopBridge:
 
 
 def _settle(future: asyncio.Future[None]) -> None:
-    # Of a loop that was closed with this pending nobody awaits it; another loop may serve the world by now.
+    # If its loop was closed with this pending, nothing awaits it; another loop may serve the world by now.
     if not future.done() and not future.get_loop().is_closed():
         future.set_result(None)

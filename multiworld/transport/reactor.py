@@ -142,7 +142,7 @@ class Reactor:
         """Serve until ``stop``: what the thread does."""
         while not self._stopping:
             self.turn()
-        with self._calls_guard:  # from here on nobody writes to the descriptor, whose number others get
+        with self._calls_guard:  # no thread writes to the descriptor from here on: others get its number
             self._stopped = True
             self._selector.close()
             os.close(self._wake)

@@ -21,7 +21,7 @@ P = ParamSpec("P")
 
 
 class _Held(threading.local):
-    """How often the calling thread, which forks, has the guard: threads may fork at the same time, and forks nest."""
+    """The number of times that the calling thread, which forks, has the guard: forks nest."""
 
     times = 0
 

@@ -198,9 +198,9 @@ class DeviceNetwork(Network):
         lock = self._lock_of(operation)
         with lock:
             operation.withdraw()
-            lent = operation.lent()
+            lent = operation.held_by_backend()
         if not lent:
-            operation.part()
+            operation.detach()
 
     def run_threads(self) -> None:
         """Do what was to be done in threads."""

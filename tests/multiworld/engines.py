@@ -218,12 +218,12 @@ class Network:
 
     def kept(self) -> list[int]:
         """Of whom messages lie ready at rank 0, one entry for each."""
-        boxes = self.members[0].engine.boxes
+        boxes = self.members[0].engine.messages
         return [peer for peer, box in boxes.items() for kept in box.kept.values() for _ in kept]
 
     def asked(self, rank: int) -> bool:
         """Return whether a receive from any source of rank 0 is known at ``rank``."""
-        return any(self.members[rank].engine.boxes[0].any_posts.values())
+        return any(self.members[rank].engine.messages[0].any_posts.values())
 
     def failures(self) -> list[BrokenWorldException]:
         """Return what broke the members."""

@@ -1,4 +1,4 @@
-"""What workers do for the parts of the bench that are not about ratios."""
+"""Functions that workers run for the parts of the bench that are not about ratios."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from multiworld.config import TcpStoreAddress
 from multiworld.errors import BrokenWorldException, PeerLost
-from multiworld.events import PeerSuspected, WorldBroken
-
-if TYPE_CHECKING:
-    from multiworld.config import TcpStoreAddress
-    from multiworld.events import Event
-    from multiworld.lab.context import Context
-
+from multiworld.events import Event, PeerSuspected, WorldBroken
+from multiworld.lab.context import Context
 
 #: floats of a round trip while another world breaks
 PAYLOAD = 1000
@@ -30,7 +25,7 @@ PAYLOAD = 1000
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds on to: threads and descriptors, as the kernel counts them."""
+    """The threads and descriptors that a process holds, as the kernel counts them."""
 
     threads: int
     descriptors: int

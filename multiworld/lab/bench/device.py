@@ -1,4 +1,5 @@
-"""What a world on NCCL costs over its bare communicator, in interleaved rounds; run by two members on a device each."""
+"""The cost of a world on NCCL over its bare communicator, in interleaved rounds; run by two members on a device
+each."""
 
 from __future__ import annotations
 
@@ -57,13 +58,12 @@ def rounds(_: Context, folder: str, rank: int, backend: str, count: int) -> list
             await _trips(w, small, 3)
             await _transfers(w, large, 3)
             await _batches(w, large, BATCH)
-            return [
-                Round(
-                    bare.trips(small), await _trips(w, small, TURNS), bare.transfers(large),
-                    await _transfers(w, large, TRANSFERS), await _batches(w, large, TRANSFERS),
-                )
-                for _ in range(count)
-            ]  # fmt: skip
+            found = []
+            for _ in range(count):
+                trips = bare.trips(small), await _trips(w, small, TURNS)
+                transfers = bare.transfers(large), await _transfers(w, large, TRANSFERS)
+                found.append(Round(*trips, *transfers, await _batches(w, large, TRANSFERS)))
+            return found
 
     return asyncio.run(main())
 

@@ -24,7 +24,7 @@ _FIRST_TURNS = 20
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Who is there.
+    """The worlds and members of one measurement.
 
     Attributes:
         folder: of the members of one scene alone.
@@ -43,7 +43,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the leader saw.
+    """The observations of the leader.
 
     Attributes:
         before: seconds of each transfer in a kept world, before the death.

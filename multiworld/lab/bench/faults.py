@@ -16,7 +16,7 @@ _WINDOW_SECONDS = 1.0
 
 
 def detection(setup: Setup) -> list[Figure]:
-    """How long a receive goes on after its peer is killed or frozen."""
+    """Measure how long a receive goes on after its peer is killed or frozen."""
     found = []
     for fault, limit, turns in (("kill", 0.05, 5 if setup.quick else 20), ("freeze", 1.0, 3 if setup.quick else 10)):
         name = f"peer {'killed' if fault == 'kill' else 'frozen'} while we wait in recv"
@@ -89,14 +89,15 @@ def rejoin(setup: Setup) -> list[Figure]:
     with setup.workers("rejoin-0", "rejoin-1") as members:
         setup.join("rejoin", members)
         everywhere(members, acts.break_and_rejoin, "rejoin", 3)
-        time.sleep(0.5)  # what is freed is freed in the background
+        time.sleep(0.5)  # memory and descriptors are freed in the background
         before, keys = everywhere(members, acts.held), setup.host.run(acts.store_keys, setup.store)
         seconds = [value for each in everywhere(members, acts.break_and_rejoin, "rejoin", 100) for value in each]
         time.sleep(0.5)
         after, left = everywhere(members, acts.held), setup.host.run(acts.store_keys, setup.store)
     spread = Spread.of(seconds)
-    grown = [sum(a.threads - b.threads for a, b in zip(after, before, strict=True)),
-             sum(a.descriptors - b.descriptors for a, b in zip(after, before, strict=True)), left - keys]  # fmt: skip
+    pairs = list(zip(after, before, strict=True))
+    threads = sum(a.threads - b.threads for a, b in pairs)
+    grown = [threads, sum(a.descriptors - b.descriptors for a, b in pairs), left - keys]
     text = f"p50 {spread.p50 * 1e3:,.1f} ms, p99 {spread.p99 * 1e3:,.1f} ms, most {spread.most * 1e3:,.1f} ms"
     leaks = f"{grown[0]} threads, {grown[1]} descriptors, {grown[2]} keys more"
     return [

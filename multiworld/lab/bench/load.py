@@ -1,4 +1,4 @@
-"""How much of the processors other programs take while something is measured.
+"""The share of the processors that other programs take during a measurement.
 
 The kernel counts what all programs take (``/proc/stat``) and what this one takes, with its children that have ended.
 The difference is what the others took. The load average says less: it counts this program too, and lags by a minute.
@@ -20,7 +20,7 @@ _FIELDS = (1, 2, 3, 8)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What others took: ``others`` processors on average, of ``cores``."""
+    """The load by others: ``others`` processors on average, of ``cores``."""
 
     others: float
     cores: int
@@ -41,7 +41,7 @@ class LoadMeter:
         self._start = self._now()
 
     def read(self) -> Load:
-        """What others took so far; children of ours that have not ended count as others."""
+        """Return the load by others so far; children of ours that have not ended count as others."""
         wall, all_programs, ours = (now - then for now, then in zip(self._now(), self._start, strict=True))
         return Load(max(0.0, all_programs - ours) / wall if wall else 0.0, os.cpu_count() or 1)
 

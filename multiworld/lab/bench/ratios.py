@@ -45,13 +45,8 @@ def _compare(pair: list[Worker], name: str, nbytes: int, turns: int, rounds: int
             seconds[variant].append(everywhere(pair, VARIANTS[variant], name, nbytes, turns)[0])
     medians = {variant: [Spread.of(values).p50 for values in each] for variant, each in seconds.items()}
     spreads = {variant: Spread.of([v for values in each for v in values]) for variant, each in seconds.items()}
-    return [
-        Comparison(
-            f"{name} ({variant})", nbytes, spreads["plain"], spreads[variant],
-            paired_ratio(medians[variant], medians["plain"]),
-        )
-        for variant in ("await", "sync")
-    ]  # fmt: skip
+    ratios = {variant: paired_ratio(medians[variant], medians["plain"]) for variant in ("await", "sync")}
+    return [Comparison(f"{name} ({v})", nbytes, spreads["plain"], spreads[v], ratio) for v, ratio in ratios.items()]
 
 
 def figures(comparisons: tuple[Comparison, ...]) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""What the bench found, as frozen data."""
+"""The results of the bench, as frozen data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multiworld.lab.bench.stats import Ratio, Spread
 
 
 class Verdict(enum.Enum):
-    """Whether a figure reaches what was promised."""
+    """The verdict on a figure that was promised."""
 
     OK = "ok"
     MISSED = "missed"

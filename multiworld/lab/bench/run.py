@@ -10,22 +10,18 @@ import torch
 
 from multiworld.errors import InvalidArgument
 from multiworld.lab.bench import faults
-from multiworld.lab.bench.idle import idle
-from multiworld.lab.bench.joins import joins
+from multiworld.lab.bench.idle import idle, joins
 from multiworld.lab.bench.load import LoadMeter
 from multiworld.lab.bench.ratios import figures, ratios
 from multiworld.lab.bench.report import BenchReport, Comparison, Figure
 from multiworld.lab.bench.setup import Progress, Setup
 from multiworld.lab.bench.strangers import strangers
 from multiworld.lab.context import serve_store
-from multiworld.lab.folders import log_folder
-from multiworld.lab.workers import WorkerPool
+from multiworld.lab.workers import WorkerPool, log_folder
 from multiworld.version import VERSION
 
-_FIGURES = {
-    "detection": faults.detection, "idle": idle, "isolation": faults.isolation, "strangers": strangers,
-    "rejoin": faults.rejoin, "joins": joins,
-}  # fmt: skip
+_PARTS = faults.detection, idle, faults.isolation, strangers, faults.rejoin, joins
+_FIGURES = {part.__name__: part for part in _PARTS}
 PARTS = ("ratios", *_FIGURES)
 
 

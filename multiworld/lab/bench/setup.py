@@ -1,4 +1,4 @@
-"""What every part of the bench is given: where its workers come from, and how much to measure."""
+"""The workers of the bench, and how much each part measures."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How values are distributed: how many, and their 50th, 90th, 99th percentile and maximum."""
+    """The distribution of values: how many, and their 50th, 90th, 99th percentile and maximum."""
 
     count: int
     p50: float

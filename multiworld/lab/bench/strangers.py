@@ -7,16 +7,13 @@ import contextlib
 import resource
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from multiworld.lab.bench import acts
 from multiworld.lab.bench.report import Figure, judged
 from multiworld.lab.bench.setup import Setup
 from multiworld.lab.bench.stats import paired_ratio, percentile
+from multiworld.lab.context import Context
 from multiworld.lab.workers import Worker
-
-if TYPE_CHECKING:
-    from multiworld.lab.context import Context
 
 _STRANGERS = 1000
 _KEPT = 100

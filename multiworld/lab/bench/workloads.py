@@ -1,4 +1,4 @@
-"""What two processes do in one timed turn, with plain ``torch.distributed`` and with a world; run by workers."""
+"""The work of two processes in one timed turn, with plain ``torch.distributed`` and with a world; run by workers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from multiworld.config import TcpStoreAddress
-    from multiworld.lab.context import Context
+from multiworld.config import TcpStoreAddress
+from multiworld.lab.context import Context
 
 WORLD = "bench"
 #: messages of one throughput measurement that are under way before the sender waits for a sign

@@ -14,7 +14,7 @@ _PAUSE_SECONDS = (1.0, 3.0)
 
 
 class FaultKind(enum.Enum):
-    """What can be done to a worker, and what must come of it."""
+    """The kinds of faults, each with what must come of it."""
 
     KILL = "kill"  # SIGKILL; its worlds break, a new process takes its ranks
     STOP = "stop"  # SIGSTOP for longer than it may be silent; its worlds break, and come back with it

@@ -1,4 +1,4 @@
-"""What chaos showed: a story per fault, and the promises of the fault model with what was seen of them."""
+"""The results of chaos: a story per fault, and the promises of the fault model with what was seen of them."""
 
 from __future__ import annotations
 

@@ -17,9 +17,8 @@ from multiworld.lab.chaos.plan import BREAKING, Fault, FaultKind, Plan
 from multiworld.lab.chaos.report import ChaosReport, Story, judge
 from multiworld.lab.chaos.workload import Membership, Notice, Tally
 from multiworld.lab.context import serve_store
-from multiworld.lab.folders import log_folder
 from multiworld.lab.injector import Fired, Injector
-from multiworld.lab.workers import Worker, WorkerPool
+from multiworld.lab.workers import Worker, WorkerPool, log_folder
 from multiworld.version import VERSION
 
 _RECOVERY_SECONDS = 30.0

@@ -1,4 +1,5 @@
-"""What workers do while they are hit: traffic in all their worlds, every break noted, every world joined again."""
+"""The work of processes while they are hit: traffic in all their worlds, every break noted, every world joined
+again."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ import ctypes
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import astuple, dataclass, field
+from typing import Any
 
 import torch
 
+from multiworld.config import TcpStoreAddress
 from multiworld.errors import (
     BrokenWorldException,
     MultiWorldError,
@@ -21,12 +23,9 @@ from multiworld.errors import (
     StaleGeneration,
     TensorMismatch,
 )
+from multiworld.lab.context import Context
 from multiworld.tensors import memory_check
-
-if TYPE_CHECKING:
-    from multiworld.config import TcpStoreAddress
-    from multiworld.lab.context import Context
-    from multiworld.worlds.world import World
+from multiworld.worlds.world import World
 
 _BREATH_SECONDS = 0.02
 _REJOIN_SECONDS = 15.0
@@ -64,7 +63,7 @@ class Notice:
 
 @dataclass(slots=True)
 class Tally:
-    """What a worker has done: times at which rounds of a world ended, and what went wrong with data."""
+    """The work that a worker has done: times at which rounds of a world ended, and what went wrong with data."""
 
     rounds: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -139,11 +138,9 @@ async def _rounds(world: World, times: list[tuple[float, float]], tally: Tally) 
 async def _join(context: Context, membership: Membership, store: TcpStoreAddress) -> World:
     while True:
         try:
-            joining = context.mw.join(
-                membership.world, membership.rank, membership.size, store=store, join_timeout=_REJOIN_SECONDS,
-                on_cancel="finish",
-            )  # fmt: skip
-            world = await joining
+            world = await context.mw.join(
+                *astuple(membership), store=store, join_timeout=_REJOIN_SECONDS, on_cancel="finish"
+            )
         except RendezvousError:
             await asyncio.sleep(0.1)
             continue

@@ -1,4 +1,4 @@
-"""Lost peers: noticed in time, told to every waiter, nobody else disturbed."""
+"""Lost peers: noticed in time, told to every waiter, nobody else torch_modes_active."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from multiworld.backends.device_threads import Crew
+from multiworld.backends.device_threads import DeviceThreads
 from multiworld.backends.device_work import Work
 
 SECONDS = 20.0
@@ -18,7 +18,7 @@ class Device:
     """Launches at once; a work ends when the test says so."""
 
     def __init__(self) -> None:
-        self.crew = Crew(self)
+        self.crew = DeviceThreads(self.launch, self.outcome, self.look, self.end)
         self.done: defaultdict[int, threading.Event] = defaultdict(threading.Event)
         self.waits: defaultdict[int, threading.Event] = defaultdict(threading.Event)
         self.launched: defaultdict[int, threading.Event] = defaultdict(threading.Event)

@@ -76,7 +76,7 @@ def test_an_offer_is_made_to_one_of_several_receives_only(table: Network) -> Non
 def test_a_withdrawn_receive_frees_what_was_offered_to_it(table: Network) -> None:
     waiting, _ = offered(table)
     specific, got = table.recv(0, 1)
-    table.move_until(lambda: bool(table.members[1].engine.boxes[0].posts), (1, 0))
+    table.move_until(lambda: bool(table.members[1].engine.messages[0].posts), (1, 0))
     table.withdraw(waiting)
     table.move_until(lambda: specific.done)
     assert got.item() == 1.0

@@ -22,7 +22,7 @@ from procs import cluster, wait_until
 from multiworld import BrokenWorldException, DescriptorsExhausted, MultiWorld, MultiWorldError
 from multiworld.backends import gloo_sockets
 from multiworld.backends.gloo import GlooDriver
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.lab.context import Context
 from multiworld.transport import descriptors
 from multiworld.transport.descriptors import Reserve, descriptor_shortage, require
@@ -346,9 +346,9 @@ def test_a_group_of_gloo_does_not_look_at_every_socket_of_the_process(monkeypatc
         return copied(number)
 
     monkeypatch.setattr(gloo_sockets.reserve, "copied", counted)
-    stores: list[LaneStore] = []
-    stores += [LaneStore(lambda key, data: stores[1].receive(key, data), SECONDS)]
-    stores += [LaneStore(lambda key, data: stores[0].receive(key, data), SECONDS)]
+    stores: list[SetupStore] = []
+    stores += [SetupStore(lambda key, data: stores[1].receive(key, data), SECONDS)]
+    stores += [SetupStore(lambda key, data: stores[0].receive(key, data), SECONDS)]
     drivers = [GlooDriver(store, rank, 2, "127.0.0.1") for rank, store in enumerate(stores)]
     with contextlib.ExitStack() as stack:
         for _ in range(200):

@@ -64,7 +64,7 @@ def test_a_cancelled_collective_goes_on_from_copies(net: DeviceNetwork) -> None:
     second = net.start(1, collectives.all_reduce, torch.ones(2), ReduceOp.SUM)
     net.settle()
     assert net.members[0].begun(0, 1) == [], "it began before the copy was made"
-    first.part()
+    first.detach()
     left.fill_(9.0)
     net.run_collective()
     second.result()

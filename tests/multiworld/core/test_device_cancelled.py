@@ -40,9 +40,9 @@ def test_what_is_matched_keeps_its_memory_until_its_end(net: DeviceNetwork, side
     net.settle()
     operation = send if side == "send" else receive
     operation.withdraw()
-    assert operation.lent() == [operation], "its caller goes on while the device uses the memory"
+    assert operation.held_by_backend() == [operation], "its caller goes on while the device uses the memory"
     net.run()
-    assert operation.lent() == []
+    assert operation.held_by_backend() == []
     if side == "send":
         assert got.item() == 5.0
 
@@ -55,7 +55,7 @@ def test_a_message_on_its_way_to_who_left_is_kept_for_the_next(net: DeviceNetwor
     again, got = net.recv_on(1, 0)
     net.run()
     assert not again.done, "the message still lies in the memory of who left"
-    receive.part()
+    receive.detach()
     left.fill_(-1.0)
     assert (again.result(), got.item()) == (0, 5.0)
 
@@ -99,7 +99,7 @@ def test_kept_messages_stay_in_order(net: DeviceNetwork) -> None:
     net.run()
     late = [net.recv_on(1, 0) for _ in range(3)]
     for receive, _ in reversed(posted):
-        receive.part()
+        receive.detach()
     net.settle()
     assert [(receive.result(), got.item()) for receive, got in late] == [(0, 1.0), (0, 2.0), (0, 3.0)]
 
@@ -109,7 +109,7 @@ def test_a_cancelled_tensor_with_its_shape_is_kept(net: DeviceNetwork) -> None:
     net.start(0, p2p.send_tensor, torch.arange(4), 1, 0)
     net.settle()
     net.withdraw(receive)
-    assert receive.lent() == [], "nothing of its caller's is used"
+    assert receive.held_by_backend() == [], "nothing of its caller's is used"
     net.run_threads()
     net.run()
     again = net.start(1, p2p.recv_tensor, 0, 0, None)
@@ -123,7 +123,7 @@ def test_a_tensor_on_its_way_to_memory_of_our_own_is_not_waited_for(net: DeviceN
     net.run_threads()
     assert names(net) == [["send"], ["recv"]]
     net.withdraw(receive)
-    assert receive.lent() == []
+    assert receive.held_by_backend() == []
     net.run()
     assert net.start(1, p2p.recv_tensor, 0, 0, None).result().tolist() == [0, 1, 2, 3]
 
@@ -134,10 +134,10 @@ def test_a_cancelled_batch_waits_for_its_matched_parts_only(net: DeviceNetwork) 
     net.send_on(0, 5.0, 1)
     net.settle()
     batch.withdraw()
-    assert batch.lent() == [batch.parts[0]]
+    assert batch.held_by_backend() == [batch.operations[0]]
     net.run()
-    assert batch.lent() == []
-    batch.part()
+    assert batch.held_by_backend() == []
+    batch.detach()
     again, got = net.recv_on(1, 0)
     assert (again.result(), got.item()) == (0, 5.0)
 
@@ -167,8 +167,8 @@ def test_an_offered_send_whose_caller_left_goes_from_a_copy() -> None:
     send.withdraw()  # offered: it has to be there if it is taken
     net.settle()
     assert names(net, 1, 0) == [[], ["recv"]], "the send began before the copy was made"
-    assert send.lent() == []
-    send.part()
+    assert send.held_by_backend() == []
+    send.detach()
     sent.fill_(-1.0)
     net.run()
     assert (receive.result(), got.item()) == (1, 7.0)

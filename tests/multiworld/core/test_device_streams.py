@@ -36,9 +36,9 @@ def test_a_streamed_receive_that_is_cancelled_after_its_enqueuing_is_kept(net: D
     net.settle()
     net.enqueue()
     receive.withdraw()  # before its waiter was woken
-    assert receive.lent() == [receive]
+    assert receive.held_by_backend() == [receive]
     net.run()
-    receive.part()
+    receive.detach()
     left.fill_(-1.0)
     again, got = net.recv_on(1, 0)
     assert (again.result(), got.item()) == (0, 5.0)

@@ -11,7 +11,7 @@ import pytest
 from multiworld.backends import nccl
 from multiworld.backends.device_communicator import Member
 from multiworld.backends.peers import Facts, meet
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.errors import BackendFailed
 
 SECONDS = 20.0
@@ -21,14 +21,14 @@ THEIRS = replace(OURS, rank=1, device="0000:02:00.0")
 
 def _met(*facts: Facts) -> list[str]:
     """Return the complaints of members whose stores reach each other; nothing if they fit together."""
-    stores: list[LaneStore] = []
+    stores: list[SetupStore] = []
 
     def broadcast(place: int, key: str, value: bytes) -> None:
         for other, store in enumerate(stores):
             if other != place:
                 store.receive(key, value)
 
-    stores += [LaneStore(lambda *said, place=place: broadcast(place, *said), SECONDS) for place in range(len(facts))]
+    stores += [SetupStore(lambda *said, place=place: broadcast(place, *said), SECONDS) for place in range(len(facts))]
 
     def one(place: int) -> str:
         try:
@@ -53,7 +53,7 @@ def test_a_member_with_another_version_of_nccl() -> None:
 
 @pytest.mark.parametrize("said", [b"\xff", b"[]", b'{"rank": 1}'], ids=["no text", "no facts", "few facts"])
 def test_a_member_that_says_what_no_driver_says(said: bytes) -> None:
-    store = LaneStore(lambda *_: None, SECONDS)
+    store = SetupStore(lambda *_: None, SECONDS)
     store.receive("mw/driver/1", said)
     with pytest.raises(BackendFailed, match=r"(?s)world 'w', rank 0: member 1 .*another version of multiworld"):
         meet(store, Member("w", 0, 0, 2, "cuda:0"), OURS)

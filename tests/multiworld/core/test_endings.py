@@ -16,7 +16,7 @@ from procs import cluster, wait_until
 from multiworld import MultiWorld, RendezvousError
 from multiworld.backends import gloo
 from multiworld.backends.gloo import GlooDriver
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.lab.context import Context
 from multiworld.process.thread_parking import park
 from multiworld.process.threads import start_or_run
@@ -93,9 +93,9 @@ def _both_open(first: GlooDriver, second: GlooDriver) -> None:
 
 
 def _drivers(timeout: float) -> tuple[GlooDriver, GlooDriver]:
-    stores: list[LaneStore] = []
-    stores.append(LaneStore(lambda key, value: stores[1].receive(key, value), timeout))
-    stores.append(LaneStore(lambda key, value: stores[0].receive(key, value), timeout))
+    stores: list[SetupStore] = []
+    stores.append(SetupStore(lambda key, value: stores[1].receive(key, value), timeout))
+    stores.append(SetupStore(lambda key, value: stores[0].receive(key, value), timeout))
     return GlooDriver(stores[0], 0, 2, "127.0.0.1"), GlooDriver(stores[1], 1, 2, "127.0.0.1")
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from multiworld.backends import device_driver as device_driver
 from multiworld.backends.choice import make_driver
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.config import Heartbeat, NetworkSettings, WorldConfig
 from multiworld.lab.context import Context
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
@@ -36,7 +36,7 @@ class Relay:
 
     def __init__(self, folder: Path, place: int, timeout: float) -> None:
         self._folder, self._place, self._sent = folder, place, 0
-        self.store = LaneStore(self._send, timeout)
+        self.store = SetupStore(self._send, timeout)
         threading.Thread(target=self._receive, daemon=True).start()
 
     def _send(self, key: str, value: bytes) -> None:

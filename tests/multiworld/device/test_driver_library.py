@@ -28,12 +28,12 @@ import json, os, sys
 sys.setdlopenflags(os.RTLD_LAZY)
 from multiworld.backends import nccl
 from multiworld.backends.device_communicator import Member
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.errors import BackendFailed
 
 error = None
 try:
-    store = LaneStore(lambda key, value: None, 1.0)
+    store = SetupStore(lambda key, value: None, 1.0)
     nccl.NcclCommunicator(Member("w", 0, 0, 2, "cuda:0")).connect(store, 0, lambda: False)
 except BackendFailed as failure:
     error = str(failure)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from multiworld.backends.device_communicator import Member
-from multiworld.backends.setup_store import LaneStore
+from multiworld.backends.setup_store import SetupStore
 from multiworld.backends.torch_nccl import TorchNcclCommunicator
 from multiworld.lab.context import Context
 from tests.multiworld.device.members import Place
@@ -31,5 +31,5 @@ def makes_groups(_link: Context, _place: Place, rank: int) -> list[int] | None:
 
 def _threads_of(communicator: TorchNcclCommunicator) -> int:
     before = set(_TASKS.iterdir())
-    communicator._group = communicator._made(LaneStore(lambda _key, _value: None, 1.0))
+    communicator._group = communicator._made(SetupStore(lambda _key, _value: None, 1.0))
     return len(set(_TASKS.iterdir()) - before)

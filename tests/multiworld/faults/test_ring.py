@@ -18,7 +18,7 @@ from multiworld import PeerLost, WorldState
 from multiworld.lab.context import Context
 from multiworld.lab.injector import Fired
 from multiworld.lab.workers import Worker
-from multiworld.liveness.ring import SUCCESSORS, watched_by
+from multiworld.liveness.monitor import SUCCESSORS, watched_by
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import JOIN_SECONDS, SILENT_SECONDS
 from tests.multiworld.faults.groups import group_frozen, root_of

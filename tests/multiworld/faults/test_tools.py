@@ -22,9 +22,8 @@ from multiworld.lab.chaos.report import Story, judge
 from multiworld.lab.chaos.run import play
 from multiworld.lab.chaos.workload import Notice, Tally, finish
 from multiworld.lab.context import Context
-from multiworld.lab.folders import log_folder
 from multiworld.lab.injector import Fired, Injector, NotFiredError, proven
-from multiworld.lab.workers import WorkerPool
+from multiworld.lab.workers import WorkerPool, log_folder
 from multiworld.observe.status_file import StatusFile, read_all
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.scene import Scene
