@@ -17,8 +17,11 @@ from operator import itemgetter
 
 from build.porting.alignment import Alignment
 from build.porting.groups import Group, Placed
-from build.porting.lines import norm, occurrences, words
+from build.porting.lines import end_of, norm, occurrences, words
 
+#: The name in the first line of a function at the margin, or of any in Python.
+_DEFINITION = re.compile(rb"(?:\w[\w\s*&:<>]*?|\s*(?:async\s+)?def\s+)?\b(\w+)\s*\(")
+_CALL = re.compile(rb"([A-Za-z_]\w+)[ \t]*\(")
 #: Lines around a place in the new file that belong to it.
 NEAR = 40
 #: The same for a few short lines, which may be in many places.
@@ -27,10 +30,12 @@ BESIDE = 5
 SHARES = ((20, 0.75), (12, 0.8), (6, 0.85), (4, 1.0))
 #: The same far from the place, where only much code that is nearly the same says something.
 FAR_WORDS, FAR_SHARE = 12, 0.85
+#: The same in a function that is called near the place, where arguments and ways out have other names.
+CALLED_SHARE = 0.6
 #: Share from which the change counts as upstream's; with less, a person should look.
 SURE = 0.9
-#: Words of a change that are looked for: the time is bounded.
-MOST_WORDS = 1000
+#: Words of a change that are looked for, and characters of a line in which a definition is: the time is bounded.
+MOST_WORDS, LONGEST = 1000, 400
 #: Words of the new file that may stand between those of the patch, as a share of them.
 SPREAD = 1.4
 
@@ -104,7 +109,7 @@ def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | No
     if not fresh or len(added) < SHARES[-1][0]:
         return _same_lines(alignment, lines, gap)
     share = next(share for least, share in SHARES if len(added) >= least)
-    if (Counter(added) & alignment.fresh_counts).total() < share * len(added):
+    if (Counter(added) & alignment.fresh_counts).total() < CALLED_SHARE * len(added):
         return None  # the new file has too few of the words, wherever they are
     place = range(max(0, gap.start - NEAR), min(len(alignment.ours), gap.stop + NEAR))
     novel = frozenset(word for word in fresh if word not in alignment.vocabulary)
@@ -112,8 +117,21 @@ def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | No
     found = _best(alignment, wanted, place, gap)
     if found is None and far and len(added) >= FAR_WORDS:
         found = _best(alignment, wanted.at_least(FAR_SHARE), range(len(alignment.ours)), gap)
+        found = found or _in_called(alignment, replace(wanted, share=CALLED_SHARE), place, gap)
         return None if found is None else replace(found, near=False)
     return found
+
+
+def _in_called(alignment: Alignment, wanted: _Wanted, place: range, gap: range) -> Echo | None:
+    """Return where functions that the lines `place` of the new file call have what the old file had nowhere."""
+    near = [line[:LONGEST] for line in alignment.ours[place.start : place.stop] if wanted.novel]
+    calls = {name for line in near if not _DEFINITION.match(line) for name in _CALL.findall(line)}
+    for at, line in enumerate(alignment.ours if calls else ()):
+        match = _DEFINITION.match(line[:LONGEST])
+        defines = match and match[1] in calls and not line.rstrip().endswith(b";")
+        if defines and (found := _best(alignment, wanted, range(at, end_of(alignment.ours, at)), gap)):
+            return found
+    return None
 
 
 def _gap(alignment: Alignment, groups: Sequence[Group]) -> range:

@@ -121,6 +121,8 @@ def _added(ctx: Context, change: FileChange) -> ChangePort:
     current = ctx.new.get(path)
     old: Files = {path: made}
     why = next((why for (suspect, _), why in ctx.suspects.items() if suspect == path), "")
+    if current is None and not why and (found := ctx.finder.piece(path, text_of(content).lines, least=1)):
+        why = f"the new tree seems to have it elsewhere: {found[1]}"
     if current is None and why:
         marked = {path: FileState(made.mode, _two_sides(ctx.labels, b"", b"", content))}
         return ChangePort(whole(ctx, change, Verdict.CONFLICT, why, hunks=_numbers(change)), old, {}, marked)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from build.porting.alignment import KEPT, Alignment, align, align_all
+from build.porting.echoes import echo
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, port_hunk, rigid
 from build.porting.lines import end_of, headings
 from build.porting.markers import Region, region
-from build.porting.placement import text
+from build.porting.placement import added_elsewhere, text
 from build.series.verdicts import Method, Verdict
 
 
@@ -25,9 +26,14 @@ def port_in_function(alignment: Alignment, placed: Placed) -> HunkResult | None:
     if found is None:
         return None
     result = port_hunk(found.alignment, shifted(placed, -found.old))
-    if result.verdict is Verdict.CONFLICT:
+    if result.verdict is Verdict.CONFLICT or (result.edits and _elsewhere(alignment, placed)):
         return None
     return outward(result, placed, found.new, alignment, moved=alignment.to[found.old] != found.new)
+
+
+def _elsewhere(alignment: Alignment, placed: Placed) -> bool:
+    """Return whether the rest of the new file may have what a hunk adds."""
+    return echo(alignment, placed) is not None or any(added_elsewhere(alignment, group) for group in placed.groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,14 @@ _KINDS = (
     frozenset({".py", ".pyi"}),
     frozenset({".cmake", ".txt"}),
 )
+#: Ending of the file that another one is generated from: it has the code where the latter is not kept any more.
+_TEMPLATE = ".in"
 _VENDORED = ("third_party/", "vendor/", "external/")
 #: Share of an old file's distinctive lines that a new one must have to be the same file.
 RENAMED = 0.5
 #: The same for a part of a file, which is short and must be certain.
 SPLIT = 0.7
-#: Fewer distinctive lines of a part say too little.
+#: Fewer distinctive lines of a part of a file say too little; a new file may have fewer.
 LEAST = 3
 #: Least distance to the second best.
 MARGIN = 0.2
@@ -69,18 +71,20 @@ class Finder:
     def renamed(self, path: str, data: bytes) -> tuple[str, str] | None:
         """Return the new path of a file that is gone, with the evidence; None if it is uncertain."""
         before = self.old.entries.get(path)
-        fresh = [name for name in self.new.tree.entries if name not in self.old.entries]
+        template = path + _TEMPLATE
+        fresh = [name for name in self.new.tree.entries if name == template or name not in self.old.entries]
         same = [name for name in fresh if before and self.new.tree.entries[name].blob == before.blob]
         if len(same) == 1:
             return same[0], "the same content under another name"
         lines = _telling(data.split(b"\n"))
-        found = _best(lines, _Pool(self._read([n for n in fresh if alike(path, n)])), RENAMED, path)
+        likely = [name for name in fresh if name == template or alike(path, name)]
+        found = _best(lines, _Pool(self._read(likely)), RENAMED, path)
         return (found[0], f"{found[1]:.0%} of its distinctive lines are in {found[0]}") if found else None
 
-    def piece(self, path: str, lines: Sequence[bytes]) -> tuple[str, str] | None:
-        """Return the one file that has lines of `path` now, with the evidence."""
+    def piece(self, path: str, lines: Sequence[bytes], least: int = LEAST) -> tuple[str, str] | None:
+        """Return the one file that has lines of `path` now, with the evidence; fewer than `least` say too little."""
         wanted = _telling(lines)
-        if len(wanted) < LEAST:
+        if len(wanted) < least:
             return None
         old = self.old.entries
         found = _best(wanted, self._changed(path), SPLIT, path, self._soon)

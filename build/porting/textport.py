@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from build.porting import markers
+from build.porting import markers, sweeps
 from build.porting.alignment import Alignment, align, text_of
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
@@ -70,10 +70,9 @@ def _each(
     old, new = text_of(base), text_of(ours)
     alignment = align(old.lines, new.lines)
     located = _locate(old, hunks)
-    results = [
-        _unmoved(_port(alignment, placed), hunk, hunks) if placed else human("does not apply to the old tree")
-        for placed, hunk in zip(located, hunks, strict=True)
-    ]
+    results = [_port(alignment, placed) if placed else human("does not apply to the old tree") for placed in located]
+    results = sweeps.place(alignment, located, results)
+    results = [_unmoved(result, hunk, hunks) for result, hunk in zip(results, hunks, strict=True)]
     return alignment, tuple(located), tuple(results)
 
 

@@ -100,8 +100,8 @@ def _coverage(series: str, manifest: Manifest) -> Iterator[Finding]:
 
 
 def _files(folder: Path, manifest: Manifest) -> Iterator[Finding]:
-    """Find files that the manifest does not name, and symbolic links."""
-    named = {"manifest.toml", "README.md"}
+    """Find files that the manifest does not name, pages beside it excepted, and symbolic links."""
+    named = {"manifest.toml", *(page.name for page in folder.glob("*.md"))}
     for release in manifest.release:
         named |= {f"{release}/{name}" for name in (*manifest.file_names(release), *REPORTS)}
     for path in sorted(folder.rglob("*")):

@@ -271,13 +271,7 @@ def _needed(plan: Plan) -> set[str]:
 
 
 def prove_release(
-    release: str,
-    dist: Path,
-    *,
-    multiworld: bool,
-    python: str = "",
-    stock: bool = False,
-    extent: Extent = Extent.SUITES,
+    release: str, dist: Path, *, multiworld: bool, python: str = "", stock: bool = False, extent: Extent = Extent.SUITES
 ) -> TestRecord:
     """Test the wheels that `build RELEASE` made.
 
@@ -323,9 +317,7 @@ def _built(release: str, folder: Path, python: str) -> BuildRecord:
     for item in (made.patched, made.overlay):
         if record.artifact(folder / item.name) != item:
             raise UsageError(
-                f"{item.name} is not the wheel in {record.NAME}",
-                cause="it was replaced after the build",
-                remedy=remedy,
+                f"{item.name} is not the wheel in {record.NAME}", cause="it was replaced after the build", remedy=remedy
             )
     return made
 

@@ -251,6 +251,22 @@ def test_git_is_untouched(tmp_path: Path) -> None:
 SCRIPT = "#!/bin/sh\n" + "".join(f"say_part_{n} with some words\n" for n in range(20))
 
 
+def test_a_file_that_is_generated_now_is_followed_to_its_template(tmp_path: Path) -> None:
+    """Both were in the old tree: the template is no new file."""
+    template = SCRIPT.replace("say_part_3 with some", "@SAY@ with other")
+    port = port_one(
+        tmp_path,
+        {"bin/tell.sh": SCRIPT.encode(), "bin/tell.sh.in": template.encode()},
+        {"bin/tell.sh": SCRIPT.replace("say_part_9 ", "more_of_this now\nsay_part_9 ").encode()},
+        {"bin/tell.sh": None},
+    )
+    (verdict,) = port.verdicts
+    assert (verdict.verdict, verdict.new_path, verdict.line) == (Verdict.MOVED, "bin/tell.sh.in", 8)
+    state = port.files["bin/tell.sh.in"]
+    assert state is not None
+    assert state.data.decode() == template.replace("say_part_9 ", "more_of_this now\nsay_part_9 ")
+
+
 def test_a_removed_file_whose_template_stays_is_upstream(tmp_path: Path) -> None:
     files: Files = {"bin/tell.sh": SCRIPT.encode(), "bin/tell.sh.in": SCRIPT.encode()}
     port = port_one(tmp_path, files, {"bin/tell.sh": None}, {"bin/tell.sh": None})
@@ -258,3 +274,19 @@ def test_a_removed_file_whose_template_stays_is_upstream(tmp_path: Path) -> None
 
 
 NEWS = b"Refuse archives whose members point outside of the target.\nReported by a user.\n"
+
+
+def test_a_new_file_that_upstream_has_elsewhere(tmp_path: Path) -> None:
+    """A news fragment, which a release gathers with others."""
+    gathered = b".. section: Library\n\nAnother thing was mended here.\n\n" + NEWS + b"\nAnd a third one, too.\n"
+    fragment, release = "news.d/next/1234.rst", "news.d/3.1.4.rst"
+    old: Files = {"a.c": numbered(20), "news.d/3.1.3.rst": b"Things of before, which nobody changes.\n"}
+    port = port_one(tmp_path, old, {fragment: NEWS}, {release: gathered})
+    (verdict,) = port.verdicts
+    assert verdict.verdict is Verdict.CONFLICT
+    assert f"the new tree seems to have it elsewhere: 100% of the distinctive lines around it are in {release}" in (
+        verdict.evidence
+    )
+    assert port.files == {}
+    port = port_one(tmp_path / "other", old, {fragment: NEWS}, {release: gathered.replace(b"members", b"entries")})
+    assert [item.verdict for item in port.verdicts] == [Verdict.CLEAN]

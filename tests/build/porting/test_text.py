@@ -162,10 +162,11 @@ def test_a_hunk_is_not_put_into_another_function_with_the_same_lines() -> None:
     assert found.new.decode() == new
 
 
-def test_added_lines_that_stand_elsewhere_already_are_not_added_twice() -> None:
+@pytest.mark.parametrize("function", ["gamma", "beta", "zeta"])
+def test_added_lines_that_stand_elsewhere_already_are_not_added_twice(function: str) -> None:
     fix = "  check_patched(value, 17);\n  also_report_patched(value);\n"
     patched = replaced(OLD, (GAMMA, GAMMA + fix))
-    new = replaced(OLD, (line("gamma", 10), line("gamma", 10) + fix))
+    new = replaced(OLD, (line(function, 10), line(function, 10) + fix))
     found = port(OLD, patched, new)
     assert found.hunks[0].verdict is Verdict.CONFLICT
     assert "are already" in found.hunks[0].evidence

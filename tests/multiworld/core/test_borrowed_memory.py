@@ -175,12 +175,7 @@ def test_withdrawn_at_every_step(pair: Pair, sender: str, receiver: str, who: st
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    st.sampled_from(sorted(SENDERS)),
-    st.sampled_from(sorted(RECEIVERS)),
-    st.integers(0, 60),
-    st.integers(0, 60),
-)
+@given(st.sampled_from(sorted(SENDERS)), st.sampled_from(sorted(RECEIVERS)), st.integers(0, 60), st.integers(0, 60))
 def test_withdrawn_one_after_the_other(sender: str, receiver: str, first: int, second: int) -> None:
     pair = Pair()
 

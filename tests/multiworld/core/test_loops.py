@@ -10,10 +10,7 @@ import pytest
 import torch
 from procs import cluster
 
-from multiworld import (
-    MultiWorld,
-    WrongContext,
-)
+from multiworld import MultiWorld, WrongContext
 from multiworld.lab.context import Context
 
 

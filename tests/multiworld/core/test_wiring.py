@@ -19,15 +19,7 @@ from multiworld.config import NetworkSettings
 from multiworld.liveness.pulse import first_ping
 from multiworld.process.hub import Hub
 from multiworld.rendezvous.ledger import Claim, Ledger
-from multiworld.rendezvous.wiring import (
-    HandshakeAcceptor,
-    Incompatible,
-    PeerDialler,
-    WiringFailed,
-    alive,
-    dial,
-    wire,
-)
+from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, WiringFailed, alive, dial, wire
 from multiworld.transport.greeting import PROTOCOL, GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import Acceptor
 

@@ -272,11 +272,7 @@ async def serve_all(context: Context, name: str, row: Row) -> None:
 
 
 async def await_claims(
-    context: Context,
-    store: TcpStoreAddress,
-    world: str,
-    ranks: tuple[int, ...],
-    generation: int = 1,
+    context: Context, store: TcpStoreAddress, world: str, ranks: tuple[int, ...], generation: int = 1
 ) -> None:
     """Wait until ``ranks`` of that generation are claimed in the store."""
     deadline = time.monotonic() + 60

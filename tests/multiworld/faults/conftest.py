@@ -78,7 +78,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test that uses a backend on the rows of the table that can run here; ``only_rows`` says why on fewer."""
     if "backend" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("only_rows")
-        metafunc.parametrize("backend", rows(mark.args[0] if mark else ""))
+        asked = Kind.GPU if "gpu" in metafunc.config.getoption("markexpr") else None
+        metafunc.parametrize("backend", rows(mark.args[0] if mark else "", asked))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,10 +14,7 @@ from multiworld.lab.workers import Worker
 
 _PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
 _QUOTA_PERIOD = 1_000_000  # microseconds
-_ROOTS = {
-    1: (Path("/sys/fs/cgroup/freezer"),),
-    2: (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")),
-}
+_ROOTS = {1: (Path("/sys/fs/cgroup/freezer"),), 2: (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))}
 _MARKS = {1: "freezer.state", 2: "cgroup.freeze"}
 
 
