@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from multiworld.backends import cuda, device_failures, peers
-from multiworld.backends.device_communicator import Communicator, Member
-from multiworld.backends.device_threads import DeviceThreads
-from multiworld.backends.device_work import Work
+from multiworld.backends import cuda, device_failures
+from multiworld.backends.device_communicator import Communicator, Facts, Member, host_id, meet
+from multiworld.backends.device_threads import DeviceThreads, Work
 from multiworld.backends.setup_store import SetupStore
 from multiworld.errors import BackendFailed
 from multiworld.matching.driver import DriverRefused, Finished, Launched
@@ -237,9 +236,9 @@ class DeviceDriver:
         except RuntimeError as error:
             device_failures.look(us.device, error)
             raise device_failures.failure_of(us.device) or self._refused(error) from error
-        ours = peers.Facts(us.rank, self.name, self._communicator.version(), peers.host_id(), bus)
+        ours = Facts(us.rank, self.name, self._communicator.version(), host_id(), bus)
         try:
-            peers.meet(self._store, us, ours)
+            meet(self._store, us, ours)
             self._communicator.connect(self._store, self._stream.pointer, self._has_failed)
         except TimeoutError as error:
             raise self._late(self._store.timeout_seconds) from error
