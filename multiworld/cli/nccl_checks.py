@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
@@ -13,8 +14,34 @@ import torch.distributed as dist
 
 from multiworld.backends import choice, nccl
 from multiworld.backends.nccl_environment import NEEDED, Needed, group_kind, group_version
-from multiworld.cli.checks import Check, Verdict, judged
 from multiworld.errors import INSTALL
+
+
+class Verdict(enum.Enum):
+    """Of one check."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at; ``remedy`` is empty if there is nothing to do."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return {**asdict(self), "verdict": self.verdict.value}
+
+
+def judged(name: str, good: bool, found: str, remedy: str, otherwise: Verdict = Verdict.FAIL) -> Check:
+    """A check that is OK if ``good``, else ``otherwise`` with its remedy."""
+    return Check(name, Verdict.OK, found) if good else Check(name, otherwise, found, remedy)
+
 
 _BINDINGS = INSTALL.format(extra="[nccl]")
 #: What an unpatched torch does in CleanUpOnly mode, as measured by the probes in ``gpuless``.

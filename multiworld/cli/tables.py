@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from multiworld.cli.checks import Check
+    from multiworld.cli.nccl_checks import Check
     from multiworld.lab.bench.report import BenchReport
     from multiworld.lab.chaos.plan import Plan
     from multiworld.lab.chaos.report import ChaosReport

@@ -142,19 +142,14 @@ class GroupCollectives:
         elif (ahead >= MAX_EARLY) if ours is None else (peer not in ours.ranks or peer in ours.heard):
             why = f"a collective of number {seq}, which cannot be"
         else:
-            return self._place(peer, seq, split, nbytes)
+            memory = room_for(nbytes, head=split)  # the payload is computed on where it lies
+            return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
         self._registry.protocol_error(peer, why)
         return None, None
 
-    def _place(self, peer: int, seq: int, split: int, nbytes: int) -> Placement:
-        memory = room_for(nbytes, head=split)  # the payload is computed on where it lies
-        return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
-
     def _tell(self, peer: int, seq: int, packed: bytes, data: Bytes | None) -> None:
         parts: tuple[Any, ...] = (packed,) if data is None else (packed, data)
-        nbytes = sum(map(len, parts))
-        flags = len(packed)
-        self._sinks[peer].put(Kind.FINGERPRINT, flags=flags, seq=seq, key=self._gid, payload=parts, nbytes=nbytes)
+        self._sinks[peer].put(Kind.FINGERPRINT, 0, len(packed), seq, self._gid, parts, sum(map(len, parts)))
 
     def _heard(self, peer: int, seq: int, packed: bytes, data: memoryview) -> None:
         operation = self._ours.get(seq)

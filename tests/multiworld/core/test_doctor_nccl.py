@@ -8,9 +8,9 @@ import pytest
 
 from multiworld.backends import nccl_environment
 from multiworld.backends.nccl_environment import NEEDED, Needed
-from multiworld.cli.checks import Verdict
 from multiworld.cli.nccl_checks import (
     Setup,
+    Verdict,
     driver,
     facts,
     faults,
