@@ -201,7 +201,10 @@ class DeviceDriver:
             work.is_over(self._failure)
         if not self._within(ABORT_SECONDS, lambda: self._ended):
             immortal(self)  # destructors would wait for the same call
-            logger.error("%s", self._stuck())
+            what = f"the abort of its {self.name} communicator has not ended in {ABORT_SECONDS} s"
+            cause = "NCCL or the CUDA driver hangs, or a kernel of this process does not end"
+            remedy = "other worlds go on; if they are slow, or memory is short, start this process again"
+            logger.error("%s", self._us.failed(what, cause, remedy))
 
     def _within(self, seconds: float, reached: Callable[[], bool]) -> bool:
         with self._changed:
@@ -321,7 +324,8 @@ class DeviceDriver:
             self._communicator.abort()
         except Exception as error:  # noqa: BLE001 - it fails as the device or the communicator did before
             self._remains = True
-            logger.warning("%s: the abort of a communicator failed: %s", self._where(), error)
+            us = self._us
+            logger.warning("world %r, rank %d: the abort of a communicator failed: %s", us.world, us.rank, error)
 
     def _outcome(self, work: Work) -> BaseException | None:
         """Wait for the end of ``work``; an abort ends it on the device, too."""
@@ -357,16 +361,6 @@ class DeviceDriver:
             cause="a member is slow, or NCCL cannot connect the members: wrong interface, firewall, shared memory",
             remedy="raise join_timeout=, set NCCL_SOCKET_IFNAME, or look at what NCCL_DEBUG=INFO prints",
         )
-
-    def _stuck(self) -> BackendFailed:
-        return self._us.failed(
-            f"the abort of its {self.name} communicator has not ended in {ABORT_SECONDS} s",
-            cause="NCCL or the CUDA driver hangs, or a kernel of this process does not end",
-            remedy="other worlds go on; if they are slow, or memory is short, start this process again",
-        )
-
-    def _where(self) -> str:
-        return f"world {self._us.world!r}, rank {self._us.rank}"
 
     def _thread(self, what: str) -> str:
         return f"mw-nccl-{what}-{self._us.world}"

@@ -69,20 +69,16 @@ def deafen(own: Sequence[bytes], likely: Iterable[int] = ()) -> int:
     def filter_out(sock: socket.socket) -> bool:
         if not _is_tcp(sock, listens=True) or not _published(sock.family, sock.getsockname(), own):
             return False
-        try:
-            _drop_all(sock)
+        program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+        try:  # struct sock_fprog: the number of instructions, and where they are
+            filtered = struct.pack("@HP", 1, ctypes.addressof(program))
+            sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtered)
         except OSError as error:
             logger.debug("gloo: no filter on its listener: %s", error)
             return False
         return True
 
     return each_socket(filter_out, likely) or each_socket(filter_out)
-
-
-def _drop_all(sock: socket.socket) -> None:
-    program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
-    # struct sock_fprog: the number of instructions, and where they are
-    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program)))
 
 
 def _is_tcp(sock: socket.socket, *, listens: bool) -> bool:

@@ -52,14 +52,10 @@ def bench_tables(report: BenchReport) -> Iterator[Table]:
     for figure in report.figures:
         table.add_row(figure.name, figure.wanted, Text(figure.measured), verdict_text(figure.verdict.value))
     yield table
-    yield _facts(report.facts)
-
-
-def _facts(facts: dict[str, str]) -> Table:
     table = _table("measured on", "what", "value")
-    for name, value in facts.items():
+    for name, value in report.facts.items():
         table.add_row(name, Text(value))
-    return table
+    yield table
 
 
 def plan_table(plan: Plan) -> Table:

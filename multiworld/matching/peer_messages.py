@@ -320,12 +320,8 @@ class PeerMessages:
         insort(self.kept[operation.key], operation, key=attrgetter("arrival"))
         self._serve_posted(operation.key)
         self._unblock(operation.key)
-        self._offer_kept(operation.key)
-
-    def _offer_kept(self, key: int) -> None:
-        """A message lies ready that a receive from any source may take."""
-        for waiting in tuple(self._any_receives):
-            if waiting.key == key and self.lane.peer in waiting.peers and waiting.take_kept(self):
+        for waiting in tuple(self._any_receives):  # one of them may take what lies ready
+            if waiting.key == operation.key and self.lane.peer in waiting.peers and waiting.take_kept(self):
                 return
 
     def _serve_posted(self, key: int) -> None:
