@@ -6,7 +6,7 @@ import torch
 
 # Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
 from multiworld.backends import nccl, nccl_environment, torch_nccl
-from multiworld.backends.device_communicator import Communicator, Member
+from multiworld.backends.device_communicator import Member
 from multiworld.backends.device_driver import DeviceDriver
 from multiworld.backends.gloo import GlooDriver
 from multiworld.backends.setup_store import SetupStore
@@ -27,7 +27,8 @@ def make_driver(config: WorldConfig, place: int, size: int, store: SetupStore, a
     if config.backend == "gloo":
         return GlooDriver(store, place, size, address)
     us = Member(config.name, config.rank, place, size, config.device)
-    return DeviceDriver(_communicator(config.backend, us), store, us)
+    kind = nccl.NcclCommunicator if _has_bindings(config.backend) else torch_nccl.TorchNcclCommunicator
+    return DeviceDriver(kind(us), store, us)
 
 
 def settle_environment(backend: str, world: str, rank: int) -> None:
@@ -40,12 +41,6 @@ def settle_environment(backend: str, world: str, rank: int) -> None:
     """
     if not _has_bindings(backend):
         nccl_environment.settle(world, rank)
-
-
-def _communicator(backend: str, us: Member) -> Communicator:
-    if _has_bindings(backend):
-        return nccl.NcclCommunicator(us)
-    return torch_nccl.TorchNcclCommunicator(us)
 
 
 def _has_bindings(backend: str) -> bool:

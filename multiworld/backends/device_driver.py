@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from multiworld.backends import cuda, device_failures, peers
-from multiworld.backends.device_communicator import Communicator, Member
-from multiworld.backends.device_threads import DeviceThreads
-from multiworld.backends.device_work import Work
+from multiworld.backends import cuda, device_failures
+from multiworld.backends.device_communicator import Communicator, Facts, Member, host_id, meet
+from multiworld.backends.device_threads import DeviceThreads, Work
 from multiworld.backends.setup_store import SetupStore
 from multiworld.errors import BackendFailed
 from multiworld.matching.driver import DriverRefused, Finished, Launched
@@ -202,7 +201,10 @@ class DeviceDriver:
             work.is_over(self._failure)
         if not self._within(ABORT_SECONDS, lambda: self._ended):
             immortal(self)  # destructors would wait for the same call
-            logger.error("%s", self._stuck())
+            what = f"the abort of its {self.name} communicator has not ended in {ABORT_SECONDS} s"
+            cause = "NCCL or the CUDA driver hangs, or a kernel of this process does not end"
+            remedy = "other worlds go on; if they are slow, or memory is short, start this process again"
+            logger.error("%s", self._us.failed(what, cause, remedy))
 
     def _within(self, seconds: float, reached: Callable[[], bool]) -> bool:
         with self._changed:
@@ -237,9 +239,9 @@ class DeviceDriver:
         except RuntimeError as error:
             device_failures.look(us.device, error)
             raise device_failures.failure_of(us.device) or self._refused(error) from error
-        ours = peers.Facts(us.rank, self.name, self._communicator.version(), peers.host_id(), bus)
+        ours = Facts(us.rank, self.name, self._communicator.version(), host_id(), bus)
         try:
-            peers.meet(self._store, us, ours)
+            meet(self._store, us, ours)
             self._communicator.connect(self._store, self._stream.pointer, self._has_failed)
         except TimeoutError as error:
             raise self._late(self._store.timeout_seconds) from error
@@ -288,7 +290,10 @@ class DeviceDriver:
 
     def _end(self) -> None:
         if self._failure is None:
-            self._finalize()
+            try:
+                self._communicator.finalize(self._has_failed)
+            except Exception as error:  # noqa: BLE001 - of torch's and NCCL's many types
+                self._fail(self._explained(error))
         if self._failure is not None:
             with self._changed:
                 self._ending = True
@@ -314,18 +319,13 @@ class DeviceDriver:
             immortal(self._communicator)  # its destructor would wait in whatever thread collects it
             immortal(self._doubtful)
 
-    def _finalize(self) -> None:
-        try:
-            self._communicator.finalize(self._has_failed)
-        except Exception as error:  # noqa: BLE001 - of torch's and NCCL's many types
-            self._fail(self._explained(error))
-
     def _abort(self) -> None:
         try:
             self._communicator.abort()
         except Exception as error:  # noqa: BLE001 - it fails as the device or the communicator did before
             self._remains = True
-            logger.warning("%s: the abort of a communicator failed: %s", self._where(), error)
+            us = self._us
+            logger.warning("world %r, rank %d: the abort of a communicator failed: %s", us.world, us.rank, error)
 
     def _outcome(self, work: Work) -> BaseException | None:
         """Wait for the end of ``work``; an abort ends it on the device, too."""
@@ -361,16 +361,6 @@ class DeviceDriver:
             cause="a member is slow, or NCCL cannot connect the members: wrong interface, firewall, shared memory",
             remedy="raise join_timeout=, set NCCL_SOCKET_IFNAME, or look at what NCCL_DEBUG=INFO prints",
         )
-
-    def _stuck(self) -> BackendFailed:
-        return self._us.failed(
-            f"the abort of its {self.name} communicator has not ended in {ABORT_SECONDS} s",
-            cause="NCCL or the CUDA driver hangs, or a kernel of this process does not end",
-            remedy="other worlds go on; if they are slow, or memory is short, start this process again",
-        )
-
-    def _where(self) -> str:
-        return f"world {self._us.world!r}, rank {self._us.rank}"
 
     def _thread(self, what: str) -> str:
         return f"mw-nccl-{what}-{self._us.world}"

@@ -67,10 +67,12 @@ def deafen(own: Sequence[bytes], likely: Iterable[int] = ()) -> int:
     """
 
     def filter_out(sock: socket.socket) -> bool:
-        if not _is_listener(sock) or not _published(sock.family, sock.getsockname(), own):
+        if not _is_tcp(sock, listens=True) or not _published(sock.family, sock.getsockname(), own):
             return False
-        try:
-            _drop_all(sock)
+        program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+        try:  # struct sock_fprog: the number of instructions, and where they are
+            filtered = struct.pack("@HP", 1, ctypes.addressof(program))
+            sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filtered)
         except OSError as error:
             logger.debug("gloo: no filter on its listener: %s", error)
             return False
@@ -79,26 +81,17 @@ def deafen(own: Sequence[bytes], likely: Iterable[int] = ()) -> int:
     return each_socket(filter_out, likely) or each_socket(filter_out)
 
 
-def _drop_all(sock: socket.socket) -> None:
-    program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
-    # struct sock_fprog: the number of instructions, and where they are
-    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program)))
-
-
-def _is_listener(sock: socket.socket) -> bool:
+def _is_tcp(sock: socket.socket, *, listens: bool) -> bool:
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
         return False
-    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listens
 
 
 def _belongs(sock: socket.socket, own: Sequence[bytes], others: Sequence[bytes]) -> bool:
-    if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+    if not _is_tcp(sock, listens=False):
         return False
-    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        return False
-    if _published(sock.family, sock.getsockname(), own):
-        return True
-    return _published(sock.family, sock.getpeername(), others)
+    known = _published(sock.family, sock.getsockname(), own)
+    return known or _published(sock.family, sock.getpeername(), others)
 
 
 def _published(family: int, address: tuple[object, ...], values: Iterable[bytes]) -> bool:

@@ -1,4 +1,4 @@
-"""The environment that torch's NCCL group needs to outlive a dead peer, and what of NCCL is here.
+"""The environment that torch's NCCL group needs to outlive a dead peer.
 
 Nothing is set at import. ``settle`` sets what is missing when a world is joined; what the user set otherwise is
 refused with the remedy, never changed.
@@ -14,8 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from multiworld.backends import nccl
-from multiworld.errors import INSTALL, BackendFailed
+from multiworld.errors import BackendFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +63,6 @@ NEEDED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One thing about NCCL on this machine.
-
-    Attributes:
-        name: what it is about.
-        good: whether worlds on NCCL can use it as it is.
-        found: in words.
-        remedy: what to change; empty if nothing.
-    """
-
-    name: str
-    good: bool
-    found: str
-    remedy: str = ""
-
-
 def wrong(environment: Mapping[str, str]) -> list[Needed]:
     """Return the variables whose value is not the one that the driver ``torch-nccl`` needs."""
     return [one for one in NEEDED if one.found(environment)[1] not in (None, one.value)]
@@ -104,22 +86,6 @@ def settle(world: str, rank: int) -> None:
             os.environ.setdefault(one.name, one.value)
 
 
-def examine() -> list[Fact]:
-    """Return the facts about NCCL for ``multiworld doctor``; makes no CUDA context."""
-    return [_bindings(), _group(), _devices(), *(_variable(one) for one in NEEDED), _module_loading(), _peer_to_peer()]
-
-
-def _bindings() -> Fact:
-    why = nccl.unavailable()
-    if why is not None:
-        return Fact(
-            "nccl4py", False, why, f"{INSTALL.format(extra='[nccl]')}: backend='nccl' then needs no patched wheel"
-        )
-    version = int(nccl.bindings().get_version())
-    found = f"NCCL {nccl.printed(version)}, {'with' if version >= nccl.REVOKES_FROM else 'without'} revoke"
-    return Fact("nccl4py", True, f"{found}: backend='nccl' uses it")
-
-
 def group_kind() -> Any:
     """The class of torch's NCCL group: the successor where it is there and not switched off; None without NCCL."""
     if os.environ.get("TORCH_DIST_USE_NCCL2") != "0":
@@ -133,38 +99,3 @@ def group_version() -> str:
     """Return what all members of a world on torch's group must have in common."""
     version = ".".join(map(str, torch.cuda.nccl.version()))
     return f"{getattr(group_kind(), '__name__', 'no group')} on NCCL {version}"
-
-
-def _group() -> Fact:
-    if group_kind() is None:
-        return Fact("torch-nccl", False, "this torch is built without NCCL", "install a CUDA build of torch")
-    return Fact("torch-nccl", True, f"{group_version()}, torch {torch.__version__}")
-
-
-def _devices() -> Fact:
-    count = torch.cuda.device_count()
-    found = "1 CUDA device" if count == 1 else f"{count} CUDA devices"
-    return Fact("CUDA devices", count > 0, found, "" if count else "nothing, if this machine has no GPU")
-
-
-def _variable(one: Needed) -> Fact:
-    name, given = one.found(os.environ)
-    if given is None:
-        found = "not set; backend='torch-nccl' sets it" if not one.may_be_unset else "not set"
-        return Fact(one.name, True, found)
-    good = given == one.value
-    said = given if name == one.name else f"{given}, by its old name {name}"
-    return Fact(one.name, good, said, "" if good else f"unset {name} or set it to {one.value}: {one.why}")
-
-
-def _module_loading() -> Fact:
-    given = os.environ.get("CUDA_MODULE_LOADING", "")
-    good = given.upper() == "EAGER"
-    remedy = "set it to EAGER: a kernel's first use loads its module, which waits for a transfer whose peer has died"
-    return Fact("CUDA_MODULE_LOADING", good, given or "not set (LAZY)", "" if good else remedy)
-
-
-def _peer_to_peer() -> Fact:
-    given = os.environ.get("NCCL_P2P_DISABLE", "")
-    note = "if members of one host crash each other when a world breaks, NCCL_P2P_DISABLE=1 is the last resort"
-    return Fact("NCCL_P2P_DISABLE", True, given or f"not set; {note}")

@@ -109,8 +109,9 @@ class DriverSlot:
         if self._ready:
             self._start_waiting()
         elif self._opener is None:
-            self._driver = self._made()
-            name = f"mw-open-{self._session.membership.name}"
+            session, place = self._session, self.ranks.index(self._session.membership.rank)
+            self._driver = make_driver(session.config, place, len(self.ranks), self._store, session.address)
+            name = f"mw-open-{session.membership.name}"
             self._opener = threading.Thread(target=self._open, args=(self._driver,), name=name, daemon=True)
             self._opener.start()
 
@@ -156,11 +157,6 @@ class DriverSlot:
         """Leave the backend alone in a forked child."""
         immortal(self._driver)
         immortal(self._store)
-
-    def _made(self) -> Driver:
-        session = self._session
-        place = self.ranks.index(session.membership.rank)
-        return make_driver(session.config, place, len(self.ranks), self._store, session.address)
 
     def _broadcast(self, key: str, value: bytes) -> None:
         name = key.encode()

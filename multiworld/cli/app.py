@@ -67,8 +67,8 @@ def _finish(report: BenchReport | ChaosReport, tables: Iterable[Table], as_json:
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Check this installation: torch, backends, sockets, limits, and a world of two that breaks and comes back."""
-    from multiworld.cli.checks import Verdict
     from multiworld.cli.doctor import examine
+    from multiworld.cli.nccl_checks import Verdict
     from multiworld.cli.tables import doctor_table
 
     checks = _guarded(examine)

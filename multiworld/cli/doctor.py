@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from multiworld.cli.checks import Check, Verdict, judged
-from multiworld.cli.nccl_checks import nccl_checks
+from multiworld.cli.nccl_checks import Check, Verdict, judged, nccl_checks
 from multiworld.errors import BrokenWorldException
 from multiworld.liveness.pulse import native_loop
 from multiworld.version import VERSION

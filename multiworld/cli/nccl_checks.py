@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from multiworld.backends import choice, nccl, nccl_environment
-from multiworld.cli.checks import Check, Verdict, judged
+from multiworld.backends import choice, nccl
+from multiworld.backends.nccl_environment import NEEDED, Needed, group_kind, group_version
 from multiworld.errors import INSTALL
+
+
+class Verdict(enum.Enum):
+    """Of one check."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at; ``remedy`` is empty if there is nothing to do."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return {**asdict(self), "verdict": self.verdict.value}
+
+
+def judged(name: str, good: bool, found: str, remedy: str, otherwise: Verdict = Verdict.FAIL) -> Check:
+    """A check that is OK if ``good``, else ``otherwise`` with its remedy."""
+    return Check(name, Verdict.OK, found) if good else Check(name, otherwise, found, remedy)
+
 
 _BINDINGS = INSTALL.format(extra="[nccl]")
 #: What an unpatched torch does in CleanUpOnly mode, as measured by the probes in ``gpuless``.
@@ -61,12 +89,17 @@ def nccl_checks() -> list[Check]:
         nothing = "nothing, if you have no GPUs"
         return [Check("nccl", Verdict.NOTE, "not in this torch", nothing), patches(_setup())]
     setup = _setup()
-    facts = [fact_check(fact, setup) for fact in nccl_environment.examine()]
-    return [driver(setup), patches(setup), faults(setup), *facts, host_id(os.environ), old_names(os.environ)]
+    return [driver(setup), patches(setup), faults(setup), *facts(setup), host_id(os.environ), old_names(os.environ)]
+
+
+def facts(setup: Setup) -> list[Check]:
+    """Look at what of NCCL is on this machine, and at the environment; makes no CUDA context."""
+    variables = [needed_variable(one, setup, os.environ) for one in NEEDED]
+    return [_bindings(), _group(), _devices(), *variables, _module_loading(), _peer_to_peer()]
 
 
 def _setup() -> Setup:
-    group: Any = nccl_environment.group_kind()
+    group: Any = group_kind()
     no_bindings = nccl.unavailable()
     effect, overlay = _patches()
     name, taken = getattr(group, "__name__", ""), "torch-nccl" if no_bindings else "nccl"
@@ -130,11 +163,47 @@ def faults(setup: Setup) -> Check:
     )
 
 
-def fact_check(fact: nccl_environment.Fact, setup: Setup) -> Check:
-    """A fact with a verdict: what would be refused at the first group fails, the rest is noted."""
-    refused = fact.name in {needed.name for needed in nccl_environment.NEEDED}
-    serious = refused and setup.driver == "torch-nccl" and setup.why_not is None
-    return judged(fact.name, fact.good, fact.found, fact.remedy, Verdict.FAIL if serious else Verdict.NOTE)
+def _bindings() -> Check:
+    why = nccl.unavailable()
+    if why is not None:
+        return Check("nccl4py", Verdict.NOTE, why, f"{_BINDINGS}: backend='nccl' then needs no patched wheel")
+    version = int(nccl.bindings().get_version())
+    found = f"NCCL {nccl.printed(version)}, {'with' if version >= nccl.REVOKES_FROM else 'without'} revoke"
+    return Check("nccl4py", Verdict.OK, f"{found}: backend='nccl' uses it")
+
+
+def _group() -> Check:
+    good = group_kind() is not None
+    found = f"{group_version()}, torch {torch.__version__}" if good else "this torch is built without NCCL"
+    return judged("torch-nccl", good, found, "install a CUDA build of torch", Verdict.NOTE)
+
+
+def _devices() -> Check:
+    count = torch.cuda.device_count()
+    found = "1 CUDA device" if count == 1 else f"{count} CUDA devices"
+    return judged("CUDA devices", count > 0, found, "nothing, if this machine has no GPU", Verdict.NOTE)
+
+
+def needed_variable(one: Needed, setup: Setup, environment: Mapping[str, str]) -> Check:
+    """Check a variable that torch's group needs; a value that would be refused at the first group fails."""
+    name, given = one.found(environment)
+    if given is None:
+        return Check(one.name, Verdict.OK, "not set" if one.may_be_unset else "not set; backend='torch-nccl' sets it")
+    said = given if name == one.name else f"{given}, by its old name {name}"
+    remedy = f"unset {name} or set it to {one.value}: {one.why}"
+    serious = setup.driver == "torch-nccl" and setup.why_not is None
+    return judged(one.name, given == one.value, said, remedy, Verdict.FAIL if serious else Verdict.NOTE)
+
+
+def _module_loading() -> Check:
+    given = os.environ.get("CUDA_MODULE_LOADING", "")
+    remedy = "set it to EAGER: a kernel's first use loads its module, which waits for a transfer whose peer has died"
+    return judged("CUDA_MODULE_LOADING", given.upper() == "EAGER", given or "not set (LAZY)", remedy, Verdict.NOTE)
+
+
+def _peer_to_peer() -> Check:
+    note = "if members of one host crash each other when a world breaks, NCCL_P2P_DISABLE=1 is the last resort"
+    return Check("NCCL_P2P_DISABLE", Verdict.OK, os.environ.get("NCCL_P2P_DISABLE", "") or f"not set; {note}")
 
 
 def host_id(environment: Mapping[str, str]) -> Check:

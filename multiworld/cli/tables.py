@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from multiworld.cli.checks import Check
+    from multiworld.cli.nccl_checks import Check
     from multiworld.lab.bench.report import BenchReport
     from multiworld.lab.chaos.plan import Plan
     from multiworld.lab.chaos.report import ChaosReport
@@ -42,16 +42,8 @@ def doctor_table(checks: Sequence[Check]) -> Table:
 def bench_tables(report: BenchReport) -> Iterator[Table]:
     """Measurements, then the figures promised with their verdicts."""
     if report.comparisons:
-        table = _table(
-            "worlds against plain torch.distributed, interleaved",
-            "operation",
-            "bytes",
-            "plain p50",
-            "world p50",
-            "plain p99",
-            "world p99",
-            "time ratio [95 % interval]",
-        )
+        columns = "operation", "bytes", "plain p50", "world p50", "plain p99", "world p99", "time ratio [95 % interval]"
+        table = _table("worlds against plain torch.distributed, interleaved", *columns)
         for row in report.comparisons:
             times = [f"{value * 1e6:,.0f} us" for value in (row.plain.p50, row.world.p50, row.plain.p99, row.world.p99)]
             table.add_row(row.operation, f"{row.nbytes:,}", *times, row.ratio.text)
@@ -60,14 +52,10 @@ def bench_tables(report: BenchReport) -> Iterator[Table]:
     for figure in report.figures:
         table.add_row(figure.name, figure.wanted, Text(figure.measured), verdict_text(figure.verdict.value))
     yield table
-    yield _facts(report.facts)
-
-
-def _facts(facts: dict[str, str]) -> Table:
     table = _table("measured on", "what", "value")
-    for name, value in facts.items():
+    for name, value in report.facts.items():
         table.add_row(name, Text(value))
-    return table
+    yield table
 
 
 def plan_table(plan: Plan) -> Table:
@@ -79,17 +67,8 @@ def plan_table(plan: Plan) -> Table:
 
 def chaos_tables(report: ChaosReport) -> Iterator[Table]:
     """Yield what happened, what it cost, and the promises."""
-    table = _table(
-        f"faults of seed {report.plan.seed}",
-        "at",
-        "fault",
-        "worker",
-        "proof",
-        "noticed by",
-        "first",
-        "last",
-        "all back",
-    )
+    columns = "at", "fault", "worker", "proof", "noticed by", "first", "last", "all back"
+    table = _table(f"faults of seed {report.plan.seed}", *columns)
     for story in report.stories:
         table.add_row(*story.cells())
     yield table
@@ -123,9 +102,7 @@ def top_view(folder: Path, processes: Sequence[ProcessStatus]) -> Group:
         if not process.worlds:
             table.add_row(pid, process.name, "none", "", "", "", "", "")
     events = _table("events", "pid", "event")
-    listed = sorted(
-        (text, process.pid) for process in processes for text in process.events
-    )  # they begin with their time
-    for text, number in listed[-15:]:
+    listed = sorted((text, process.pid) for process in processes for text in process.events)
+    for text, number in listed[-15:]:  # they begin with their time
         events.add_row(str(number), Text(text))
     return Group(table, events)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from multiworld.errors import InvalidArgument, TensorMismatch
-from multiworld.matching.collective_plan import Bytes, Plan, describe, disagreement, may_be_fingerprint, same_group
+from multiworld.matching.collective_plan import Plan, describe, disagreement, may_be_fingerprint, same_group
 from multiworld.matching.memory import room_for
 from multiworld.matching.operation import Launch, Operation, Registry, Sink
 from multiworld.matching.protocol import Kind, Placement
@@ -125,10 +125,12 @@ class GroupCollectives:
         self._next = (seq + 1) % _NUMBERS
         early = self._early.pop(seq, {})
         operation.heard = {peer: said for peer, said in early.items() if peer in operation.ranks}
-        self._ours[seq] = operation
+        self._ours[seq], packed = operation, operation.fingerprint
         for place, peer in enumerate(operation.ranks):
             if peer != self._rank:
-                self._tell(peer, seq, operation.fingerprint, operation.plan.outgoing(place))
+                data = operation.plan.outgoing(place)
+                parts: tuple[Any, ...] = (packed,) if data is None else (packed, data)
+                self._sinks[peer].put(Kind.FINGERPRINT, 0, len(packed), seq, self._gid, parts, sum(map(len, parts)))
         self._check(operation)
 
     def expect(self, peer: int, seq: int, split: int, nbytes: int) -> Placement:
@@ -142,19 +144,10 @@ class GroupCollectives:
         elif (ahead >= MAX_EARLY) if ours is None else (peer not in ours.ranks or peer in ours.heard):
             why = f"a collective of number {seq}, which cannot be"
         else:
-            return self._place(peer, seq, split, nbytes)
+            memory = room_for(nbytes, head=split)  # the payload is computed on where it lies
+            return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
         self._registry.protocol_error(peer, why)
         return None, None
-
-    def _place(self, peer: int, seq: int, split: int, nbytes: int) -> Placement:
-        memory = room_for(nbytes, head=split)  # the payload is computed on where it lies
-        return memory, lambda: self._heard(peer, seq, bytes(memory[:split]), memory[split:])
-
-    def _tell(self, peer: int, seq: int, packed: bytes, data: Bytes | None) -> None:
-        parts: tuple[Any, ...] = (packed,) if data is None else (packed, data)
-        nbytes = sum(map(len, parts))
-        flags = len(packed)
-        self._sinks[peer].put(Kind.FINGERPRINT, flags=flags, seq=seq, key=self._gid, payload=parts, nbytes=nbytes)
 
     def _heard(self, peer: int, seq: int, packed: bytes, data: memoryview) -> None:
         operation = self._ours.get(seq)

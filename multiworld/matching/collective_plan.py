@@ -148,16 +148,10 @@ def describe(packed: bytes) -> str:
         words.append(f"at rank {root}")
     if reduction != NO_REDUCTION:
         words.append(f"with {REDUCTIONS[reduction] if reduction < len(REDUCTIONS) else f'reduction #{reduction}'}")
-    words.extend(_describe_splits(packed))
+    if count := max(0, len(packed) - _HEAD.size) // 16:
+        numbers = struct.unpack_from(f"<{2 * count}Q", packed, _HEAD.size)
+        words.append(f"sending {list(numbers[:count])} and expecting {list(numbers[count:])} bytes by rank")
     return " ".join(words)
-
-
-def _describe_splits(packed: bytes) -> list[str]:
-    count = (len(packed) - _HEAD.size) // 16
-    if count <= 0:
-        return []
-    numbers = struct.unpack_from(f"<{2 * count}Q", packed, _HEAD.size)
-    return [f"sending {list(numbers[:count])} and expecting {list(numbers[count:])} bytes by rank"]
 
 
 def disagreement(packed: Sequence[bytes]) -> bool:

@@ -314,10 +314,10 @@ class Launch:
         over: what is to be done when the backend is done with the memory.
         value: of the operation, if it ends as soon as it is enqueued.
         streamed: whether it does.
-        borrows: whether the memory is the caller's, who then waits for the end, whatever happens.
-        ready: whether its memory is there; those behind it wait, so that all members start in the same order.
 
     Attributes:
+        borrows: whether the memory is the caller's, who then waits for the end, whatever happens.
+        ready: whether its memory is there; those behind it wait, so that all members start in the same order.
         operation: None once it is over; the operation knows the launch, and nothing is to be left in a circle.
         driver: what it was started on, if streams can wait for it.
         work: the driver's.
@@ -334,12 +334,11 @@ class Launch:
         *,
         value: Any = None,
         streamed: bool = False,
-        borrows: bool = True,
-        ready: bool = True,
     ) -> None:
         self.operation: Operation | None = operation
         self.ranks, self.begin, self.over = ranks, begin, over
-        self.value, self.streamed, self.borrows, self.ready = value, streamed, borrows, ready
+        self.value, self.streamed = value, streamed
+        self.borrows = self.ready = True
         self.driver: Driver | None = None
         self.work: Any = None
         self.turn: Callable[[], None] | None = None

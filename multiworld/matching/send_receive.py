@@ -5,12 +5,39 @@ All methods are called with the registry's lock held, unless they say otherwise.
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from collections import deque
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from multiworld.matching.device import DeviceEnd
 from multiworld.matching.operation import Operation, Registry, Sink
 from multiworld.matching.protocol import Mode, dtype_name
-from multiworld.matching.queues import Queues
+
+T = TypeVar("T")
+
+#: so many keys are kept before the empty queues among them are dropped
+ROOM = 1024
+
+
+class Queues(dict[int, deque[T]], Generic[T]):
+    """A queue for each key, made when it is first used.
+
+    Programs may give every message a tag of its own; the queues of old tags must not stay.
+    """
+
+    __slots__ = ("_room",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._room = ROOM
+
+    def __missing__(self, key: int) -> deque[T]:
+        if len(self) >= self._room:
+            for old in [old for old, queue in self.items() if not queue]:
+                del self[old]
+            self._room = max(ROOM, 2 * len(self))
+        made = self[key] = deque()
+        return made
+
 
 Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED, DEVICE) or limit in bytes
 Payload = tuple[Any, ...]

@@ -80,7 +80,7 @@ class StatusFile:
         self._path = Path(folder, f"{os.getpid()}-{id(self):x}{_SUFFIX}")
         self._wake = threading.Event()
         self._closed = False
-        self._unsubscribe = mw.subscribe(self._note)
+        self._unsubscribe = mw.subscribe(lambda _: self._wake.set())
         self._write()  # the process is to be seen from here on, even if it dies at once
         self._thread = threading.Thread(target=self._run, name="mw-status", daemon=True)
         self._thread.start()
@@ -98,9 +98,6 @@ class StatusFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _note(self, _: Event) -> None:
-        self._wake.set()
 
     def _run(self) -> None:
         while not self._closed:

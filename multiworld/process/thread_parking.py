@@ -46,8 +46,9 @@ def park(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
     before = {thread: _switches(thread) for thread in threads}
     time.sleep(LOOK_SECONDS)  # without the GIL, so that a thread that waits only for that goes on
     waiting = [thread for thread, count in before.items() if count is not None and _switches(thread) == count]
-    number = _free_signal() if waiting else None
-    if number is None or not _pause_on(number):
+    numbers = range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1)
+    number = next((number for number in numbers if signal.getsignal(number) is signal.SIG_DFL), None)  # a free one
+    if not waiting or number is None or not _pause_on(number):
         return []
     for thread in waiting:
         with contextlib.suppress(OSError):  # it has ended just now
@@ -62,12 +63,6 @@ def _switches(thread: threading.Thread) -> str | None:
     except OSError:
         return None
     return " ".join(line for line in status.splitlines() if "ctxt_switches" in line) or None
-
-
-def _free_signal() -> int | None:
-    """A signal that the program does not use."""
-    numbers = range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1)
-    return next((number for number in numbers if signal.getsignal(number) is signal.SIG_DFL), None)
 
 
 def _pause_on(number: int) -> bool:

@@ -356,16 +356,14 @@ class Rendezvous:
 
         try:
             dialler = PeerDialler(config.name, generation, config.rank, claims, config.network)
-            return (yield from wire(dialler, acceptor, self._deadline, self._patience, given_up, self._unconnected))
+            # A peer most likely has as many joins under way as this process.
+            patience = lambda: STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd  # noqa: E731
+            return (yield from wire(dialler, acceptor, self._deadline, patience, given_up, self._unconnected))
         except WiringFailed as failed:
             self._complaint = acceptor.complaint() or self._complaint
             self._why = f"rank {failed.peer} joined but could not be connected to: {failed.why}"
             self._check_time()
             self._move_on(generation)
-
-    def _patience(self) -> float:
-        """Seconds that a peer may take for one step: it most likely has as many joins under way as this process."""
-        return STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd
 
     def _clean_up(self, generation: int) -> None:
         """Seal it, and delete what is left of the one before. A store that fails now does no harm."""

@@ -41,6 +41,8 @@ DIAL_TRIES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 #: the same for connections, whose arrival wakes us
 ARRIVAL_PAUSE = 0.05
+#: how long a claimant may take to answer until it counts as gone
+ALIVE_SECONDS = 1.0
 #: what a step of a peer gets in any case, in seconds
 SHORTEST_STEP = 0.1
 
@@ -237,7 +239,7 @@ def _dial_once(claim: Claim, hello: Hello, network: NetworkSettings, until: floa
     return sock
 
 
-def alive(world: str, generation: int, rank: int, claim: Claim, network: NetworkSettings, timeout: float = 1.0) -> bool:
+def alive(world: str, generation: int, rank: int, claim: Claim, network: NetworkSettings) -> bool:
     """Return whether the process that made ``claim`` is still a member, or on the way to be one.
 
     Raises:
@@ -245,7 +247,7 @@ def alive(world: str, generation: int, rank: int, claim: Claim, network: Network
     """
     hello = Hello(Role.PROBE, world, generation, to=rank, incarnation=claim.incarnation)
     try:
-        dial(claim, hello, network, timeout).close()
+        dial(claim, hello, network, ALIVE_SECONDS).close()
     except GreetingError as error:
         if error.lasting:
             raise Incompatible(rank, claim, error) from None

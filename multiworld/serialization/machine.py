@@ -179,9 +179,6 @@ class Machine:
         if self._number(1) > 4 or self._at != 2:
             refuse("the object is a pickle of another protocol")
 
-    def _frame(self) -> None:
-        self._take(8)
-
     # values
 
     # The frequent ones go the short way.
@@ -383,7 +380,7 @@ class Machine:
             setattr(target, name, value)
 
 
-def _with(step: Callable[..., None], *args: Any) -> Callable[[Machine], None]:
+def _with(step: Callable[..., Any], *args: Any) -> Callable[[Machine], None]:
     return lambda machine: step(machine, *args)
 
 
@@ -396,7 +393,7 @@ def _making(kind: Callable[[], Any]) -> Callable[[Machine], None]:
 
 
 _STEPS: Final[tuple[tuple[bytes, Callable[[Machine], None]], ...]] = (
-    *((b"\x80", Machine._protocol), (b"\x95", Machine._frame), (b"\x94", Machine._memoize)),
+    *((b"\x80", Machine._protocol), (b"\x95", _with(Machine._take, 8)), (b"\x94", Machine._memoize)),
     *((b"h", Machine._recall_near), (b"j", Machine._recall_far)),
     *((b"N", _pushing(None)), (b"\x88", _pushing(True)), (b"\x89", _pushing(False)), (b")", _pushing(()))),
     *((b"K", Machine._push_byte), (b"M", Machine._push_short), (b"J", Machine._push_int)),

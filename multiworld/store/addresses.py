@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from multiworld.process.threads import within
-from multiworld.transport.interfaces import chosen_address, local_addresses
+from multiworld.transport.network_settings import chosen_address, local_addresses
 
 #: an address of no host (RFC 5737, RFC 3849): the kernel says which of ours would be used on the way out
 _ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}

@@ -65,8 +65,9 @@ def compile_shim(client: ClientLibrary, target: Path) -> None:
     compiler = _compiler()
     with tempfile.TemporaryDirectory(prefix=".switchml-", dir=target.parent) as folder:
         made = Path(folder, target.name)
-        flags = [*_flags(client), *_glog(compiler, Path(folder))]
-        _run([*compiler, *flags, "-o", str(made), str(SOURCE), *_libraries(client)])
+        # -z defs: a library that is missing on the link line is an error now, not when the shim is loaded.
+        flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-Wl,-z,defs", f"-I{client.home / 'include'}"]
+        _run([*compiler, *flags, *_glog(compiler, Path(folder)), "-o", str(made), str(SOURCE), *_libraries(client)])
         made.replace(target)
 
 
@@ -78,11 +79,6 @@ def _compiler() -> list[str]:
     raise SwitchMLUnavailable(
         what="there is no C++ compiler", cause="none is on PATH", remedy="install g++ or clang, or set CXX"
     )
-
-
-def _flags(client: ClientLibrary) -> list[str]:
-    # -z defs: a library that is missing on the link line is an error now, not when the shim is loaded.
-    return ["-std=c++17", "-O2", "-fPIC", "-shared", "-Wl,-z,defs", f"-I{client.home / 'include'}"]
 
 
 def _libraries(client: ClientLibrary) -> list[str]:

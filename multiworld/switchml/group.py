@@ -78,19 +78,9 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> SwitchMLGrou
 
 #: What C++ asks a Python subclass of ``ProcessGroup`` for, under the names of all releases.
 _FORWARDED = (
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_into_tensor_coalesced",
-    "allreduce_coalesced",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "recv",
-    "reduce_scatter",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "send",
+    *("all_gather_single_coalesced", "all_to_all_single", "allgather", "allgather_into_tensor_coalesced"),
+    *("allreduce_coalesced", "alltoall_base", "barrier", "broadcast", "recv", "reduce_scatter"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "send"),
 )
 
 
@@ -200,7 +190,9 @@ def _start(gloo: Any, rank: int, size: int, settings: Settings) -> Library | Non
         if _TAKEN in states:
             return None
         if library is not None and _MISSING not in states:
-            error = _start_here(library, rank, size, settings)
+            why = library.start(settings.config, rank, size)
+            what = f"the client library does not start on rank {rank}: {why}"
+            error = SwitchMLUnavailable(what=what) if why else None
             states = _agreed(gloo, size, _MISSING if error else _READY, settings)
             if _MISSING not in states:
                 started = True
@@ -212,12 +204,6 @@ def _start(gloo: Any, rank: int, size: int, settings: Settings) -> Library | Non
     finally:
         if state == _READY and not started:
             the_library.release()
-
-
-def _start_here(library: Library, rank: int, size: int, settings: Settings) -> SwitchMLUnavailable | None:
-    """Start the client library; return the error if it does not start."""
-    why = library.start(settings.config, rank, size)
-    return SwitchMLUnavailable(what=f"the client library does not start on rank {rank}: {why}") if why else None
 
 
 def _look(settings: Settings) -> tuple[int, SwitchMLUnavailable | None, Library | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -37,11 +38,9 @@ class Library:
             raise SwitchMLUnavailable(what=f"there is no compiled shim {path}")
         try:
             loaded = ctypes.CDLL(str(path))
-            self._start, self._sum, self._stop = (
-                loaded.mw_switchml_start,
-                loaded.mw_switchml_sum,
-                loaded.mw_switchml_stop,
-            )
+            self._start, self._sum = loaded.mw_switchml_start, loaded.mw_switchml_sum
+            #: stops the context; what is not done fails
+            self.stop: Callable[[], object] = loaded.mw_switchml_stop
             interface = loaded.mw_switchml_interface()
         except (OSError, AttributeError) as error:
             raise SwitchMLUnavailable(
@@ -65,10 +64,6 @@ class Library:
         """Sum a contiguous tensor of this host over all ranks into ``result``, which may be the same tensor."""
         pointers = (given.data_ptr(), result.data_ptr())
         return Outcome(self._sum(*pointers, given.numel(), _TYPES[given.dtype], seconds))
-
-    def stop(self) -> None:
-        """Stop the context; what is not done fails."""
-        self._stop()
 
 
 _lock = threading.Lock()

@@ -93,7 +93,10 @@ def kind_of(tensor: torch.Tensor) -> Kind:
     if found is None:
         found = _known[keys] = _kind(str(_keys(tensor)))
     if found.form is Form.OTHER and type(tensor) not in PLAIN_TYPES:
-        return _of_class(type(tensor), found)
+        for base in type(tensor).__mro__:
+            if base.__name__ in _CLASSES and base.__module__.startswith("torch."):
+                return Kind(Form.OTHER, *_CLASSES[base.__name__])
+        return Kind(Form.OTHER, f"{found.name} ({type(tensor).__qualname__})", found.remedy)
     return found
 
 
@@ -107,10 +110,3 @@ def _kind(keys: str) -> Kind:
     if rest - _LAZY:
         return Kind(Form.OTHER, f"a tensor of the kind {', '.join(sorted(rest))}", "pass a plain tensor")
     return LAZY if rest else PLAIN
-
-
-def _of_class(cls: type, kind: Kind) -> Kind:
-    for base in cls.__mro__:
-        if base.__name__ in _CLASSES and base.__module__.startswith("torch."):
-            return Kind(Form.OTHER, *_CLASSES[base.__name__])
-    return Kind(Form.OTHER, f"{kind.name} ({cls.__qualname__})", kind.remedy)

@@ -10,8 +10,8 @@ from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.device import Device, DeviceEnd
 from multiworld.matching.engine import Engine
 from multiworld.matching.membership import GroupMembers
+from multiworld.matching.peer_messages import LENGTH
 from multiworld.matching.send_receive import ReceiveOperation
-from multiworld.matching.transfers import LENGTH
 from multiworld.tensors.checks import invalid
 from multiworld.tensors.shapes import described, shape_bytes
 from multiworld.tensors.staging import readable, writable

@@ -80,22 +80,12 @@ class GreetingError(ConnectionError):
     def __init__(self, reason: Reason, what: str, answer: bytes = b"", hello: Hello | None = None) -> None:
         super().__init__(what)
         self.reason = reason
+        self.cause, self.remedy = _REMEDIES[reason]
+        #: whether the same two processes would fail again
+        self.lasting = reason in (Reason.VERSION, Reason.SECRET)
         self.what = what
         self.answer = answer
         self.hello = hello
-
-    @property
-    def cause(self) -> str:
-        return _REMEDIES[self.reason][0]
-
-    @property
-    def remedy(self) -> str:
-        return _REMEDIES[self.reason][1]
-
-    @property
-    def lasting(self) -> bool:
-        """True if the same two processes would fail again."""
-        return self.reason in (Reason.VERSION, Reason.SECRET)
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,18 +151,15 @@ class Reactor:
 
     def turn(self) -> None:
         """Wait for the next thing, and do what is ready or due."""
-        due = max(self._next_due(), self.clock())  # what was past when it was asked for shows no stall
+        later = self._later[0][0] if self._later else math.inf
+        next_due = min(later, min(self._alarms.values(), default=math.inf))
+        due = max(next_due, self.clock())  # what was past when it was asked for shows no stall
         patience = None if due == math.inf else min(due - self.clock(), LONGEST_SLEEP)
         for key, events in self._selector.select(patience):
             self._guarded(key.data, events)
         while self._calls:
             self._guarded(self._calls.popleft())
         self._act(due)
-
-    def _next_due(self) -> float:
-        """When this thread has to run again, whatever happens."""
-        later = self._later[0][0] if self._later else math.inf
-        return min(later, min(self._alarms.values(), default=math.inf))
 
     def _act(self, due: float) -> None:
         """Do what is due; ``due`` is when we meant to run at the latest."""

@@ -35,8 +35,7 @@ from multiworld.session.orderly_leave import LINGER_SECONDS
 from multiworld.session.session import Session
 from multiworld.store.sources import HostedStores, StoreLike, StoreSource, parsed
 from multiworld.transport.descriptors import descriptor_shortage, limit
-from multiworld.transport.interfaces import chosen_address
-from multiworld.transport.network_settings import network_settings
+from multiworld.transport.network_settings import chosen_address, network_settings
 from multiworld.worlds.open_session import opened
 from multiworld.worlds.shutdown import FREEING_SECONDS, GIVING_UP_SECONDS, Remains
 from multiworld.worlds.twins import SyncMultiWorldMethods

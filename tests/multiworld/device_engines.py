@@ -123,7 +123,7 @@ class Queue:
         self.begun: deque[Launch] = deque()
 
     def take(self, launch: Launch) -> None:
-        self._member.engine.takes_up(launch)
+        self._member.engine.under_way.add(launch)
         launch.turn = self._start
         self._waiting.append(launch)
         self._start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from multiworld.lab.bench import acts
 from multiworld.lab.bench.report import Figure, judged
@@ -56,8 +57,8 @@ def isolation(setup: Setup) -> list[Figure]:
     rate = paired_ratio([len(w) for w in struck], [len(w) for w in calm])
     name = "break in one world: {} of the others"
     return [
-        judged(name.format("p99"), "unchanged", f"{p99.text} x", p99.low <= 1.05, ratio=p99.as_json()),
-        judged(name.format("rate"), "unchanged", f"{rate.text} x", rate.high >= 0.97, ratio=rate.as_json()),
+        judged(name.format("p99"), "unchanged", f"{p99.text} x", p99.low <= 1.05, ratio=asdict(p99)),
+        judged(name.format("rate"), "unchanged", f"{rate.text} x", rate.high >= 0.97, ratio=asdict(rate)),
     ]
 
 
@@ -101,6 +102,6 @@ def rejoin(setup: Setup) -> list[Figure]:
     text = f"p50 {spread.p50 * 1e3:,.1f} ms, p99 {spread.p99 * 1e3:,.1f} ms, most {spread.most * 1e3:,.1f} ms"
     leaks = f"{grown[0]} threads, {grown[1]} descriptors, {grown[2]} keys more"
     return [
-        judged("rejoin under the same name", "<= 1 s", text, spread.p99 <= 1.0, **spread.as_json()),
+        judged("rejoin under the same name", "<= 1 s", text, spread.p99 <= 1.0, **asdict(spread)),
         judged("rejoin 100 times: left behind", "nothing", leaks, all(n <= 0 for n in grown), timed=False, grown=grown),
     ]

@@ -32,13 +32,9 @@ def idle(setup: Setup) -> list[Figure]:
         alarms = _false_alarms(setup, members[0], names, 5.0 if setup.quick else 20.0)
         waiting = share(acts.cpu_of_waiting, "idle", 1)
     joined = f"{_WORLDS} idle worlds in one process (joined in {each * 1e3:.1f} ms each)"
-    return [
-        _share("a pending recv costs (await)", awaited, 0.02),
-        _share("a pending recv costs (sync)", waiting, 0.02),
-        _share(joined, cpu, 0.05),
-        alarms,
-        _many_members(setup, seconds),
-    ]
+    costs = (("a pending recv costs (await)", awaited), ("a pending recv costs (sync)", waiting))
+    found = [_share(name, share, 0.02) for name, share in costs]
+    return [*found, _share(joined, cpu, 0.05), alarms, _many_members(setup, seconds)]
 
 
 def _many_members(setup: Setup, seconds: float) -> Figure:

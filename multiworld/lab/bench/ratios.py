@@ -16,11 +16,8 @@ SIZES = {4: 100, 4_000: 100, 400_000: 40, 4_000_000: 8, 64_000_000: 2}
 QUICK_SIZES = {4: 100, 400_000: 40, 4_000_000: 8}
 
 Turns = Callable[..., Any]
-VARIANTS: dict[str, Turns] = {
-    "plain": workloads.turns_plain,
-    "await": workloads.turns_awaited,
-    "sync": workloads.turns_waiting,
-}
+_TURNS = workloads.turns_plain, workloads.turns_awaited, workloads.turns_waiting
+VARIANTS: dict[str, Turns] = dict(zip(("plain", "await", "sync"), _TURNS, strict=True))
 
 
 def ratios(setup: Setup) -> tuple[Comparison, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from multiworld.lab.bench.load import Load
@@ -30,13 +30,8 @@ class Comparison:
     ratio: Ratio
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "operation": self.operation,
-            "bytes": self.nbytes,
-            "plain_seconds": self.plain.as_json(),
-            "world_seconds": self.world.as_json(),
-            "time_ratio": self.ratio.as_json(),
-        }
+        times = {"plain_seconds": asdict(self.plain), "world_seconds": asdict(self.world)}
+        return {"operation": self.operation, "bytes": self.nbytes, **times, "time_ratio": asdict(self.ratio)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +52,8 @@ class Figure:
         return replace(self, verdict=Verdict.NOT_JUDGED) if spoilt else self
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "wanted": self.wanted,
-            "measured": self.measured,
-            "verdict": self.verdict.value,
-            "values": dict(self.values),
-        }
+        made = {"name": self.name, "wanted": self.wanted, "measured": self.measured}
+        return {**made, "verdict": self.verdict.value, "values": dict(self.values)}
 
 
 def judged(name: str, wanted: str, measured: str, good: bool, *, timed: bool = True, **values: Any) -> Figure:
@@ -83,8 +73,5 @@ class BenchReport:
         return all(figure.verdict is not Verdict.MISSED for figure in self.figures)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "facts": self.facts,
-            "comparisons": [comparison.as_json() for comparison in self.comparisons],
-            "figures": [figure.as_json() for figure in self.figures],
-        }
+        comparisons = [comparison.as_json() for comparison in self.comparisons]
+        return {"facts": self.facts, "comparisons": comparisons, "figures": [one.as_json() for one in self.figures]}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import resource
 import socket
+from dataclasses import asdict
 from pathlib import Path
 
 from multiworld.lab.bench import acts
@@ -67,7 +68,7 @@ def strangers(setup: Setup) -> list[Figure]:
         per_window = percentile([percentile(w, share) for w in calm], 0.5)
         name = f"{_STRANGERS} strangers in {_WINDOW_SECONDS:.0f} s: p{share * 100:.0f} of a round trip of 4 bytes"
         text = f"{ratio.text} x {per_window * 1e6:,.0f} us"
-        found.append(judged(name, "unchanged", text, ratio.low <= 1.05, ratio=ratio.as_json()))
+        found.append(judged(name, "unchanged", text, ratio.low <= 1.05, ratio=asdict(ratio)))
     return found
 
 

@@ -27,16 +27,7 @@ class FaultKind(enum.Enum):
 
 
 #: how often each is drawn
-_WEIGHTS = {
-    FaultKind.KILL: 5,
-    FaultKind.STOP: 3,
-    FaultKind.SLOW: 2,
-    FaultKind.BUSY: 2,
-    FaultKind.LEAVE: 2,
-    FaultKind.ABORT: 2,
-    FaultKind.BAD_MESSAGE: 2,
-    FaultKind.STRANGER: 3,
-}
+_WEIGHTS = dict(zip(FaultKind, (5, 3, 2, 2, 2, 2, 2, 3), strict=True))
 #: seconds that the kinds with a duration last
 _DURATIONS = {FaultKind.STOP: 2.5, FaultKind.SLOW: 0.25, FaultKind.BUSY: 2.0, FaultKind.STRANGER: 2.0}
 BREAKING = frozenset({FaultKind.KILL, FaultKind.STOP, FaultKind.LEAVE, FaultKind.ABORT})
@@ -62,11 +53,8 @@ class Fault:
 
     @property
     def detail(self) -> str:
-        parts = [
-            f"for {self.seconds} s" if self.seconds else "",
-            f"and kill {self.second}" if self.second is not None else "",
-        ]
-        return ", ".join(filter(None, parts))
+        lasting = f"for {self.seconds} s" if self.seconds else ""
+        return lasting if self.second is None else ", ".join(filter(None, (lasting, f"and kill {self.second}")))
 
 
 @dataclass(frozen=True, slots=True)

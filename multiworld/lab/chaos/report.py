@@ -83,12 +83,8 @@ class ChaosReport:
         return all(promise.kept for promise in self.promises)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "facts": self.facts,
-            "plan": self.plan.as_json(),
-            "stories": [story.as_json() for story in self.stories],
-            "promises": [asdict(promise) for promise in self.promises],
-        }
+        lists = {"stories": [one.as_json() for one in self.stories], "promises": list(map(asdict, self.promises))}
+        return {"facts": self.facts, "plan": self.plan.as_json(), **lists}
 
 
 #: bounds of noticing, with room for a machine that does other things too; the figures themselves are the bench's
@@ -102,17 +98,24 @@ def judge(
 ) -> tuple[Promise, ...]:
     """All promises. ``stray`` breaks belong to no fault; ``deaths`` are workers that ended without having been
     killed."""
+    calm = [s for s in stories if not s.concerned]
+    false_alarms = [f"{s.fault.kind.value}: {_describe(n)}" for s in calm for n in s.breaks]
+    lost = [f"{_of(s)} at {s.fault.at} s" for s in stories if s.back_after is None]
+    slow = [s for s in stories if s.others_slowest > OTHERS_SECONDS]
+    paused = [f"{_of(s)}: another world took {s.others_slowest:.2f} s" for s in slow]
+    slowest = f"longest round elsewhere {max((s.others_slowest for s in stories), default=0.0) * 1e3:,.0f} ms"
+    rounds = sum(len(times) for tally in tallies.values() for times in tally.rounds.values())
     return (
         _promise("only worlds of the struck worker break", _wrong_worlds(stories, stray), "no break elsewhere"),
         _promise("every other member notices, in time", _late(plan, stories), _noticed(stories)),
-        _promise("slow, busy and mistaken workers break nothing", _false_alarms(stories), "no false alarm"),
-        _promise("every world comes back", _lost_worlds(stories), _back(stories)),
-        _promise("no data is wrong", [w for t in tallies.values() for w in t.wrong], _rounds(tallies)),
+        _promise("slow, busy and mistaken workers break nothing", false_alarms, "no false alarm"),
+        _promise("every world comes back", lost, _back(stories)),
+        _promise("no data is wrong", [w for t in tallies.values() for w in t.wrong], f"{rounds:,} rounds were right"),
         _promise("no process dies but the killed", list(deaths), "none did"),
         _promise(
             "nothing unexpected is raised", [s for t in tallies.values() for s in t.surprises], "only typed errors"
         ),
-        _promise("other worlds go on meanwhile", _paused(stories), _slowest(stories)),
+        _promise("other worlds go on meanwhile", paused, slowest),
     )
 
 
@@ -156,27 +159,10 @@ def _noticed(stories: Sequence[Story]) -> str:
     return "; ".join(parts)
 
 
-def _false_alarms(stories: Sequence[Story]) -> list[str]:
-    return [f"{s.fault.kind.value}: {_describe(n)}" for s in stories if not s.concerned for n in s.breaks]
-
-
-def _lost_worlds(stories: Sequence[Story]) -> list[str]:
-    return [f"{s.fault.kind.value} of {s.fault.worker} at {s.fault.at} s" for s in stories if s.back_after is None]
+def _of(story: Story) -> str:
+    return f"{story.fault.kind.value} of {story.fault.worker}"
 
 
 def _back(stories: Sequence[Story]) -> str:
     times = sorted(story.back_after for story in stories if story.concerned and story.back_after is not None)
     return f"p50 {times[len(times) // 2]:.2f} s, last {times[-1]:.2f} s after the fault" if times else "none broke"
-
-
-def _rounds(tallies: Mapping[int, Tally]) -> str:
-    return f"{sum(len(times) for tally in tallies.values() for times in tally.rounds.values()):,} rounds were right"
-
-
-def _paused(stories: Sequence[Story]) -> list[str]:
-    slow = [s for s in stories if s.others_slowest > OTHERS_SECONDS]
-    return [f"{s.fault.kind.value} of {s.fault.worker}: another world took {s.others_slowest:.2f} s" for s in slow]
-
-
-def _slowest(stories: Sequence[Story]) -> str:
-    return f"longest round elsewhere {max((s.others_slowest for s in stories), default=0.0) * 1e3:,.0f} ms"

@@ -84,7 +84,8 @@ class Run:
         """Make the faults of the plan, as many as fit into its time."""
         stories: list[Story] = []
         for fault in self._plan.faults:
-            self._idle_until(self._started + fault.at)
+            while (left := self._started + fault.at - time.monotonic()) > 0:
+                self._watch(min(left, 0.2), self.stray)
             elapsed = time.monotonic() - self._started
             if elapsed + fault.seconds >= self._plan.seconds and stories:
                 break
@@ -201,10 +202,6 @@ class Run:
         for number, name in expected:
             generations.setdefault(name, set()).add(back[number, name].generation)
         return all(len(found) == 1 for found in generations.values())
-
-    def _idle_until(self, at: float) -> None:
-        while (left := at - time.monotonic()) > 0:
-            self._watch(min(left, 0.2), self.stray)
 
     def _watch(self, seconds: float, into: list[Notice]) -> None:
         time.sleep(seconds)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from multiworld.backends.device_threads import DeviceThreads
-from multiworld.backends.device_work import Work
+from multiworld.backends.device_threads import DeviceThreads, Work
 
 SECONDS = 20.0
 

@@ -7,9 +7,19 @@ from dataclasses import replace
 import pytest
 
 from multiworld.backends import nccl_environment
-from multiworld.backends.nccl_environment import NEEDED, Fact
-from multiworld.cli.checks import Verdict
-from multiworld.cli.nccl_checks import Setup, driver, fact_check, faults, host_id, nccl_checks, old_names, patches
+from multiworld.backends.nccl_environment import NEEDED, Needed
+from multiworld.cli.nccl_checks import (
+    Setup,
+    Verdict,
+    driver,
+    facts,
+    faults,
+    host_id,
+    nccl_checks,
+    needed_variable,
+    old_names,
+    patches,
+)
 
 #: stock torch with a device, without NVIDIA's bindings
 STOCK = Setup(None, "torch-nccl", "nccl4py cannot be used: No module named 'nccl'", "ProcessGroupNCCL", "", "", "2.6.0")
@@ -54,28 +64,28 @@ def test_an_overlay_that_is_not_in_effect_is_no_patch() -> None:
     assert "stock torch 2.6.0" in patches(STOCK).found
 
 
-@pytest.mark.parametrize("name", [needed.name for needed in NEEDED])
-def test_a_variable_that_would_be_refused_fails_where_it_would_be(name: str) -> None:
-    bad = Fact(name, good=False, found="3", remedy="unset it")
-    assert fact_check(bad, STOCK).verdict is Verdict.FAIL
-    assert fact_check(bad, PATCHED).verdict is Verdict.FAIL
-    assert fact_check(bad, BINDINGS).verdict is Verdict.NOTE
-    assert fact_check(bad, WITHOUT_DEVICE).verdict is Verdict.NOTE
-    assert fact_check(Fact(name, good=True, found="2"), STOCK).verdict is Verdict.OK
+@pytest.mark.parametrize("needed", NEEDED, ids=[needed.name for needed in NEEDED])
+def test_a_variable_that_would_be_refused_fails_where_it_would_be(needed: Needed) -> None:
+    bad = {needed.name: "3"}
+    assert needed_variable(needed, STOCK, bad).verdict is Verdict.FAIL
+    assert needed_variable(needed, PATCHED, bad).verdict is Verdict.FAIL
+    assert needed_variable(needed, BINDINGS, bad).verdict is Verdict.NOTE
+    assert needed_variable(needed, WITHOUT_DEVICE, bad).verdict is Verdict.NOTE
+    assert needed_variable(needed, STOCK, {needed.name: needed.value}).verdict is Verdict.OK
+    assert needed_variable(needed, STOCK, {}).verdict is Verdict.OK
 
 
-def test_a_variable_that_would_be_refused_by_its_old_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
-    monkeypatch.setenv("NCCL_BLOCKING_WAIT", "1")
-    (fact,) = [fact for fact in nccl_environment.examine() if fact.name == "TORCH_NCCL_BLOCKING_WAIT"]
-    assert (fact.good, fact.found) == (False, "1, by its old name NCCL_BLOCKING_WAIT")
-    assert fact_check(fact, STOCK).verdict is Verdict.FAIL
+def test_a_variable_that_would_be_refused_by_its_old_name() -> None:
+    (needed,) = [one for one in NEEDED if one.name == "TORCH_NCCL_BLOCKING_WAIT"]
+    check = needed_variable(needed, STOCK, {"NCCL_BLOCKING_WAIT": "1"})
+    assert (check.verdict, check.found) == (Verdict.FAIL, "1, by its old name NCCL_BLOCKING_WAIT")
     assert nccl_environment.wrong({"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_BLOCKING_WAIT": "0"}) == []
 
 
-def test_a_variable_that_is_only_advice_is_noted() -> None:
-    advice = Fact("CUDA_MODULE_LOADING", good=False, found="not set (LAZY)", remedy="set it to EAGER")
-    assert fact_check(advice, STOCK).verdict is Verdict.NOTE
+def test_a_variable_that_is_only_advice_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
+    (check,) = [check for check in facts(STOCK) if check.name == "CUDA_MODULE_LOADING"]
+    assert (check.verdict, check.found) == (Verdict.NOTE, "not set (LAZY)")
 
 
 def test_old_names() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from multiworld.backends import nccl
-from multiworld.backends.device_communicator import Member
-from multiworld.backends.peers import Facts, meet
+from multiworld.backends.device_communicator import Facts, Member, meet
 from multiworld.backends.setup_store import SetupStore
 from multiworld.errors import BackendFailed
 

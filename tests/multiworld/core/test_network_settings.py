@@ -15,8 +15,13 @@ import torch
 from multiworld import InvalidArgument, MultiWorld, RendezvousError
 from multiworld.config import NetworkSettings, TcpStoreAddress, printed
 from multiworld.process.hub import Hub
-from multiworld.transport.interfaces import LocalAddress, chosen_address, local_addresses
-from multiworld.transport.network_settings import listen, network_settings
+from multiworld.transport.network_settings import (
+    LocalAddress,
+    chosen_address,
+    listen,
+    local_addresses,
+    network_settings,
+)
 
 SECRET = "nobody-may-read-this"  # noqa: S105 - of the tests
 
