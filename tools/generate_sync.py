@@ -1,8 +1,8 @@
 """Write the synchronous twins of the awaitable methods: `python tools/generate_sync.py`, with `--check` only compare.
 
 A twin has the same name, arguments and result, the first sentence of the documentation, and the same body without
-`await`. In that body `await self.f(...)` becomes `self.f(...)`, which the twin's class has; what the body uses of
-`self` otherwise is the awaitable object's. All twins are in one file, which nothing else is in.
+`await`. In that body `await self.f(...)` becomes `self.f(...)`, which the twin's class has, and `Call` `SyncCall`. What
+the body uses of `self` otherwise is the awaitable object. All twins are in one file, which nothing else is in.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch.distributed import ReduceOp
 from multiworld.config import DEFAULT_JOIN_TIMEOUT, DEFAULT_MAX_MESSAGE_BYTES, Heartbeat, OnCancel, WorldConfig
 from multiworld.errors import MultiWorldError
 from multiworld.operations import collectives, exchanges, objects, p2p
-from multiworld.operations.base import SyncBase
+from multiworld.operations.call import SyncBase, SyncCall
 from multiworld.operations.p2p import P2P
 from multiworld.rendezvous.join_arguments import checked_config
 from multiworld.store.sources import StoreLike
@@ -117,7 +117,8 @@ def _method(node: ast.AsyncFunctionDef, lines: list[str], attribute: str) -> str
     sentence = re.split(r"(?<=\.)\s", (ast.get_docstring(node) or "").replace("\n", " "))[0]
     start = node.body[1].lineno - 1  # the first statement is the docstring
     body = "\n".join(lines[start : node.end_lineno])
-    body = re.sub(r"(?<!await )self\.", f"self.{attribute}.", body).replace("await ", "")
+    body = re.sub(r"(?<!await )\bself\b", f"self.{attribute}", body).replace("await ", "")
+    body = re.sub(r"\bCall\(", "SyncCall(", body)
     return f'{_signature(node)}\n        """{sentence}"""\n{body}\n'
 
 

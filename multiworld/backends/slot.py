@@ -34,25 +34,6 @@ logger = logging.getLogger(__name__)
 MAX_SET_UP_BYTES = 16 << 20
 #: how long the control connections have to name the peer, when the backend says only that something failed
 VERDICT_SECONDS = 0.25
-#: numbers of channels begin here; those of groups are below
-_CHANNELS = 1 << 32
-_RANK_BITS = 16
-
-
-def channel(src: int, dst: int) -> int:
-    """The number of the slot for messages of world rank ``src`` to ``dst`` that stay on the device.
-
-    Each direction has one of its own, with a stream of its own: they never wait for each other.
-    """
-    return _CHANNELS | src << _RANK_BITS | dst
-
-
-def ranks_of_channel(number: int) -> tuple[int, int] | None:
-    """``src`` and ``dst`` of a channel; None for the number of a group."""
-    if number < _CHANNELS:
-        return None
-    pair = number - _CHANNELS
-    return pair >> _RANK_BITS, pair & ((1 << _RANK_BITS) - 1)
 
 
 class SlotOwner(Protocol):

@@ -83,7 +83,7 @@ class WorldManager:
         """Announce a world that ``initialize_world`` will join; raises ``ValueError`` if it exists."""
         world = self._worlds.worlds.get(world_name)
         if world is not None and world.state is not WorldState.ACTIVE:
-            world._leave_sync(0.0)
+            world.member.leave(0.0)
         elif world is not None or world_name in self._announced:
             raise ValueError(f"World {world_name} already exists.")
         self._broken.discard(world_name)
@@ -98,13 +98,13 @@ class WorldManager:
         self._communicator.remove_world(world_name)
         world = self._worlds.worlds.get(world_name)
         if world is not None and world.state is WorldState.ACTIVE:
-            world._leave_sync()
+            world.member.leave()
 
     def cleanup(self) -> None:
         """Leave all worlds and free everything. Unlike pymultiworld's it returns, and the program goes on."""
         if self._watchdog is not None:
             self._watchdog.close()
-        self._worlds._close_sync()
+        self._worlds.__exit__()
         self._announced.clear()
         sys.stdout.flush()
 

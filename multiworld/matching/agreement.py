@@ -111,7 +111,7 @@ class GroupCollectives:
         registry: Registry,
         sinks: Mapping[int, Sink],
         gid: int,
-        launch: Callable[[int, tuple[int, ...], Launch], None],
+        launch: Callable[[int, Launch], None],
     ) -> None:
         self._registry, self._sinks, self._gid, self._launch = registry, sinks, gid, launch
         self._rank = registry.membership.rank
@@ -171,7 +171,7 @@ class GroupCollectives:
             launch = Launch(operation, operation.ranks, operation.plan.launch, operation.over)
             launch.streamed, launch.ready = operation.plan.streamed, not operation.copying
             operation.launch = launch
-            self._launch(self._gid, operation.ranks, launch)
+            self._launch(self._gid, launch)
 
     def _absorb(self, operation: CollectiveOperation, parts: list[memoryview | None]) -> None:
         """Make the result of what all sent. A failure in that is the call's own, not the last peer's; the others have

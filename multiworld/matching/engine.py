@@ -16,11 +16,11 @@ from multiworld.matching.agreement import CollectiveOperation, GroupCollectives
 from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.collective_plan import Plan
 from multiworld.matching.device import Device
-from multiworld.matching.membership import Membership
+from multiworld.matching.membership import GroupMembers, Membership
 from multiworld.matching.operation import Host, Launch, Operation, Registry, Sink, Synchronization
 from multiworld.matching.peer_messages import AnySource, PeerMessages
 from multiworld.matching.protocol import Kind, Placement
-from multiworld.matching.send_receive import End, Payload, ReceiveOperation, SendOperation, Signature, View
+from multiworld.matching.send_receive import End, ReceiveOperation, SendOperation, Signature, View
 
 #: how many groups of a world may have collectives; a peer that names more makes them up
 MAX_GROUPS = 1 << 16
@@ -62,46 +62,28 @@ class Engine(Registry):
 
     # starts; the caller does not hold the lock
 
-    def send(
-        self, name: str, peer: int, key: int, signature: Signature, payload: Payload, keep: Any, end: End = None
-    ) -> Operation:
-        """Start a send to ``peer``, a world rank.
-
-        Args:
-            key: messages match within it, in order.
-            signature: what the receiver must have asked for.
-            payload: what is sent on the lane.
-            keep: the tensor whose memory is sent; None if it is memory of our own.
-            end: what is sent from the device.
-        """
-        messages = self.messages[peer]
-        operation = SendOperation(name, messages, key, signature, payload, keep, end)
+    def send(self, operation: SendOperation) -> Operation:
+        """Start a send."""
+        messages = operation.messages
         with self.lock:
-            if self.register(operation, (peer,)):
+            if self.register(operation, (messages.lane.peer,)):
                 messages.send(operation)
         return operation
 
-    def receive(
-        self, name: str, peer: int, key: int, signature: Signature, view: View, keep: Any, end: End = None
-    ) -> ReceiveOperation:
-        """Start a receive from ``peer``; arguments as of ``send``.
-
-        Args:
-            view: where the payload goes; None for memory that is found when it comes.
-            end: where it goes on the device.
-        """
-        messages = self.messages[peer]
-        operation = ReceiveOperation(name, messages, key, signature, view, keep, end)
+    def receive(self, operation: ReceiveOperation) -> Operation:
+        """Start a receive."""
+        messages = operation.messages
         with self.lock:
             # A message from before the peer left can still be received.
-            if self.register(operation, () if self.departed and messages.kept.get(key) else (peer,)):
+            kept = self.departed and messages.kept.get(operation.key)
+            if self.register(operation, () if kept else (messages.lane.peer,)):
                 messages.receive(operation)
         return operation
 
     def receive_any(
         self, peers: tuple[int, ...], key: int, signature: Signature, view: View, keep: Any, end: End = None
     ) -> AnyReceive:
-        """Start a receive from the one of ``peers`` that sends first; arguments as of ``receive``."""
+        """Start a receive from the one of ``peers``, world ranks, that sends first."""
         candidates = tuple(self.messages[peer] for peer in peers)
         operation = AnyReceive(key, signature, view, keep, candidates, self.any_receives, self._any_numbers, end)
         with self.lock:
@@ -109,17 +91,12 @@ class Engine(Registry):
                 operation.start()
         return operation
 
-    def collective(self, gid: int, digest: int, ranks: tuple[int, ...], plan: Plan) -> Operation:
-        """Start a collective of a group, and tell the others.
-
-        Args:
-            digest: of the group's ranks and label, which all members compare.
-            ranks: world ranks of the group.
-        """
-        operation = CollectiveOperation(self, gid, digest, ranks, plan)
+    def collective(self, group: GroupMembers, plan: Plan) -> Operation:
+        """Start the collective of a group that ``plan`` says, and tell the others."""
+        operation = CollectiveOperation(self, group.gid, group.digest, group.ranks, plan)
         with self.lock:
-            if self.register(operation, tuple(self.departed.intersection(ranks))):
-                self._group(gid).start(operation)
+            if self.register(operation, tuple(self.departed.intersection(group.ranks))):
+                self._group(group.gid).start(operation)
         return operation
 
     @contextmanager

@@ -68,12 +68,13 @@ class GroupMembers:
     """Members of a world, by rank.
 
     Attributes:
+        member: this process in the world.
         ranks: world ranks of the members; a rank in this group is a place in this tuple.
         gid: number that tells the messages of this group from those of others; 0 is the whole world.
         digest: of what the number is made of, which members compare: two groups may have one number by chance.
     """
 
-    _world: WorldFacts
+    member: WorldFacts
     ranks: tuple[int, ...]
     gid: int
     digest: int
@@ -81,7 +82,7 @@ class GroupMembers:
     @property
     def rank(self) -> int:
         """Our rank in this group."""
-        return self.ranks.index(self._world.world_rank)
+        return self.ranks.index(self.member.world_rank)
 
     @property
     def size(self) -> int:
@@ -91,4 +92,4 @@ class GroupMembers:
     @property
     def device(self) -> torch.device:
         """The device that the world was joined with."""
-        return self._world.torch_device
+        return self.member.torch_device

@@ -63,14 +63,11 @@ class Host(Protocol):
     def set_alarm(self) -> None:
         """Call ``overdue`` when ``next_look`` is reached. From any thread."""
 
-    def transfer(self, src: int, dst: int, launch: Launch) -> None:
-        """Run a matched transfer between these world ranks on the device's driver, after those before it."""
-
     def aside(self, function: Callable[[], None]) -> None:
         """Run ``function`` soon in a thread of its own, without the lock."""
 
-    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:
-        """Run an agreed collective of a group on the backend, after those before it."""
+    def launch(self, number: int, launch: Launch) -> None:
+        """Run an agreed collective, or a matched transfer, after those before it of that group or channel."""
 
     def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
         """A value for the set-up of a backend arrives: where to put it."""
@@ -419,10 +416,10 @@ class BatchOperation(Operation):
 
     def __init__(self, registry: Registry, count: int) -> None:
         super().__init__(registry, "batch_p2p")
-        self.operations: list[Operation] = []
+        self.operations: Sequence[Operation] = ()
         self._missing = count
 
-    def take(self, operations: list[Operation]) -> None:
+    def take(self, operations: Sequence[Operation]) -> None:
         """Wait for these, which may be done already."""
         self.operations = operations
         for one in operations:

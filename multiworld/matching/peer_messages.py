@@ -27,7 +27,7 @@ from multiworld.errors import TensorMismatch
 from multiworld.matching.device import DeviceEnd
 from multiworld.matching.memory import bytes_of, new_buffer
 from multiworld.matching.operation import Host, Launch, Registry, Sink
-from multiworld.matching.protocol import Kind, Mode, Placement
+from multiworld.matching.protocol import Kind, Mode, Placement, channel
 from multiworld.matching.send_receive import EXACT, Queues, ReceiveOperation, SendOperation, describe
 
 #: how many receives a peer may have waiting at us; each costs us memory
@@ -396,7 +396,7 @@ class Transfers:
         begin = lambda driver: driver.send(_data(end), 1, after=end.moment.event)  # noqa: E731
         launch = operation.launch = Launch(operation, (us, peer), begin, operation.complete, streamed=end.streamed)
         launch.borrows = launch.ready = not operation.copying
-        self._host.transfer(us, peer, launch)
+        self._host.launch(channel(us, peer), launch)
 
     def on_data(self, operation: ReceiveOperation | None, dtype: int, mode: int, said: int) -> Placement:
         """The peer begins to send on the device; of a tensor with its shape it says the length here, and the shape."""
@@ -434,7 +434,7 @@ class Transfers:
         )
         launch.borrows, launch.ready = operation.borrowed, end.data is not None
         operation.launch = launch
-        self._host.transfer(peer, us, launch)
+        self._host.launch(channel(peer, us), launch)
         if end.data is None:
             self._host.aside(lambda: self._find_room(end, launch, nbytes))
 

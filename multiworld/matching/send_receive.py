@@ -53,6 +53,13 @@ class Messages(Protocol):
     registry: Registry
     lane: Sink
     sends: Queues[SendOperation]
+    kept: Queues[ReceiveOperation]
+
+    def send(self, operation: SendOperation) -> None:
+        """Queue a send and match it if its receive is posted."""
+
+    def receive(self, operation: ReceiveOperation) -> None:
+        """Take a message that was kept, or post the receive."""
 
     def orphan(self, operation: ReceiveOperation) -> None:
         """Note that this receive has no waiter any more."""

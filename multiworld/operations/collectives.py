@@ -1,4 +1,4 @@
-"""Starters of collectives: arguments checked, a plan made, fingerprint sent.
+"""Collectives: each function checks its arguments, makes a plan and starts it.
 
 Each plan has two ways: small payloads travel with the fingerprints (``outgoing``, ``absorb``), larger ones through the
 backend (``launch``, ``after``). Tensors on the device of the backend always go through it, and what is left to do is
@@ -33,11 +33,6 @@ Tensors = Sequence[torch.Tensor]
 Check = Callable[["GroupMembers", str, torch.Tensor], int]
 
 
-def start(engine: Engine, group: GroupMembers, plan: Plan) -> Operation:
-    """Begin the collective that ``plan`` says."""
-    return engine.collective(group.gid, group.digest, group.ranks, plan)
-
-
 def begin(
     engine: Engine,
     group: GroupMembers,
@@ -46,24 +41,24 @@ def begin(
     stream: bool,
     local: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
 ) -> Operation:
-    """The same for a plan of tensors, which may be on the device.
+    """Start a plan of tensors, which may be on the device.
 
     Args:
-        local: of whom is alone in the group, targets and what is copied to them.
+        local: targets, and what is copied to them where the caller is the only member.
     """
     plan.buffers, plan.streamed = buffers, stream and plan.fingerprint.on_device
     plan.finish = buffers.finish if plan.finish is None else plan.finish
     if plan.fingerprint.on_device:
         if group.size == 1:
             _do_alone(plan, local)
-        elif not plan.fingerprint.nbytes and plan.fingerprint.splits is None:  # of all, so that nobody launches it
+        elif not plan.fingerprint.nbytes and plan.fingerprint.splits is None:  # of all, so that no member launches it
             plan.launch = None
         buffers.begin()
-    return start(engine, group, plan)
+    return engine.collective(group, plan)
 
 
 def _do_alone(plan: Plan, local: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Without a backend: copies in the stream of the caller, who is the only member."""
+    """Do without a backend: copy in the stream of the caller, who is the only member."""
     finish = plan.finish
     plan.launch = None
 
@@ -80,7 +75,7 @@ def _nothing(_: Any) -> None:
 
 
 def buffers_for(engine: Engine, group: GroupMembers, operation: str, *tensors: torch.Tensor) -> StagingBuffers:
-    """Where the tensors of a collective, which were checked, are used: all on the device, or all on the CPU.
+    """Make the place for the checked tensors of a collective: all on the device, or all on the CPU.
 
     Raises:
         InvalidArgument: some are on the device and some are not, or the current stream is being captured.
@@ -97,10 +92,10 @@ def buffers_for(engine: Engine, group: GroupMembers, operation: str, *tensors: t
 
 
 def small(engine: Engine, group: GroupMembers, nbytes: int, buffers: StagingBuffers) -> bool:
-    """Whether pieces of that length, one to each other member, travel with the fingerprints."""
+    """Tell whether pieces of that length, one to each other member, travel with the fingerprints."""
     if engine.device is not None:  # the backend takes nothing that is on the CPU
         return buffers.device is None
-    return nbytes * (group.size - 1) <= INLINE_BYTES
+    return nbytes * (len(group.ranks) - 1) <= INLINE_BYTES
 
 
 def as_list(
@@ -131,7 +126,7 @@ def _only_at(group: GroupMembers, operation: str, what: str, root: int, tensors:
 
 def barrier(engine: Engine, group: GroupMembers, name: str = "barrier") -> Operation:
     """Start ``Group.barrier``: the fingerprints are all there is to it."""
-    return start(engine, group, Plan(name, Fingerprint(Collective.BARRIER), _nothing, lambda _: None))
+    return engine.collective(group, Plan(name, Fingerprint(Collective.BARRIER), _nothing, _nothing))
 
 
 def broadcast(engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: int, stream: bool = False) -> Operation:
@@ -147,37 +142,29 @@ def broadcast(engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: in
             bytes_of(flat)[:] = part(parts, src)
 
     plan = Plan(
-        "broadcast", buffers.sign(Collective.BROADCAST, flat.nbytes, code, src, inline=inline),
-        lambda _: bytes_of(flat) if ours and inline else None, absorb if inline else _nothing,
+        "broadcast",
+        Fingerprint(Collective.BROADCAST, flat.nbytes, code, src, inline=inline, on_device=buffers.on_device),
+        lambda _: bytes_of(flat) if ours and inline else None,
+        absorb if inline else _nothing,
         None if inline else lambda driver: driver.broadcast(buffers.raw(flat), src, after=buffers.after),
-    )  # fmt: skip
+    )
     return begin(engine, group, plan, buffers, stream)
-
-
-def all_reduce(engine: Engine, group: GroupMembers, tensor: torch.Tensor, op: Any, stream: bool = False) -> Operation:
-    return _reduce_to(engine, group, "all_reduce", Collective.ALL_REDUCE, tensor, op, None, stream)
 
 
 def reduce(
     engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, op: Any, stream: bool = False
 ) -> Operation:
-    dst = check_rank(group, "reduce", "dst", dst)
-    return _reduce_to(engine, group, "reduce", Collective.REDUCE, tensor, op, dst, stream)
+    return all_reduce(engine, group, tensor, op, stream, check_rank(group, "reduce", "dst", dst))
 
 
-def _reduce_to(
-    engine: Engine,
-    group: GroupMembers,
-    name: str,
-    kind: Collective,
-    tensor: torch.Tensor,
-    op: Any,
-    dst: int | None,
-    stream: bool,
+def all_reduce(
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, op: Any, stream: bool = False, dst: int | None = None
 ) -> Operation:
+    """Start ``Group.all_reduce``; with ``dst``, ``Group.reduce``."""
+    name, kind = ("all_reduce", Collective.ALL_REDUCE) if dst is None else ("reduce", Collective.REDUCE)
     code = check_tensor(group, name, tensor)  # at every rank: the backend may use the memory for what is between
     buffers, ours = buffers_for(engine, group, name, tensor), dst is None or group.rank == dst
-    reduction = Reduction(group, name, op, tensor.dtype, on_device=buffers.device is not None)
+    reduction = Reduction(group, name, op, tensor.dtype, on_device=buffers.on_device)
     flat = buffers.both(tensor)
     inline = small(engine, group, flat.nbytes, buffers)
     if not inline:
@@ -196,10 +183,13 @@ def _reduce_to(
         return driver.reduce(flat, dst, reduction.backend_op, after=buffers.after)
 
     plan = Plan(
-        name, buffers.sign(kind, flat.nbytes, code, -1 if dst is None else dst, reduction.code, inline),
-        outgoing, absorb if inline else _nothing, None if inline else launch,
+        name,
+        Fingerprint(kind, flat.nbytes, code, -1 if dst is None else dst, reduction.code, inline, buffers.on_device),
+        outgoing,
+        absorb if inline else _nothing,
+        None if inline else launch,
         (lambda: reduction.complete(flat, group.size)) if ours else None,
-    )  # fmt: skip
+    )
     return begin(engine, group, plan, buffers, stream)
 
 
@@ -236,9 +226,14 @@ def _all_gather(
         return driver.all_gather(buffers.raws(flats), buffers.raw(flat), after=buffers.after)
 
     plan = Plan(
-        name, buffers.sign(Collective.ALL_GATHER, flat.nbytes, CODES[tensor.dtype], inline=inline),
-        lambda _: bytes_of(flat) if inline else None, absorb if inline else _nothing, None if inline else launch,
-    )  # fmt: skip
+        name,
+        Fingerprint(
+            Collective.ALL_GATHER, flat.nbytes, CODES[tensor.dtype], inline=inline, on_device=buffers.on_device
+        ),
+        lambda _: bytes_of(flat) if inline else None,
+        absorb if inline else _nothing,
+        None if inline else launch,
+    )
     return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats])
 
 
@@ -267,10 +262,12 @@ def gather(
         return driver.gather(buffers.raws(flats), buffers.raw(flat), dst, after=buffers.after)
 
     plan = Plan(
-        "gather", buffers.sign(Collective.GATHER, flat.nbytes, code, dst, inline=inline),
-        lambda place: bytes_of(flat) if inline and place == dst else None, absorb if inline else _nothing,
+        "gather",
+        Fingerprint(Collective.GATHER, flat.nbytes, code, dst, inline=inline, on_device=buffers.on_device),
+        lambda place: bytes_of(flat) if inline and place == dst else None,
+        absorb if inline else _nothing,
         None if inline else launch,
-    )  # fmt: skip
+    )
     return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats])
 
 
@@ -298,10 +295,12 @@ def scatter(
         return driver.scatter(buffers.raw(flat), buffers.raws(flats), src, after=buffers.after)
 
     plan = Plan(
-        "scatter", buffers.sign(Collective.SCATTER, flat.nbytes, code, src, inline=inline),
-        lambda place: bytes_of(flats[place]) if inline and me == src else None, absorb if inline else _nothing,
+        "scatter",
+        Fingerprint(Collective.SCATTER, flat.nbytes, code, src, inline=inline, on_device=buffers.on_device),
+        lambda place: bytes_of(flats[place]) if inline and me == src else None,
+        absorb if inline else _nothing,
         None if inline else launch,
-    )  # fmt: skip
+    )
     return begin(engine, group, plan, buffers, stream, [(flat, one) for one in flats])
 
 
@@ -322,7 +321,7 @@ def pieces(
 
 
 def part(parts: Parts, place: int) -> memoryview:
-    """What rank ``place`` sent with its fingerprint."""
+    """The payload that rank ``place`` sent with its fingerprint."""
     found = parts[place]
     if found is None:
         raise LookupError(f"no payload of rank {place}")
@@ -330,5 +329,5 @@ def part(parts: Parts, place: int) -> memoryview:
 
 
 def tensors_of(parts: Parts, own: torch.Tensor) -> list[torch.Tensor]:
-    """What every rank contributed, by rank."""
+    """The contribution of every rank, by rank."""
     return [torch.frombuffer(part, dtype=own.dtype) if part else own for part in parts]  # none is laid over no bytes

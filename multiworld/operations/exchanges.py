@@ -1,4 +1,4 @@
-"""Starters of collectives in which every pair of ranks has something of its own to exchange."""
+"""Collectives in which every pair of ranks has something of its own to exchange."""
 
 from __future__ import annotations
 
@@ -61,19 +61,22 @@ def _reduce_scatter(
 ) -> Operation:
     """``whole`` is what the inputs are pieces of, if they are."""
     buffers, me, size = buffers_for(engine, group, name, output, *inputs), group.rank, group.size
-    on_device = buffers.device is not None
+    on_device = buffers.on_device
     reduction = Reduction(group, name, op, output.dtype, on_device=on_device)
     target = buffers.target(output)
     flats = [] if on_device and whole is not None else [buffers.source(one) for one in inputs]
     inline = small(engine, group, target.nbytes, buffers)
     kind, code = Collective.REDUCE_SCATTER, CODES[target.dtype]
-    signature = buffers.sign(kind, target.nbytes, code, reduction=reduction.code, inline=inline)
+    signature = Fingerprint(
+        kind, target.nbytes, code, reduction=reduction.code, inline=inline, on_device=buffers.on_device
+    )
 
     if inline:
-        plan = Plan(
-            name, signature, lambda place: bytes_of(flats[place]),
-            lambda parts: reduction.apply(target, tensors_of(parts, flats[me])),
-        )  # fmt: skip
+
+        def absorb(parts: Parts) -> None:
+            reduction.apply(target, tensors_of(parts, flats[me]))
+
+        plan = Plan(name, signature, lambda place: bytes_of(flats[place]), absorb)
         return begin(engine, group, plan, buffers, stream)
     sent = buffers.joined(flats) if whole is None or not on_device else buffers.source(whole)
     if on_device:
@@ -86,10 +89,13 @@ def _reduce_scatter(
     got = buffers.keep(torch.empty_like(sent))
     splits = [target.nbytes] * size
     plan = Plan(
-        name, signature, lambda _: None, lambda _: None,
+        name,
+        signature,
+        lambda _: None,
+        lambda _: None,
         lambda driver: driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits, splits),
         lambda: reduction.apply(target, list(got.chunk(size))),
-    )  # fmt: skip
+    )
     return begin(engine, group, plan, buffers, stream)
 
 
@@ -133,10 +139,11 @@ def all_to_all_single(
     sent, got = buffers.source(tensor), buffers.target(output)
     even = output_split_sizes is None and input_split_sizes is None and to == of
     if even and buffers.device is None and small(engine, group, to[0], buffers):
-        signature = buffers.sign(Collective.ALL_TO_ALL, to[0], CODES[sent.dtype], inline=True)
-        return begin(
-            engine, group, _by_lanes(group, name, signature, got, sent, (to, of), lambda: None), buffers, stream
+        signature = Fingerprint(
+            Collective.ALL_TO_ALL, to[0], CODES[sent.dtype], inline=True, on_device=buffers.on_device
         )
+        plan = _by_lanes(group, name, signature, got, sent, (to, of), lambda: None)
+        return begin(engine, group, plan, buffers, stream)
     return _uneven(engine, group, name, buffers, got, sent, (to, of), lambda: None, stream)
 
 
@@ -176,7 +183,9 @@ def _uneven(
     stream: bool,
 ) -> Operation:
     inline = engine.device is not None and buffers.device is None
-    signature = buffers.sign(Collective.ALL_TO_ALL, 0, CODES[sent.dtype], inline=inline, splits=splits)
+    signature = Fingerprint(
+        Collective.ALL_TO_ALL, 0, CODES[sent.dtype], inline=inline, splits=splits, on_device=buffers.on_device
+    )
     if inline:
         return begin(engine, group, _by_lanes(group, name, signature, got, sent, splits, after), buffers, stream)
 
@@ -187,14 +196,12 @@ def _uneven(
         after()
         return buffers.finish(value)
 
-    if buffers.device is not None:
+    if buffers.on_device:
         plan = Plan(name, signature, lambda _: None, lambda _: None, launch, finish=finish)
         return begin(engine, group, plan, buffers, stream, [(got, sent)])
     if group.size == 1:
         got.copy_(sent)
-    plan = Plan(
-        name, signature, lambda _: None, lambda _: after(), None if group.size == 1 else launch, after,
-    )  # fmt: skip
+    plan = Plan(name, signature, lambda _: None, lambda _: after(), None if group.size == 1 else launch, after)
     return begin(engine, group, plan, buffers, stream)
 
 

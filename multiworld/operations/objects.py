@@ -1,5 +1,4 @@
-"""Starters of collectives of objects: pickles that travel with the fingerprints, loaded only as far as the receiver
-allows."""
+"""Collectives of objects: pickles travel with the fingerprints, and are loaded only as far as the receiver allows."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from multiworld.matching.collective_plan import Bytes, Collective, Fingerprint, Parts, Plan
-from multiworld.operations.collectives import part, start
+from multiworld.operations.collectives import part
 from multiworld.serialization.pickling import allowed, dumps, loads
 from multiworld.tensors.checks import check_list, check_rank
 
@@ -28,7 +27,7 @@ def _start(
     result: Callable[[Parts], Any],
 ) -> Operation:
     plan = Plan(kind.name.lower(), Fingerprint(kind, root=root), outgoing, lambda parts: parts, finish=result)
-    return start(engine, group, plan)
+    return engine.collective(group, plan)
 
 
 def broadcast_object(engine: Engine, group: GroupMembers, obj: Any, src: int, allow: Allow) -> Operation:

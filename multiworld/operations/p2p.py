@@ -1,4 +1,4 @@
-"""Starters of point-to-point operations: arguments checked, operation queued with its peer's mailbox."""
+"""Point-to-point operations: each function checks its arguments and starts the operation with its peer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from multiworld.matching.device import DeviceEnd
 from multiworld.matching.memory import bytes_of
 from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.matching.protocol import Mode, message_key
+from multiworld.matching.send_receive import ReceiveOperation, SendOperation, Signature
 from multiworld.serialization.pickling import allowed, dumps, loads
 from multiworld.tensors.checks import (
     check_device,
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from multiworld.matching.any_source import AnyReceive
     from multiworld.matching.engine import Engine
     from multiworld.matching.membership import GroupMembers
-    from multiworld.matching.send_receive import ReceiveOperation
 
 MAX_TAG = 2**31 - 1
 
-
+#: of a receive: what is posted, the memory as bytes, the memory, and our end where it is on the device
+_Place = tuple[Signature, memoryview | None, torch.Tensor, DeviceEnd | None]
 _CHECKS: Final = {"send": check_source, "recv": check_tensor}
 
 
@@ -58,13 +59,13 @@ class P2P:
 
 def _peer_and_key(group: GroupMembers, operation: str, what: str, rank: int, tag: int) -> tuple[int, int]:
     peer = group.ranks[check_rank(group, operation, what, rank)]
-    if peer == group._world.world_rank:
+    if peer == group.member.world_rank:
         raise invalid(group, operation, f"{what} is our own rank {rank}", "copy the tensor instead")
     return peer, _key(group, operation, tag)
 
 
 def _key(group: GroupMembers, operation: str, tag: int) -> int:
-    number = check_number(group, operation, "tag", tag)
+    number = tag if type(tag) is int else check_number(group, operation, "tag", tag)
     if not 0 <= number <= MAX_TAG:
         raise invalid(group, operation, f"tag {number} is not in 0..{MAX_TAG}", "choose another tag")
     return message_key(group.gid, number)
@@ -74,58 +75,67 @@ def send(
     engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
 ) -> Operation:
     code = check_source(group, "send", tensor)
-    return _prepared_send(engine, group, tensor, code, *_peer_and_key(group, "send", "dst", dst, tag), stream)()
+    peer, key = _peer_and_key(group, "send", "dst", dst, tag)
+    return engine.send(_send_of(engine, group, tensor, code, peer, key, stream))
 
 
-def _prepared_send(
+def _send_of(
     engine: Engine, group: GroupMembers, tensor: torch.Tensor, code: int, peer: int, key: int, stream: bool
-) -> Callable[[], Operation]:
-    """What starts the send of a checked tensor; all that is copied or asked of the device is done before."""
+) -> SendOperation:
+    """Prepare the send of a checked tensor; all that is copied or asked of the device is done here."""
     device = None if engine.device is None else device_for(engine, group, "send", tensor)
     if device is not None:
         plain, end = source(device, tensor, stream)
-        return partial(engine.send, "send", peer, key, (Mode.DEVICE, code, plain.nbytes), (), plain, end)
+        return SendOperation("send", engine.messages[peer], key, (Mode.DEVICE, code, plain.nbytes), (), plain, end)
     host = on_cpu(tensor)
     view = bytes_of(host)
-    return partial(engine.send, "send", peer, key, (Mode.FIXED, code, len(view)), (view,), host)
+    return SendOperation("send", engine.messages[peer], key, (Mode.FIXED, code, len(view)), (view,), host)
 
 
 def recv(
     engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: int | None, tag: int, stream: bool = False
 ) -> Operation:
     code = check_tensor(group, "recv", tensor)
-    return _prepared_recv(engine, group, tensor, code, *_from(engine, group, src, tag), stream)()
+    if src is not None:
+        peer, key = _peer_and_key(group, "recv", "src", src, tag)
+        return engine.receive(_receive_of(engine, group, tensor, code, peer, key, stream))
+    peers, key = _others(engine, group), _key(group, "recv", tag)
+    place = _place_of(engine, group, tensor, code, stream)
+    operation = engine.receive_any(peers, key, *place)
+    operation.finish = _finish_of(engine, group, tensor, operation, place)
+    return operation
 
 
-def _prepared_recv(
-    engine: Engine,
-    group: GroupMembers,
-    tensor: torch.Tensor,
-    code: int,
-    begin: Callable[..., ReceiveOperation | AnyReceive],
-    whence: tuple[Any, ...],
-    stream: bool,
-) -> Callable[[], Operation]:
-    """What starts the receive, ``begin`` with ``whence`` as its first arguments; as for a send."""
+def _receive_of(
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, code: int, peer: int, key: int, stream: bool
+) -> ReceiveOperation:
+    """Prepare the receive into a checked tensor, as for a send."""
+    place = _place_of(engine, group, tensor, code, stream)
+    operation = ReceiveOperation("recv", engine.messages[peer], key, *place)
+    operation.finish = _finish_of(engine, group, tensor, operation, place)
+    return operation
+
+
+def _place_of(engine: Engine, group: GroupMembers, tensor: torch.Tensor, code: int, stream: bool) -> _Place:
+    """Find what is posted for a checked tensor, and the memory that the payload goes to."""
     device = None if engine.device is None else device_for(engine, group, "recv", tensor)
     if device is not None:
-        begin = partial(begin, *whence, (Mode.DEVICE, code, tensor.nbytes), None, tensor)
-        return partial(_finished_by, partial(begin, target(device, tensor, stream)), partial(received, group, tensor))
+        return (Mode.DEVICE, code, tensor.nbytes), None, tensor, target(device, tensor, stream)
     host = receive_buffer(tensor)
     view = bytes_of(host)
-    begin = partial(begin, *whence, (Mode.FIXED, code, len(view)), view, host)
-    if group.size == engine.membership.size and host is tensor:
-        return begin
-    return partial(_finished_by, begin, lambda _: partial(_received, group, tensor, host))
+    return (Mode.FIXED, code, len(view)), view, host, None
 
 
-def _from(
-    engine: Engine, group: GroupMembers, src: int | None, tag: int
-) -> tuple[Callable[..., ReceiveOperation | AnyReceive], tuple[Any, ...]]:
-    """What starts a receive from ``src``, or from anybody, and its first arguments."""
-    if src is None:
-        return engine.receive_any, (_others(engine, group), _key(group, "recv", tag))
-    return engine.receive, ("recv", *_peer_and_key(group, "recv", "src", src, tag))
+def _finish_of(
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, operation: ReceiveOperation | AnyReceive, place: _Place
+) -> Callable[[int], int] | None:
+    """Make what ends a receive in its caller's thread; None where the payload and its rank need nothing more."""
+    _, _, memory, end = place
+    if end is not None:
+        return received(group, tensor, operation)
+    if group.size == engine.membership.size and memory is tensor:
+        return None
+    return partial(_received, group, tensor, memory)
 
 
 def _others(engine: Engine, group: GroupMembers) -> tuple[int, ...]:
@@ -134,15 +144,6 @@ def _others(engine: Engine, group: GroupMembers) -> tuple[int, ...]:
     if not peers:
         raise invalid(group, "recv", "there is nobody else in the group", "receive in a group of two or more")
     return peers
-
-
-def _finished_by(
-    begin: Callable[[], ReceiveOperation | AnyReceive],
-    finish: Callable[[ReceiveOperation | AnyReceive], Callable[[int], int]],
-) -> Operation:
-    operation = begin()
-    operation.finish = finish(operation)
-    return operation
 
 
 def _received(group: GroupMembers, tensor: torch.Tensor, host: torch.Tensor, peer: int) -> int:
@@ -157,16 +158,16 @@ def send_tensor(
     """Start ``Group.send_tensor``: the payload, then the shape, so that the payload lies aligned on the other side."""
     code = check_source(group, "send_tensor", tensor)
     peer, key = _peer_and_key(group, "send_tensor", "dst", dst, tag)
-    device = device_for(engine, group, "send_tensor", tensor)
+    messages, device = engine.messages[peer], device_for(engine, group, "send_tensor", tensor)
     if device is not None:
         plain, end = source(device, tensor, stream)
         signature = (Mode.TENSOR, code, plain.nbytes)
-        return engine.send("send_tensor", peer, key, signature, said_of(plain), plain, end)
+        return engine.send(SendOperation("send_tensor", messages, key, signature, said_of(plain), plain, end))
     host = on_cpu(tensor)
     view = bytes_of(host)
     shape = shape_bytes(host)
     signature = (Mode.TENSOR, code, len(view) + len(shape))
-    return engine.send("send_tensor", peer, key, signature, (view, shape), host)
+    return engine.send(SendOperation("send_tensor", messages, key, signature, (view, shape), host))
 
 
 def recv_tensor(
@@ -183,7 +184,7 @@ def recv_tensor(
     if engine.device is not None:
         end = DeviceEnd(engine.device, not_capturing(group, "recv_tensor", engine.device).now(), streamed=stream)
     signature = (Mode.TENSOR, 0, us.limits.max_message_bytes)
-    operation = engine.receive("recv_tensor", peer, key, signature, None, None, end)
+    operation = ReceiveOperation("recv_tensor", engine.messages[peer], key, signature, None, None, end)
 
     def finish(_: Any) -> torch.Tensor:
         if operation.shape is not None:
@@ -191,46 +192,43 @@ def recv_tensor(
         return with_shape(us, peer, operation.dtype, operation.buffer).to(place)
 
     operation.finish = finish
-    return operation
+    return engine.receive(operation)
 
 
 def send_object(engine: Engine, group: GroupMembers, obj: Any, dst: int, tag: int) -> Operation:
     peer, key = _peer_and_key(group, "send_object", "dst", dst, tag)
     payload = dumps(obj, engine.membership)
-    return engine.send("send_object", peer, key, (Mode.OBJECT, 0, len(payload)), (payload,), None)
+    signature = (Mode.OBJECT, 0, len(payload))
+    return engine.send(SendOperation("send_object", engine.messages[peer], key, signature, (payload,), None))
 
 
 def recv_object(engine: Engine, group: GroupMembers, src: int, tag: int, allow: Sequence[type | str]) -> Operation:
     peer, key = _peer_and_key(group, "recv_object", "src", src, tag)
     names = allowed(allow, engine.membership, "recv_object")
     signature = (Mode.OBJECT, 0, engine.membership.limits.max_message_bytes)
-    operation = engine.receive("recv_object", peer, key, signature, None, None)
+    operation = ReceiveOperation("recv_object", engine.messages[peer], key, signature, None, None)
     operation.finish = lambda _: loads(bytes_of(operation.buffer), names, engine.membership)
-    return operation
+    return engine.receive(operation)
 
 
 def batch_p2p(engine: Engine, group: GroupMembers, operations: Sequence[P2P], stream: bool = False) -> Operation:
     """Start ``Group.batch_p2p``: all arguments are checked before any is started, so either all are started or none."""
     check_list(group, "batch_p2p", "operations", operations)
-    begins = [_prepared(engine, group, entry, stream) for entry in operations]
-    whole = BatchOperation(engine, len(operations))
+    parts = [_prepared(engine, group, entry, stream) for entry in operations]
+    whole = BatchOperation(engine, len(parts))
     with engine.lock, engine.together(group.ranks[entry.peer] for entry in operations):
         if engine.register(whole, ()):
-            whole.take([begin() for begin in begins])
+            for part in parts:
+                engine.send(part) if isinstance(part, SendOperation) else engine.receive(part)
+            whole.take(parts)
     return whole
 
 
-def _prepared(engine: Engine, group: GroupMembers, entry: Any, stream: bool) -> Callable[[], Operation]:
+def _prepared(engine: Engine, group: GroupMembers, entry: Any, stream: bool) -> SendOperation | ReceiveOperation:
     if not isinstance(entry, P2P) or entry.kind not in _CHECKS:
         what = f"{type(entry).__name__} given where P2P('send' | 'recv', ...) is expected"
         raise invalid(group, "batch_p2p", what, "pass P2P entries")
     code = _CHECKS[entry.kind](group, "batch_p2p", entry.tensor)
     peer, key = _peer_and_key(group, "batch_p2p", "peer", entry.peer, entry.tag)
-    if entry.kind == "send":
-        return _prepared_send(engine, group, entry.tensor, code, peer, key, stream)
-    return _prepared_recv(engine, group, entry.tensor, code, engine.receive, ("recv", peer, key), stream)
-
-
-def synchronize(engine: Engine, _: GroupMembers) -> Operation:
-    """Start ``World.synchronize``."""
-    return engine.synchronize()
+    prepare = _send_of if entry.kind == "send" else _receive_of
+    return prepare(engine, group, entry.tensor, code, peer, key, stream)

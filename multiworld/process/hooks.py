@@ -22,10 +22,10 @@ LEAST_SECONDS = 0.05
 
 
 class Owner(Protocol):
-    """An object with hooks: a ``MultiWorld``."""
+    """The worlds of a ``MultiWorld``."""
 
-    def _drop_in_child(self) -> None: ...
-    def _close_sync(self, linger: float) -> None: ...
+    def drop_in_child(self) -> None: ...
+    def close(self, linger: float) -> None: ...
 
 
 #: monotonic time by which everything of ours has ended when the process exits; None while it does not
@@ -52,7 +52,7 @@ def _after_fork() -> None:
     sockets.after_fork_in_child()
     for owner in list(_alive):
         with contextlib.suppress(Exception):
-            owner._drop_in_child()
+            owner.drop_in_child()
     reserve.after_fork()
 
 
@@ -68,7 +68,7 @@ def _at_exit() -> None:
     waiting = blocked()
     for owner in list(_alive):
         with contextlib.suppress(Exception):
-            owner._close_sync(linger=0.2)
+            owner.close(linger=0.2)
     for thread in _of_ours(waiting):
         thread.join(max(0.0, until - time.monotonic()))
     left = _of_ours(set())

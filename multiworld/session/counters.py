@@ -1,4 +1,4 @@
-"""Counts of what a world did, and of what befell the worlds of a ``MultiWorld``; kept whether read or not."""
+"""Counters of the operations of a world, and of the events of a ``MultiWorld``; kept whether read or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from multiworld.matching.histogram import Histogram, operation_histograms
 
 #: upper bounds of the buckets of joins, detections and outages, in seconds
 LIFE_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: events that are kept for whoever looks later
+#: events that are kept for a later look
 RECENT_EVENTS = 20
 
 
@@ -29,16 +29,18 @@ def _life_histograms() -> defaultdict[str, Histogram]:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What a world did, over all its generations: operations by name and how long their callers waited, bytes by the
-    peer's world rank, frames included."""
+class Counters:
+    """Operations of a world by name, the time that their callers waited, and bytes by the peer's world rank.
+
+    The bytes include those of frames.
+    """
 
     operations: Counter[str] = field(default_factory=Counter)
     sent: Counter[int] = field(default_factory=Counter)
     received: Counter[int] = field(default_factory=Counter)
     latencies: defaultdict[str, Histogram] = field(default_factory=operation_histograms)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: Counters) -> None:
         self.operations.update(other.operations)
         self.sent.update(other.sent)
         self.received.update(other.received)
@@ -47,7 +49,7 @@ class Tally:
 
 
 class History:
-    """What befell the worlds of a ``MultiWorld`` since it was made; the thread that publishes events writes it.
+    """Counts of the events of a ``MultiWorld`` since it was made; the thread that publishes events writes it.
 
     Attributes:
         joins: generations joined, by world.

@@ -8,7 +8,6 @@ time is done in a thread of its own, with a deadline.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -23,7 +22,7 @@ import torch
 
 from multiworld.backends import device_failures
 from multiworld.backends.cuda import CudaDevice
-from multiworld.backends.slot import DriverSlot, channel, ranks_of_channel
+from multiworld.backends.slot import DriverSlot
 from multiworld.config import WorldConfig, WorldState
 from multiworld.errors import BrokenWorldException, DeviceFailed, LossReason, OpTimeout, PeerLost, WorldClosed
 from multiworld.events import (
@@ -40,14 +39,14 @@ from multiworld.liveness.monitor import PeerPlace
 from multiworld.matching.engine import MAX_GROUPS, Engine
 from multiworld.matching.membership import Limits, Membership
 from multiworld.matching.operation import Launch, Operation
-from multiworld.matching.protocol import Kind, Placement
+from multiworld.matching.protocol import Kind, Placement, ranks_of_channel
 from multiworld.process.hooks import patience
 from multiworld.process.hub import Hub
 from multiworld.process.threads import start_or_run
 from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
 from multiworld.session.control import CANCELLED_CAUSE, Control
-from multiworld.session.counters import Tally
+from multiworld.session.counters import Counters
 from multiworld.session.orderly_leave import LINGER_SECONDS, linger
 from multiworld.transport.lane import Lane
 from multiworld.transport.poller import LoopBridge, SyncPoller
@@ -130,22 +129,18 @@ class Session:
 
     # the backends
 
-    def slot(self, gid: int, ranks: tuple[int, ...] | None = None) -> DriverSlot:
-        """The backend of a group; a peer may have begun to set it up before us."""
-        found = self.slots.get(gid)
+    def slot(self, number: int) -> DriverSlot:
+        """The backend of a group or channel; a peer may have begun to set it up before us."""
+        found = self.slots.get(number)
         if found is None:
-            found = self.slots[gid] = DriverSlot(self, gid)
-        if ranks is not None:
-            found.ranks = ranks
+            found = self.slots[number] = DriverSlot(self, number)
         return found
 
-    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:
-        """Run an agreed collective of a group on the backend, after those before it."""
-        self.slot(gid, ranks).launch(launch)
-
-    def transfer(self, src: int, dst: int, launch: Launch) -> None:
-        """Run a matched transfer on the backend of these two, after those before it."""
-        self.slot(channel(src, dst), (src, dst)).launch(launch)
+    def launch(self, number: int, launch: Launch) -> None:
+        """Run an agreed collective, or a matched transfer, after those before it of that group or channel."""
+        slot = self.slot(number)
+        slot.ranks = launch.ranks
+        slot.launch(launch)
 
     def aside(self, function: Callable[[], None]) -> None:
         """Run ``function`` soon in a thread of its own."""
@@ -223,9 +218,12 @@ class Session:
     def interrupted(self, what: str) -> None:
         """A signal handler raised, as that of Ctrl-C does, where nothing can be resumed: the world ends."""
         error = WorldClosed(
-            self.name, f"this process was interrupted while {what}", cause="Ctrl-C, or a signal handler that raises",
-            remedy="call rejoin(); under asyncio.run, Ctrl-C cancels instead", **self.membership.where(),
-        )  # fmt: skip
+            self.name,
+            f"this process was interrupted while {what}",
+            cause="Ctrl-C, or a signal handler that raises",
+            remedy="call rejoin(); under asyncio.run, Ctrl-C cancels instead",
+            **self.membership.where(),
+        )
         self.break_(error)
 
     def cancelled(self, name: str) -> None:
@@ -234,10 +232,14 @@ class Session:
             return
         us = self.membership
         error = PeerLost(
-            self.name, f"rank {us.rank} cancelled {name}, which all members count on", cause=CANCELLED_CAUSE,
+            self.name,
+            f"rank {us.rank} cancelled {name}, which all members count on",
+            cause=CANCELLED_CAUSE,
             remedy="call rejoin(); with on_cancel='finish' it goes on without its caller, who must not repeat it",
-            ranks=(us.rank,), how=LossReason.CANCELLED, **us.where(name),
-        )  # fmt: skip
+            ranks=(us.rank,),
+            how=LossReason.CANCELLED,
+            **us.where(name),
+        )
         self.break_(error)
 
     def on_backlog(self, lane: Lane) -> None:
@@ -428,15 +430,11 @@ class Session:
 
     # waiting
 
-    def tally(self) -> Tally:
-        """What this generation did so far."""
+    def counters(self) -> Counters:
+        """Count what this generation did so far."""
         sent = Counter({peer: lane.sent for peer, lane in self.lanes.items()})
         received = Counter({peer: lane.received for peer, lane in self.lanes.items()})
-        return Tally(Counter(self.engine.counts), sent, received, self.engine.latencies)
-
-    def attach_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serve operations that are awaited in ``loop``."""
-        self.bridge.attach(loop)
+        return Counters(Counter(self.engine.counts), sent, received, self.engine.latencies)
 
     @contextlib.contextmanager
     def sync_poller(self) -> Iterator[SyncPoller]:

@@ -68,7 +68,7 @@ def check_source(group: GroupMembers, operation: str, tensor: torch.Tensor) -> i
 
 
 def _is_where_the_world_is(group: GroupMembers, tensor: torch.Tensor) -> bool:
-    return group._world.on_device and tensor.device == group.device
+    return group.member.on_device and tensor.device == group.device
 
 
 def _checked(group: GroupMembers, operation: str, tensor: torch.Tensor, most: Form) -> int:
@@ -107,7 +107,7 @@ def _check_dense(group: GroupMembers, operation: str, tensor: torch.Tensor) -> i
     elsewhere = f"the tensor is on {tensor.device}, the world on {group.device}"
     if tensor.device.type not in (group.device.type, "cpu"):
         raise invalid(group, operation, elsewhere, "move the tensor, or join with device= of the tensors")
-    if tensor.device.type == "cuda" and group._world.on_device and tensor.device != group.device:
+    if tensor.device.type == "cuda" and group.member.on_device and tensor.device != group.device:
         raise invalid(group, operation, elsewhere, "move the tensor, or join another world with device= of the tensor")
     code = CODES.get(tensor.dtype)
     if code is None:
@@ -157,9 +157,9 @@ def check_list(group: GroupMembers, operation: str, what: str, given: Any, lengt
 
 def invalid(group: GroupMembers, operation: str, what: str, remedy: str) -> InvalidArgument:
     """An ``InvalidArgument`` for a call on ``group``."""
-    world: Any = group._world
+    member = group.member
     return InvalidArgument(
-        world.name, what, remedy=remedy, generation=world.generation, rank=world.world_rank, operation=operation
+        member.name, what, remedy=remedy, generation=member.generation, rank=member.world_rank, operation=operation
     )
 
 
@@ -169,8 +169,6 @@ def check_number(group: GroupMembers, operation: str, what: str, value: Any) -> 
     Raises:
         InvalidArgument: it is something else.
     """
-    if type(value) is int:
-        return value
     number = whole_number(value)
     if number is None:
         raise invalid(group, operation, f"{what} is {value!r}, not a whole number", f"pass {what} as an int")
@@ -183,7 +181,7 @@ def check_rank(group: GroupMembers, operation: str, what: str, rank: int) -> int
     Raises:
         InvalidArgument: it is no whole number, or out of range.
     """
-    number = check_number(group, operation, what, rank)
+    number = rank if type(rank) is int else check_number(group, operation, what, rank)
     if not 0 <= number < len(group.ranks):
         raise invalid(
             group, operation, f"{what} is {number}, not a rank of 0 to {len(group.ranks) - 1}", f"correct {what}"

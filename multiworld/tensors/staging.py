@@ -6,6 +6,7 @@ import torch
 
 from multiworld.tensors import memory_check
 from multiworld.tensors.checks import as_plain
+from multiworld.tensors.kinds import PLAIN_TYPES
 
 
 def writable(tensor: torch.Tensor) -> torch.Tensor:
@@ -13,7 +14,7 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
 
     It was checked before. Called outside of inference mode, see ``process.torch_modes``.
     """
-    plain = as_plain(tensor).detach()
+    plain = (tensor if type(tensor) in PLAIN_TYPES else as_plain(tensor)).detach()
     if plain.is_inference():  # outside of that mode these may not be changed in place
         alias = torch.empty(0, dtype=plain.dtype, device=plain.device)
         return alias.set_(plain.untyped_storage(), plain.storage_offset(), plain.shape, plain.stride())
@@ -54,10 +55,11 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` to be read, itself if it is on the CPU, else a copy there."""
-    tensor = readable(tensor)
+    in_memory = type(tensor) in PLAIN_TYPES and tensor.is_cpu and not (tensor.is_conj() or tensor.is_neg())
+    plain = tensor.detach() if in_memory else readable(tensor)
     if memory_check.ACTIVE:
-        return copied(tensor)
-    return tensor if tensor.is_cpu else tensor.cpu()
+        return copied(plain)
+    return plain if plain.is_cpu else plain.cpu()
 
 
 def receive_buffer(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from multiworld.matching.collective_plan import NO_REDUCTION, Collective, Fingerprint, Splits
 from multiworld.matching.device import Device, Moment
 from multiworld.tensors import memory_check
 from multiworld.tensors.staging import copied, copy_to, is_aligned, readable, writable
@@ -24,7 +23,7 @@ class StagingBuffers:
     """
 
     def __init__(self, device: Device | None = None) -> None:
-        self.device = device
+        self.device, self.on_device = device, device is not None
         self._moment: Moment | None = None
         self._kept: list[torch.Tensor] = []
         self._borrowed: list[torch.Tensor] = []
@@ -71,19 +70,6 @@ class StagingBuffers:
         self._kept.append(tensor)
         return tensor
 
-    def sign(
-        self,
-        kind: Collective,
-        nbytes: int,
-        dtype: int,
-        root: int = -1,
-        reduction: int = NO_REDUCTION,
-        inline: bool = False,
-        splits: Splits | None = None,
-    ) -> Fingerprint:
-        """The fingerprint of a collective of these tensors."""
-        return Fingerprint(kind, nbytes, dtype, root, reduction, inline, self.device is not None, splits)
-
     def begin(self) -> None:
         """Note the moment up to which the backend has to wait for the caller's work. Without a lock."""
         if self.device is not None:
@@ -129,4 +115,4 @@ class StagingBuffers:
         return self.keep(staged)
 
     def _in_place(self, flat: torch.Tensor) -> bool:
-        return self.device is not None or (flat.device.type == "cpu" and is_aligned(flat))
+        return self.on_device or (flat.device.type == "cpu" and is_aligned(flat))

@@ -12,8 +12,9 @@ from torch.distributed import ReduceOp, distributed_c10d
 
 from multiworld.errors import InvalidArgument
 from multiworld.operations import collectives, exchanges, objects, p2p
-from multiworld.operations.base import GroupBase, GroupWorld
+from multiworld.operations.call import Call, GroupBase
 from multiworld.operations.p2p import P2P
+from multiworld.session.member import Member
 from multiworld.worlds.twins import SyncGroup
 
 Tensors = Sequence[torch.Tensor]
@@ -55,8 +56,8 @@ class Group(GroupBase):
     ``World.synchronize`` and ``WorldBroken`` say why. On the CPU ``stream`` changes nothing.
     """
 
-    def __init__(self, world: GroupWorld, ranks: tuple[int, ...], gid: int, digest: int = 0) -> None:
-        self._world = world
+    def __init__(self, member: Member, ranks: tuple[int, ...], gid: int, digest: int = 0) -> None:
+        self.member = member
         self.ranks = ranks
         self.gid = gid
         self.digest = digest
@@ -73,14 +74,14 @@ class Group(GroupBase):
     def _refuse_torch(self, caller: FrameType) -> None:
         """Raise if ``torch.distributed`` asks: it compares or looks up every group that it is given, first of all."""
         if caller.f_globals is vars(distributed_c10d):
-            name = self._world.name
+            name = self.member.name
             raise InvalidArgument(
                 name,
                 f"{self!r} is no ProcessGroup, and the functions of torch.distributed take nothing else",
                 cause="a world, or a group of it, was given to one of torch's own functions",
                 remedy="call the operation of the world itself: await world.all_reduce(tensor), or "
                 "world.sync.all_reduce(tensor); what needs a ProcessGroup takes one of torch.distributed.new_group",
-                rank=self._world.world_rank,
+                rank=self.member.world_rank,
             ) from None
 
     @property
@@ -95,7 +96,7 @@ class Group(GroupBase):
         return self._sync_group
 
     def __repr__(self) -> str:
-        return f"Group(world={self._world.name!r}, ranks={self.ranks})"
+        return f"Group(world={self.member.name!r}, ranks={self.ranks})"
 
     # messages
 
@@ -122,7 +123,8 @@ class Group(GroupBase):
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
             InvalidArgument: wrong rank, kind of tensor, layout or device.
         """
-        await self._run(timeout, p2p.send, tensor, dst, tag, stream)
+        with Call(self, "send", timeout) as call:
+            await call.done(p2p.send(call.engine, self, tensor, dst, tag, stream))
 
     async def recv(
         self,
@@ -151,7 +153,8 @@ class Group(GroupBase):
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
             InvalidArgument: as in ``send``.
         """
-        source: int = await self._run(timeout, p2p.recv, tensor, src, tag, stream)
+        with Call(self, "recv", timeout) as call:
+            source: int = await call.done(p2p.recv(call.engine, self, tensor, src, tag, stream))
         return source
 
     async def send_tensor(
@@ -161,7 +164,8 @@ class Group(GroupBase):
 
         Arguments as in ``send``; as there, it returns when the data is in the socket.
         """
-        await self._run(timeout, p2p.send_tensor, tensor, dst, tag, stream)
+        with Call(self, "send_tensor", timeout) as call:
+            await call.done(p2p.send_tensor(call.engine, self, tensor, dst, tag, stream))
 
     async def recv_tensor(
         self,
@@ -184,7 +188,8 @@ class Group(GroupBase):
         Returns:
             A new tensor. Lengths above the world's ``max_message_bytes`` are refused with ``TensorMismatch``.
         """
-        tensor: torch.Tensor = await self._run(timeout, p2p.recv_tensor, src, tag, device, stream)
+        with Call(self, "recv_tensor", timeout) as call:
+            tensor: torch.Tensor = await call.done(p2p.recv_tensor(call.engine, self, src, tag, device, stream))
         return tensor
 
     async def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
@@ -194,7 +199,8 @@ class Group(GroupBase):
         Tensors in it, quantized ones too, and NumPy arrays and scalars of plain dtypes travel as their values; a
         parameter arrives as a tensor. Other kinds of tensors and arrays are refused by name.
         """
-        await self._run(timeout, p2p.send_object, obj, dst, tag)
+        with Call(self, "send_object", timeout) as call:
+            await call.done(p2p.send_object(call.engine, self, obj, dst, tag))
 
     async def recv_object(
         self, src: int, *, allow: Sequence[type | str] = (), tag: int = 0, timeout: float | None = None
@@ -213,7 +219,8 @@ class Group(GroupBase):
         Raises:
             ObjectRefused: it needs what is not allowed, or more work than its length warrants; the world goes on.
         """
-        return await self._run(timeout, p2p.recv_object, src, tag, allow)
+        with Call(self, "recv_object", timeout) as call:
+            return await call.done(p2p.recv_object(call.engine, self, src, tag, allow))
 
     async def batch_p2p(
         self, operations: Sequence[P2P], *, stream: bool = False, timeout: float | None = None
@@ -228,7 +235,8 @@ class Group(GroupBase):
         Returns:
             For each receive its source rank, for each send None, in the order given.
         """
-        results: list[int | None] = await self._run(timeout, p2p.batch_p2p, operations, stream)
+        with Call(self, "batch_p2p", timeout) as call:
+            results: list[int | None] = await call.done(p2p.batch_p2p(call.engine, self, operations, stream))
         return results
 
     # collectives
@@ -237,7 +245,8 @@ class Group(GroupBase):
         self, tensor: torch.Tensor, src: int, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """``tensor`` of rank ``src`` to every rank's ``tensor``."""
-        await self._run(timeout, collectives.broadcast, tensor, src, stream)
+        with Call(self, "broadcast", timeout) as call:
+            await call.done(collectives.broadcast(call.engine, self, tensor, src, stream))
 
     async def all_reduce(
         self,
@@ -248,7 +257,8 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """Reduce ``tensor`` over all ranks with ``op``; the result is in every rank's ``tensor``."""
-        await self._run(timeout, collectives.all_reduce, tensor, op, stream)
+        with Call(self, "all_reduce", timeout) as call:
+            await call.done(collectives.all_reduce(call.engine, self, tensor, op, stream))
 
     async def reduce(
         self,
@@ -260,19 +270,22 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """Reduce ``tensor`` over all ranks with ``op``; the result is in ``tensor`` of rank ``dst``."""
-        await self._run(timeout, collectives.reduce, tensor, dst, op, stream)
+        with Call(self, "reduce", timeout) as call:
+            await call.done(collectives.reduce(call.engine, self, tensor, dst, op, stream))
 
     async def all_gather(
         self, tensors: Tensors, tensor: torch.Tensor, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """Every rank's ``tensor`` into ``tensors``, a list of ``size`` tensors of the same length."""
-        await self._run(timeout, collectives.all_gather, tensors, tensor, stream)
+        with Call(self, "all_gather", timeout) as call:
+            await call.done(collectives.all_gather(call.engine, self, tensors, tensor, stream))
 
     async def all_gather_into_tensor(
         self, output: torch.Tensor, tensor: torch.Tensor, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """Every rank's ``tensor``, one after the other, into ``output`` of ``size`` times its length."""
-        await self._run(timeout, collectives.all_gather_into_tensor, output, tensor, stream)
+        with Call(self, "all_gather_into_tensor", timeout) as call:
+            await call.done(collectives.all_gather_into_tensor(call.engine, self, output, tensor, stream))
 
     async def gather(
         self,
@@ -284,7 +297,8 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """Every rank's ``tensor`` into ``gather_list`` of rank ``dst``; None on the others."""
-        await self._run(timeout, collectives.gather, tensor, gather_list, dst, stream)
+        with Call(self, "gather", timeout) as call:
+            await call.done(collectives.gather(call.engine, self, tensor, gather_list, dst, stream))
 
     async def scatter(
         self,
@@ -296,7 +310,8 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """Each tensor of rank ``src``'s ``scatter_list`` into the ``tensor`` of its rank; None on the others."""
-        await self._run(timeout, collectives.scatter, tensor, scatter_list, src, stream)
+        with Call(self, "scatter", timeout) as call:
+            await call.done(collectives.scatter(call.engine, self, tensor, scatter_list, src, stream))
 
     async def reduce_scatter(
         self,
@@ -308,7 +323,8 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """Reduce each of the ``size`` tensors of ``input_list`` over all ranks; ours is in ``output``."""
-        await self._run(timeout, exchanges.reduce_scatter, output, input_list, op, stream)
+        with Call(self, "reduce_scatter", timeout) as call:
+            await call.done(exchanges.reduce_scatter(call.engine, self, output, input_list, op, stream))
 
     async def reduce_scatter_tensor(
         self,
@@ -320,13 +336,15 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """As ``reduce_scatter``, the inputs one after the other in ``tensor``."""
-        await self._run(timeout, exchanges.reduce_scatter_tensor, output, tensor, op, stream)
+        with Call(self, "reduce_scatter_tensor", timeout) as call:
+            await call.done(exchanges.reduce_scatter_tensor(call.engine, self, output, tensor, op, stream))
 
     async def all_to_all(
         self, output_list: Tensors, input_list: Tensors, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """``input_list[r]`` to rank r, whose ``output_list`` gets it at our place; lengths may differ by pair."""
-        await self._run(timeout, exchanges.all_to_all, output_list, input_list, stream)
+        with Call(self, "all_to_all", timeout) as call:
+            await call.done(exchanges.all_to_all(call.engine, self, output_list, input_list, stream))
 
     async def all_to_all_single(
         self,
@@ -340,34 +358,40 @@ class Group(GroupBase):
     ) -> None:
         """As ``all_to_all`` with one tensor each way, split along the first dimension; None splits evenly."""
         splits = output_split_sizes, input_split_sizes
-        await self._run(timeout, exchanges.all_to_all_single, output, tensor, *splits, stream)
+        with Call(self, "all_to_all_single", timeout) as call:
+            await call.done(exchanges.all_to_all_single(call.engine, self, output, tensor, *splits, stream))
 
     async def barrier(self, *, timeout: float | None = None) -> None:
         """Return when every rank has called it."""
-        await self._run(timeout, collectives.barrier)
+        with Call(self, "barrier", timeout) as call:
+            await call.done(collectives.barrier(call.engine, self))
 
     async def monitored_barrier(self, *, timeout: float | None = None) -> None:
         """``barrier`` whose ``OpTimeout`` says which ranks did not come; so does that of ``barrier`` here."""
-        await self._run(timeout, collectives.barrier, "monitored_barrier")
+        with Call(self, "monitored_barrier", timeout) as call:
+            await call.done(collectives.barrier(call.engine, self, "monitored_barrier"))
 
     async def broadcast_object(
         self, obj: Any = None, src: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
     ) -> Any:
         """Rank ``src``'s ``obj``, on every rank. ``allow`` as in ``recv_object``."""
-        return await self._run(timeout, objects.broadcast_object, obj, src, allow)
+        with Call(self, "broadcast_object", timeout) as call:
+            return await call.done(objects.broadcast_object(call.engine, self, obj, src, allow))
 
     async def all_gather_object(
         self, obj: Any, *, allow: Sequence[type | str] = (), timeout: float | None = None
     ) -> list[Any]:
         """Every rank's ``obj``, by rank, on every rank."""
-        gathered: list[Any] = await self._run(timeout, objects.all_gather_object, obj, allow)
+        with Call(self, "all_gather_object", timeout) as call:
+            gathered: list[Any] = await call.done(objects.all_gather_object(call.engine, self, obj, allow))
         return gathered
 
     async def gather_object(
         self, obj: Any, dst: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
     ) -> list[Any] | None:
         """Every rank's ``obj``, by rank, on rank ``dst``; None on the others."""
-        gathered: list[Any] | None = await self._run(timeout, objects.gather_object, obj, dst, allow)
+        with Call(self, "gather_object", timeout) as call:
+            gathered: list[Any] | None = await call.done(objects.gather_object(call.engine, self, obj, dst, allow))
         return gathered
 
     async def scatter_object(
@@ -379,4 +403,5 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> Any:
         """``objs[r]`` of rank ``src``, on rank r."""
-        return await self._run(timeout, objects.scatter_object, objs, src, allow)
+        with Call(self, "scatter_object", timeout) as call:
+            return await call.done(objects.scatter_object(call.engine, self, objs, src, allow))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,26 +19,22 @@ from multiworld.config import (
     WorldConfig,
     is_duration,
 )
-from multiworld.errors import DescriptorsExhausted, InvalidArgument, MultiWorldError, RendezvousError, WorldClosed
-from multiworld.events import TELLING_SECONDS, Callbacks, Event, EventBus
+from multiworld.errors import InvalidArgument, MultiWorldError
+from multiworld.events import TELLING_SECONDS, Event
 from multiworld.process.event_loop import check_no_loop, running_loop
 from multiworld.process.hooks import register
-from multiworld.process.hub import Hub
 from multiworld.process.join_threads import JoinJob, Steps
 from multiworld.process.threads import run_in_thread, wait_here, wait_in_loop
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
-from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, store_silent
+from multiworld.rendezvous.joining import STORE_GRACE_SECONDS
 from multiworld.session.counters import History
-from multiworld.session.orderly_leave import LINGER_SECONDS
-from multiworld.session.session import Session
-from multiworld.store.sources import HostedStores, StoreLike, StoreSource, parsed
-from multiworld.transport.descriptors import descriptor_shortage, limit
+from multiworld.session.member import Member
+from multiworld.store.sources import StoreLike, parsed
 from multiworld.transport.network_settings import chosen_address, network_settings
-from multiworld.worlds.open_session import opened
-from multiworld.worlds.shutdown import FREEING_SECONDS, GIVING_UP_SECONDS, Remains
+from multiworld.worlds.resources import Resources
 from multiworld.worlds.twins import SyncMultiWorldMethods
 from multiworld.worlds.world import World
-from multiworld.worlds.world_table import Roster
+from multiworld.worlds.world_table import WorldTable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -49,16 +43,78 @@ if TYPE_CHECKING:
 class SyncMultiWorld(SyncMultiWorldMethods[World]):
     """Synchronous twins of ``join`` and ``close``: ``mw.sync.join(...)``."""
 
-    def __init__(self, owner: MultiWorld) -> None:
+    def __init__(self, owner: MultiWorld, table: WorldTable[World]) -> None:
         self._owner: MultiWorld = owner
+        self._table = table
 
     def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
         check_no_loop("join", config.name, config.rank, of="mw")
-        return self._owner._join_sync(config, store, resize)
+        call = _JoinCall(self._owner, self._table, config, store, resize, None)
+        try:
+            wait_here(call.job.done, call.patience)
+            world = call.joined()
+            wait_here(self._table.resources.callbacks.told(), TELLING_SECONDS)
+        except BaseException:  # a signal handler may raise anything
+            call.give_up()
+            raise
+        return world
 
     def _close(self) -> None:
         check_no_loop("close", of="mw")
-        self._owner._close_sync()
+        self._table.close()
+
+
+class _JoinCall:
+    """One call of ``join``, under way.
+
+    Args:
+        loop: the event loop that drives the world afterwards, if any.
+
+    Attributes:
+        job: the join itself.
+        patience: seconds until it is late, unless it has ended.
+    """
+
+    def __init__(
+        self,
+        owner: MultiWorld,
+        table: WorldTable[World],
+        config: WorldConfig,
+        store: StoreLike,
+        resize: bool,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        where = parsed(store, config)
+        table.check_usable(config.name)
+        self._config, self._where, self._resources = config, where, table.resources
+        self.patience = config.join_timeout + STORE_GRACE_SECONDS
+
+        def steps(job: JoinJob[World]) -> Steps[World]:
+            given_up, resources = table.giving_up(job), table.resources
+            with table.joining(config):
+                source = resources.stores.source(where, store, config, given_up)
+                with table.attempting(config.name):
+                    session = yield from resources.meet(
+                        job, config, source, loop, since=job.since, resize=resize, after=0, cancelled=given_up
+                    )
+                world = World(Member(owner, config, session, source, loop), table)
+                if not table.add(world, given_up):
+                    world.member.leave(0.0)
+                    table.check_usable(config.name)
+                return world
+
+        self.job = table.resources.stores.threads(where).start(steps, lambda world: world.member.leave(0.0))
+
+    def joined(self) -> World:
+        """Return the world that was joined, or raise the error; a join that is late by now is given up."""
+        if not self.job.done.done() and self.job.cancel():
+            raise self._resources.store_silent(self._config, self._where, 0, self.job)
+        return self.job.done.result()
+
+    def give_up(self) -> None:
+        """Give up, as the caller has stopped waiting; a world that it is in already is left."""
+        if not self.job.cancel() and self.job.done.exception() is None:
+            self.job.done.result().member.leave(0.0)
 
 
 class MultiWorld:
@@ -105,34 +161,23 @@ class MultiWorld:
             )
         if address is not None and (not isinstance(address, str) or not address):
             raise InvalidArgument(what=f"address is {address!r}, not text", remedy="pass a local address, or None")
-        self._callbacks = Callbacks()
-        self._bus = EventBus(self._callbacks)
-        self._history = History()
-        self._bus.attach(self._history.note)
-        self._roster = Roster()
-        try:
-            self._hub = Hub.acquire()
-        except OSError as error:
-            raise DescriptorsExhausted(
-                what=f"a MultiWorld cannot be made: {descriptor_shortage(error) or error}", limit=limit(), need=2
-            ) from error
-        self._stores = HostedStores(self._hub, network)
-        register(self)
+        self._table: WorldTable[World] = WorldTable(Resources(network))
+        register(self._table)
 
     @property
     def sync(self) -> SyncMultiWorld:
         """The synchronous twins of ``join`` and ``close``."""
-        return SyncMultiWorld(self)
+        return SyncMultiWorld(self, self._table)
 
     @property
     def worlds(self) -> Mapping[str, World]:
         """The worlds joined and not left yet, by name; broken ones included."""
-        return self._roster.worlds
+        return self._table.worlds
 
     @property
     def history(self) -> History:
         """What befell the worlds so far, in numbers: ``Metrics`` and ``StatusFile`` read it."""
-        return self._history
+        return self._table.resources.history
 
     def __getitem__(self, name: str) -> World:
         """The world of that name; ``InvalidArgument`` if there is none."""
@@ -214,8 +259,8 @@ class MultiWorld:
             RendezvousError: the address or port is in use or not ours.
             InvalidArgument: an address that cannot be right, or no interface fits.
         """
-        self._roster.check_usable(None)
-        return self._stores.serve(host, port)
+        self._table.check_usable(None)
+        return self._table.resources.stores.serve(host, port)
 
     def events(self) -> AsyncIterator[Event]:
         """What happens to the worlds from this call on, for the running event loop.
@@ -223,7 +268,7 @@ class MultiWorld:
         Raises:
             WrongContext: no asyncio loop runs; under trio use ``subscribe``.
         """
-        return self._bus.stream(running_loop)
+        return self._table.resources.bus.stream(running_loop)
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``callback`` for each event from now on; returns what ends that.
@@ -235,10 +280,10 @@ class MultiWorld:
         Args:
             callback: called with the event; what it raises is logged.
         """
-        self._roster.check_usable(None)
+        self._table.check_usable(None)
         if not callable(callback):
             raise InvalidArgument(what=f"callback is {callback!r}", remedy="pass a function of one event")
-        return self._callbacks.subscribe(callback)
+        return self._table.resources.callbacks.subscribe(callback)
 
     async def close(self) -> None:
         """Leave every world in good order and free everything; nothing is left behind, and the process goes on."""
@@ -255,138 +300,22 @@ class MultiWorld:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close_sync()
+        self._table.close()
 
     async def _close(self) -> None:
         running_loop("close")
-        await run_in_thread("mw-close", self._close_sync)
+        await run_in_thread("mw-close", self._table.close)
 
     async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
-        where = parsed(store, config)
-        job = self._begin_join(config, store, where, resize, running_loop("join", config.name))
+        call = _JoinCall(self, self._table, config, store, resize, running_loop("join", config.name))
         try:
-            await wait_in_loop(job.done, config.join_timeout + STORE_GRACE_SECONDS)
-            world = self._joined(job, config, where)
-            await wait_in_loop(self._told(), TELLING_SECONDS)
+            await wait_in_loop(call.job.done, call.patience)
+            world = call.joined()
+            await wait_in_loop(self._table.resources.callbacks.told(), TELLING_SECONDS)
         except BaseException:
-            _give_up(job)
+            call.give_up()
             raise
         return world
-
-    def _join_sync(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
-        """Join, and wait for that in this thread."""
-        where = parsed(store, config)
-        job = self._begin_join(config, store, where, resize, None)
-        try:
-            wait_here(job.done, config.join_timeout + STORE_GRACE_SECONDS)
-            world = self._joined(job, config, where)
-            wait_here(self._told(), TELLING_SECONDS)
-        except BaseException:  # a signal handler may raise anything
-            _give_up(job)
-            raise
-        return world
-
-    def _told(self) -> Future[None]:
-        return self._callbacks.told()
-
-    def _begin_join(
-        self, config: WorldConfig, store: StoreLike, where: object, resize: bool, loop: asyncio.AbstractEventLoop | None
-    ) -> JoinJob[World]:
-        self._roster.check_usable(config.name)
-
-        def steps(job: JoinJob[World]) -> Steps[World]:
-            given_up = self._giving_up(job)
-            with self._roster.joining(config):
-                source = self._stores.source(where, store, config, given_up)
-                session = yield from self._meet(job, config, source, loop, resize, 0, job.since)
-                world = World(self, config, session, source, loop)
-                if not self._roster.add(world, given_up):
-                    world._leave_sync(0.0)
-                    self._roster.check_usable(config.name)
-                return world
-
-        return self._stores.threads(where).start(steps, lambda world: world._leave_sync(0.0))
-
-    def _joined(self, job: JoinJob[World], config: WorldConfig, where: object) -> World:
-        """The world that was joined, or the error; a join that is late by now is given up."""
-        if not job.done.done() and job.cancel():
-            raise self._store_silent(config, where, 0, job)
-        return job.done.result()
-
-    def _store_silent(self, config: WorldConfig, where: object, after: int, job: JoinJob[Any]) -> RendezvousError:
-        return store_silent(config, where, after, self._stores.complaint(where, job.since))
-
-    def _giving_up(self, job: JoinJob[Any]) -> Callable[[], bool]:
-        """Whether a join is to be given up. Peers' questions are answered with it: it must not keep us alive."""
-        given_up, end = job.given_up, self._roster.end
-        return lambda: given_up.is_set() or end.is_set()
-
-    def _rejoin_world(self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None) -> JoinJob[None]:
-        self._roster.check_usable(world.name)
-
-        def steps(job: JoinJob[None]) -> Steps[None]:
-            before = world._departures
-            if world._current.failure is None:
-                world._current.leave()
-            session = yield from self._meet_again(job, world, config, loop)
-            with self._roster.lock:
-                wanted = world._departures == before and not job.given_up.is_set() and self._roster.holds(world)
-                if wanted:
-                    world._go_on_as(config, session, loop)
-            if not wanted:
-                session.leave(0.0)
-                raise WorldClosed(
-                    world.name, "the world was left, or its MultiWorld closed, while it rejoined",
-                    rank=config.rank, generation=session.membership.generation, operation="rejoin",
-                )  # fmt: skip
-
-        return self._stores.threads(world._source.where).start(steps, lambda _: None)
-
-    def _meet_again(
-        self, job: JoinJob[None], world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None
-    ) -> Steps[Session]:
-        new = self._roster.readmit(world)
-        try:
-            return (yield from self._meet(job, config, world._source, loop, True, world.generation, time.monotonic()))
-        except BaseException:
-            if new:
-                self._roster.forget(world)
-            raise
-
-    def _leave_world(self, world: World, linger: float) -> None:
-        with self._roster.lock:
-            world._departures += 1
-            current = world._current
-        current.leave(linger)
-        self._roster.forget(world)
-
-    def _meet(
-        self,
-        job: JoinJob[Any],
-        config: WorldConfig,
-        source: StoreSource,
-        loop: asyncio.AbstractEventLoop | None,
-        resize: bool,
-        after: int,
-        since: float,
-    ) -> Steps[Session]:
-        with self._roster.attempting(config.name):
-            return (
-                yield from opened(
-                    job, self._hub, self._bus, config, source, loop,
-                    since=since, resize=resize, after=after, cancelled=self._giving_up(job),
-                )
-            )  # fmt: skip
-
-    def _close_sync(self, linger: float = LINGER_SECONDS) -> None:
-        """Close in this thread, waiting ``linger`` seconds per world for what was sent."""
-        # Attempts give up now, and need the hub until they have.
-        if not self._roster.close(min(FREEING_SECONDS, linger + GIVING_UP_SECONDS), self._stores.wake_joins):
-            return
-        worlds = list(self.worlds.values())
-        for world in worlds:
-            world._leave_sync(linger)
-        self._remains([world._current for world in worlds]).free(min(linger, FREEING_SECONDS))
 
     def __del__(self) -> None:
         """Leave what was not closed, so that peers see it end.
@@ -394,26 +323,14 @@ class MultiWorld:
         The collector calls this in any thread and in the middle of anything: nothing here blocks, and the hub starts a
         thread for the rest.
         """
-        if not hasattr(self, "_stores") or not self._roster.abandon():  # never made whole, or closed
+        table = getattr(self, "_table", None)  # none if it was never made whole
+        sessions = None if table is None else table.drop()
+        if sessions is None:
             return
-        sessions = [world._current for world in self.worlds.values()]
-        self._hub.call(self._remains(sessions).start)
         names = ", ".join(session.name for session in sessions) or "none"
         warnings.warn(
             f"a MultiWorld was dropped without close(); worlds that it leaves now: {names}",
-            ResourceWarning, stacklevel=2, source=self,
-        )  # fmt: skip
-
-    def _remains(self, sessions: list[Session]) -> Remains:
-        return Remains(sessions, self._hub, self._callbacks, self._stores)
-
-    def _drop_in_child(self) -> None:
-        for world in self.worlds.values():
-            world._current.drop_in_child()
-        self._hub.drop_in_child()
-
-
-def _give_up(job: JoinJob[World]) -> None:
-    """Give up a join whose caller has stopped waiting; a world that it is in already is left."""
-    if not job.cancel() and job.done.exception() is None:
-        job.done.result()._leave_sync(0.0)
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )

@@ -11,42 +11,26 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError
+from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS
 from multiworld.session.orderly_leave import LINGER_SECONDS
 
 if TYPE_CHECKING:
     from multiworld.config import WorldConfig
     from multiworld.process.join_threads import JoinJob
+    from multiworld.session.member import Member
+    from multiworld.worlds.resources import Resources
 
 #: an attempt whose limit is this much later than that of a caller ends by itself, with a better message
 GRACE_SECONDS = 1.0
-#: an attempt that ends this much later than it should waits for a store that hangs: before it met anybody, the world
-#: may have been left in good order
+#: an attempt that ends this much later than it should waits for a store that hangs: before that, the world may have
+#: been left in good order
 SILENT_SECONDS = LINGER_SECONDS + STORE_GRACE_SECONDS
-
-
-class RejoinWorld(Protocol):
-    """The world that rejoins."""
-
-    @property
-    def config(self) -> WorldConfig: ...
-    @property
-    def generation(self) -> int: ...
-    def _whole(self) -> bool:
-        """Whether it is active with all its members."""
-
-    def _config_of_rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> WorldConfig:
-        """What to rejoin with; raises ``InvalidArgument`` for what cannot be right."""
-
-    def _begin_rejoin(self, config: WorldConfig, loop: asyncio.AbstractEventLoop | None) -> JoinJob[None]:
-        """Begin to go on under a new generation."""
-
-    def _store_silent(self, config: WorldConfig, job: JoinJob[None]) -> RendezvousError:
-        """The error for a store that does not answer."""
 
 
 class Attempt:
@@ -67,10 +51,19 @@ class Attempt:
 
 
 class Rejoins:
-    """The calls of ``rejoin`` of one world, of any thread."""
+    """The calls of ``rejoin`` of one world, of any thread.
 
-    def __init__(self, world: RejoinWorld) -> None:
-        self._world = world
+    Args:
+        begin: lets the world go on under a new generation, as the configuration says.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        resources: Resources,
+        begin: Callable[[WorldConfig, asyncio.AbstractEventLoop | None], JoinJob[None]],
+    ) -> None:
+        self.member, self.resources, self._begin = member, resources, begin
         self._lock = threading.Lock()
         self._attempt: Attempt | None = None
 
@@ -92,10 +85,10 @@ class Rejoins:
                 self._stop_waiting(attempt)
 
     def _begun(self, call: RejoinCall) -> Attempt | None:
-        world, config = self._world, call.config()
-        if call.agrees_with(world.config) and world._whole():
+        config = call.config()
+        if call.agrees_with(self.member.config) and self.member.is_whole():
             return None
-        return Attempt(config, world._begin_rejoin(config, call.loop))
+        return Attempt(config, self._begin(config, call.loop))
 
     def _stop_waiting(self, attempt: Attempt) -> None:
         with self._lock:
@@ -113,34 +106,58 @@ class RejoinCall:
 
     def __init__(
         self,
-        world: RejoinWorld,
+        rejoins: Rejoins,
         rank: int | None,
         size: int | None,
         timeout: float | None,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        self._world, self._rank, self._size, self._timeout = world, rank, size, timeout
+        self._member, self._resources = rejoins.member, rejoins.resources
+        self._rank, self._size, self._timeout = rank, size, timeout
         self.loop = loop
         self._seconds = self.config().join_timeout
         self._until = time.monotonic() + self._seconds
 
     def config(self) -> WorldConfig:
-        """What to rejoin with; raises ``InvalidArgument`` for what cannot be right."""
-        return self._world._config_of_rejoin(self._rank, self._size, self._timeout)
+        """Check what to rejoin with, before the world is left, or a rejoin of the parent process waited for.
+
+        Raises:
+            InvalidArgument: it cannot be right.
+        """
+        self._member.check_process()
+        was = self._member.config
+        try:
+            checked = checked_config(
+                Defaults(was.address, was.op_timeout, was.heartbeat, was.network),
+                was.name,
+                was.rank if self._rank is None else self._rank,
+                was.size if self._size is None else self._size,
+                was.backend,
+                was.device,
+                None,
+                None,
+                was.join_timeout if self._timeout is None else self._timeout,
+                None,
+            )
+        except MultiWorldError as error:
+            raise error.with_context(operation="rejoin", generation=self._member.generation) from None
+        return replace(was, rank=checked.rank, size=checked.size, join_timeout=checked.join_timeout)
 
     def agrees_with(self, config: WorldConfig) -> bool:
-        """Whether ``config`` has the rank and the size that were asked for, if any were."""
+        """Tell whether ``config`` has the rank and the size that were asked for, if any were."""
         return self._rank in (None, config.rank) and self._size in (None, config.size)
 
     def conflict(self, config: WorldConfig) -> InvalidArgument:
-        """The error for a call that wants another rank or size than the attempt that is under way."""
+        """Make the error for a call that wants another rank or size than the attempt that is under way."""
         asked = f"rank {self._rank}, size {self._size}".replace("None", "as it is")
         return InvalidArgument(
-            config.name, f"rejoin is under way here with rank {config.rank}, size {config.size}, not with {asked}",
+            config.name,
+            f"rejoin is under way here with rank {config.rank}, size {config.size}, not with {asked}",
             cause="two callers of this process want different changes of the world",
             remedy="let one of them call rejoin(rank=..., size=...), and the others rejoin()",
-            rank=config.rank, operation="rejoin",
-        )  # fmt: skip
+            rank=config.rank,
+            operation="rejoin",
+        )
 
     def patience(self, attempt: Attempt) -> float:
         """Seconds to wait for ``attempt``, which mostly ends by itself before that."""
@@ -148,19 +165,23 @@ class RejoinCall:
         return max(0.0, ours - time.monotonic())
 
     def is_over(self, attempt: Attempt) -> bool:
-        """Whether the world is back; False to try again, since an attempt with a shorter limit than ours failed.
+        """Tell whether the world is back; False to try again, since an attempt with a shorter limit than ours failed.
 
         Raises:
             MultiWorldError: that of the attempt, or ``RendezvousError`` when our own time is over.
         """
         if not attempt.job.done.done():
             if attempt.until <= self._until + GRACE_SECONDS:
-                raise self._world._store_silent(attempt.config, attempt.job)
+                where, after = self._member.source.where, self._member.generation
+                raise self._resources.store_silent(attempt.config, where, after, attempt.job)
             raise RendezvousError(
-                attempt.config.name, f"not assembled within {self._seconds} s",
+                attempt.config.name,
+                f"not assembled within {self._seconds} s",
                 cause="a member did not start, or joined under another name, size or store",
-                generation=self._world.generation, rank=attempt.config.rank, operation="rejoin",
-            )  # fmt: skip
+                generation=self._member.generation,
+                rank=attempt.config.rank,
+                operation="rejoin",
+            )
         error = attempt.job.done.exception()
         had_less_time = attempt.until < self._until and self._left > min(GRACE_SECONDS, self._seconds / 4)
         if isinstance(error, RendezvousError) and had_less_time:

@@ -12,7 +12,7 @@ from torch.distributed import ReduceOp
 from multiworld.config import DEFAULT_JOIN_TIMEOUT, DEFAULT_MAX_MESSAGE_BYTES, Heartbeat, OnCancel, WorldConfig
 from multiworld.errors import MultiWorldError
 from multiworld.operations import collectives, exchanges, objects, p2p
-from multiworld.operations.base import SyncBase
+from multiworld.operations.call import SyncBase, SyncCall
 from multiworld.operations.p2p import P2P
 from multiworld.rendezvous.join_arguments import checked_config
 from multiworld.store.sources import StoreLike
@@ -29,7 +29,8 @@ class SyncGroup(SyncBase):
         self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
     ) -> None:
         """Send ``tensor`` to rank ``dst``."""
-        self._run(timeout, p2p.send, tensor, dst, tag, stream)
+        with SyncCall(self._group, "send", timeout) as call:
+            call.done(p2p.send(call.engine, self._group, tensor, dst, tag, stream))
 
     def recv(
         self,
@@ -41,14 +42,16 @@ class SyncGroup(SyncBase):
         timeout: float | None = None,
     ) -> int:
         """Receive into ``tensor`` from rank ``src``, or from the first sender if None."""
-        source: int = self._run(timeout, p2p.recv, tensor, src, tag, stream)
+        with SyncCall(self._group, "recv", timeout) as call:
+            source: int = call.done(p2p.recv(call.engine, self._group, tensor, src, tag, stream))
         return source
 
     def send_tensor(
         self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
     ) -> None:
         """Send ``tensor`` with its shape and dtype, for ``recv_tensor`` on the other side."""
-        self._run(timeout, p2p.send_tensor, tensor, dst, tag, stream)
+        with SyncCall(self._group, "send_tensor", timeout) as call:
+            call.done(p2p.send_tensor(call.engine, self._group, tensor, dst, tag, stream))
 
     def recv_tensor(
         self,
@@ -60,29 +63,34 @@ class SyncGroup(SyncBase):
         device: torch.device | str | None = None,
     ) -> torch.Tensor:
         """Receive a tensor whose shape and dtype the sender says."""
-        tensor: torch.Tensor = self._run(timeout, p2p.recv_tensor, src, tag, device, stream)
+        with SyncCall(self._group, "recv_tensor", timeout) as call:
+            tensor: torch.Tensor = call.done(p2p.recv_tensor(call.engine, self._group, src, tag, device, stream))
         return tensor
 
     def send_object(self, obj: Any, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send any picklable object, for ``recv_object`` on the other side."""
-        self._run(timeout, p2p.send_object, obj, dst, tag)
+        with SyncCall(self._group, "send_object", timeout) as call:
+            call.done(p2p.send_object(call.engine, self._group, obj, dst, tag))
 
     def recv_object(
         self, src: int, *, allow: Sequence[type | str] = (), tag: int = 0, timeout: float | None = None
     ) -> Any:
         """Receive an object."""
-        return self._run(timeout, p2p.recv_object, src, tag, allow)
+        with SyncCall(self._group, "recv_object", timeout) as call:
+            return call.done(p2p.recv_object(call.engine, self._group, src, tag, allow))
 
     def batch_p2p(
         self, operations: Sequence[P2P], *, stream: bool = False, timeout: float | None = None
     ) -> list[int | None]:
         """Start all ``operations`` at once and wait for all."""
-        results: list[int | None] = self._run(timeout, p2p.batch_p2p, operations, stream)
+        with SyncCall(self._group, "batch_p2p", timeout) as call:
+            results: list[int | None] = call.done(p2p.batch_p2p(call.engine, self._group, operations, stream))
         return results
 
     def broadcast(self, tensor: torch.Tensor, src: int, *, stream: bool = False, timeout: float | None = None) -> None:
         """``tensor`` of rank ``src`` to every rank's ``tensor``."""
-        self._run(timeout, collectives.broadcast, tensor, src, stream)
+        with SyncCall(self._group, "broadcast", timeout) as call:
+            call.done(collectives.broadcast(call.engine, self._group, tensor, src, stream))
 
     def all_reduce(
         self,
@@ -93,7 +101,8 @@ class SyncGroup(SyncBase):
         timeout: float | None = None,
     ) -> None:
         """Reduce ``tensor`` over all ranks with ``op``; the result is in every rank's ``tensor``."""
-        self._run(timeout, collectives.all_reduce, tensor, op, stream)
+        with SyncCall(self._group, "all_reduce", timeout) as call:
+            call.done(collectives.all_reduce(call.engine, self._group, tensor, op, stream))
 
     def reduce(
         self,
@@ -105,19 +114,22 @@ class SyncGroup(SyncBase):
         timeout: float | None = None,
     ) -> None:
         """Reduce ``tensor`` over all ranks with ``op``; the result is in ``tensor`` of rank ``dst``."""
-        self._run(timeout, collectives.reduce, tensor, dst, op, stream)
+        with SyncCall(self._group, "reduce", timeout) as call:
+            call.done(collectives.reduce(call.engine, self._group, tensor, dst, op, stream))
 
     def all_gather(
         self, tensors: Tensors, tensor: torch.Tensor, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """Every rank's ``tensor`` into ``tensors``, a list of ``size`` tensors of the same length."""
-        self._run(timeout, collectives.all_gather, tensors, tensor, stream)
+        with SyncCall(self._group, "all_gather", timeout) as call:
+            call.done(collectives.all_gather(call.engine, self._group, tensors, tensor, stream))
 
     def all_gather_into_tensor(
         self, output: torch.Tensor, tensor: torch.Tensor, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """Every rank's ``tensor``, one after the other, into ``output`` of ``size`` times its length."""
-        self._run(timeout, collectives.all_gather_into_tensor, output, tensor, stream)
+        with SyncCall(self._group, "all_gather_into_tensor", timeout) as call:
+            call.done(collectives.all_gather_into_tensor(call.engine, self._group, output, tensor, stream))
 
     def gather(
         self,
@@ -129,7 +141,8 @@ class SyncGroup(SyncBase):
         timeout: float | None = None,
     ) -> None:
         """Every rank's ``tensor`` into ``gather_list`` of rank ``dst``; None on the others."""
-        self._run(timeout, collectives.gather, tensor, gather_list, dst, stream)
+        with SyncCall(self._group, "gather", timeout) as call:
+            call.done(collectives.gather(call.engine, self._group, tensor, gather_list, dst, stream))
 
     def scatter(
         self,
@@ -141,7 +154,8 @@ class SyncGroup(SyncBase):
         timeout: float | None = None,
     ) -> None:
         """Each tensor of rank ``src``'s ``scatter_list`` into the ``tensor`` of its rank; None on the others."""
-        self._run(timeout, collectives.scatter, tensor, scatter_list, src, stream)
+        with SyncCall(self._group, "scatter", timeout) as call:
+            call.done(collectives.scatter(call.engine, self._group, tensor, scatter_list, src, stream))
 
     def reduce_scatter(
         self,
@@ -153,7 +167,8 @@ class SyncGroup(SyncBase):
         timeout: float | None = None,
     ) -> None:
         """Reduce each of the ``size`` tensors of ``input_list`` over all ranks; ours is in ``output``."""
-        self._run(timeout, exchanges.reduce_scatter, output, input_list, op, stream)
+        with SyncCall(self._group, "reduce_scatter", timeout) as call:
+            call.done(exchanges.reduce_scatter(call.engine, self._group, output, input_list, op, stream))
 
     def reduce_scatter_tensor(
         self,
@@ -165,13 +180,15 @@ class SyncGroup(SyncBase):
         timeout: float | None = None,
     ) -> None:
         """As ``reduce_scatter``, the inputs one after the other in ``tensor``."""
-        self._run(timeout, exchanges.reduce_scatter_tensor, output, tensor, op, stream)
+        with SyncCall(self._group, "reduce_scatter_tensor", timeout) as call:
+            call.done(exchanges.reduce_scatter_tensor(call.engine, self._group, output, tensor, op, stream))
 
     def all_to_all(
         self, output_list: Tensors, input_list: Tensors, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """``input_list[r]`` to rank r, whose ``output_list`` gets it at our place; lengths may differ by pair."""
-        self._run(timeout, exchanges.all_to_all, output_list, input_list, stream)
+        with SyncCall(self._group, "all_to_all", timeout) as call:
+            call.done(exchanges.all_to_all(call.engine, self._group, output_list, input_list, stream))
 
     def all_to_all_single(
         self,
@@ -185,34 +202,40 @@ class SyncGroup(SyncBase):
     ) -> None:
         """As ``all_to_all`` with one tensor each way, split along the first dimension; None splits evenly."""
         splits = output_split_sizes, input_split_sizes
-        self._run(timeout, exchanges.all_to_all_single, output, tensor, *splits, stream)
+        with SyncCall(self._group, "all_to_all_single", timeout) as call:
+            call.done(exchanges.all_to_all_single(call.engine, self._group, output, tensor, *splits, stream))
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return when every rank has called it."""
-        self._run(timeout, collectives.barrier)
+        with SyncCall(self._group, "barrier", timeout) as call:
+            call.done(collectives.barrier(call.engine, self._group))
 
     def monitored_barrier(self, *, timeout: float | None = None) -> None:
         """``barrier`` whose ``OpTimeout`` says which ranks did not come; so does that of ``barrier`` here."""
-        self._run(timeout, collectives.barrier, "monitored_barrier")
+        with SyncCall(self._group, "monitored_barrier", timeout) as call:
+            call.done(collectives.barrier(call.engine, self._group, "monitored_barrier"))
 
     def broadcast_object(
         self, obj: Any = None, src: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
     ) -> Any:
         """Rank ``src``'s ``obj``, on every rank."""
-        return self._run(timeout, objects.broadcast_object, obj, src, allow)
+        with SyncCall(self._group, "broadcast_object", timeout) as call:
+            return call.done(objects.broadcast_object(call.engine, self._group, obj, src, allow))
 
     def all_gather_object(
         self, obj: Any, *, allow: Sequence[type | str] = (), timeout: float | None = None
     ) -> list[Any]:
         """Every rank's ``obj``, by rank, on every rank."""
-        gathered: list[Any] = self._run(timeout, objects.all_gather_object, obj, allow)
+        with SyncCall(self._group, "all_gather_object", timeout) as call:
+            gathered: list[Any] = call.done(objects.all_gather_object(call.engine, self._group, obj, allow))
         return gathered
 
     def gather_object(
         self, obj: Any, dst: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
     ) -> list[Any] | None:
         """Every rank's ``obj``, by rank, on rank ``dst``; None on the others."""
-        gathered: list[Any] | None = self._run(timeout, objects.gather_object, obj, dst, allow)
+        with SyncCall(self._group, "gather_object", timeout) as call:
+            gathered: list[Any] | None = call.done(objects.gather_object(call.engine, self._group, obj, dst, allow))
         return gathered
 
     def scatter_object(
@@ -224,7 +247,8 @@ class SyncGroup(SyncBase):
         timeout: float | None = None,
     ) -> Any:
         """``objs[r]`` of rank ``src``, on rank r."""
-        return self._run(timeout, objects.scatter_object, objs, src, allow)
+        with SyncCall(self._group, "scatter_object", timeout) as call:
+            return call.done(objects.scatter_object(call.engine, self._group, objs, src, allow))
 
 
 class SyncWorldMethods(SyncBase, ABC, Generic[World]):
@@ -241,7 +265,8 @@ class SyncWorldMethods(SyncBase, ABC, Generic[World]):
 
     def synchronize(self, *, timeout: float | None = None) -> None:
         """Return when all that was enqueued here with ``stream=True`` is done on the device."""
-        self._run(timeout, p2p.synchronize)
+        with SyncCall(self._group, "synchronize", timeout) as call:
+            call.done(call.engine.synchronize())
 
     def rejoin(self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None) -> World:
         """Assemble a broken world again under a new generation."""

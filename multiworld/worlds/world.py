@@ -4,50 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
+import time
 import weakref
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING
 
 from multiworld.config import WorldConfig, WorldState
-from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, RendezvousError, WrongContext
+from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WorldClosed
 from multiworld.events import TELLING_SECONDS
-from multiworld.operations import p2p
-from multiworld.process.event_loop import check_no_loop, no_loop, running_loop
+from multiworld.operations.call import Call
+from multiworld.process.event_loop import check_no_loop, running_loop
 from multiworld.process.threads import run_in_thread, wait_here, wait_in_loop
-from multiworld.rendezvous.join_arguments import Defaults, checked_config
-from multiworld.session.counters import Tally
-from multiworld.session.orderly_leave import LINGER_SECONDS
+from multiworld.session.counters import Counters
 from multiworld.tensors.checks import check_list, check_number, invalid
 from multiworld.worlds.group import Group
 from multiworld.worlds.rejoining import RejoinCall, Rejoins
 from multiworld.worlds.twins import SyncGroup, SyncWorldMethods
 
 if TYPE_CHECKING:
-    from multiworld.process.join_threads import JoinJob
+    from multiworld.process.join_threads import JoinJob, Steps
+    from multiworld.session.member import Member
     from multiworld.session.session import Session
-    from multiworld.store.sources import StoreSource
-
-
-class Owner(Protocol):
-    """The ``MultiWorld`` of a world, as the world sees it."""
-
-    def _leave_world(self, world: World, linger: float) -> None:
-        """Leave ``world``; blocks for at most ``linger`` seconds, so that what was sent can arrive."""
-
-    def _rejoin_world(self, world: World, config: WorldConfig, loop: asyncio.AbstractEventLoop | None) -> JoinJob[None]:
-        """Begin to let ``world`` go on under a new generation, as ``config`` says."""
-
-    def _store_silent(self, config: WorldConfig, where: object, after: int, job: JoinJob[Any]) -> RendezvousError:
-        """The error for a store that does not answer."""
-
-    def _told(self) -> Future[None]:
-        """Done when callbacks have heard of all events so far, and at once in their own thread."""
+    from multiworld.worlds.world_table import WorldTable
 
 
 class SyncWorld(SyncGroup, SyncWorldMethods["World"]):
@@ -55,13 +34,27 @@ class SyncWorld(SyncGroup, SyncWorldMethods["World"]):
 
     _group: World
 
+    def __init__(self, world: World, rejoins: Rejoins) -> None:
+        super().__init__(world)
+        self._rejoins = rejoins
+
     def _leave(self) -> None:
-        check_no_loop("leave", self._group.name, self._group.world_rank)
-        self._group._leave_sync()
+        member = self._group.member
+        check_no_loop("leave", member.name, member.world_rank)
+        member.leave()
 
     def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
-        check_no_loop("rejoin", self._group.name, self._group.world_rank)
-        return self._group._rejoin_sync(rank, size, timeout)
+        member = self._group.member
+        check_no_loop("rejoin", member.name, member.world_rank)
+        call = RejoinCall(self._rejoins, rank, size, timeout, member.loop)
+        over = False
+        while not over:
+            with self._rejoins.attempt(call) as attempt:
+                if attempt is not None:
+                    wait_here(attempt.job.done, call.patience(attempt))
+                over = attempt is None or call.is_over(attempt)
+        wait_here(self._rejoins.resources.callbacks.told(), TELLING_SECONDS)
+        return self._group
 
 
 class World(Group):
@@ -71,30 +64,14 @@ class World(Group):
     survives its generations: after ``rejoin()`` it is the same world under a higher generation.
     """
 
-    def __init__(
-        self,
-        owner: Owner,
-        config: WorldConfig,
-        session: Session,
-        source: StoreSource,
-        loop: asyncio.AbstractEventLoop | None,
-    ) -> None:
-        self._owner = owner
-        self._config = config
-        self._current = session
-        self._loop = loop
-        self._source = source
-        self._pid = os.getpid()
-        self.torch_device = torch.device(config.device)
-        super().__init__(self, tuple(range(config.size)), 0)
-        self._sync_world = SyncWorld(self)
-        #: how often it was left; who rejoins meanwhile is not taken back in
-        self._departures = 0
-        #: what the groups made here are, by number
+    def __init__(self, member: Member, table: WorldTable[World]) -> None:
+        super().__init__(member, tuple(range(member.config.size)), 0)
+        self._table = table
+        #: ranks and label of the groups made here, by number
         self._numbers: dict[int, tuple[tuple[int, ...], str]] = {}
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
-        self._earlier = Tally()
-        self._rejoins = Rejoins(self)
+        self._rejoins = Rejoins(member, table.resources, self._begin_rejoin)
+        self._sync_world = SyncWorld(self, self._rejoins)
 
     @property
     def sync(self) -> SyncWorld:
@@ -104,50 +81,47 @@ class World(Group):
     @property
     def name(self) -> str:
         """The world's name."""
-        return self._config.name
+        return self.member.name
 
     @property
     def world_rank(self) -> int:
         """Our rank in the world."""
-        return self._config.rank
+        return self.member.world_rank
 
     @property
     def config(self) -> WorldConfig:
         """What it was joined with."""
-        return self._config
+        return self.member.config
 
     @property
     def generation(self) -> int:
         """How often this world was assembled, from 1; all members of one assembly have the same."""
-        return self._current.membership.generation
+        return self.member.generation
 
     @property
     def state(self) -> WorldState:
         """Where it is in its life."""
-        return self._current.state
+        return self.member.session.state
 
     @property
     def failure(self) -> BrokenWorldException | None:
         """The first cause, if the world is broken or closed."""
-        return self._current.failure
+        return self.member.session.failure
 
     @property
     def on_device(self) -> bool:
         """Whether CUDA tensors travel from device to device, as with NCCL."""
-        return self._current.membership.on_device
+        return self.member.on_device
 
     @property
     def departed(self) -> frozenset[int]:
         """Ranks that left in good order."""
-        return self._current.departed
+        return self.member.session.departed
 
     @property
-    def tally(self) -> Tally:
-        """What this membership did, over all its generations."""
-        total = Tally()
-        total.add(self._earlier)
-        total.add(self._current.tally())
-        return total
+    def tally(self) -> Counters:
+        """Counts of what this membership did, over all its generations."""
+        return self.member.counters()
 
     def group(self, ranks: Sequence[int], label: str = "") -> Group:
         """Some members as a group of their own; needs no communication.
@@ -177,7 +151,7 @@ class World(Group):
         gid = zlib.crc32(identity) or 1
         self._check_number(gid, members, label)
         digest = int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little")
-        made = Group(self, members, gid, digest)
+        made = Group(self.member, members, gid, digest)
         self._groups.add(made)
         return made
 
@@ -190,8 +164,10 @@ class World(Group):
                 f"the groups of ranks {list(ranks)} (label {other!r}) and {list(members)} (label {label!r}) have the "
                 "same number",
                 cause="the number is a checksum of ranks and label, and these have the same by chance",
-                remedy="pass another label, the same on every member", rank=self.world_rank, operation="group",
-            )  # fmt: skip
+                remedy="pass another label, the same on every member",
+                rank=self.world_rank,
+                operation="group",
+            )
 
     async def leave(self) -> None:
         """Leave in good order: what was sent arrives, then the peers see ``PeerLeft``. Pending operations raise
@@ -207,7 +183,8 @@ class World(Group):
         Raises:
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed; so it is after a transfer that failed.
         """
-        await self._run(timeout, p2p.synchronize)
+        with Call(self, "synchronize", timeout) as call:
+            await call.done(call.engine.synchronize())
 
     def abort(self, reason: str) -> None:
         """Break the world now, here and on every member; returns at once.
@@ -215,7 +192,7 @@ class World(Group):
         Args:
             reason: one sentence; the members' ``PeerLost`` carries it.
         """
-        self._current.abort(reason)
+        self.member.session.abort(reason)
 
     async def rejoin(self, *, rank: int | None = None, size: int | None = None, timeout: float | None = None) -> World:
         """Assemble a broken world again under a new generation.
@@ -243,107 +220,76 @@ class World(Group):
         except MultiWorldError as error:
             raise error.without_frames() from error.__cause__  # the caller's line says where
 
-    def _enter_async(self, operation: str) -> Session:
-        """The live session for an operation of the running loop, or a typed error."""
-        session = self._enter_sync(operation)
-        try:  # in line: this is the hot path
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            raise no_loop(operation, self.name, self.world_rank) from None
-        if loop is not self._loop:
-            self._bind(loop, session, operation)
-        return session
-
-    def _enter_sync(self, operation: str) -> Session:
-        """The live session for an operation of the calling thread, or a typed error."""
-        if os.getpid() != self._pid:
-            raise self._forked()
-        session = self._current
-        failure = session.engine.failure
-        if failure is not None:
-            raise failure.with_context(operation=operation)
-        return session
-
-    def _forked(self) -> WrongContext:
-        return WrongContext(self.name, "used in a forked child of the process that joined", rank=self.world_rank)
-
-    def _bind(self, loop: asyncio.AbstractEventLoop, session: Session, operation: str) -> None:
-        """Serve ``loop`` from now on: the first one, or the next after the last one was closed."""
-        if self._loop is not None and not self._loop.is_closed():
-            raise WrongContext(
-                self.name, "used in another event loop than the one that joined",
-                cause="the loop that it was joined or first awaited in still exists",
-                remedy="await it there, close that loop first, or use the synchronous twins in a thread",
-                rank=self.world_rank, operation=operation,
-            )  # fmt: skip
-        self._loop = loop
-        session.attach_loop(loop)
-
-    def _leave_sync(self, linger: float = LINGER_SECONDS) -> None:
-        self._owner._leave_world(self, linger)
-
     async def _leave(self) -> None:
         running_loop("leave", self.name, self.world_rank)
-        await run_in_thread(f"mw-leave-{self.name}", self._leave_sync)
-
-    def _whole(self) -> bool:
-        """Whether it is active with all its members: none was lost, none left in good order, or has said so."""
-        session = self._current
-        if session.failure is None:
-            session.hub.call_and_wait(session.control.look)
-        return session.failure is None and not session.leaving and not session.departed
-
-    def _begin_rejoin(self, config: WorldConfig, loop: asyncio.AbstractEventLoop | None) -> JoinJob[None]:
-        return self._owner._rejoin_world(self, config, loop)
-
-    def _store_silent(self, config: WorldConfig, job: JoinJob[None]) -> RendezvousError:
-        return self._owner._store_silent(config, self._source.where, self.generation, job)
+        await run_in_thread(f"mw-leave-{self.name}", self.member.leave)
 
     async def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
-        call = RejoinCall(self, rank, size, timeout, running_loop("rejoin", self.name, self.world_rank))
+        loop = running_loop("rejoin", self.name, self.world_rank)
+        call = RejoinCall(self._rejoins, rank, size, timeout, loop)
         over = False
         while not over:
             with self._rejoins.attempt(call) as attempt:
                 if attempt is not None:
                     await wait_in_loop(attempt.job.done, call.patience(attempt))
                 over = attempt is None or call.is_over(attempt)
-        await wait_in_loop(self._owner._told(), TELLING_SECONDS)
+        await wait_in_loop(self._rejoins.resources.callbacks.told(), TELLING_SECONDS)
         return self
 
-    def _rejoin_sync(self, rank: int | None, size: int | None, timeout: float | None) -> World:
-        call = RejoinCall(self, rank, size, timeout, self._loop)
-        over = False
-        while not over:
-            with self._rejoins.attempt(call) as attempt:
-                if attempt is not None:
-                    wait_here(attempt.job.done, call.patience(attempt))
-                over = attempt is None or call.is_over(attempt)
-        wait_here(self._owner._told(), TELLING_SECONDS)
-        return self
+    def _begin_rejoin(self, config: WorldConfig, loop: asyncio.AbstractEventLoop | None) -> JoinJob[None]:
+        """Begin to go on under a new generation, as ``config`` says."""
+        table, member = self._table, self.member
+        table.check_usable(self.name)
 
-    def _go_on_as(self, config: WorldConfig, session: Session, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Take up the next generation."""
-        self._loop = loop
-        self._earlier.add(self._current.tally())
-        self._config, self._current = config, session
-        living = {group.gid for group in self._groups}  # they work again in the new generation
-        self._numbers = {gid: what for gid, what in self._numbers.items() if gid in living}
-        self.ranks = tuple(range(config.size))
+        def steps(job: JoinJob[None]) -> Steps[None]:
+            before = member.departures
+            if member.session.failure is None:
+                member.session.leave()
+            session = yield from self._meet_again(job, config, loop)
+            wanted = lambda: not job.given_up.is_set() and table.holds(self)  # noqa: E731
+            if member.renew(config, session, loop, before, wanted):
+                self._take_up_groups()
+                return
+            session.leave(0.0)
+            raise WorldClosed(
+                self.name,
+                "the world was left, or its MultiWorld closed, while it rejoined",
+                rank=config.rank,
+                generation=session.membership.generation,
+                operation="rejoin",
+            )
 
-    def _config_of_rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> WorldConfig:
-        """What to rejoin with, checked before the world is left, or a rejoin of the parent process waited for."""
-        if os.getpid() != self._pid:
-            raise self._forked()
-        was = self._config
+        return table.resources.stores.threads(member.source.where).start(steps, lambda _: None)
+
+    def _meet_again(
+        self, job: JoinJob[None], config: WorldConfig, loop: asyncio.AbstractEventLoop | None
+    ) -> Steps[Session]:
+        table, after = self._table, self.generation
+        new = table.readmit(self)
         try:
-            checked = checked_config(
-                Defaults(was.address, was.op_timeout, was.heartbeat, was.network), was.name,
-                was.rank if rank is None else rank, was.size if size is None else size, was.backend, was.device,
-                None, None, was.join_timeout if timeout is None else timeout, None,
-            )  # fmt: skip
-        except MultiWorldError as error:
-            raise error.with_context(operation="rejoin", generation=self.generation) from None
-        return replace(was, rank=checked.rank, size=checked.size, join_timeout=checked.join_timeout)
+            with table.attempting(self.name):
+                return (
+                    yield from table.resources.meet(
+                        job,
+                        config,
+                        self.member.source,
+                        loop,
+                        since=time.monotonic(),
+                        resize=True,
+                        after=after,
+                        cancelled=table.giving_up(job),
+                    )
+                )
+        except BaseException:
+            if new:
+                table.forget(self)
+            raise
+
+    def _take_up_groups(self) -> None:
+        """Let those that are still held work again in the new generation."""
+        living = {group.gid for group in self._groups}
+        self._numbers = {gid: what for gid, what in self._numbers.items() if gid in living}
+        self.ranks = tuple(range(self.member.config.size))
 
     def __repr__(self) -> str:
         place = f"rank={self.world_rank}, size={self.size}, generation={self.generation}"

@@ -1,4 +1,4 @@
-"""Which worlds a ``MultiWorld`` has: those joined, those about to be, and whether any more may come."""
+"""The worlds of a ``MultiWorld``: those joined, those about to be, and whether any more may come."""
 
 from __future__ import annotations
 
@@ -6,36 +6,48 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
 from multiworld.config import WorldConfig
 from multiworld.errors import InvalidArgument, WrongContext
-from multiworld.worlds.world import World
+from multiworld.process.join_threads import JoinJob
+from multiworld.session.orderly_leave import LINGER_SECONDS
+from multiworld.session.session import Session
+from multiworld.worlds.group import Group
+from multiworld.worlds.resources import FREEING_SECONDS, Resources
+
+#: ``worlds.world.World``, which imports this file
+World = TypeVar("World", bound=Group)
+
+#: how long ``close`` waits for joins under way to give up, beyond what it waits for what was sent
+GIVING_UP_SECONDS = 0.5
 
 
-class Roster:
+class WorldTable(Generic[World]):
     """The worlds of one ``MultiWorld``, and the attempts to join or rejoin that are under way.
 
     Attributes:
-        lock: guards what worlds there are, and which generation of each is the live one.
-        end: set once closed; what runs elsewhere looks at this and not at the owner, so that it does not keep it alive.
+        resources: shared by these worlds.
         worlds: those joined and not left, by name.
     """
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.end = threading.Event()
+    def __init__(self, resources: Resources) -> None:
+        self.resources = resources
+        self._lock = threading.Lock()
+        self._end = threading.Event()
         self._worlds: dict[str, World] = {}
         self.worlds: Mapping[str, World] = MappingProxyType(self._worlds)
         self._joining: set[str] = set()
         self._attempts = 0
-        self._attempted = threading.Condition(self.lock)
+        self._attempted = threading.Condition(self._lock)
         self._pid = os.getpid()
 
     def check_usable(self, name: str | None) -> None:
         if os.getpid() != self._pid:
             raise WrongContext(name, "MultiWorld used in a forked child of the process that made it")
-        if self.end.is_set():
+        if self._end.is_set():
             raise WrongContext(
                 name, "MultiWorld is closed", cause="close() was called, or its block was left", remedy="make a new one"
             )
@@ -44,7 +56,7 @@ class Roster:
     def joining(self, config: WorldConfig) -> Iterator[None]:
         """Keep the name for a world that is being joined."""
         self.check_usable(config.name)
-        with self.lock:
+        with self._lock:
             if config.name in self._worlds or config.name in self._joining:
                 raise InvalidArgument(
                     config.name,
@@ -58,68 +70,97 @@ class Roster:
         try:
             yield
         finally:
-            with self.lock:
+            with self._lock:
                 self._joining.discard(config.name)
 
     def add(self, world: World, unwanted: Callable[[], bool]) -> bool:
         """Take a world in, unless it is unwanted by now; whether it is in."""
-        with self.lock:
+        with self._lock:
             if unwanted():
                 return False
-            self._worlds[world.name] = world
+            self._worlds[world.member.name] = world
+            world.member.forget = partial(self.forget, world)
             return True
 
     def readmit(self, world: World) -> bool:
         """Take back a world that rejoins; whether it had been left."""
-        self.check_usable(world.name)
-        with self.lock:
-            if self._worlds.get(world.name, world) is not world or world.name in self._joining:
+        name = world.member.name
+        self.check_usable(name)
+        with self._lock:
+            if self._worlds.get(name, world) is not world or name in self._joining:
                 raise InvalidArgument(
-                    world.name,
+                    name,
                     "another world of this name was joined here since this one was left",
                     remedy="go on with that one, or leave it first",
                     operation="rejoin",
                 )
-            new = world.name not in self._worlds
-            self._worlds[world.name] = world
+            new = name not in self._worlds
+            self._worlds[name] = world
             return new
 
     def holds(self, world: World) -> bool:
-        """Whether ``world`` is one of ours, and not left; under the lock."""
-        return not self.end.is_set() and self._worlds.get(world.name) is world
+        """Tell whether ``world`` is one of ours, and not left."""
+        return not self._end.is_set() and self._worlds.get(world.member.name) is world
 
     def forget(self, world: World) -> None:
         """Drop a world that was left."""
-        with self.lock:
-            if self._worlds.get(world.name) is world:
-                del self._worlds[world.name]
+        with self._lock:
+            if self._worlds.get(world.member.name) is world:
+                del self._worlds[world.member.name]
+
+    def giving_up(self, job: JoinJob[Any]) -> Callable[[], bool]:
+        """Make what tells whether a join is to be given up. Peers' questions are answered with it, and it lives for
+        long: it keeps neither the worlds nor the ``MultiWorld`` alive."""
+        given_up, end = job.given_up, self._end
+        return lambda: given_up.is_set() or end.is_set()
 
     @contextlib.contextmanager
     def attempting(self, name: str) -> Iterator[None]:
         """An attempt is under way, which ``close`` waits for; none begins once we are closed."""
-        with self.lock:
+        with self._lock:
             self._attempts += 1
         try:
             self.check_usable(name)
             yield
         finally:
-            with self.lock:
+            with self._lock:
                 self._attempts -= 1
                 self._attempted.notify_all()
 
-    def close(self, seconds: float, wake: Callable[[], None]) -> bool:
-        """Let no world in any more, and wait ``seconds`` for attempts, which ``wake`` wakes, to give up; False if that
-        was done before."""
-        with self.lock:
-            if not self.abandon():
-                return False
-            wake()
-            self._attempted.wait_for(lambda: not self._attempts, seconds)
-            return True
+    def close(self, linger: float = LINGER_SECONDS) -> None:
+        """Leave every world in good order and free everything, waiting ``linger`` seconds per world for what was sent.
 
-    def abandon(self) -> bool:
-        """The same without waiting, and without the lock: the collector calls it. False in a forked child too."""
-        if self.end.is_set() or os.getpid() != self._pid:
+        No world comes in any more. Attempts give up first: they need the hub until they have.
+        """
+        with self._lock:
+            if not self._ends():
+                return
+            self.resources.stores.wake_joins()
+            until = min(FREEING_SECONDS, linger + GIVING_UP_SECONDS)
+            self._attempted.wait_for(lambda: not self._attempts, until)
+        worlds = list(self.worlds.values())
+        for world in worlds:
+            world.member.leave(linger)
+        self.resources.free([world.member.session for world in worlds], min(linger, FREEING_SECONDS))
+
+    def drop(self) -> list[Session] | None:
+        """Close without waiting, and without the lock: the collector calls it. Returns the sessions that it leaves;
+        None if it was closed before, or in a forked child."""
+        if not self._ends():
+            return None
+        resources, sessions = self.resources, [world.member.session for world in self.worlds.values()]
+        resources.hub.call(lambda: resources.drop(sessions))
+        return sessions
+
+    def drop_in_child(self) -> None:
+        """Leave backends and sockets alone in a forked child."""
+        for world in self.worlds.values():
+            world.member.session.drop_in_child()
+        self.resources.hub.drop_in_child()
+
+    def _ends(self) -> bool:
+        """Let no world in any more; False if that was done before, or in a forked child."""
+        if self._end.is_set() or os.getpid() != self._pid:
             return False
-        self.end.set()
+        self._end.set()
         return True

@@ -19,6 +19,7 @@ from engines import Member, Network
 from multiworld.matching.device import Moment
 from multiworld.matching.engine import Engine
 from multiworld.matching.operation import Launch, Operation
+from multiworld.matching.protocol import ranks_of_channel
 from multiworld.operations import p2p
 
 
@@ -154,13 +155,11 @@ class DeviceMember(Member):
         self.threads: list[Callable[[], None]] = []
         self.lock = lock
 
-    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:  # noqa: ARG002 - one group is all
-        assert launch.operation is not None
-        self.launched.append(launch.operation)
-        self.queues.setdefault(ranks, Queue(self)).take(launch)
-
-    def transfer(self, src: int, dst: int, launch: Launch) -> None:
-        self.queues.setdefault((src, dst), Queue(self)).take(launch)
+    def launch(self, number: int, launch: Launch) -> None:
+        if ranks_of_channel(number) is None:
+            assert launch.operation is not None
+            self.launched.append(launch.operation)
+        self.queues.setdefault(launch.ranks, Queue(self)).take(launch)
 
     def aside(self, function: Callable[[], None]) -> None:
         self.threads.append(function)

@@ -18,11 +18,10 @@ import torch
 
 from multiworld.errors import BrokenWorldException, LossReason, OpTimeout, PeerLost
 from multiworld.matching.engine import Engine
-from multiworld.matching.membership import Limits, Membership
+from multiworld.matching.membership import GroupMembers, Limits, Membership
 from multiworld.matching.operation import Launch, Operation
-from multiworld.matching.protocol import Placement
+from multiworld.matching.protocol import Placement, ranks_of_channel
 from multiworld.operations import p2p
-from multiworld.operations.base import GroupBase
 from multiworld.transport.lane import Lane
 
 OP_TIMEOUT = 6.0
@@ -125,12 +124,10 @@ class Member:
     def set_alarm(self) -> None:
         self.alarms.append(self.engine.next_look)
 
-    def launch(self, gid: int, ranks: tuple[int, ...], launch: Launch) -> None:  # noqa: ARG002 - one group is all
+    def launch(self, number: int, launch: Launch) -> None:
+        assert ranks_of_channel(number) is None, "a transfer on a device, where there is none"
         assert launch.operation is not None
         self.launched.append(launch.operation)
-
-    def transfer(self, src: int, dst: int, launch: Launch) -> None:
-        raise AssertionError(f"{launch.operation} from {src} to {dst} on a device, where there is none")
 
     def aside(self, function: Callable[[], None]) -> None:
         raise AssertionError(f"{function} needs a thread")
@@ -153,9 +150,9 @@ class Member:
         """The test flushes."""
 
 
-def _group(us: Membership) -> GroupBase:
-    made = GroupBase()
-    made._world = SimpleNamespace(  # type: ignore[assignment]
+def _group(us: Membership) -> GroupMembers:
+    made = GroupMembers()
+    made.member = SimpleNamespace(  # type: ignore[assignment]
         name=us.name, world_rank=us.rank, generation=us.generation, torch_device=torch.device("cpu")
     )
     made.ranks, made.gid, made.digest = tuple(range(us.size)), 0, 0

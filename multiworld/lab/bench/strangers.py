@@ -23,7 +23,7 @@ _WINDOW_SECONDS = 2.0
 
 
 def _endpoint_port(context: Context) -> int:
-    (endpoint,) = context.mw._hub._endpoints.values()
+    (endpoint,) = context.mw._table.resources.hub._endpoints.values()
     return endpoint.port
 
 

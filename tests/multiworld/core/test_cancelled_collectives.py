@@ -31,7 +31,7 @@ SMALL, LARGE = 4, 200_000  # the larger one runs on Gloo
 
 async def given_up(world: World, call: Callable[[], Awaitable[Any]], *, done: bool = False) -> None:
     """Cancel a collective that is under way, or ``done`` already while its caller is not awake yet."""
-    engine, before = world._current.engine, set(world._current.engine.operations)
+    engine, before = world.member.session.engine, set(world.member.session.engine.operations)
     task = asyncio.ensure_future(call())
     while not (begun := engine.operations - before):
         await asyncio.sleep(0)
@@ -45,7 +45,7 @@ async def given_up(world: World, call: Callable[[], Awaitable[Any]], *, done: bo
 
 def moved(world: World) -> bool:
     """Move what has come; never true."""
-    world._current.bridge.drain(1)
+    world.member.session.bridge.drain(1)
     return False
 
 
@@ -116,7 +116,7 @@ def test_an_interrupted_wait_is_a_cancellation(store: str, count: int) -> None:
         assert interrupted_at(0, "poller.py", lambda: first.sync.all_reduce(torch.ones(count)))
         for world in (first, second):
             check_cancelled(world, 0)
-        assert not first._current.engine.operations
+        assert not first.member.session.engine.operations
 
 
 def test_a_deadline_breaks_the_world_for_all(store: str) -> None:

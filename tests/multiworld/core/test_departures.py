@@ -31,7 +31,7 @@ def leaves_and_is_needed(first: World, third: World) -> None:
 async def amid(world: World, calls: list[Callable[[], Awaitable[Any]]], meanwhile: Callable[[], None]) -> None:
     """Begin operations, read nothing of the others' until ``meanwhile`` has returned, and wait for their end."""
     tasks = [asyncio.ensure_future(call()) for call in calls]
-    engine = world._current.engine
+    engine = world.member.session.engine
     while len(engine.operations) < len(calls):
         await asyncio.sleep(0)
     with ThreadPoolExecutor(1) as other:
@@ -100,7 +100,7 @@ def test_a_collective_on_the_backend(store: str, waiting: int, monkeypatch: pyte
         late, finished = worlds[waiting], DriverSlot._finished
 
         def holding(slot: DriverSlot, *args: Any) -> None:
-            if slot._session is late._current:
+            if slot._session is late.member.session:
                 held.set()
                 assert go_on.wait(SOON * 5)
             finished(slot, *args)
@@ -134,7 +134,11 @@ def test_an_idle_member_is_told_at_once(store: str) -> None:
 def test_what_the_leaving_member_gave_up_is_not_waited_for(store: str) -> None:
     with members(store, 3) as ((first, second, third), pool):
         calls = [pool.submit(world.sync.all_reduce, torch.ones(SMALL)) for world in (first, second)]
-        wait_until(lambda: first._current.engine.operations and second._current.engine.operations, SOON, "not begun")
+        wait_until(
+            lambda: first.member.session.engine.operations and second.member.session.engine.operations,
+            SOON,
+            "not begun",
+        )
         third.sync.leave()
         for call in calls:
             assert isinstance(call.exception(SOON), PeerLost)

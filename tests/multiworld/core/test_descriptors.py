@@ -118,7 +118,7 @@ class Life:
         if self.rank == 0:
             self.w.abort("on purpose")
         wait_until(lambda: self.w.failure is not None, SECONDS, "not broken")
-        assert self.w._current.freed.wait(SECONDS), "not freed"
+        assert self.w.member.session.freed.wait(SECONDS), "not freed"
 
     def rejoin(self) -> None:
         self.w.sync.rejoin(timeout=self.patience)

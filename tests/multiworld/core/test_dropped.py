@@ -114,7 +114,7 @@ def test_a_world_that_is_held_keeps_its_multiworld(store: str) -> None:
     world = life()
     gc.collect()
     world.sync.barrier()
-    world._owner.sync.close()
+    world.member.owner.sync.close()
 
 
 def test_what_was_closed_is_dropped_without_a_word() -> None:

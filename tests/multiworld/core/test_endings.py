@@ -180,7 +180,7 @@ def _lives_often(context: Context, store: str, rank: int, times: int) -> Any:
             elif number % 2:
                 _quietly(lambda w=w: w.sync.recv(torch.zeros(1), 0))
             w.sync.leave()
-            w._current.freed.wait(SECONDS)
+            w.member.session.freed.wait(SECONDS)
             if number in (times // 4, times - 1):
                 counts.append(_settled())
         for _ in range(6):

@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Path:
     ("source", "before", "after"),
     [
         ("group.py", "async def barrier(self, *,", "async def barrier(self, hard: bool, *,"),
-        ("group.py", "p2p.send, tensor, dst, tag, stream)", "p2p.send, tensor, dst, 0, stream)"),
+        ("group.py", '"send", timeout)', '"send", None)'),
         ("world.py", "async def leave(self)", "async def leave(self, linger: float = 1.0)"),
         ("multi_world.py", "async def close(self)", "async def close(self, linger: float = 1.0)"),
     ],

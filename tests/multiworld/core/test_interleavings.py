@@ -97,7 +97,7 @@ def test_the_descriptor_of_a_thread_that_has_ended_is_written_to_no_more(pair: P
 
 def test_what_the_hub_is_asked_after_its_end_is_done_all_the_same(tmp_path: Path) -> None:
     with MultiWorld() as mw:
-        hub = mw._hub
+        hub = mw._table.resources.hub
     assert not hub.thread.is_alive()
     files = [(tmp_path / f"{i}").open("wb+", buffering=0) for i in range(8)]
     asked: list[str] = []
@@ -112,7 +112,7 @@ def test_close_soon_after_a_break_closes_all_connections(store: str) -> None:
     for i in range(20):
         pair = Pair(store)
         a, b = pair.join(f"w{i}")
-        ties = [sock for w in (a, b) for sock in w._current.control._socks.values()]
+        ties = [sock for w in (a, b) for sock in w.member.session.control._socks.values()]
         a.abort("on purpose")
         pair.a.sync.close()
         pair.b.sync.close()
@@ -219,7 +219,7 @@ def test_a_leaving_peer_that_falls_silent_is_lost_to_who_waits_for_it(pair: Pair
             a.sync.recv(torch.zeros(1), 1)
 
     receive = threading.Thread(target=waits, daemon=True)
-    session = a._current
+    session = a.member.session
     session.leaving.add(1)
     session.peer_silent(1, 9.0)
     assert a.state is WorldState.ACTIVE  # nobody needs it
@@ -235,13 +235,13 @@ def test_a_break_is_told_before_the_joining_that_follows_it(pair: Pair, monkeypa
     a, b = pair.join("w")
     seen: list[Any] = []
     pair.a.subscribe(seen.append)
-    real = a._current.control.tell_break
+    real = a.member.session.control.tell_break
 
     def slow(error: BrokenWorldException, **how: Any) -> None:  # the breaking thread is not scheduled for a while
         real(error, **how)
         wait_until(lambda: a.generation == 2, SECONDS, "not rejoined")
 
-    monkeypatch.setattr(a._current.control, "tell_break", slow)
+    monkeypatch.setattr(a.member.session.control, "tell_break", slow)
 
     def life(w: World, peer: int) -> None:
         with pytest.raises(BrokenWorldException):
@@ -257,7 +257,7 @@ def test_a_break_is_told_before_a_backend_is_aborted(pair: Pair, monkeypatch: py
     """An abort frees what a peer on the same host may be reading."""
     a, b = pair.join("w")
     at_once(*(lambda w=w: w.sync.all_reduce(torch.ones(INLINE_BYTES)) for w in (a, b)))
-    session, aborted, before = a._current, threading.Event(), list[bool]()
+    session, aborted, before = a.member.session, threading.Event(), list[bool]()
     (slot,) = session.slots.values()
     tell, abort = session.control.tell_break, slot._driver.abort
 
@@ -277,7 +277,7 @@ def test_a_break_is_told_before_a_backend_is_aborted(pair: Pair, monkeypatch: py
 
 
 def test_a_session_broken_at_its_first_tick_leaves_no_ticker(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = pair.a._hub
+    hub = pair.a._table.resources.hub
     real = type(hub.monitor).add
 
     def add(self: Any, session: Any, *rest: Any) -> None:
@@ -288,24 +288,24 @@ def test_a_session_broken_at_its_first_tick_leaves_no_ticker(pair: Pair, monkeyp
     a, b = pair.join("w")
     assert a.state is b.state is WorldState.BROKEN
     assert hub.call_and_wait(lambda: None)
-    assert [owner for owner in map(_owner, hub._alarms) if owner in (a._current, b._current)] == []
+    assert [owner for owner in map(_owner, hub._alarms) if owner in (a.member.session, b.member.session)] == []
 
 
 def test_a_session_broken_with_a_deadline_ahead_leaves_no_alarm(pair: Pair) -> None:
     a, b = pair.join("w")
-    hub = pair.a._hub
+    hub = pair.a._table.resources.hub
 
     def waits() -> None:
         with pytest.raises(BrokenWorldException):
             a.sync.recv(torch.zeros(1), 1, timeout=100)
 
     def breaks() -> None:
-        wait_until(lambda: a._current in map(_owner, hub._alarms), SECONDS, "the deadline is not looked at")
+        wait_until(lambda: a.member.session in map(_owner, hub._alarms), SECONDS, "the deadline is not looked at")
         b.abort("on purpose")
 
     at_once(waits, breaks)
     assert hub.call_and_wait(lambda: None)
-    assert [owner for owner in map(_owner, hub._alarms) if owner in (a._current, b._current)] == []
+    assert [owner for owner in map(_owner, hub._alarms) if owner in (a.member.session, b.member.session)] == []
 
 
 def _owner(ticker: Any) -> Any:
@@ -313,20 +313,20 @@ def _owner(ticker: Any) -> Any:
 
 
 def test_a_stream_that_is_let_go_of_listens_no_more(pair: Pair) -> None:
-    before = len(pair.a._bus._streams)  # the history's own
+    before = len(pair.a._table.resources.bus._streams)  # the history's own
 
     async def main() -> int:
         for _ in range(10):
             pair.a.events()
         gc.collect()
-        return len(pair.a._bus._streams)
+        return len(pair.a._table.resources.bus._streams)
 
     assert asyncio.run(main()) == before
 
 
 def test_nonsense_on_a_control_connection_ends_the_world(pair: Pair) -> None:
     a, b = pair.join("w")
-    b._current.control._socks[0].send(b"[1]\n")
+    b.member.session.control._socks[0].send(b"[1]\n")
     with pytest.raises(PeerLost, match="sent on its control connection what cannot be right"):
         a.sync.recv(torch.zeros(1), 1)
 
@@ -352,9 +352,9 @@ def _reads_late(context: Context, store: str) -> list[str]:
         threads = [threading.Thread(target=receive, args=(tag,), daemon=True) for tag in (0, 1)]
         for thread in threads:
             assert context.recv() == "post"
-            sent = w._current.lanes[0].sent
+            sent = w.member.session.lanes[0].sent
             thread.start()
-            wait_until(lambda sent=sent: w._current.lanes[0].sent > sent, SECONDS, "not posted")
+            wait_until(lambda sent=sent: w.member.session.lanes[0].sent > sent, SECONDS, "not posted")
             context.send("posted")
         assert context.recv() == "read"
         gate.set()
@@ -391,11 +391,11 @@ def test_a_world_made_anew_is_not_undone_by_the_break_of_the_old(tmp_path: Path)
         try:
             broken = SimpleNamespace(name="w", state=WorldState.ACTIVE, sync=SimpleNamespace(leave=pytest.fail))
             manager._announced["w"] = "gloo"
-            manager._worlds._roster._worlds["w"] = broken  # type: ignore[assignment]
+            manager._worlds._table._worlds["w"] = broken  # type: ignore[assignment]
             manager._world_broke("w")  # what the watchdog tells of the old world comes late
             assert manager._announced == {"w": "gloo"}
         finally:
-            manager._worlds._roster._worlds.clear()
+            manager._worlds._table._worlds.clear()
             manager.cleanup()
 
     asyncio.run(main())

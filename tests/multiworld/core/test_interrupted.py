@@ -27,11 +27,11 @@ MOST_STEPS = 4_000
 def a_message(first: World, second: World, value: float) -> tuple[Any, torch.Tensor]:
     """A receive of ``first`` whose message lies in its socket."""
     got = torch.zeros(COUNT)
-    receive = p2p.recv(first._current.engine, first, got, 1, 0)
-    send = p2p.send(second._current.engine, second, torch.full((COUNT,), value), 0, 0)
+    receive = p2p.recv(first.member.session.engine, first, got, 1, 0)
+    send = p2p.send(second.member.session.engine, second, torch.full((COUNT,), value), 0, 0)
 
     def sent() -> bool:
-        second._current.bridge.drain(0)
+        second.member.session.bridge.drain(0)
         return bool(send.done)
 
     wait_until(sent, SECONDS, "it is not sent")
@@ -42,7 +42,7 @@ def comes(world: World, receive: Any, got: torch.Tensor, value: float) -> None:
     """The rest of it arrives as it was sent."""
 
     def done() -> bool:
-        world._current.bridge.drain(1)
+        world.member.session.bridge.drain(1)
         return bool(receive.done)
 
     wait_until(done, SECONDS, f"it does not come: {world.failure}")
@@ -55,8 +55,8 @@ def test_a_message_is_whole_or_its_world_says_that_it_was_interrupted(tmp_path: 
     for step in range(0, MOST_STEPS, STRIDE):
         with members(f"file://{tmp_path}/{step}", 2) as ((first, second), _):
             receive, got = a_message(first, second, 1.0)
-            lane = first._current.lanes[1]
-            hit = interrupted_at(step, "lane.py", lambda: first._current.pump(lane))  # noqa: B023 - called at once
+            lane = first.member.session.lanes[1]
+            hit = interrupted_at(step, "lane.py", lambda: first.member.session.pump(lane))  # noqa: B023 - called at once
             if not hit:
                 break
             if first.failure is None:
@@ -83,7 +83,7 @@ def test_a_start_that_is_interrupted_leaves_nothing_behind(
     with members(store, 2) as ((first, _), _), profiler if watched == "profiler" else contextlib.nullcontext():
         batch = [P2P("recv", torch.zeros(COUNT), 1, tag) for tag in range(2)]
         assert interrupted_at(step, "lane.py", lambda: first.sync.batch_p2p(batch))  # in the middle of its start
-        assert not first._current.engine.operations
+        assert not first.member.session.engine.operations
         assert isinstance(first.failure, WorldClosed)
 
 
@@ -91,5 +91,5 @@ def test_a_wait_that_is_interrupted_before_it_waits_is_withdrawn(store: str) -> 
     with members(store, 2) as ((first, _), _):
         got = torch.zeros(COUNT)
         assert interrupted_at(0, "poller.py", lambda: first.sync.recv(got, 1))
-        assert not first._current.engine.operations
+        assert not first.member.session.engine.operations
         assert first.failure is None

@@ -47,7 +47,7 @@ def _joins_many(context: Context, store: TcpStoreAddress, rank: int) -> tuple[di
             joins = asyncio.gather(*(mw.join(name, rank, 2, store=store, join_timeout=SECONDS) for name in names))
             most = await _most_threads(joins)
             worlds = await joins
-            (pool,) = mw._stores._kept.values()
+            (pool,) = mw._table.resources.stores._kept.values()
             await asyncio.to_thread(context.send, "joined")
             await asyncio.to_thread(context.recv)
             return {w.name: w.generation for w in worlds}, most, len(pool._idle)
@@ -110,7 +110,7 @@ def test_who_waits_for_members_notices_the_close_at_once() -> None:
         mw = MultiWorld()
         store = mw.serve_store()
         joins = [asyncio.ensure_future(mw.join(f"w{n}", 0, 2, store=store, join_timeout=SECONDS)) for n in range(100)]
-        threads = mw._stores.threads(store)
+        threads = mw._table.resources.stores.threads(store)
         while threads.waiting < len(joins) or _of_ours() > OTHER_THREADS:
             await asyncio.sleep(0.001)  # all wait for members, and hardly a thread is there
         await mw.close()
@@ -130,7 +130,11 @@ def test_a_join_that_a_signal_handler_ends_is_given_up(monkeypatch: pytest.Monke
             patched.setattr(multi_module, "wait_here", interrupted)
             with pytest.raises(ArithmeticError):
                 mw.sync.join("w", 0, 2, store=store, join_timeout=3 * SECONDS)
-        wait_until(lambda: mw._stores.threads(store)._threads == 0, SECONDS, "the join goes on without its caller")
+        wait_until(
+            lambda: mw._table.resources.stores.threads(store)._threads == 0,
+            SECONDS,
+            "the join goes on without its caller",
+        )
         assert mw.sync.join("w", 0, 1, store=mw.serve_store()).size == 1
 
 

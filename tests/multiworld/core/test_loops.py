@@ -96,10 +96,10 @@ async def _next(stream: Any) -> Any:
 
 
 UNDER_TRIO: dict[str, Callable[[Any], Any]] = {
-    "join": lambda w: w._owner.join("other", 0, 1, store="file:///nowhere/store"),
-    "events": lambda w: _listen(w._owner),
-    "close": lambda w: w._owner.close(),
-    "async with": lambda w: w._owner.__aenter__(),
+    "join": lambda w: w.member.owner.join("other", 0, 1, store="file:///nowhere/store"),
+    "events": lambda w: _listen(w.member.owner),
+    "close": lambda w: w.member.owner.close(),
+    "async with": lambda w: w.member.owner.__aenter__(),
     "barrier": lambda w: w.barrier(),
     "recv": lambda w: w.recv(torch.zeros(1), 0),
     "all_reduce": lambda w: w.all_reduce(torch.zeros(1)),

@@ -23,9 +23,9 @@ def test_the_thread_that_ran_a_loop_before_wakes_it_in_the_thread_that_runs_it_n
         try:
             got = torch.zeros(1)
             waiting = asyncio.run_coroutine_threadsafe(first.recv(got, 1, tag=1), loop)
-            wait_until(lambda: bool(first._current.engine.operations), SECONDS, "it does not begin")
-            (operation,) = first._current.engine.operations
-            with first._current.lock:  # what this thread does when it waits itself, and the answer comes
+            wait_until(lambda: bool(first.member.session.engine.operations), SECONDS, "it does not begin")
+            (operation,) = first.member.session.engine.operations
+            with first.member.session.lock:  # what this thread does when it waits itself, and the answer comes
                 operation.complete(1)
             assert waiting.result(SECONDS) == 1
         finally:

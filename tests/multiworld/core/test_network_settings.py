@@ -130,7 +130,7 @@ def test_members_are_where_the_ports_are(store: str) -> None:
     with MultiWorld(ports=ports, interfaces="lo") as a, MultiWorld(ports=ports, interfaces="lo", secret=SECRET) as b:
         for mw, port in ((a, ports[0]), (b, ports[1])):
             mw.sync.join(f"w{port}", 0, 1, store=store)
-            endpoint = mw._hub.endpoint("127.0.0.1", mw.defaults.network)
+            endpoint = mw._table.resources.hub.endpoint("127.0.0.1", mw.defaults.network)
             assert endpoint.port == port
         with MultiWorld(ports=ports, op_timeout=5) as c:
             assert c.sync.join("again", 0, 1, store=store)  # the same settings share a listener

@@ -206,7 +206,7 @@ def test_series_of_somebody_else_are_left_alone() -> None:
     with MultiWorld() as mw:
         with pytest.raises(InvalidArgument, match="multiworld_world_size"):
             Metrics(mw, registry)
-        assert not mw._callbacks._subscriptions
+        assert not mw._table.resources.callbacks._subscriptions
 
 
 def test_operations_show_in_the_profiler(store: str) -> None:

@@ -52,7 +52,7 @@ def test_a_reduction_that_torch_does_not_have_is_a_typed_error_at_once(store: st
             assert "torch has no" in error.what
             assert error.remedy
         assert time.monotonic() - started < SOON
-        assert not any(world._current.engine.operations for world in worlds)
+        assert not any(world.member.session.engine.operations for world in worlds)
         assert at_all(worlds, pool, lambda w: w.sync.all_reduce(torch.ones(1))) == [None, None]
 
 
@@ -85,7 +85,7 @@ def test_what_fails_after_the_backend_is_done_is_a_typed_error(store: str, monke
         assert time.monotonic() - started < SOON
         monkeypatch.undo()
         for world in worlds:
-            driver = world._current.slots[0]._driver
+            driver = world.member.session.slots[0]._driver
             wait_until(lambda driver=driver: not driver._under_way, 5, "it is still under way")
         assert at_all(worlds, pool, lambda w: w.sync.all_reduce(torch.ones(1))) == [None, None]
 

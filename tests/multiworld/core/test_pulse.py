@@ -112,7 +112,7 @@ def test_random_ends_leave_nothing(responder: Responder) -> None:
 
 def test_strangers_and_wrong_members_are_not_served(store: str) -> None:
     with members(store, 2) as (worlds, _):
-        session = worlds[0]._current
+        session = worlds[0].member.session
         assert session.hub.call_and_wait(lambda: None)  # what it was asked when we joined is done
         member = session.hub.monitor._members[session]
         served = session.hub.responder
@@ -139,7 +139,7 @@ def test_one_connection_serves_all_worlds_of_two_processes(store: str) -> None:
                 thread.start()
             for thread in pair:
                 thread.join(SECONDS)
-        hub = a._hub
+        hub = a._table.resources.hub
         assert hub.call_and_wait(lambda: None)
         (process,) = hub.monitor._processes.values()  # both live here, and watch this process
         assert len(process.watches) == 10
@@ -148,10 +148,10 @@ def test_one_connection_serves_all_worlds_of_two_processes(store: str) -> None:
 
 def test_a_heartbeat_connection_that_is_lost_is_made_again(store: str) -> None:
     with members(store, 2) as (worlds, pool):
-        hub = worlds[0]._current.hub
+        hub = worlds[0].member.session.hub
         events: list[Any] = []
         for world in worlds:
-            world._owner.subscribe(events.append)
+            world.member.owner.subscribe(events.append)
         assert hub.call_and_wait(lambda: None)  # the monitor has heard of both worlds
         (process,) = hub.monitor._processes.values()
         first = process._sock
@@ -181,8 +181,8 @@ def _forks(context: Context, store: str, rank: int) -> None:
         mw.sync.join("w", rank, 2, store=store)
         child = os.fork()
         if child == 0:
-            assert mw._hub._responder is not None
-            mw._hub.drop_in_child()  # said by each of several owners; the numbers are others' by now
+            assert mw._table.resources.hub._responder is not None
+            mw._table.resources.hub.drop_in_child()  # said by each of several owners; the numbers are others' by now
             sockets = open_links()
             context.send([s for s in sockets if s.startswith("socket:")])
             signal.pause()
@@ -317,7 +317,7 @@ def test_the_kernel_says_when_something_came() -> None:
 def test_an_idle_hub_sleeps(store: str) -> None:
     """It wakes for the pings, not more often: the five a second of one peer process here."""
     with members(store, 2) as (worlds, _):
-        hub = worlds[0]._current.hub
+        hub = worlds[0].member.session.hub
         wakes: list[float] = []
         real = hub.turn
 

@@ -211,7 +211,7 @@ def test_a_forked_child_does_not_wait_for_the_rejoin_of_its_parent(both: Both, m
         parents = pool.submit(both.a.sync.rejoin)
         wait_until(lambda: both.a._rejoins._attempt is not None, SECONDS, "the parent does not rejoin")
         with monkeypatch.context() as child:
-            child.setattr(both.a, "_pid", 0)
+            child.setattr(both.a.member, "_pid", 0)
             with pytest.raises(WrongContext, match="forked child"):
                 both.a.sync.rejoin(timeout=0.3)
         both.b.sync.rejoin()

@@ -24,10 +24,10 @@ COUNT = 100_000  # float32: many times what the sockets below hold, and little e
 def short_of_buffers(store: str) -> Iterator[list[World]]:
     """Two members between which a socket takes little at a time."""
     with members(store, 2) as (worlds, _):
-        tcp = [world._current.lanes[1 - world.rank].sock for world in worlds]
+        tcp = [world.member.session.lanes[1 - world.rank].sock for world in worlds]
         # TCP waits for timers when its buffers are this small.
         for world, sock in zip(worlds, socket.socketpair(), strict=True):
-            lane = world._current.lanes[1 - world.rank]
+            lane = world.member.session.lanes[1 - world.rank]
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
             lane.sock, lane.fd = sock, sock.fileno()
@@ -40,7 +40,7 @@ def arrives(world: World, operation: Any) -> None:
     """Its member reads what comes; the other one has no thread or loop that does anything for the world."""
 
     def done() -> bool:
-        world._current.bridge.drain(0)
+        world.member.session.bridge.drain(0)
         return bool(operation.done)
 
     wait_until(done, SECONDS, "the rest never comes")
@@ -61,21 +61,21 @@ def test_a_collective_is_over_for_its_member_but_not_for_its_peer(
 ) -> None:
     ours, theirs = torch.ones(COUNT), torch.zeros(COUNT)
     with short_of_buffers(store) as (first, second):
-        operation = collectives.broadcast(second._current.engine, second, theirs, 0)
+        operation = collectives.broadcast(second.member.session.engine, second, theirs, 0)
         call(first, ours)
-        assert first._current.lanes[1].backlog
+        assert first.member.session.lanes[1].backlog
         arrives(second, operation)
-        wait_until(lambda: not first._current.bridge._rest_watched, SECONDS, "the hub looks on for nothing")
+        wait_until(lambda: not first.member.session.bridge._rest_watched, SECONDS, "the hub looks on for nothing")
     assert torch.equal(ours, theirs)
 
 
 def test_a_send_that_is_given_up(store: str) -> None:
     ours, theirs = torch.ones(COUNT), torch.zeros(COUNT)
     with short_of_buffers(store) as (first, second):
-        receive = p2p.recv(second._current.engine, second, theirs, 0, 0)
-        first._current.bridge.drain(1)
-        send = p2p.send(first._current.engine, first, ours, 1, 0)
-        with first._current.lock:
+        receive = p2p.recv(second.member.session.engine, second, theirs, 0, 0)
+        first.member.session.bridge.drain(1)
+        send = p2p.send(first.member.session.engine, first, ours, 1, 0)
+        with first.member.session.lock:
             send.withdraw()
         ours.fill_(7)
         arrives(second, receive)

@@ -197,7 +197,7 @@ def test_a_peer_has_one_heartbeat_connection() -> None:
 def test_a_step_of_a_peer_gets_all_the_time_that_is_left() -> None:
     """It got half of it: what was left then was compared with what had passed."""
     with MultiWorld() as mw:
-        endpoint = mw._hub.endpoint("127.0.0.1", NetworkSettings())
+        endpoint = mw._table.resources.hub.endpoint("127.0.0.1", NetworkSettings())
         acceptor = HandshakeAcceptor(endpoint, "w", 1, 0, 2, OURS.incarnation)
         dialler = PeerDialler("w", 1, 0, {0: OURS, 1: OURS}, NetworkSettings())
         deadline = time.monotonic() + 0.4

@@ -25,8 +25,8 @@ TWINS: dict[str, Callable[[World], Any]] = {
     "synchronize": lambda w: w.sync.synchronize(),
     "rejoin": lambda w: w.sync.rejoin(),
     "leave": lambda w: w.sync.leave(),
-    "join": lambda w: w._owner.sync.join("other", 0, 2, store="file:///nowhere/store"),  # type: ignore[attr-defined]
-    "close": lambda w: w._owner.sync.close(),  # type: ignore[attr-defined]
+    "join": lambda w: w.member.owner.sync.join("other", 0, 2, store="file:///nowhere/store"),  # type: ignore[attr-defined]
+    "close": lambda w: w.member.owner.sync.close(),  # type: ignore[attr-defined]
 }
 
 

@@ -27,7 +27,7 @@ def leader(context: Context, place: Place, _: int, rounds: int) -> Any:
             context.send("met")
             await asyncio.to_thread(context.recv)
             hangs = asyncio.ensure_future(a.send(large, 1))
-            while not a._current.engine.under_way:
+            while not a.member.session.engine.under_way:
                 await asyncio.sleep(0.001)
             await _there_and_back(b, tensor, rounds)
             assert not hangs.done()

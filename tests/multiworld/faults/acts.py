@@ -136,7 +136,7 @@ class Twin:
 
 async def operate_in_thread(context: Context, name: str, row: Row, peer: int) -> Any:
     """``operate`` with the synchronous twin, in a thread."""
-    twin, session = Twin(context.mw[name]), context.mw[name]._enter_sync("test")
+    twin, session = Twin(context.mw[name]), context.mw[name].member.enter("test")
     task = asyncio.ensure_future(asyncio.to_thread(OPERATIONS[row.operation].call, twin, peer, row.count))
     while not session.engine.operations and not task.done():
         await asyncio.sleep(0.001)
@@ -286,5 +286,5 @@ async def await_claims(
 
 def drivers(context: Context, name: str) -> set[str]:
     """The names of the drivers that a world has used so far."""
-    made = (slot._driver for slot in context.mw[name]._current.slots.values())
+    made = (slot._driver for slot in context.mw[name].member.session.slots.values())
     return {driver.name for driver in made if driver is not None}

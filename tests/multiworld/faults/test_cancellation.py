@@ -297,7 +297,7 @@ def test_exit_with_operations_pending(scene: Scene, kind: str) -> None:
 def interrupted_receive(context: Context, name: str) -> str:
     """A synchronous receive in the main thread, which Ctrl-C interrupts."""
     world = context.mw[name]
-    session, tensor = world._current, acts.filled(world, SMALL)
+    session, tensor = world.member.session, acts.filled(world, SMALL)
 
     def tell() -> None:
         while not session.engine.operations or process_state(os.getpid()) != "S":

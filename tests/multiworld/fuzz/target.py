@@ -111,7 +111,7 @@ class Fuzzed:
         data = b"".join(self.generator.frame() for _ in range(frames))
         self.report.frames += frames
         self._write(data)
-        self._swallowed = self._swallowed + 1 if self._target._current.lanes[1].receiving else 0
+        self._swallowed = self._swallowed + 1 if self._target.member.session.lanes[1].receiving else 0
         if self._swallowed > SWALLOWED_TURNS:  # all goes into one payload that was announced and never ends
             self._target.abort("nothing is read any more")
         if self._target.failure is None:
@@ -136,13 +136,13 @@ class Fuzzed:
     def _begin(self) -> None:
         self._swallowed = 0
         self.generator = Generator(self.draw, self.wildness)
-        self._socket: socket.socket = self._mad._current.lanes[0].sock
+        self._socket: socket.socket = self._mad.member.session.lanes[0].sock
         if not self.report.frames:
             self._start_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _start_something(self) -> None:
         """An operation of the target, whose memory lies between two margins."""
-        session: Any = self._target._current
+        session: Any = self._target.member.session
         engine = session.engine
         if len(engine.operations) > 16 or session.failure is not None:
             return
@@ -178,12 +178,12 @@ class Fuzzed:
                 pass
             except OSError:
                 return
-            self._target._current.bridge.drain(1)
+            self._target.member.session.bridge.drain(1)
             if self._target.failure is not None:
                 return
 
     def _hear(self) -> None:
-        session: Any = self._target._current
+        session: Any = self._target.member.session
         with session.lock:
             session.lanes[1].flush()
         with contextlib.suppress(BlockingIOError, OSError):

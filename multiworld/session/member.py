@@ -1,0 +1,148 @@
+"""This process as a member of one world, over all the generations of that world."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+
+import torch
+
+from multiworld.config import WorldConfig
+from multiworld.errors import WrongContext
+from multiworld.process.event_loop import no_loop
+from multiworld.session.counters import Counters
+from multiworld.session.orderly_leave import LINGER_SECONDS
+from multiworld.session.session import Session
+from multiworld.store.sources import StoreSource
+
+
+class Member:
+    """Our place in one world: its present generation, and the way into it for operations.
+
+    Args:
+        owner: the ``MultiWorld``; it lives as long as a world or a group of it is held.
+
+    Attributes:
+        config: settings of the present generation.
+        session: the present generation.
+        source: where its store comes from.
+        departures: number of times that the world was left.
+        loop: event loop that operations are awaited in, once there is one.
+        world_rank: our rank.
+        forget: called when the world was left.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        config: WorldConfig,
+        session: Session,
+        source: StoreSource,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self.owner, self.source = owner, source
+        self.name = config.name
+        self.torch_device = torch.device(config.device)
+        self.forget: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self.departures = 0
+        self._pid = os.getpid()
+        self._earlier = Counters()
+        self._take_up(config, session, loop)
+
+    def _take_up(self, config: WorldConfig, session: Session, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.config, self.session, self.loop = config, session, loop
+        self.world_rank = config.rank
+
+    def leave(self, seconds: float = LINGER_SECONDS) -> None:
+        """Leave the world in good order; blocks for at most ``seconds``, so that what was sent can arrive."""
+        with self._lock:
+            self.departures += 1
+            session = self.session
+        session.leave(seconds)
+        self.forget()
+
+    def renew(
+        self,
+        config: WorldConfig,
+        session: Session,
+        loop: asyncio.AbstractEventLoop | None,
+        departures: int,
+        wanted: Callable[[], bool],
+    ) -> bool:
+        """Take up the next generation, unless the world was left since ``departures``, or it is not wanted by now."""
+        with self._lock:
+            if self.departures != departures or not wanted():
+                return False
+            self._earlier.add(self.session.counters())
+            self._take_up(config, session, loop)
+            return True
+
+    @property
+    def generation(self) -> int:
+        """Number of the present generation, from 1."""
+        return self.session.membership.generation
+
+    @property
+    def on_device(self) -> bool:
+        """Whether CUDA tensors travel from device to device."""
+        return self.session.membership.on_device
+
+    def counters(self) -> Counters:
+        """Count what this membership did, over all generations."""
+        total = Counters()
+        total.add(self._earlier)
+        total.add(self.session.counters())
+        return total
+
+    def enter(self, operation: str) -> Session:
+        """Find the live session for an operation of the calling thread; raises a typed error if there is none."""
+        if os.getpid() != self._pid:  # in line, as below: this is the hot path
+            raise self._forked()
+        session = self.session
+        failure = session.engine.failure
+        if failure is not None:
+            raise failure.with_context(operation=operation)
+        return session
+
+    def enter_loop(self, operation: str) -> Session:
+        """Find the live session for an operation of the running loop; raises a typed error if there is none."""
+        session = self.enter(operation)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise no_loop(operation, self.name, self.world_rank) from None
+        if loop is not self.loop:
+            self._bind(loop, session, operation)
+        return session
+
+    def check_process(self) -> None:
+        """Raise ``WrongContext`` in a forked child of the process that joined."""
+        if os.getpid() != self._pid:
+            raise self._forked()
+
+    def is_whole(self) -> bool:
+        """Tell whether the world is active with all its members: none was lost, has left, or has said that it will."""
+        session = self.session
+        if session.failure is None:
+            session.hub.call_and_wait(session.control.look)
+        return session.failure is None and not session.leaving and not session.departed
+
+    def _forked(self) -> WrongContext:
+        return WrongContext(self.name, "used in a forked child of the process that joined", rank=self.world_rank)
+
+    def _bind(self, loop: asyncio.AbstractEventLoop, session: Session, operation: str) -> None:
+        """Serve ``loop`` from now on: the first one, or the next after the last one was closed."""
+        if self.loop is not None and not self.loop.is_closed():
+            raise WrongContext(
+                self.name,
+                "used in another event loop than the one that joined",
+                cause="the loop that it was joined or first awaited in still exists",
+                remedy="await it there, close that loop first, or use the synchronous twins in a thread",
+                rank=self.world_rank,
+                operation=operation,
+            )
+        self.loop = loop
+        session.bridge.attach(loop)
