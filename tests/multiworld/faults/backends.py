@@ -80,16 +80,18 @@ GLOO = Backend("gloo", Kind.CPU)
 BACKENDS = (GLOO, *(Backend(name, kind) for kind in (Kind.SIMULATED, Kind.GPU) for name in ("nccl", "torch-nccl")))
 
 
-def rows(part: str = "") -> list[object]:
+def rows(part: str = "", *, gpu: bool = False) -> list[object]:
     """Return the rows that a test runs on here; where there is none, one that is skipped with the reason.
 
     ``test_rows.py`` says for each row of the table, once, why it cannot run here.
 
     Args:
         part: a text that the names of the rows have for which the test is meant; empty for all.
+        gpu: rows on a device are asked for: where they cannot run, each is skipped with the reason.
     """
     meant = [row for row in BACKENDS if part in str(row)]
-    return [parameter(row) for row in meant if row.missing() is None] or [parameter(meant[0])]
+    wanted = [row for row in meant if row.missing() is None or (gpu and row.kind is Kind.GPU)]
+    return [parameter(row) for row in wanted or meant[:1]]
 
 
 def parameter(row: Backend) -> object:

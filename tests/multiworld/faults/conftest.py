@@ -75,10 +75,13 @@ def injector(request: pytest.FixtureRequest) -> Iterator[Injector]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that uses a backend on the rows of the table that can run here; ``only_rows`` says why on fewer."""
+    """Run each test that uses a backend on the rows of the table that can run here; ``only_rows`` says why on fewer.
+
+    ``-m gpu`` asks for the rows on a device: its report counts those that were skipped.
+    """
     if "backend" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("only_rows")
-        metafunc.parametrize("backend", rows(mark.args[0] if mark else ""))
+        metafunc.parametrize("backend", rows(mark.args[0] if mark else "", gpu="gpu" in metafunc.config.option.markexpr))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
