@@ -44,6 +44,8 @@ def _whole(alignment: Alignment, group: Group, before: tuple[int, int]) -> Group
 
     The nearest line below that both files share may be the wrong one of several brackets: some more are tried.
     """
+    if only_moved(alignment, group):
+        return None
     head, at, below = alignment.base[before[0] + 1 : group.start], before[1] + 1, group.end
     for _ in range(SHARED):
         after = alignment.after(below)
@@ -61,6 +63,14 @@ def _whole(alignment: Alignment, group: Group, before: tuple[int, int]) -> Group
 def _where(at: int, count: int, same: bool) -> str:
     lines = f"line {at + 1}" if count < 2 else f"lines {at + 1} to {at + count}"
     return f"already at {lines} of the new file" + ("" if same else ", formatted differently")
+
+
+def only_moved(alignment: Alignment, group: Group) -> bool:
+    """Return whether the removed lines only moved: they still have to be removed."""
+    removed = [norm(line) for line in group.removed(alignment.base)]
+    if group.added or not recognisable(removed):
+        return False
+    return any(alignment.back[at] < 0 for at in occurrences(alignment.ours_norm, removed))
 
 
 def _inside(new: Sequence[bytes], group: Group, base: Sequence[bytes]) -> int | None:

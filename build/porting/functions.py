@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from build.porting.alignment import KEPT, Alignment, align, align_all
+from build.porting.already_upstream import only_moved
 from build.porting.echoes import echo
 from build.porting.groups import Edit, Group, Placed
 from build.porting.hunks import HunkResult, port_hunk, rigid
@@ -26,13 +27,15 @@ def port_in_function(alignment: Alignment, placed: Placed) -> HunkResult | None:
     if found is None:
         return None
     result = port_hunk(found.alignment, shifted(placed, -found.old))
-    if result.verdict is Verdict.CONFLICT or (result.edits and _elsewhere(alignment, placed)):
+    if result.verdict is Verdict.CONFLICT or _elsewhere(alignment, placed, result):
         return None
     return outward(result, placed, found.new, alignment, moved=alignment.to[found.old] != found.new)
 
 
-def _elsewhere(alignment: Alignment, placed: Placed) -> bool:
-    """Return whether the rest of the new file may have what a hunk adds."""
+def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool:
+    """Return whether the rest of the new file may have what a hunk adds, or has what upstream seems to remove."""
+    if result.verdict is Verdict.UPSTREAM:
+        return any(only_moved(alignment, group) for group in placed.groups)
     return echo(alignment, placed) is not None or any(added_elsewhere(alignment, group) for group in placed.groups)
 
 

@@ -15,7 +15,7 @@ from build.porting.candidates import (
 )
 from build.porting.echoes import SURE, Echo, echo, removed_only
 from build.porting.groups import Edit, Group, Placed
-from build.porting.lines import distinctive, norm
+from build.porting.lines import distinctive, headings, norm
 from build.porting.names import imports_only
 from build.porting.placement import GroupResult, Outcome, place_group, stands, stuck, target
 from build.series.verdicts import Method, Verdict
@@ -98,6 +98,8 @@ def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
         if why_not := stands(alignment, group):
             return human(why_not)
     if found := echo(alignment, placed):
+        if _elsewhere(alignment, placed.groups[0].start + at - placed.start, found):
+            return _perhaps(found, "but in another function")
         return _echoed(alignment, placed.groups, found)
     offset = at - placed.hunk.first
     shift = at - placed.start
@@ -113,6 +115,12 @@ def _echoed(alignment: Alignment, groups: Sequence[Group], found: Echo) -> HunkR
     evidence = f"already at {found.where} of the new file, in {found.share:.0%} of its words"
     there = range(found.start, found.end)
     return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, evidence, found.start, there=there, alike=True)
+
+
+def _elsewhere(alignment: Alignment, at: int, found: Echo) -> bool:
+    """Return whether lines of the new file are in another function than the line `at`."""
+    here, there = (headings(alignment.ours, line) for line in (at, found.start))
+    return bool(here) and bool(there) and here[-1] != there[-1]
 
 
 def _perhaps(found: Echo, evidence: str = "") -> HunkResult:

@@ -73,7 +73,7 @@ def _each(
     results = [_port(alignment, placed) if placed else human("does not apply to the old tree") for placed in located]
     results = sweeps.place(alignment, located, results)
     results = [_unmoved(result, hunk, hunks) for result, hunk in zip(results, hunks, strict=True)]
-    return alignment, tuple(located), tuple(results)
+    return alignment, tuple(located), tuple(_once(results))
 
 
 def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
@@ -119,6 +119,20 @@ def _unmoved(result: HunkResult, hunk: Hunk, hunks: Sequence[Hunk]) -> HunkResul
     if removed and removed <= added:
         return human("the patch moves this code, which has moved in the new file")
     return result
+
+
+def _once(results: Sequence[HunkResult]) -> list[HunkResult]:
+    """Leave hunks to a human that are upstream by the words of lines which are another hunk's change as well.
+
+    A patch may add the same lines in several places, and upstream may have only some of them.
+    """
+    final = list(results)
+    for number, result in enumerate(results):
+        others = [other.there for other in results if other is not result]
+        if result.alike and result.verdict is Verdict.UPSTREAM and any(set(result.there) & set(o) for o in others):
+            why = f"{result.evidence}; but so is another hunk that adds the same: it is uncertain which"
+            final[number] = replace(human(why), method=Method.UPSTREAM)
+    return final
 
 
 def _apart(results: list[HunkResult]) -> list[HunkResult]:

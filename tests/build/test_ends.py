@@ -139,7 +139,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository whose noxfile does nothing, on a machine that lacks nothing: no test installs packages."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, line in {"git": "", "g++": "", "ip": "", "sshd": "", "apt-get": "exit 1", "sudo": "exit 1"}.items():
+    present = dict.fromkeys(("git", "g++", "ip", "sshd", "patch"), "")
+    for name, line in {**present, "apt-get": "exit 1", "sudo": "exit 1"}.items():
         _program(programs / name, line)
     _python(programs / "python3", headers=True)
     (tmp_path / "tmp").mkdir()
@@ -200,7 +201,7 @@ def test_what_readme_does_not_name_is_installed_after_its_test_command(place: Pa
     programs = place / "bin"
     for name in ("bash", "cat", "chmod", "dirname", "env", "mktemp", "rm", "sed", "sh", "touch"):
         (programs / name).symlink_to(shutil.which(name) or name)
-    for name in ("ip", "sshd", "g++", "git"):
+    for name in ("ip", "sshd", "patch", "g++", "git"):
         (programs / name).unlink()
     _python(programs / "python3", headers=False)
     _program(programs / "sudo", 'exec "$@"')
@@ -227,8 +228,8 @@ def test_what_readme_does_not_name_is_installed_after_its_test_command(place: Pa
         "--install-only -s tests",
         "-R -s tests",
         update,
-        f"{quiet} iproute2 openssh-server python3-dev",
-        "-R -s tests -- -m ip or sshd or headers tests/build tests/multiworld",
+        f"{quiet} iproute2 openssh-server patch python3-dev",
+        "-R -s tests -- -m ip or sshd or patch or headers tests/build tests/multiworld",
         "-s test-2.6.0",
         "the summary",
     ]

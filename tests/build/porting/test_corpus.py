@@ -40,6 +40,7 @@ def test_the_same_seed_gives_the_same_corpus() -> None:
     assert trees(1) != trees(2)
 
 
+@pytest.mark.patch
 @pytest.mark.slow
 def test_nothing_is_placed_wrong_and_verdicts_are_right() -> None:
     scores = measure(sources(), 30, 11)

@@ -111,6 +111,7 @@ def test_the_judge_knows_right_wrong_and_left(little: Path) -> None:
     assert judge(dropped, {"a.c": twice["a.c"] + b"  check_the_state_of_zeta(value, 17);\n"}) == [Result.WRONG]
 
 
+@pytest.mark.patch
 def test_a_conflict_of_another_tool_is_a_hunk_left(little: Path) -> None:
     for case in by_kind(little).values():
         for files in others(case).values():
@@ -118,6 +119,7 @@ def test_a_conflict_of_another_tool_is_a_hunk_left(little: Path) -> None:
             assert all(result is not Result.WRONG for result in judge(case, files))
 
 
+@pytest.mark.patch
 def test_tools_are_measured_and_the_promises_are_judged(little: Path) -> None:
     scores = measure("little", little)
     hunks = {score.kind: score.hunks[0] for score in scores}

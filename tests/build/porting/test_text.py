@@ -191,6 +191,13 @@ def test_removed_lines_that_upstream_removed_as_well() -> None:
     assert found.hunks[0].verdict is Verdict.UPSTREAM
 
 
+def test_removed_lines_that_upstream_only_moved_are_not_called_upstream() -> None:
+    two = "".join(line("gamma", n) for n in (5, 6))
+    new = replaced(OLD, (two, ""), (line("beta", 4), line("beta", 4) + two))
+    found = port(OLD, replaced(OLD, (two, "")), new)
+    assert found.hunks[0].verdict is not Verdict.UPSTREAM
+
+
 def test_an_import_finds_its_place_by_the_line_below_it_alone() -> None:
     """What needs it is further down, so that a line at the margin that each file has once is enough."""
     tail = "logger = logging.getLogger(__name__)\n\n\ndef first(value):\n    return logger.name + value\n"
@@ -209,3 +216,21 @@ CHECK = "  if (check_quota(value)) return 1;\n"
 
 def with_checks(*places: tuple[str, int]) -> str:
     return replaced(OLD, *((line(*place), line(*place) + CHECK) for place in places))
+
+
+@pytest.mark.parametrize("places", [(("beta", 5), ("gamma", 5)), (("beta", 2), ("beta", 10))])
+def test_of_the_same_lines_in_two_places_upstream_may_have_one(places: tuple[tuple[str, int], ...]) -> None:
+    for number, there in enumerate(places):
+        found = port(OLD, with_checks(*places), "int upstream_has_more;\n" + with_checks(there)).hunks
+        assert found[number].verdict is Verdict.UPSTREAM
+        assert found[1 - number].verdict is Verdict.CONFLICT
+        assert "but" in found[1 - number].evidence
+    both = port(OLD, with_checks(*places), "int upstream_has_more;\n" + with_checks(*places))
+    assert [item.verdict for item in both.hunks] == [Verdict.UPSTREAM] * 2
+    assert len(set(both.lines)) == 2
+
+
+def test_the_same_lines_in_the_next_function_are_not_the_change() -> None:
+    found = port(OLD, with_checks(("gamma", 5)), "int upstream_has_more;\n" + with_checks(("beta", 5)))
+    assert found.hunks[0].verdict is Verdict.CONFLICT
+    assert "in another function" in found.hunks[0].evidence
