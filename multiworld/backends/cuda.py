@@ -80,16 +80,11 @@ class PrivateStream:
 
     def sticky_error(self) -> int:
         """The error that every call on this device returns from now on; 0 if there is none."""
-        return _sticky_error(self.pointer)
+        return sticky_error(self.pointer)
 
 
-def sticky_error(device: torch.device) -> int:
-    """The same, asked for in the calling thread."""
-    with torch.cuda.device(device):
-        return _sticky_error(torch.cuda.current_stream().cuda_stream)
-
-
-def _sticky_error(stream: int) -> int:
+def sticky_error(stream: int) -> int:
+    """The same, asked for in ``stream`` of the thread's current device."""
     codes = [_query(stream) for _ in range(2)]
     return codes[0] if codes[0] == codes[1] and codes[0] not in _CONTAINED else 0
 

@@ -53,7 +53,8 @@ def look(device: str, error: RuntimeError) -> None:
     The program's own kernels run in that thread's streams, so that it is often the first to hear of it.
     """
     with contextlib.suppress(RuntimeError):  # CUDA cannot even be asked
-        code = cuda.sticky_error(torch.device(device))
+        with torch.cuda.device(device):
+            code = cuda.sticky_error(torch.cuda.current_stream().cuda_stream)
         if code:
             report(device, code, str(error))
 

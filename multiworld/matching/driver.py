@@ -30,6 +30,10 @@ class Driver(Protocol):
     ``after``, a ``torch.cuda.Event`` recorded on the caller's stream, for which the driver's stream waits before it
     starts; None waits for nothing.
 
+    ``op`` is a ``torch.distributed.ReduceOp``; reductions are in place. The lists of ``gather`` and ``scatter`` are
+    empty except at the root. ``reduce_scatter`` takes a flat tensor with one piece of the output's length for each
+    rank, and ``all_to_all`` two flat tensors, split in elements.
+
     A driver without ``on_device`` takes CPU tensors and no ``after``. Its operations may raise ``ValueError``,
     ``TypeError`` or ``RuntimeError`` for what it cannot do.
     """
@@ -40,27 +44,15 @@ class Driver(Protocol):
     def open(self) -> None:
         """Connect to the other members; blocks. Raises if ``abort`` is called meanwhile, or if it takes too long."""
 
-    def broadcast(self, tensor: torch.Tensor, root: int, *, after: Any = None) -> Any:
-        """Start a broadcast."""
-
-    def all_reduce(self, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Any:
-        """Start an all-reduce in place; ``op`` is a ``torch.distributed.ReduceOp``."""
-
-    def reduce(self, tensor: torch.Tensor, root: int, op: Any, *, after: Any = None) -> Any:
-        """Start a reduce in place."""
-
-    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, *, after: Any = None) -> Any:
-        """Start an all-gather."""
-
-    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, *, after: Any = None) -> Any:
-        """Start a gather; ``outputs`` is empty except at the root."""
-
-    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int, *, after: Any = None) -> Any:
-        """Start a scatter; ``tensors`` is empty except at the root."""
-
-    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Any:
-        """Start a reduce-scatter of a flat tensor that holds one piece of the output's length for each rank."""
-
+    def broadcast(self, tensor: torch.Tensor, root: int, *, after: Any = None) -> Any: ...
+    def all_reduce(self, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Any: ...
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any, *, after: Any = None) -> Any: ...
+    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, *, after: Any = None) -> Any: ...
+    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, *, after: Any = None) -> Any: ...
+    def scatter(
+        self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int, *, after: Any = None
+    ) -> Any: ...
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Any: ...
     def all_to_all(
         self,
         output: torch.Tensor,
@@ -69,14 +61,9 @@ class Driver(Protocol):
         input_splits: Sequence[int],
         *,
         after: Any = None,
-    ) -> Any:
-        """Start an all-to-all of two flat tensors, split as said, in elements."""
-
-    def send(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Any:
-        """Start to send to a rank."""
-
-    def recv(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Any:
-        """Start to receive from a rank."""
+    ) -> Any: ...
+    def send(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Any: ...
+    def recv(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Any: ...
 
     def watch(self, work: Any, finished: Finished, launched: Launched | None = None) -> None:
         """Report the end of ``work``, from any thread.

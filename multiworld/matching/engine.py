@@ -179,7 +179,11 @@ class Engine(Registry):
                 self.operations.discard(operation)  # it went on for the peer's sake only
         if gives_up and any(peer in launch.ranks for launch in self.under_way):
             return False
-        return not any(_cannot_end(operation, peer, gives_up) for operation in tuple(self.operations))
+        operations = tuple(self.operations)
+        unfinished = (
+            one for one in operations if gives_up and isinstance(one, CollectiveOperation) and peer in one.ranks
+        )
+        return not any(unfinished) and not any(one.needs(peer) for one in operations)
 
     def gives_up(self) -> bool:
         """Return whether our end now leaves something undone that others take part in."""
@@ -206,8 +210,3 @@ class Engine(Registry):
         if found is None:
             found = self._groups[gid] = GroupCollectives(self, self._sinks, gid, self._host.launch)
         return found
-
-
-def _cannot_end(operation: Operation, gone: int, gives_up: bool) -> bool:
-    unfinished = gives_up and isinstance(operation, CollectiveOperation) and gone in operation.ranks
-    return unfinished or operation.needs(gone)

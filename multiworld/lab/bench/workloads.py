@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -31,53 +31,36 @@ class Ranked:
         return getattr(self._operations, name)
 
 
-def _round_trip(group: Any, tensors: list[torch.Tensor]) -> None:
+# A turn yields the result of each of its calls: a coroutine is then awaited, and anything else is done already.
+Turn = Callable[[Any, list[torch.Tensor]], Iterable[Any]]
+
+
+def _round_trip(group: Any, tensors: list[torch.Tensor]) -> Iterator[Any]:
     if group.rank == 0:
-        group.send(tensors[0], 1)
-        group.recv(tensors[1], 1)
+        yield group.send(tensors[0], 1)
+        yield group.recv(tensors[1], 1)
     else:
-        group.recv(tensors[1], 0)
-        group.send(tensors[0], 0)
+        yield group.recv(tensors[1], 0)
+        yield group.send(tensors[0], 0)
 
 
-async def _round_trip_awaited(group: Any, tensors: list[torch.Tensor]) -> None:
-    if group.rank == 0:
-        await group.send(tensors[0], 1)
-        await group.recv(tensors[1], 1)
-    else:
-        await group.recv(tensors[1], 0)
-        await group.send(tensors[0], 0)
-
-
-def _one_way(group: Any, tensors: list[torch.Tensor]) -> None:
+def _one_way(group: Any, tensors: list[torch.Tensor]) -> Iterator[Any]:
     if group.rank == 0:
         for _ in range(BURST):
-            group.send(tensors[0], 1)
-        group.recv(tensors[2], 1)
+            yield group.send(tensors[0], 1)
+        yield group.recv(tensors[2], 1)
     else:
         for _ in range(BURST):
-            group.recv(tensors[1], 0)
-        group.send(tensors[2], 0)
-
-
-async def _one_way_awaited(group: Any, tensors: list[torch.Tensor]) -> None:
-    if group.rank == 0:
-        for _ in range(BURST):
-            await group.send(tensors[0], 1)
-        await group.recv(tensors[2], 1)
-    else:
-        for _ in range(BURST):
-            await group.recv(tensors[1], 0)
-        await group.send(tensors[2], 0)
+            yield group.recv(tensors[1], 0)
+        yield group.send(tensors[2], 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One row: one turn in a thread that waits, and awaited; ``nbytes`` move ``payloads`` times in it."""
+    """One row; ``nbytes`` move ``payloads`` times in a turn."""
 
     name: str
-    waiting: Callable[[Any, list[torch.Tensor]], Any]
-    awaited: Callable[[Any, list[torch.Tensor]], Awaitable[Any]]
+    turn: Turn
     payloads: int = 1
     sized: bool = True
 
@@ -85,12 +68,12 @@ class Workload:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("round trip", _round_trip, _round_trip_awaited, payloads=2),
-        Workload("one way", _one_way, _one_way_awaited, payloads=BURST),
-        Workload("all_reduce", lambda g, t: g.all_reduce(t[0]), lambda g, t: g.all_reduce(t[0])),
-        Workload("broadcast", lambda g, t: g.broadcast(t[0], 0), lambda g, t: g.broadcast(t[0], 0)),
-        Workload("all_gather", lambda g, t: g.all_gather(t[:2], t[3]), lambda g, t: g.all_gather(t[:2], t[3])),
-        Workload("barrier", lambda g, _: g.barrier(), lambda g, _: g.barrier(), sized=False),
+        Workload("round trip", _round_trip, payloads=2),
+        Workload("one way", _one_way, payloads=BURST),
+        Workload("all_reduce", lambda group, tensors: (group.all_reduce(tensors[0]),)),
+        Workload("broadcast", lambda group, tensors: (group.broadcast(tensors[0], 0),)),
+        Workload("all_gather", lambda group, tensors: (group.all_gather(tensors[:2], tensors[3]),)),
+        Workload("barrier", lambda group, _: (group.barrier(),), sized=False),
     )
 }
 
@@ -129,22 +112,21 @@ def turns_waiting(context: Context, name: str, nbytes: int, count: int) -> list[
 
 async def turns_awaited(context: Context, name: str, nbytes: int, count: int) -> list[float]:
     """The same with a world, awaited."""
-    work, group, tensors = WORKLOADS[name].awaited, context.mw[WORLD], _tensors(nbytes)
+    turn, group, tensors = WORKLOADS[name].turn, context.mw[WORLD], _tensors(nbytes)
     seconds = []
-    await work(group, tensors)
-    for _ in range(count):
+    for _ in range(1 + count):
         started = time.perf_counter()
-        await work(group, tensors)
+        for call in turn(group, tensors):
+            await call
         seconds.append(time.perf_counter() - started)
-    return seconds
+    return seconds[1:]
 
 
 def _timed(workload: Workload, group: Any, nbytes: int, count: int) -> list[float]:
-    work, tensors = workload.waiting, _tensors(nbytes)
-    seconds = []
-    work(group, tensors)
-    for _ in range(count):
+    tensors, seconds = _tensors(nbytes), []
+    for _ in range(1 + count):
         started = time.perf_counter()
-        work(group, tensors)
+        for _done in workload.turn(group, tensors):
+            pass
         seconds.append(time.perf_counter() - started)
-    return seconds
+    return seconds[1:]

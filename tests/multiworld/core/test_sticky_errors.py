@@ -62,19 +62,19 @@ def test_an_error_that_stays_is_the_end_of_the_device(
 ) -> None:
     runtime = _Runtime(answers)
     monkeypatch.setattr(cuda, "runtime", lambda: runtime)
-    assert cuda._sticky_error(1) == lost
+    assert cuda.sticky_error(1) == lost
 
 
 def test_a_stream_that_is_being_captured_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = _Runtime([700, 700], captured=True)
     monkeypatch.setattr(cuda, "runtime", lambda: runtime)
-    assert cuda._sticky_error(1) == 0
+    assert cuda.sticky_error(1) == 0
     assert not runtime.spoilt
 
 
 def test_what_another_thread_captures_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = _Runtime([700, 700], elsewhere=True)
     monkeypatch.setattr(cuda, "runtime", lambda: runtime)
-    assert cuda._sticky_error(1) == 700
+    assert cuda.sticky_error(1) == 700
     assert not runtime.spoilt
     assert runtime.mode == _GLOBAL  # of this thread, as it was
