@@ -17,19 +17,10 @@ from build.series.checkout import replacing
 from build.series.fields import is_mail
 from build.series.model import PatchFile
 
-#: Everything that decides the bytes of a diff; no configuration is read (see `build.git`).
-_DIFF = (
-    "--full-index",
-    "--binary",
-    "--find-renames=50%",
-    "--unified=3",
-    "--diff-algorithm=myers",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--no-color",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-)
+#: Everything that decides what has changed; no configuration is read (see `build.git`).
+_COMPARED = ("--find-renames=50%", "--diff-algorithm=myers", "--no-ext-diff", "--no-textconv", "--no-color")
+#: Everything that decides the bytes of a diff. `--binary` and `--unified` imply `--patch`, in a diffstat, too.
+_DIFF = ("--full-index", "--binary", "--unified=3", "--src-prefix=a/", "--dst-prefix=b/", *_COMPARED)
 _MAIL = ("format-patch", "--stdout", "--zero-commit", "--no-signature", "--no-numbered", "--always", *_DIFF)
 
 
@@ -78,7 +69,7 @@ def export_diff(git: Git, old: str, new: str) -> bytes:
 
 def export_stat(git: Git, old: str, new: str) -> bytes:
     """Return the diffstat of two commits as `git format-patch` writes it."""
-    return git.out("diff-tree", "--stat=72", "--summary", *_DIFF, old, new)
+    return git.out("diff-tree", "--stat=72", "--summary", *_COMPARED, old, new)
 
 
 def export_series(git: Git, base: str, head: str, names: Iterable[str]) -> tuple[Exported, ...]:

@@ -288,4 +288,7 @@ def test_a_diffstat_is_kept_while_it_is_true(repo: Git, tmp_path: Path) -> None:
     repo.out("tag", "-f", "new")
     port_folder(request(repo))
     true = b"---\n src/a.c | 2 +-\n 1 file changed, 1 insertion(+), 1 deletion(-)\n\n"
-    assert (tmp_path / "out" / "fix.patch").read_bytes().startswith(b"Subject: x\n" + true + b"diff --git")
+    written = (tmp_path / "out" / "fix.patch").read_bytes()
+    assert written.startswith(b"Subject: x\n" + true + b"diff --git")
+    assert written.count(b"diff --git") == 1
+    applies(repo, tmp_path / "out")
