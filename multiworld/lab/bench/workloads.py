@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -104,10 +105,10 @@ def turns_plain(context: Context, name: str, nbytes: int, count: int) -> list[fl
     return _timed(WORKLOADS[name], context.kept["plain"], nbytes, count)
 
 
-def turns_waiting(context: Context, name: str, nbytes: int, count: int) -> list[float]:
-    """The same with the synchronous twin of a world."""
+async def turns_waiting(context: Context, name: str, nbytes: int, count: int) -> list[float]:
+    """The same with the synchronous twin of a world, in a thread: it refuses to block a running event loop."""
     world = context.mw[WORLD]
-    return _timed(WORKLOADS[name], Ranked(world.rank, world.sync), nbytes, count)
+    return await asyncio.to_thread(_timed, WORKLOADS[name], Ranked(world.rank, world.sync), nbytes, count)
 
 
 async def turns_awaited(context: Context, name: str, nbytes: int, count: int) -> list[float]:
