@@ -19,7 +19,7 @@ DEFAULT_MAX_MESSAGE_BYTES = 1 << 34
 
 
 def is_duration(value: object) -> bool:
-    """Whether ``value`` is a number of seconds above 0; infinity is."""
+    """Tell whether ``value`` is a number of seconds above 0; infinity is."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
@@ -46,7 +46,7 @@ def printed(host: str, port: int) -> str:
 
 
 class WorldState(enum.Enum):
-    """Where a world is in its life: it serves operations, it broke, or it was left."""
+    """The place of a world in its life: it serves operations, it broke, or it was left."""
 
     ACTIVE = "active"
     BROKEN = "broken"
@@ -55,7 +55,7 @@ class WorldState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """How a world notices that a peer is silent. All in seconds.
+    """The times after which a world notices that a peer is silent. All in seconds.
 
     A peer answers pings from a native thread of its process, so that a held GIL or a long model load is no silence; a
     stopped, frozen or cut-off process is. Each member pings the next three in the order of ranks, and a member that
@@ -84,7 +84,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """What all connections of a ``MultiWorld`` have in common; made by ``network_settings``.
+    """Settings of all connections of a ``MultiWorld``; made by ``network_settings``.
 
     Args:
         secret: the same for all members; None lets every process that reaches our ports greet. Never printed.

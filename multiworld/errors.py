@@ -118,8 +118,8 @@ class BackendUnavailable(MultiWorldError, RuntimeError):
 
 
 class ObjectRefused(MultiWorldError):
-    """A received object needs a class or function that the caller did not allow, is no pickle of ours, or would take
-    far more work than its length warrants."""
+    """A received object needs a class or function that the caller did not allow. Or it is no pickle of ours, or would
+    take far more work than its length warrants."""
 
     likely_cause = "the peer sent a type that is not in the allow-list"
     what_to_do = "pass allow=[...] with the types you expect, and only if you trust the peer"
@@ -136,7 +136,9 @@ class BrokenWorldException(MultiWorldError):
 
 
 class LossReason(str, enum.Enum):
-    """How the loss of a peer was noticed. A member equals its text: ``error.how == "eof"``. Metrics use the same texts.
+    """The way in which the loss of a peer was noticed. A member equals its text: ``error.how == "eof"``.
+
+    Metrics use the same texts.
 
     ``EOF``: its connections ended. ``SILENCE``: it gave no sign of life within ``Heartbeat.lost_after``. ``LEFT``: it
     left the world in good order, and an operation needs it. ``REPORTED``: another member said so, or aborted the world.
@@ -175,8 +177,11 @@ class PeerLost(BrokenWorldException):
 
 
 class BackendFailed(BrokenWorldException):
-    """The backend cannot do its part on this side: its communicator is not made in time, a member uses another driver
-    or another version of NCCL, two members share a device, a function is missing in the library."""
+    """The backend cannot do its part on this side.
+
+    Its communicator is not made in time, or a function is missing in the library. Or a member uses another driver or
+    another version of NCCL, or two members share a device.
+    """
 
     likely_cause = "the installation or the settings of this process or of a peer"
 

@@ -41,11 +41,15 @@ def begin(
     stream: bool,
     local: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
 ) -> Operation:
-    """Start a plan of tensors, which may be on the device.
+    """Start a plan of tensors, which may be on the device; it goes one of its two ways, as its fingerprint says.
 
     Args:
         local: targets, and what is copied to them where the caller is the only member.
     """
+    if plan.fingerprint.inline:
+        plan.launch = None
+    elif plan.launch is not None:
+        plan.outgoing = plan.absorb = nothing
     plan.buffers, plan.streamed = buffers, stream and plan.fingerprint.on_device
     plan.finish = buffers.finish if plan.finish is None else plan.finish
     if plan.fingerprint.on_device:
@@ -70,7 +74,7 @@ def _do_alone(plan: Plan, local: Sequence[tuple[torch.Tensor, torch.Tensor]]) ->
     plan.finish = copy
 
 
-def _nothing(_: Any) -> None:
+def nothing(_: Any) -> None:
     return None
 
 
@@ -126,7 +130,7 @@ def _only_at(group: GroupMembers, operation: str, what: str, root: int, tensors:
 
 def barrier(engine: Engine, group: GroupMembers, name: str = "barrier") -> Operation:
     """Start ``Group.barrier``: the fingerprints are all there is to it."""
-    return engine.collective(group, Plan(name, Fingerprint(Collective.BARRIER), _nothing, _nothing))
+    return engine.collective(group, Plan(name, Fingerprint(Collective.BARRIER), nothing, nothing))
 
 
 def broadcast(engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: int, stream: bool = False) -> Operation:
@@ -141,13 +145,11 @@ def broadcast(engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: in
         if not ours:
             bytes_of(flat)[:] = part(parts, src)
 
-    plan = Plan(
-        "broadcast",
-        Fingerprint(Collective.BROADCAST, flat.nbytes, code, src, inline=inline, on_device=buffers.on_device),
-        lambda _: bytes_of(flat) if ours and inline else None,
-        absorb if inline else _nothing,
-        None if inline else lambda driver: driver.broadcast(buffers.raw(flat), src, after=buffers.after),
-    )
+    def launch(driver: Driver) -> Any:
+        return driver.broadcast(buffers.raw(flat), src, after=buffers.after)
+
+    signature = Fingerprint(Collective.BROADCAST, flat.nbytes, code, src, inline=inline, on_device=buffers.on_device)
+    plan = Plan("broadcast", signature, lambda _: bytes_of(flat) if ours else None, absorb, launch)
     return begin(engine, group, plan, buffers, stream)
 
 
@@ -171,7 +173,7 @@ def all_reduce(
         reduction.check_backend(group, name, tensor.dtype)
 
     def outgoing(place: int) -> Bytes | None:
-        return bytes_of(flat) if inline and dst in (None, place) else None
+        return bytes_of(flat) if dst in (None, place) else None
 
     def absorb(parts: Parts) -> None:
         if ours:
@@ -182,14 +184,10 @@ def all_reduce(
             return driver.all_reduce(flat, reduction.backend_op, after=buffers.after)
         return driver.reduce(flat, dst, reduction.backend_op, after=buffers.after)
 
-    plan = Plan(
-        name,
-        Fingerprint(kind, flat.nbytes, code, -1 if dst is None else dst, reduction.code, inline, buffers.on_device),
-        outgoing,
-        absorb if inline else _nothing,
-        None if inline else launch,
-        (lambda: reduction.complete(flat, group.size)) if ours else None,
-    )
+    root = -1 if dst is None else dst
+    signature = Fingerprint(kind, flat.nbytes, code, root, reduction.code, inline, buffers.on_device)
+    after = (lambda: reduction.complete(flat, group.size)) if ours else None
+    plan = Plan(name, signature, outgoing, absorb, launch, after)
     return begin(engine, group, plan, buffers, stream)
 
 
@@ -225,15 +223,9 @@ def _all_gather(
     def launch(driver: Driver) -> Any:
         return driver.all_gather(buffers.raws(flats), buffers.raw(flat), after=buffers.after)
 
-    plan = Plan(
-        name,
-        Fingerprint(
-            Collective.ALL_GATHER, flat.nbytes, CODES[tensor.dtype], inline=inline, on_device=buffers.on_device
-        ),
-        lambda _: bytes_of(flat) if inline else None,
-        absorb if inline else _nothing,
-        None if inline else launch,
-    )
+    code = CODES[tensor.dtype]
+    signature = Fingerprint(Collective.ALL_GATHER, flat.nbytes, code, inline=inline, on_device=buffers.on_device)
+    plan = Plan(name, signature, lambda _: bytes_of(flat), absorb, launch)
     return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats])
 
 
@@ -261,13 +253,8 @@ def gather(
     def launch(driver: Driver) -> Any:
         return driver.gather(buffers.raws(flats), buffers.raw(flat), dst, after=buffers.after)
 
-    plan = Plan(
-        "gather",
-        Fingerprint(Collective.GATHER, flat.nbytes, code, dst, inline=inline, on_device=buffers.on_device),
-        lambda place: bytes_of(flat) if inline and place == dst else None,
-        absorb if inline else _nothing,
-        None if inline else launch,
-    )
+    signature = Fingerprint(Collective.GATHER, flat.nbytes, code, dst, inline=inline, on_device=buffers.on_device)
+    plan = Plan("gather", signature, lambda place: bytes_of(flat) if place == dst else None, absorb, launch)
     return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats])
 
 
@@ -294,13 +281,8 @@ def scatter(
     def launch(driver: Driver) -> Any:
         return driver.scatter(buffers.raw(flat), buffers.raws(flats), src, after=buffers.after)
 
-    plan = Plan(
-        "scatter",
-        Fingerprint(Collective.SCATTER, flat.nbytes, code, src, inline=inline, on_device=buffers.on_device),
-        lambda place: bytes_of(flats[place]) if inline and me == src else None,
-        absorb if inline else _nothing,
-        None if inline else launch,
-    )
+    signature = Fingerprint(Collective.SCATTER, flat.nbytes, code, src, inline=inline, on_device=buffers.on_device)
+    plan = Plan("scatter", signature, lambda place: bytes_of(flats[place]) if me == src else None, absorb, launch)
     return begin(engine, group, plan, buffers, stream, [(flat, one) for one in flats])
 
 

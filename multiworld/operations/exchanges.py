@@ -16,6 +16,7 @@ from multiworld.operations.collectives import (
     as_list,
     begin,
     buffers_for,
+    nothing,
     part,
     pieces,
     small,
@@ -84,18 +85,15 @@ def _reduce_scatter(
         def launch(driver: Driver) -> Any:
             return driver.reduce_scatter(target, sent, reduction.backend_op, after=buffers.after)
 
-        plan = Plan(name, signature, lambda _: None, lambda _: None, launch)
+        plan = Plan(name, signature, nothing, nothing, launch)
         return begin(engine, group, plan, buffers, stream, [(target, sent)])
     got = buffers.keep(torch.empty_like(sent))
     splits = [target.nbytes] * size
-    plan = Plan(
-        name,
-        signature,
-        lambda _: None,
-        lambda _: None,
-        lambda driver: driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits, splits),
-        lambda: reduction.apply(target, list(got.chunk(size))),
-    )
+
+    def exchange(driver: Driver) -> Any:
+        return driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits, splits)
+
+    plan = Plan(name, signature, nothing, nothing, exchange, lambda: reduction.apply(target, list(got.chunk(size))))
     return begin(engine, group, plan, buffers, stream)
 
 
@@ -197,11 +195,11 @@ def _uneven(
         return buffers.finish(value)
 
     if buffers.on_device:
-        plan = Plan(name, signature, lambda _: None, lambda _: None, launch, finish=finish)
+        plan = Plan(name, signature, nothing, nothing, launch, finish=finish)
         return begin(engine, group, plan, buffers, stream, [(got, sent)])
     if group.size == 1:
         got.copy_(sent)
-    plan = Plan(name, signature, lambda _: None, lambda _: after(), None if group.size == 1 else launch, after)
+    plan = Plan(name, signature, nothing, lambda _: after(), None if group.size == 1 else launch, after)
     return begin(engine, group, plan, buffers, stream)
 
 

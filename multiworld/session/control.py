@@ -82,7 +82,7 @@ class Control:
             self._read(peer)
 
     def tcp_info(self, peer: int) -> TcpInfo | None:
-        """What the kernel knows of the connection to ``peer``; None if it is closed, or the kernel does not say."""
+        """Ask the kernel about the connection to ``peer``; None if it is closed, or the kernel does not say."""
         sock = self._socks.get(peer)
         return tcp_info(sock) if sock is not None else None
 
@@ -95,7 +95,7 @@ class Control:
         return False
 
     def tell_break(self, error: BrokenWorldException, *, orderly: bool) -> None:
-        """Tell everybody why the world broke here; ``orderly`` if all that was sent arrives."""
+        """Tell all peers why the world broke here; ``orderly`` if all that was sent arrives."""
         lost = error if isinstance(error, PeerLost) else None
         ranks = [self._session.membership.rank] if lost is None else list(lost.ranks)
         how = None if lost is None else lost.how.value
@@ -103,7 +103,7 @@ class Control:
         self._tell({**message, "orderly": orderly})
 
     def tell_bye(self) -> None:
-        """Tell everybody that we leave in good order."""
+        """Tell all peers that we leave in good order."""
         self._tell({"say": "bye"})
 
     def close(self) -> None:

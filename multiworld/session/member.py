@@ -87,7 +87,7 @@ class Member:
 
     @property
     def on_device(self) -> bool:
-        """Whether CUDA tensors travel from device to device."""
+        """True if CUDA tensors travel from device to device."""
         return self.session.membership.on_device
 
     def counters(self) -> Counters:
@@ -136,13 +136,9 @@ class Member:
     def _bind(self, loop: asyncio.AbstractEventLoop, session: Session, operation: str) -> None:
         """Serve ``loop`` from now on: the first one, or the next after the last one was closed."""
         if self.loop is not None and not self.loop.is_closed():
-            raise WrongContext(
-                self.name,
-                "used in another event loop than the one that joined",
-                cause="the loop that it was joined or first awaited in still exists",
-                remedy="await it there, close that loop first, or use the synchronous twins in a thread",
-                rank=self.world_rank,
-                operation=operation,
-            )
+            what = "used in another event loop than the one that joined"
+            cause = "the loop that it was joined or first awaited in still exists"
+            remedy = "await it there, close that loop first, or use the synchronous twins in a thread"
+            raise WrongContext(self.name, what, cause=cause, remedy=remedy, rank=self.world_rank, operation=operation)
         self.loop = loop
         session.bridge.attach(loop)

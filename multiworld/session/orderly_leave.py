@@ -18,7 +18,7 @@ from multiworld.transport.lane import Lane
 LINGER_SECONDS = 2.0
 
 
-def linger(
+def write_out(
     lanes: Iterable[Lane], lock: AbstractContextManager[Any], under_way: Callable[[], bool], seconds: float
 ) -> None:
     """Write what is left, say that nothing follows, and wait until the peers have taken it, or for some time.
@@ -43,16 +43,16 @@ def _finished(lane: Lane, lock: AbstractContextManager[Any]) -> bool:
             lane.flush()
         if lane.backlog and not lane.ended:
             return False
-        lane.ended = True  # nobody else reads from it any more
+        lane.ended = True  # nothing else reads from it any more
         with contextlib.suppress(OSError):
             lane.sock.shutdown(socket.SHUT_WR)
         return _taken(lane.sock)
 
 
 def _taken(sock: socket.socket) -> bool:
-    """Whether the peer's machine has all that was written.
+    """Tell whether the peer's machine has all that was written.
 
-    What the peer sent is read and dropped: to close a socket with something unread resets the connection, and what is
+    Data of the peer is read and dropped: to close a socket with something unread resets the connection, and what is
     on its way is lost.
     """
     try:

@@ -47,7 +47,7 @@ from multiworld.process.torch_modes import torch_modes_active, without_torch_mod
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
 from multiworld.session.control import CANCELLED_CAUSE, Control
 from multiworld.session.counters import Counters
-from multiworld.session.orderly_leave import LINGER_SECONDS, linger
+from multiworld.session.orderly_leave import LINGER_SECONDS, write_out
 from multiworld.transport.lane import Lane
 from multiworld.transport.poller import LoopBridge, SyncPoller
 
@@ -182,7 +182,7 @@ class Session:
     # lanes
 
     def pump(self, lane: Lane) -> None:
-        """Read and handle what came on ``lane``; an error in that ends this world, so that nobody goes on waiting."""
+        """Read and handle what came on ``lane``; an error in that ends this world, so that no wait goes on."""
         try:
             if torch_modes_active():  # the caller's modes, or those of another coroutine of this loop
                 with without_torch_modes():
@@ -217,33 +217,22 @@ class Session:
 
     def interrupted(self, what: str) -> None:
         """A signal handler raised, as that of Ctrl-C does, where nothing can be resumed: the world ends."""
-        error = WorldClosed(
-            self.name,
-            f"this process was interrupted while {what}",
-            cause="Ctrl-C, or a signal handler that raises",
-            remedy="call rejoin(); under asyncio.run, Ctrl-C cancels instead",
-            **self.membership.where(),
-        )
-        self.break_(error)
+        what, cause = f"this process was interrupted while {what}", "Ctrl-C, or a signal handler that raises"
+        remedy = "call rejoin(); under asyncio.run, Ctrl-C cancels instead"
+        self.break_(WorldClosed(self.name, what, cause=cause, remedy=remedy, **self.membership.where()))
 
     def cancelled(self, name: str) -> None:
         """The caller of a collective has stopped waiting: the next ones of this member would be taken for this one."""
         if self.config.on_cancel == "finish":
             return
         us = self.membership
-        error = PeerLost(
-            self.name,
-            f"rank {us.rank} cancelled {name}, which all members count on",
-            cause=CANCELLED_CAUSE,
-            remedy="call rejoin(); with on_cancel='finish' it goes on without its caller, who must not repeat it",
-            ranks=(us.rank,),
-            how=LossReason.CANCELLED,
-            **us.where(name),
-        )
-        self.break_(error)
+        what = f"rank {us.rank} cancelled {name}, which all members count on"
+        again = "call rejoin(); with on_cancel='finish' it goes on without its caller, who must not repeat it"
+        told: dict[str, Any] = {"cause": CANCELLED_CAUSE, "remedy": again, "how": LossReason.CANCELLED}
+        self.break_(PeerLost(self.name, what, ranks=(us.rank,), **told, **us.where(name)))
 
     def on_backlog(self, lane: Lane) -> None:
-        """Somebody must write the rest later."""
+        """Write the rest when the socket takes more."""
         self.bridge.want_write(lane)
 
     def drain(self, peer: int) -> None:
@@ -325,7 +314,7 @@ class Session:
                 return
             self.engine.failure = error
             self.state = WorldState.BROKEN
-            # Before anybody is released: whoever rejoins at once has its WorldJoined told after this.
+            # Before any waiter is released: one that rejoins at once has its WorldJoined told after this.
             self.publish(WorldBroken(**self._event(), failure=error))
             self._release(error, orderly=orderly)
         # Before the data connections end, so that the others know why; and before an abort frees what a kernel of
@@ -351,7 +340,7 @@ class Session:
             device_failures.look(self.config.device, error)
 
     def abort(self, reason: str) -> None:
-        """Break the world here and for everybody."""
+        """Break the world here and for all members."""
         where, again = self.membership.where("abort"), "call rejoin() to bring the world back, or leave()"
         cause = "abort() was called here"
         self.break_(WorldClosed(self.name, f"aborted: {reason}", cause=cause, remedy=again, **where))
@@ -378,13 +367,13 @@ class Session:
 
     def _linger(self, seconds: float = LINGER_SECONDS) -> None:
         """Let what was sent arrive, then give everything back."""
-        linger(self.lanes.values(), self.lock, lambda: bool(self.engine.under_way), seconds)
+        write_out(self.lanes.values(), self.lock, lambda: bool(self.engine.under_way), seconds)
         self._free()
 
     def _release(self, error: BrokenWorldException, *, orderly: bool = False) -> None:
         """Fail every operation with ``error``, and let nothing begin any more; under the lock."""
         cut = not orderly or self.engine.awaited_work()
-        for lane in self.lanes.values():  # first: from here on nothing is written to anybody's memory
+        for lane in self.lanes.values():  # first: from here on nothing is written to a caller's memory
             lane.stop_reading() if orderly else lane.cut()
         self.engine.end(error)
         self.hub.call_later(HELD_SECONDS, lambda: self._fail_rest(error))
@@ -395,7 +384,7 @@ class Session:
         self.acceptor.close()
 
     def _abort_slots(self) -> None:
-        """Release whoever waits in a backend."""
+        """Release the threads that wait in a backend."""
         for slot in tuple(self.slots.values()):
             slot.abort()
 

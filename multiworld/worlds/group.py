@@ -45,8 +45,8 @@ class Group(GroupBase):
     works on it, the await ends when the collective does; a member's 512 KB to all others together need no backend.
     Either way the tensors that were to be written are undefined.
 
-    **CUDA tensors**, in a world whose backend works on a CUDA device, go from device to device, and CPU tensors over
-    the lanes, whatever their length; all members pass the same kind. Nothing is launched before all have called, so
+    **CUDA tensors**, in a world whose backend works on a CUDA device, go from device to device. CPU tensors of any
+    length go over the lanes there. All members pass the same kind. Nothing is launched before all have called, so
     what waits for its peer costs the device nothing. An operation begins when the caller's current stream has come to
     where it was when the operation was called. What the caller enqueues in its current stream after the operation finds
     it done. What is matched on the device cannot be withdrawn: a cancelled await ends when that transfer does.
@@ -368,7 +368,7 @@ class Group(GroupBase):
 
     async def monitored_barrier(self, *, timeout: float | None = None) -> None:
         """``barrier`` whose ``OpTimeout`` says which ranks did not come; so does that of ``barrier`` here."""
-        with Call(self, "monitored_barrier", timeout) as call:
+        with Call(self, "barrier", timeout) as call:
             await call.done(collectives.barrier(call.engine, self, "monitored_barrier"))
 
     async def broadcast_object(

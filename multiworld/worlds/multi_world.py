@@ -90,13 +90,10 @@ class _JoinCall:
         self.patience = config.join_timeout + STORE_GRACE_SECONDS
 
         def steps(job: JoinJob[World]) -> Steps[World]:
-            given_up, resources = table.giving_up(job), table.resources
+            given_up = table.giving_up(job)
             with table.joining(config):
-                source = resources.stores.source(where, store, config, given_up)
-                with table.attempting(config.name):
-                    session = yield from resources.meet(
-                        job, config, source, loop, since=job.since, resize=resize, after=0, cancelled=given_up
-                    )
+                source = table.resources.stores.source(where, store, config, given_up)
+                session = yield from table.meet(job, config, source, loop, job.since, resize)
                 world = World(Member(owner, config, session, source, loop), table)
                 if not table.add(world, given_up):
                     world.member.leave(0.0)
@@ -126,7 +123,7 @@ class MultiWorld:
             that waits for work included: give that one ``timeout=math.inf``, or set ``op_timeout=math.inf`` here.
         heartbeat: default of how silence is noticed.
         secret: text or bytes that every member proves to know before it is let in, the same for all members;
-            None reads ``MULTIWORLD_SECRET``; without one, whoever can reach our ports and knows a claim is let in.
+            None reads ``MULTIWORLD_SECRET``; without one, a process that reaches our ports and knows a claim is let in.
         ports: where our listeners may be, such as ``"29600-29699"`` or a range; None reads ``MULTIWORLD_PORTS``;
             without, the kernel chooses. Gloo's own listeners do not keep to it.
         interfaces: names or networks such as ``("eth0", "10.0.0.0/8")``, where peers reach us at the first that fits;
@@ -176,7 +173,7 @@ class MultiWorld:
 
     @property
     def history(self) -> History:
-        """What befell the worlds so far, in numbers: ``Metrics`` and ``StatusFile`` read it."""
+        """Counts of the events of the worlds so far: ``Metrics`` and ``StatusFile`` read it."""
         return self._table.resources.history
 
     def __getitem__(self, name: str) -> World:
@@ -215,7 +212,7 @@ class MultiWorld:
             store: ``"tcp://host:port"`` (rank 0 hosts it, bound to that address only), ``"file:///path"``, ``"env://"``
                 (``MASTER_ADDR`` and ``MASTER_PORT``), a ``TcpStoreAddress`` or ``FileStorePath``, or any
                 ``torch.distributed.Store``; of a ``TCPStore`` its address is used, with a connection of our own. A
-                store that torch hosts, such as torchrun's, knows no secret: whoever hosts it has to protect it.
+                store that torch hosts, such as torchrun's, knows no secret: its host has to protect it.
             backend: ``"gloo"``, or ``"nccl"`` or ``"torch-nccl"`` for tensors on CUDA devices.
             device: device of the tensors; None is the CPU for Gloo, the current CUDA device for NCCL.
             op_timeout: seconds each operation may take; None is the default of this ``MultiWorld``.
@@ -263,7 +260,7 @@ class MultiWorld:
         return self._table.resources.stores.serve(host, port)
 
     def events(self) -> AsyncIterator[Event]:
-        """What happens to the worlds from this call on, for the running event loop.
+        """Iterate over the events of the worlds from this call on, in the running event loop.
 
         Raises:
             WrongContext: no asyncio loop runs; under trio use ``subscribe``.

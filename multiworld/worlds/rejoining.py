@@ -1,8 +1,8 @@
 """Rejoins of one world: one failure leads to one new generation, however many callers notice it.
 
 The sender and the receiver of a world both get the exception, and a callback hears of it, too. Each of them may call
-``rejoin()``: the first call begins an attempt, those that come meanwhile wait for the same one, and those that come
-later find a world that is whole again.
+``rejoin()``. The first call begins an attempt, and calls meanwhile wait for the same one. Later calls find a world that
+is whole again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SILENT_SECONDS = LINGER_SECONDS + STORE_GRACE_SECONDS
 
 
 class Attempt:
-    """One attempt to bring a world back, for all who wait for it; given up when nobody waits any more.
+    """One attempt to bring a world back, for all who wait for it; given up when the last has stopped.
 
     Attributes:
         config: what the world is to be rejoined with.
@@ -127,18 +127,11 @@ class RejoinCall:
         self._member.check_process()
         was = self._member.config
         try:
-            checked = checked_config(
-                Defaults(was.address, was.op_timeout, was.heartbeat, was.network),
-                was.name,
-                was.rank if self._rank is None else self._rank,
-                was.size if self._size is None else self._size,
-                was.backend,
-                was.device,
-                None,
-                None,
-                was.join_timeout if self._timeout is None else self._timeout,
-                None,
-            )
+            defaults = Defaults(was.address, was.op_timeout, was.heartbeat, was.network)
+            rank, size = was.rank if self._rank is None else self._rank, was.size if self._size is None else self._size
+            timeout = was.join_timeout if self._timeout is None else self._timeout
+            named = was.name, rank, size, was.backend, was.device
+            checked = checked_config(defaults, *named, None, None, timeout, None)
         except MultiWorldError as error:
             raise error.with_context(operation="rejoin", generation=self._member.generation) from None
         return replace(was, rank=checked.rank, size=checked.size, join_timeout=checked.join_timeout)
@@ -150,14 +143,10 @@ class RejoinCall:
     def conflict(self, config: WorldConfig) -> InvalidArgument:
         """Make the error for a call that wants another rank or size than the attempt that is under way."""
         asked = f"rank {self._rank}, size {self._size}".replace("None", "as it is")
-        return InvalidArgument(
-            config.name,
-            f"rejoin is under way here with rank {config.rank}, size {config.size}, not with {asked}",
-            cause="two callers of this process want different changes of the world",
-            remedy="let one of them call rejoin(rank=..., size=...), and the others rejoin()",
-            rank=config.rank,
-            operation="rejoin",
-        )
+        what = f"rejoin is under way here with rank {config.rank}, size {config.size}, not with {asked}"
+        cause = "two callers of this process want different changes of the world"
+        remedy = "let one of them call rejoin(rank=..., size=...), and the others rejoin()"
+        return InvalidArgument(config.name, what, cause=cause, remedy=remedy, rank=config.rank, operation="rejoin")
 
     def patience(self, attempt: Attempt) -> float:
         """Seconds to wait for ``attempt``, which mostly ends by itself before that."""
@@ -174,14 +163,10 @@ class RejoinCall:
             if attempt.until <= self._until + GRACE_SECONDS:
                 where, after = self._member.source.where, self._member.generation
                 raise self._resources.store_silent(attempt.config, where, after, attempt.job)
-            raise RendezvousError(
-                attempt.config.name,
-                f"not assembled within {self._seconds} s",
-                cause="a member did not start, or joined under another name, size or store",
-                generation=self._member.generation,
-                rank=attempt.config.rank,
-                operation="rejoin",
-            )
+            what = f"not assembled within {self._seconds} s"
+            cause = "a member did not start, or joined under another name, size or store"
+            after, us = self._member.generation, attempt.config.rank
+            raise RendezvousError(attempt.config.name, what, cause=cause, generation=after, rank=us, operation="rejoin")
         error = attempt.job.done.exception()
         had_less_time = attempt.until < self._until and self._left > min(GRACE_SECONDS, self._seconds / 4)
         if isinstance(error, RendezvousError) and had_less_time:

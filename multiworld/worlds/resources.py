@@ -1,22 +1,20 @@
-"""What the worlds of one ``MultiWorld`` share: from the meeting of their members to the end, when it is freed."""
+"""Resources that the worlds of one ``MultiWorld`` share, until they are freed at its end."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from multiworld.config import NetworkSettings, WorldConfig
 from multiworld.errors import DescriptorsExhausted, RendezvousError
-from multiworld.events import TELLING_SECONDS, Callbacks, EventBus, WorldJoined
+from multiworld.events import TELLING_SECONDS, Callbacks, EventBus
 from multiworld.process.hub import Hub
-from multiworld.process.join_threads import JoinJob, Steps
-from multiworld.rendezvous.joining import Rendezvous, store_silent
+from multiworld.process.join_threads import JoinJob
+from multiworld.rendezvous.joining import store_silent
 from multiworld.session.counters import History
 from multiworld.session.session import Session
-from multiworld.store.sources import HostedStores, StoreSource
+from multiworld.store.sources import HostedStores
 from multiworld.transport.descriptors import descriptor_shortage, limit
 
 #: how long ``close`` waits for broken worlds to be freed; what takes longer goes on in the background
@@ -33,7 +31,7 @@ class Resources:
         hub: shared with other ``MultiWorld`` objects of the process.
         callbacks: ended once they have been told the last events.
         bus: where sessions publish events.
-        history: what befell the worlds so far.
+        history: counts of the events so far.
         stores: hosted here until the end.
     """
 
@@ -48,47 +46,6 @@ class Resources:
             what = f"a MultiWorld cannot be made: {descriptor_shortage(error) or error}"
             raise DescriptorsExhausted(what=what, limit=limit(), need=2) from error
         self.stores = HostedStores(self.hub, network)
-
-    def meet(
-        self,
-        job: JoinJob[Any],
-        config: WorldConfig,
-        source: StoreSource,
-        loop: asyncio.AbstractEventLoop | None,
-        *,
-        since: float,
-        resize: bool,
-        after: int,
-        cancelled: Callable[[], bool],
-    ) -> Steps[Session]:
-        """Meet the other members and begin the next generation; arguments and errors as of ``Rendezvous``."""
-        hub = self.hub
-        rendezvous = Rendezvous(
-            job,
-            hub.endpoint,
-            hub.monitor.unconnected,
-            config,
-            source,
-            since=since,
-            resize=resize,
-            after=after,
-            cancelled=cancelled,
-        )
-        met = yield from rendezvous.run()
-        joined = WorldJoined(
-            world=config.name, generation=met.generation, rank=config.rank, size=config.size, seconds=met.seconds
-        )
-        # In the hub's thread, as all events are: after the break of the last generation, and before that of this one,
-        # which a peer may bring about at once.
-        hub.call_and_wait(lambda: self.bus.publish(joined))
-        session = Session(hub, self.bus, config, met.generation, met.wires, met.acceptor, met.claims, source.address)
-        try:
-            if loop is not None:
-                session.bridge.attach(loop)
-        except BaseException:
-            session.leave(0.0)  # nothing else refers to it
-            raise
-        return session
 
     def store_silent(self, config: WorldConfig, where: object, after: int, job: JoinJob[Any]) -> RendezvousError:
         """Make the error for a store that does not answer."""

@@ -212,7 +212,7 @@ class SyncGroup(SyncBase):
 
     def monitored_barrier(self, *, timeout: float | None = None) -> None:
         """``barrier`` whose ``OpTimeout`` says which ranks did not come; so does that of ``barrier`` here."""
-        with SyncCall(self._group, "monitored_barrier", timeout) as call:
+        with SyncCall(self._group, "barrier", timeout) as call:
             call.done(collectives.barrier(call.engine, self._group, "monitored_barrier"))
 
     def broadcast_object(

@@ -90,17 +90,17 @@ class World(Group):
 
     @property
     def config(self) -> WorldConfig:
-        """What it was joined with."""
+        """Settings that it was joined with."""
         return self.member.config
 
     @property
     def generation(self) -> int:
-        """How often this world was assembled, from 1; all members of one assembly have the same."""
+        """Number of times that this world was assembled, from 1; all members of one assembly have the same."""
         return self.member.generation
 
     @property
     def state(self) -> WorldState:
-        """Where it is in its life."""
+        """Its place in its life: active, broken or closed."""
         return self.member.session.state
 
     @property
@@ -110,7 +110,7 @@ class World(Group):
 
     @property
     def on_device(self) -> bool:
-        """Whether CUDA tensors travel from device to device, as with NCCL."""
+        """True if CUDA tensors travel from device to device, as with NCCL."""
         return self.member.on_device
 
     @property
@@ -138,13 +138,9 @@ class World(Group):
         members = tuple(check_number(self, "group", f"ranks[{place}]", rank) for place, rank in enumerate(ranks))
         inside = all(0 <= r < self.size for r in members)
         if not inside or len(set(members)) != len(members) or self.world_rank not in members:
-            raise InvalidArgument(
-                self.name,
-                f"a group of ranks {list(members)} cannot be made by rank {self.world_rank} of {self.size}",
-                cause="a rank is out of range or named twice, or our own is missing",
-                rank=self.world_rank,
-                operation="group",
-            )
+            what = f"a group of ranks {list(members)} cannot be made by rank {self.world_rank} of {self.size}"
+            cause = "a rank is out of range or named twice, or our own is missing"
+            raise InvalidArgument(self.name, what, cause=cause, rank=self.world_rank, operation="group")
         if not isinstance(label, str):
             raise invalid(self, "group", f"label is {label!r}, not text", "pass the same text on every member")
         identity = repr((members, label)).encode()
@@ -159,15 +155,11 @@ class World(Group):
         """Refuse a group whose number another one has: their messages would cross."""
         ranks, other = self._numbers.setdefault(gid, (members, label))
         if (ranks, other) != (members, label):
-            raise InvalidArgument(
-                self.name,
-                f"the groups of ranks {list(ranks)} (label {other!r}) and {list(members)} (label {label!r}) have the "
-                "same number",
-                cause="the number is a checksum of ranks and label, and these have the same by chance",
-                remedy="pass another label, the same on every member",
-                rank=self.world_rank,
-                operation="group",
-            )
+            both = f"{list(ranks)} (label {other!r}) and {list(members)} (label {label!r})"
+            cause = "the number is a checksum of ranks and label, and these have the same by chance"
+            remedy = "pass another label, the same on every member"
+            what, us = f"the groups of ranks {both} have the same number", self.world_rank
+            raise InvalidArgument(self.name, what, cause=cause, remedy=remedy, rank=us, operation="group")
 
     async def leave(self) -> None:
         """Leave in good order: what was sent arrives, then the peers see ``PeerLeft``. Pending operations raise
@@ -251,35 +243,19 @@ class World(Group):
                 self._take_up_groups()
                 return
             session.leave(0.0)
-            raise WorldClosed(
-                self.name,
-                "the world was left, or its MultiWorld closed, while it rejoined",
-                rank=config.rank,
-                generation=session.membership.generation,
-                operation="rejoin",
-            )
+            what = "the world was left, or its MultiWorld closed, while it rejoined"
+            raise WorldClosed(self.name, what, **session.membership.where("rejoin"))
 
         return table.resources.stores.threads(member.source.where).start(steps, lambda _: None)
 
     def _meet_again(
         self, job: JoinJob[None], config: WorldConfig, loop: asyncio.AbstractEventLoop | None
     ) -> Steps[Session]:
-        table, after = self._table, self.generation
+        table = self._table
         new = table.readmit(self)
         try:
-            with table.attempting(self.name):
-                return (
-                    yield from table.resources.meet(
-                        job,
-                        config,
-                        self.member.source,
-                        loop,
-                        since=time.monotonic(),
-                        resize=True,
-                        after=after,
-                        cancelled=table.giving_up(job),
-                    )
-                )
+            since, after = time.monotonic(), self.generation
+            return (yield from table.meet(job, config, self.member.source, loop, since, resize=True, after=after))
         except BaseException:
             if new:
                 table.forget(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -12,9 +13,12 @@ from typing import Any, Generic, TypeVar
 
 from multiworld.config import WorldConfig
 from multiworld.errors import InvalidArgument, WrongContext
-from multiworld.process.join_threads import JoinJob
+from multiworld.events import WorldJoined
+from multiworld.process.join_threads import JoinJob, Steps
+from multiworld.rendezvous.joining import Rendezvous
 from multiworld.session.orderly_leave import LINGER_SECONDS
 from multiworld.session.session import Session
+from multiworld.store.sources import StoreSource
 from multiworld.worlds.group import Group
 from multiworld.worlds.resources import FREEING_SECONDS, Resources
 
@@ -114,8 +118,42 @@ class WorldTable(Generic[World]):
         given_up, end = job.given_up, self._end
         return lambda: given_up.is_set() or end.is_set()
 
+    def meet(
+        self,
+        job: JoinJob[Any],
+        config: WorldConfig,
+        source: StoreSource,
+        loop: asyncio.AbstractEventLoop | None,
+        since: float,
+        resize: bool = True,
+        after: int = 0,
+    ) -> Steps[Session]:
+        """Meet the other members and begin the next generation; arguments and errors as of ``Rendezvous``."""
+        hub, bus = self.resources.hub, self.resources.bus
+        process, cancelled = (hub.endpoint, hub.monitor.unconnected), self.giving_up(job)
+        with self._attempting(config.name):
+            rendezvous = Rendezvous(
+                job, *process, config, source, since=since, resize=resize, after=after, cancelled=cancelled
+            )
+            met = yield from rendezvous.run()
+            joined = WorldJoined(
+                world=config.name, generation=met.generation, rank=config.rank, size=config.size, seconds=met.seconds
+            )
+            # In the hub's thread, as all events are: after the break of the last generation, and before that of this
+            # one, which a peer may bring about at once.
+            hub.call_and_wait(lambda: bus.publish(joined))
+            wires = met.wires, met.acceptor, met.claims
+            session = Session(hub, bus, config, met.generation, *wires, source.address)
+            try:
+                if loop is not None:
+                    session.bridge.attach(loop)
+            except BaseException:
+                session.leave(0.0)  # nothing else refers to it
+                raise
+            return session
+
     @contextlib.contextmanager
-    def attempting(self, name: str) -> Iterator[None]:
+    def _attempting(self, name: str) -> Iterator[None]:
         """An attempt is under way, which ``close`` waits for; none begins once we are closed."""
         with self._lock:
             self._attempts += 1
