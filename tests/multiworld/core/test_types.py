@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CLASSES = (MultiWorld, World, Group, StatusFile, Metrics, WorldManager, WorldCommunicator)
 #: what prometheus calls, what ``World`` needs to be made, and what only pymultiworld's communicator calls
 OTHERS = {"MismatchInWorld", "WatchDog", "TCPStore", "ValueError", "KeyboardInterrupt"}
-UNNAMED = {"collect", "find", "defaults", "gid", "digest", "torch_device"}
+UNNAMED = {"collect", "find", "defaults", "gid", "digest"}
 #: of torch only what the program uses: all of it takes four times as long to read
 SETTINGS = """
 [mypy]

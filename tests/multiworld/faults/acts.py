@@ -127,7 +127,7 @@ class Twin:
     """The synchronous twin of a world under the names that the table of operations uses."""
 
     def __init__(self, world: Any) -> None:
-        self.rank, self.size, self.torch_device = world.rank, world.size, world.torch_device
+        self.rank, self.size, self.device = world.rank, world.size, world.device
         self._sync = world.sync
 
     def __getattr__(self, name: str) -> Any:
@@ -158,7 +158,7 @@ def _plain(value: Any) -> Any:
 
 def filled(world: Any, count: int, value: float = 0.0) -> torch.Tensor:
     """A tensor on the world's device, made on the CPU: kernels do not run on a simulated device."""
-    return torch.full((count,), float(value)).to(world.torch_device)
+    return torch.full((count,), float(value)).to(world.device)
 
 
 async def keep_memory(context: Context, name: str) -> None:

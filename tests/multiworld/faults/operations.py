@@ -33,7 +33,7 @@ class Operation:
 
 
 def _ones(world: Any, count: int) -> torch.Tensor:
-    return torch.ones(count).to(world.torch_device)  # a copy: kernels do not run on a simulated device
+    return torch.ones(count).to(world.device)  # a copy: kernels do not run on a simulated device
 
 
 def _many(world: Any, count: int) -> list[torch.Tensor]:

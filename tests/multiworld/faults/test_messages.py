@@ -66,7 +66,7 @@ async def call(context: Context, name: str, what: tuple[str, int, str]) -> None:
     """Call one side of a mismatch in a world of two."""
     operation, count, dtype = what
     world = context.mw[name]
-    tensor = torch.ones(count, dtype=getattr(torch, dtype)).to(world.torch_device)
+    tensor = torch.ones(count, dtype=getattr(torch, dtype)).to(world.device)
     peer = 1 - world.rank
     if operation in {"send", "recv", "send_tensor"}:
         await getattr(world, operation)(tensor, peer)
