@@ -180,7 +180,7 @@ if "build-2.6.0" in sys.argv:
     time.sleep(0.5)
     print("made", flush=True)
     sys.exit({status})
-print(*sys.argv[1:], flush=True)
+sys.stdout.write(" ".join(sys.argv[1:]) + "\\n")
 """
     for status in (0, 4):
         (place / "noxfile.py").write_text(steps.format(status=status))
@@ -209,7 +209,7 @@ def test_what_readme_does_not_name_is_installed_after_its_test_command(place: Pa
     _program(programs / "apt-get", f'echo apt-get "$@"; touch {programs}/g++ {programs}/git; chmod +x {programs}/g*')
     script = (place / ".ci" / "run").read_text().replace(":/usr/sbin:/sbin", "")  # this machine may have them there
     (place / ".ci" / "run").write_text(script)
-    (place / "noxfile.py").write_text("import sys\nprint(*sys.argv[1:], flush=True)\n")
+    (place / "noxfile.py").write_text("import sys\nsys.stdout.write(' '.join(sys.argv[1:]) + '\\n')\n")
     done = subprocess.run(
         [place / ".ci" / "run"],
         env={**os.environ, "PATH": str(programs)},
