@@ -1,4 +1,4 @@
-"""Port one hunk within one file: exact, offset, merge, moved code, upstream, in this order."""
+"""Port one hunk within one file: exact, offset, merge, upstream, in this order. Moved code: see `moved_code`."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_before_the_first_operation(scene: Scene) -> None:
 
 TEARDOWN = {
     "before anything is said": "multiworld.session.session.Session.leave",
-    "while what was sent is taken": "multiworld.session.session.linger",
+    "while what was sent is taken": "multiworld.session.session.write_out",
     "while it is freed": "multiworld.transport.poller.LoopBridge.close",
 }
 
