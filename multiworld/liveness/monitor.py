@@ -1,4 +1,4 @@
-"""The clock that judges silence: who watches whom, with one connection per peer process, shared by all worlds.
+"""The choice of who watches whom, with one connection per peer process, shared by all worlds; ``peer`` judges.
 
 A member does not watch everybody, which would cost the square of their number, but its next few successors in the order
 of ranks; those that have left are skipped. That is enough. Let any members be lost at once, but not all. Going down the

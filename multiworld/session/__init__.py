@@ -1,1 +1,1 @@
-"""One generation of one world: its connections, its control messages, its end, its counters."""
+"""A member of a world (``member``) and one generation of it: connections, control messages, end, counters."""

@@ -54,11 +54,13 @@ noxfile._tool(Session(), "releases")
 """
 #: Two steps, one beside the other, which with `block` run until they are told to end, as Ctrl-C does.
 _STEP = """
-import os, pathlib, subprocess, sys, time
+import os, pathlib, signal, subprocess, sys, time
 begun, ready = pathlib.Path("begun"), pathlib.Path("ready")
 if "build-2.6.0" in sys.argv:
     if {block}:
         pathlib.Path("child").write_text(str(subprocess.Popen(["sleep", "50"]).pid))
+    else:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has ended, or is about to
     try:
         begun.touch()
         time.sleep(50 if {block} else 0)

@@ -155,7 +155,7 @@ def test_metrics_made_after_a_join_know_what_came_before(store: str) -> None:
         assert samples["multiworld_outage_seconds_count", "w"] == 1
         assert samples["multiworld_operation_seconds_count", "w", "barrier"] == 2
     assert found["multiworld_operation_seconds_count", "w", "recv"] == 1, "the one that failed is not in"
-    assert found["multiworld_operation_seconds_sum", "w", "recv"] >= 0.3
+    assert found["multiworld_operation_seconds_sum", "w", "recv"] > 0
     assert found["multiworld_operation_seconds_bucket", "w", "recv", "0.25"] == 0
     assert found["multiworld_operation_seconds_bucket", "w", "recv", "+Inf"] == 1
 
