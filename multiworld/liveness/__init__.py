@@ -1,1 +1,4 @@
-"""Signs of life: pings answered by a native thread of each process, the choice of who watches whom (``monitor``), and the judge of silence (``peer``)."""
+"""Signs of life: pings that a native thread of each process answers.
+
+``monitor`` chooses who watches whom, and ``peer`` judges silence.
+"""
