@@ -25,6 +25,7 @@ SIMULATED = "faults (simulated)"
 HARNESS = "harness"
 #: Decide the results on the stock wheel: the harness with its catalogue, multiworld, and the tests.
 _DECIDING = (
+    paths.TESTS / "conftest.py",
     paths.REPO / "gpuless",
     paths.REPO / "multiworld",
     paths.TESTS / "gpuless",
@@ -170,8 +171,8 @@ def run_table(runs: tuple[Run, ...]) -> Table:
 def _stock_path(made: BuildRecord) -> Path:
     """Return the path of the record of the stock wheel, named by all that decides its results."""
     digest = hashlib.sha256(repr((made.official.sha256, made.python, made.replaced)).encode())
-    for path in sorted(path for folder in _DECIDING for path in folder.rglob("*")):
-        if path.suffix in (".py", ".c", ".h", ".json"):
+    for path in sorted(path for place in _DECIDING for path in (place, *place.rglob("*"))):
+        if path.suffix in (".py", ".c", ".h", ".json") and path.is_file():
             digest.update(f"{path.relative_to(paths.REPO)}\0{sha256_of(path)}\n".encode())
     return paths.cache("stock") / f"{digest.hexdigest()[:32]}.json"
 

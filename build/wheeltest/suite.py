@@ -179,13 +179,11 @@ def _suites(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
     """Run the harness's own tests, where stock is tested, and multiworld's."""
     work: list[Callable[[], Run]] = []
     if plan.multiworld:
+        step(f"core, faults and drivers of multiworld{'' if plan.whole else '; `-- --whole` runs all of their tests'}")
         work += _own_tests(plan, pythons)
     if Form.STOCK in pythons:
+        step("the harness's own tests on stock")
         work.append(partial(_harness, plan, pythons[Form.STOCK]))
-    if not work:
-        return []
-    added = "core, faults and drivers of multiworld" if plan.multiworld else "the harness"
-    step(f"{added}{'' if plan.whole else '; `-- --whole` runs all of them on each form'}")
     return _at_once(work)
 
 
