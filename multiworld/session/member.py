@@ -53,8 +53,8 @@ class Member:
         self._take_up(config, session, loop)
 
     def _take_up(self, config: WorldConfig, session: Session, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.config, self.session, self.loop = config, session, loop
-        self.world_rank = config.rank
+        self.loop, self.world_rank, self.config = loop, config.rank, config
+        self.session = session  # last: a thread that finds it, without the lock, finds the rest, too
 
     def leave(self, seconds: float = LINGER_SECONDS) -> None:
         """Leave the world in good order; blocks for at most ``seconds``, so that what was sent can arrive."""

@@ -1,4 +1,4 @@
-"""Lost peers: noticed in time, told to every waiter, nobody else torch_modes_active."""
+"""Lost peers: noticed in time, told to every waiter, nobody else disturbed."""
 
 from __future__ import annotations
 
