@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.distributed import ReduceOp
 
 from multiworld.config import WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, TensorMismatch, rebuilt
-from multiworld.worlds.multi_world import MultiWorld
 from multiworld.worlds.world import World
 
 __all__ = ["DEFAULT_WORLD_NAME", "BrokenWorldException", "MismatchInWorld", "WorldCommunicator"]
@@ -32,6 +31,13 @@ async def _as_before(operation: Awaitable[Any]) -> None:
         raise rebuilt(MismatchInWorld, vars(error)) from None
 
 
+class Worlds(Protocol):
+    """Holder of worlds by their names: ``WorldManager``, or a ``MultiWorld``."""
+
+    @property
+    def worlds(self) -> Mapping[str, World]: ...
+
+
 class WorldCommunicator:
     """Operations in a world that is named by the last argument. Made by ``WorldManager``.
 
@@ -39,8 +45,8 @@ class WorldCommunicator:
     subclass ``MismatchInWorld`` where the members disagree.
     """
 
-    def __init__(self, worlds: MultiWorld) -> None:
-        self._worlds = worlds
+    def __init__(self, world_manager: Worlds) -> None:
+        self._worlds = world_manager
 
     def add_world(self, world_name: str, backend: str) -> None:
         """Nothing to do here any more; ``WorldManager`` calls it."""

@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import sys
+from collections.abc import Mapping
 
 import torch
 
@@ -36,11 +37,16 @@ class WorldManager:
         self._worlds = MultiWorld(op_timeout=OP_TIMEOUT)
         self._announced: dict[str, str] = {}
         self._broken: set[str] = set()
-        self._communicator = WorldCommunicator(self._worlds)
+        self._communicator = WorldCommunicator(self)
         self._watchdog: WatchDog | None = None
         if enable_monitor:
             self._watchdog = WatchDog(queue.Queue(), asyncio.Queue())
             self._watchdog.watch(self._worlds, self._world_broke)
+
+    @property
+    def worlds(self) -> Mapping[str, World]:
+        """Worlds by name, broken ones included."""
+        return self._worlds.worlds
 
     @property
     def communicator(self) -> WorldCommunicator:

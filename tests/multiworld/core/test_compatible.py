@@ -124,6 +124,20 @@ def test_the_eight_coroutines() -> None:
             }
 
 
+def test_a_communicator_may_be_made_of_a_manager() -> None:
+    from multiworld.communicator import WorldCommunicator
+    from multiworld.manager import WorldManager
+
+    async def main() -> bool:
+        manager = WorldManager()
+        try:
+            return WorldCommunicator(manager).is_broken("w")
+        finally:
+            manager.cleanup()
+
+    assert asyncio.run(main())
+
+
 def test_old_names_and_the_post_setup_command() -> None:
     from multiworld.communicator import BrokenWorldException
     from multiworld.watchdog import WatchDog
