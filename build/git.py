@@ -62,7 +62,7 @@ _IMPORTER = b"multiworld <multiworld@localhost> 0 +0000"
 
 
 class Settings(Enum):
-    """Whose settings a command follows."""
+    """Owner of the settings that a command follows."""
 
     NONE = "none: formats, hooks, signing and line ends are the same everywhere"
     REMOTE = "the user's for how a remote is reached (proxy, certificates, mirrors), else none"

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Options and fixtures that all tests share."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What processes that tests kill leave behind is in a folder that pytest removes with its others."""
+    """Leftovers of processes that tests kill are in a folder that pytest removes with its others."""
     folder = tmp_path_factory.mktemp("t")  # a short name: it becomes part of the names of Unix sockets
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
@@ -66,7 +66,7 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: the garbage collector need not look through torch and all tests again and again.
+    """Loaded modules stay: the garbage collector need not look through torch and all tests again and again.
 
     Tests that use hypothesis have imported it: it asks the collector who refers to what it registers.
     """

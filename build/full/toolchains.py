@@ -20,7 +20,7 @@ from build.process import run
 
 
 class Kind(str, Enum):
-    """Whose toolchain: the value of `--toolchain`."""
+    """Owner of a toolchain: the value of `--toolchain`."""
 
     SYSTEM = "system"
     CONDA = "conda"

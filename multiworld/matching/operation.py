@@ -267,7 +267,7 @@ class Operation:
         return ()
 
     def waiting_for(self) -> str:
-        """Whom or what it waits for, for the message of a timeout."""
+        """Name the peers or the event it waits for, for the message of a timeout."""
         return ""
 
     def waited_since(self) -> float:

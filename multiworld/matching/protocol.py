@@ -22,7 +22,7 @@ Placement = tuple[memoryview | None, Done | None]
 
 
 class Sent(Protocol):
-    """Whose frame it is: told when the last byte of it is written."""
+    """Owner of a frame, told when the last byte of it is written."""
 
     def on_sent(self) -> None:
         """All of the frame is written."""

@@ -66,7 +66,7 @@ def woken_after() -> Iterator[None]:
 
 
 class BridgeOwner(Protocol):
-    """Whose lanes are moved."""
+    """Owner of the lanes that are moved."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]: ...

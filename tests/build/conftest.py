@@ -1,4 +1,4 @@
-"""What several suites of the tooling share; nothing is made before a test asks for it."""
+"""Fixtures that several suites of the tooling share; nothing is made before a test asks for it."""
 
 from __future__ import annotations
 

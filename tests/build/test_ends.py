@@ -1,4 +1,4 @@
-"""Whoever runs a build may be ended alone: then the build ends too, unless its user wanted it to outlive a shell."""
+"""A build ends with the program that runs it, unless its user wanted it to outlive a shell."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def wait_for(path: Path, process: subprocess.Popen[str] | None = None) -> None:
 
 
 def _alive(pid: str) -> bool:
-    """Whether a process runs; one that has ended stays until its new parent looks."""
+    """Return whether a process runs; one that has ended stays until its new parent looks."""
     try:
         return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -174,7 +174,7 @@ def test_the_summary_is_the_last_line(place: Path, status: int, output: str) -> 
 
 
 def test_the_wheels_made_beside_are_finished_and_shown(place: Path) -> None:
-    """What they say comes at once; what fails among them ends the check."""
+    """Their output comes at once; a failure among them ends the check."""
     steps = """
 import sys, time
 if "build-2.6.0" in sys.argv:

@@ -1,4 +1,4 @@
-"""What a user's environment says to git: nothing of it reaches the tooling's commands, nor these tests."""
+"""Settings of a user's git reach neither the tooling's commands nor these tests."""
 
 from __future__ import annotations
 

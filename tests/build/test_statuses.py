@@ -1,4 +1,4 @@
-"""What nox ends with: the tooling's own exit status, through `nox -s` and through `python3 noxfile.py -s` alike."""
+"""Exit statuses of nox: the tooling's own exit status, through `nox -s` and through `python3 noxfile.py -s` alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which changes an overlay serves, and which are refused, on a small tree with the release's kinds of files."""
+"""Changes that an overlay serves or refuses, on a small tree with the release's kinds of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can happen to a file of the cache behind our back."""
+"""Damage that a file of the cache may suffer."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Stage:
         script.chmod(0o755)
 
     def parts(self) -> list[str]:
-        """What is half-made."""
+        """List what is half-made."""
         return sorted(
             str(path.relative_to(self.top))
             for path in (self.top / "out").rglob(".*")

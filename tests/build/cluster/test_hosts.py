@@ -1,4 +1,4 @@
-"""Which hosts: hostlists as Slurm writes them, inventories as Ansible reads them."""
+"""Hostlists as Slurm writes them, inventories as Ansible reads them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.build.wheels.little_wheel import clean
 
 
 def version(host: Host) -> str:
-    """What a program that uses the link would run."""
+    """Return what a program that uses the link would run."""
     done = subprocess.run(
         [host.current / "bin" / "python", "-c", "import importlib.metadata as m; print(m.version('torch-multiworld'))"],
         capture_output=True,

@@ -232,6 +232,6 @@ def test_every_compiler_runs_behind_the_cache(tiny: StandIn, cached: Path, monke
 
 
 def test_the_answer_in_the_tree_is_the_stock_one(tiny: StandIn) -> None:
-    """What is built is a copy: the user's repository is only read."""
+    """The build takes a copy: the user's repository is only read."""
     assert (tiny.repo / "src" / "answer.cpp").read_text() == ANSWER
     assert not (tiny.repo / "build").exists()

@@ -136,7 +136,7 @@ def test_no_toolkit_and_no_conda(tmp_path: Path, own_cache: Path, monkeypatch: p
 
 
 def test_packages_are_completed_to_a_toolkit(tmp_path: Path) -> None:
-    """What CMake's FindCUDAToolkit and linkers look for, and NVIDIA's packages lack."""
+    """Files that CMake's FindCUDAToolkit and linkers look for, and NVIDIA's packages lack."""
     library = tmp_path / "lib" / "libcudart.so.13"
     library.parent.mkdir()
     library.write_bytes(b"a library")

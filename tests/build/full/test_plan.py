@@ -1,4 +1,4 @@
-"""What a full build needs is told before it starts: architectures, memory, disk, programs; and how long it takes."""
+"""The needs of a full build are told before it starts: architectures, memory, disk, programs, time."""
 
 from __future__ import annotations
 

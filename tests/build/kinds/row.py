@@ -11,7 +11,7 @@ ROWS = Path(__file__).with_name("rows")
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `row.toml` says; see the package for the meaning of each field."""
+    """Content of `row.toml`; see the package for the meaning of each field."""
 
     kind: str
     outcome: Literal["behaves", "refused"]

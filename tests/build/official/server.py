@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Index:
-    """What the server offers, how it behaves, and what it was asked for.
+    """Files of the server, its behaviour, and the requests it got.
 
     Attributes:
         files: wheels by name.

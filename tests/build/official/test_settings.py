@@ -73,7 +73,7 @@ def configured(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def arrives(folder: Path) -> bool:
-    """Whether the index is read and its file is fetched, both with the settings of now."""
+    """Return whether the index is read and its file is fetched, both with the settings of now."""
     index.forget()
     (file,) = files("torch")
     return download(file.url, folder / NAME, DIGEST).read_bytes() == DATA

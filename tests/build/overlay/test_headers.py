@@ -1,4 +1,4 @@
-"""What extensions have compiled in of an installed header is the same with the patch, or the patch is refused."""
+"""A patch that changes what extensions compile in from an installed header is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What units outside an overlay see of a changed header: they come along, or the header is declared safe."""
+"""Units outside an overlay that see a changed header come along, or the header is declared safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which functions reach variables of the overlay's own: little units, compiled for real."""
+"""Functions that reach variables of the overlay's own: little units, compiled for real."""
 
 from __future__ import annotations
 

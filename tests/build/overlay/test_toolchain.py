@@ -1,4 +1,4 @@
-"""What is wrong with the compiler is said in words, before anything is compiled."""
+"""Faults of the compiler are said in words, before anything is compiled."""
 
 from __future__ import annotations
 

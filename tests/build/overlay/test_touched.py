@@ -1,4 +1,4 @@
-"""Which functions of a unit a patch concerns."""
+"""Functions of a unit that a patch concerns."""
 
 from __future__ import annotations
 

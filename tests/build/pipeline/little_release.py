@@ -93,7 +93,7 @@ class Place:
         return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if name in _words(path)]
 
     def leftovers(self) -> list[str]:
-        """What an interrupted run may not leave: parts beside results, scratch folders, half objects."""
+        """Leftovers that an interrupted run may not have: parts beside results, scratch folders, half objects."""
         objects, scratch = self.folder / "cache" / "objects", self.folder / "tmp"
         found = [*self.folder.rglob("*.part"), *objects.glob("*/tmp*"), *scratch.iterdir()]
         return [str(path.relative_to(self.folder)) for path in found]

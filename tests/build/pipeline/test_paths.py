@@ -86,7 +86,7 @@ def test_a_killed_holder_frees_the_lock(holder: subprocess.Popen[str], tmp_path:
 
 
 def test_a_lock_file_that_is_removed_still_excludes(tmp_path: Path) -> None:
-    """Who waits for the lock has the removed file open, and must not take that for the lock."""
+    """A waiter for the lock has the removed file open, and must not take that for the lock."""
     (tmp_path / "count").write_text("0")
     env = {**os.environ, "PYTHONPATH": str(paths.REPO)}
     command = [sys.executable, "-c", _COUNTER, str(tmp_path / "thing"), str(tmp_path / "count")]

@@ -22,7 +22,7 @@ NEW = b"first\n" + numbered(40)
 
 
 def plain(folder: Path, name: str, old: bytes, new: bytes, prefix: tuple[str, str]) -> bytes:
-    """What `diff -u` writes, with names of any depth."""
+    """Output of `diff -u`, with names of any depth."""
     for side, data in zip(("1", "2"), (old, new), strict=True):
         (folder / side).write_bytes(data)
     done = subprocess.run(["diff", "-u", "1", "2"], cwd=folder, capture_output=True, check=False, timeout=60)

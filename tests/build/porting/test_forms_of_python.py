@@ -1,4 +1,4 @@
-"""What upstream has already in another form is not put in twice, in Python.
+"""A change that upstream has in another form is not put in twice, in Python.
 
 Each example is made after a real one: the port of a Debian patch that its maintainer decided otherwise.
 """

@@ -1,4 +1,4 @@
-"""What git's merge makes of a hunk: told by its diffs where that is possible, and the same as the command says."""
+"""Git's merge of a hunk: told by its diffs where that is possible, and the same as the command says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only seems to be gone, or in an uncertain place, is placed.
+"""A hunk whose place only seems to be gone or uncertain is placed.
 
 Each example is made after a real one: the port of a Debian patch that its maintainer decided otherwise.
 """

@@ -1,4 +1,4 @@
-"""What a port's report says of its probes: which defects show on stock, and whether the patched wheels do as wanted."""
+"""Probes in a port's report: which defects show on stock, and whether the patched wheels do as wanted."""
 
 from __future__ import annotations
 

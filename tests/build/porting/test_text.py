@@ -199,7 +199,7 @@ def test_removed_lines_that_upstream_only_moved_are_not_called_upstream() -> Non
 
 
 def test_an_import_finds_its_place_by_the_line_below_it_alone() -> None:
-    """What needs it is further down, so that a line at the margin that each file has once is enough."""
+    """Its first use is further down, so that a line at the margin that each file has once is enough."""
     tail = "logger = logging.getLogger(__name__)\n\n\ndef first(value):\n    return logger.name + value\n"
     old = "import os\nimport six\n\nfrom first.module import thing_of_old\nfrom second.module import others\n\n" + tail
     new = "import pathlib\n\nfrom typing import Any\nfrom third.module import renamed_things\n\n" + tail

@@ -1,4 +1,4 @@
-"""What a report says: true line numbers, one line for a file that is gone, no alarm without a cause."""
+"""Words of a report: true line numbers, one line for a file that is gone, no alarm without a cause."""
 
 from __future__ import annotations
 

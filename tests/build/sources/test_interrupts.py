@@ -22,7 +22,7 @@ def wait_for(path: Path) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends within bounds."""
+    """Return whether a process ends within bounds."""
     deadline = time.monotonic() + BOUND
     while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
         if time.monotonic() > deadline:

@@ -88,7 +88,7 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
 
 
 def leftovers(cache: Path) -> list[str]:
-    """What is in the cache of sources beside locks, seals and leases: complete trees, or what should not be there."""
+    """List the cache of sources without locks, seals and leases: complete trees, or leftovers."""
     folder = cache / "sources"
     return (
         sorted(path.name for path in folder.iterdir() if path.suffix not in (".lock", ".seal", ".use"))

@@ -1,4 +1,4 @@
-"""What is taken over from sigstore's answer, and what is said without it. The service is not in reach."""
+"""Sigstore's answer is taken over; without one, a message says so. The service is not in reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `wheelhouse` writes, what it refuses, and that nothing appears half."""
+"""Files that `wheelhouse` writes whole, and input that it refuses."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_a_claim_that_is_not_true(wheel: Path, field: str, capsys: pytest.Captur
 
 
 def dependencies(definition: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the standard part says when it is made from forged parameters."""
+    """Standard part of a statement that is made from forged parameters."""
     import msgspec
 
     from build.record import Artifact, Provenance

@@ -52,7 +52,7 @@ def members(little: Little, dist_info: Mapping[str, str] = DIST_INFO) -> dict[st
 
 
 class _Pipe(io.BytesIO):
-    """What cannot be sought: zipfile then writes sizes behind the data, as some wheel builders do."""
+    """Output that cannot be sought: zipfile then writes sizes behind the data, as some wheel builders do."""
 
     def seekable(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""How built wheels are imported, and the stubs for that."""
+"""Imports of built wheels, and the stubs for that."""
 
 from __future__ import annotations
 

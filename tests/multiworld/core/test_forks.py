@@ -20,7 +20,7 @@ SECONDS = 10.0
 
 @pytest.fixture(autouse=True)
 def free_afterwards() -> Iterator[None]:
-    """Whatever the forks did, another thread gets the guard."""
+    """Another thread gets the guard after the forks."""
     yield
     done = threading.Event()
 

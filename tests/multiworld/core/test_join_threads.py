@@ -268,7 +268,7 @@ def test_a_join_that_gets_no_thread_is_not_begun_later(threads: JoinThreads, mon
 
 
 def test_a_client_of_a_store_that_has_ended_is_not_lent_again() -> None:
-    """However short ago it was used: the store that has the address now does not know it."""
+    """The store that has the address now does not know it."""
     pool = ClientPool(GreetingMode())
     with MultiWorld() as mw:
         where = mw.serve_store()

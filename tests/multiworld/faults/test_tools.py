@@ -191,7 +191,7 @@ def test_logs_of_a_failure_stay() -> None:
 
 @pytest.mark.slow
 def test_chaos_ends_when_its_time_is_over() -> None:
-    """However many faults the plan has: what was done until then is judged."""
+    """The plan may have more faults: those done until then are judged."""
     drawn = draw_plan(3, 3, 3, 2)
     world, members = next(iter(drawn.worlds.items()))
     fault = Fault(0.0, FaultKind.ABORT, members[0], world=world)
