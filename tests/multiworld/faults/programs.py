@@ -60,7 +60,7 @@ def _run(context: Context, output: str, arguments: list[str], environment: dict[
     for number in (1, 2):
         os.dup2(descriptor, number)
     os.close(descriptor)
-    sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
     contexts: dict[str, Any] = vars(multiprocessing.context)["_concrete_contexts"]
     contexts["spawn"] = contexts["fork"]  # else its children would load torch
