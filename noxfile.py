@@ -50,14 +50,19 @@ def _locked(*groups: str) -> list[str]:
     return ["--require-hashes", *(item for name in groups for item in ("-r", str(HERE / "locks" / f"{name}.txt")))]
 
 
-def _tool(session: nox.Session, *arguments: str) -> None:
-    """Run one command of the tooling in the session's environment."""
+def _program(session: nox.Session, module: str, *arguments: str) -> None:
+    """Run a module in the environment of the tooling."""
     session.install(*_locked("tooling", "test"))
     # Ctrl-C: time to end compilers and to remove half-written files; nox's default is 0.3 s.
     # SIGTERM to nox alone ends it at once, and the build must end with it: see build/signals.py.
     env = {"PYTHONPATH": str(HERE), "MULTIWORLD_END_WITH_PARENT": str(os.getpid())}
     with status_of_tooling():
-        session.run("python", "-m", "build", *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
+        session.run("python", "-m", module, *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
+
+
+def _tool(session: nox.Session, *arguments: str) -> None:
+    """Run one command of the tooling."""
+    _program(session, "build", *arguments)
 
 
 def _install_torch(session: nox.Session, torch: str = TORCH, *, cuda: bool = False) -> None:
@@ -155,7 +160,7 @@ def gpu(session: nox.Session) -> None:
 @nox.session
 def probes(session: nox.Session) -> None:
     """The probes of NCCL's defects on any CUDA build of torch, 2.0 or newer: `-- --python PATH`; `-- --list`."""
-    _program(session, "gpuless")
+    _program(session, "gpuless", *session.posargs)
 
 
 @nox.session
@@ -222,34 +227,30 @@ def regenerate_patch(session: nox.Session) -> None:
     _tool(session, "regenerate-patch", *session.posargs)
 
 
-def _program(session: nox.Session, module: str) -> None:
-    """Run a module in the environment of the tooling."""
-    session.install(*_locked("tooling", "test"))
-    with status_of_tooling():
-        session.run("python", "-m", module, *session.posargs, env={"PYTHONPATH": str(HERE)}, interrupt_timeout=30.0)
-
-
 @nox.session
 def install(session: nox.Session) -> None:
     """Install a release on many hosts over ssh: `-- --help`. `ci/install` does the same without nox."""
-    _program(session, "ci.cluster")
+    _program(session, "ci.cluster", *session.posargs)
 
 
 @nox.session(name="new-release")
 def new_release(session: nox.Session) -> None:
     """The weekly job: port the patches to each new PyTorch release and open pull requests: `-- [--list]`."""
-    _program(session, "ci.new_release")
+    _program(session, "ci.new_release", *session.posargs)
 
 
 @nox.session
 def fresh(session: nox.Session) -> None:
     """README's commands on a bare system, an hour, as root: `-- ['COMMAND' …]` runs others there."""
-    _program(session, "ci.fresh")
+    _program(session, "ci.fresh", *session.posargs)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure the figures that the project promises: `-- [overlay|import|porting [--real]|…]`."""
+    if "porting" in session.posargs:
+        _program(session, "docs.bench.porting", *(argument for argument in session.posargs if argument != "porting"))
+        return
     if "nccl" in session.posargs:  # worlds have a member in the process that measures
         _install_torch(session)
     _tool(session, "bench", *session.posargs)
