@@ -80,15 +80,17 @@ def _dump(judge: str, title: str) -> Probe:
     return cleanup(f"dump-{judge}", f"dumps on; {title}", "dumps", {"judge": judge}, fires, _QUICK_DUMP, (2, 4))
 
 
-_WAIT, _BARRIER = {"judge": "wait"}, {"operation": "barrier", "judge": "wait"}
-_SILENT = {"timeout": 4, "within": 15}
-_IN_ABORT, _IN_QUERY = {"until": "ncclCommAbort", "aborts": False}, {"until": "cudaEventQuery"}
+_WAIT: dict[str, object] = {"judge": "wait"}
+_BARRIER = _WAIT | {"operation": "barrier"}
+_SILENT: dict[str, object] = {"timeout": 4, "within": 15}
+_IN_ABORT: dict[str, object] = {"until": "ncclCommAbort", "aborts": False}
+_IN_QUERY: dict[str, object] = {"until": "cudaEventQuery"}
 _FAILING, _HANGING = [ASYNC_ERROR, ABORT_FAILS], [ASYNC_ERROR, ABORT_HANGS]
 _STREAM = "ncclCommAbort hangs; a wait() that raises leaves the current stream, which all worlds share, usable"
 _FIRST = "the same on the first process group, flight recorder dumps on, heartbeat timeout 3 s"
 _ENQUEUE = "a CUDA call hangs the watchdog; an operation that is enqueued before anybody notices raises once it is"
 _WATCHED = {"within": 15, "window": 9}
-_IMPATIENT = {"window": 9, "within": 5}
+_IMPATIENT: dict[str, object] = {"window": 9, "within": 5}
 _USER_INIT = "a user aborts while a communicator is being made: the operation raises, the communicator is aborted"
 _OTHER_BARRIER = "a peer of one world is silent; a barrier of another world does not wait for it"
 
