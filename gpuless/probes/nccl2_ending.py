@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable
+from functools import partial
 
 import fake
-from breakage import Breakage, answer, break_world
-from world import forget, tensor
+from breakage import answer, break_world
+from world import delete, tensor
 
 _PATIENCE = 8.0  # seconds to end a world
 
@@ -30,9 +29,10 @@ def run(
             it; "ended": the end alone decides, and the work is not touched afterwards.
     """
     breakage = break_world(inject or [], 12, "second", until, False, timeout, operation, "nccl2")
-    detail, (comm,) = breakage.detail, breakage.sick.comms
+    detail, sick = breakage.detail, breakage.sick
+    (comm,) = sick.comms
     start = time.monotonic()
-    detail["ended"] = answer(_way(breakage, how), _PATIENCE)
+    detail["ended"] = answer(partial(delete, sick) if how == "delete" else getattr(sick.group, how), _PATIENCE)
     detail["seconds"] = round(time.monotonic() - start, 1)
     detail["aborted"] = fake.is_aborted(comm)
     time.sleep(2)  # no event to wait for: what must not happen is an end of the process
@@ -46,16 +46,3 @@ def run(
     if judge == "stream" and detail["stream"] == "no answer":
         return "STALLED", detail
     return ("NO_EXCEPTION" if detail.get("wait") == "returned" else "OK"), detail
-
-
-def _way(breakage: Breakage, how: str) -> Callable[[], object]:
-    if how != "delete":
-        way: Callable[[], object] = getattr(breakage.sick.group, how)
-        return way
-
-    def delete() -> None:
-        forget(breakage.sick)
-        breakage.sick.group = None
-        gc.collect()
-
-    return delete

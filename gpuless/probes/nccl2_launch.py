@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fake
 import torch
-from breakage import answer
-from world import DEVICE, World, tensor
+from breakage import answer, launches, pair
+from world import DEVICE, tensor
 
 _SEGMENT = 64 << 20  # bytes: more than the caching allocator has at hand
 
@@ -20,18 +20,14 @@ def run(site: str, operation: str, allocate: bool = False) -> tuple[str, dict[st
         operation: the operation that makes it.
         allocate: let another thread allocate device memory meanwhile; nccl2 registers it with every group.
     """
-    sick, healthy = World("nccl2"), World("nccl2")
-    for world in (sick, healthy):
-        world.run("all_reduce")
+    sick, healthy = pair("nccl2")
     _KEPT.append(tensor(1))
     fake.inject(site, fake.HANG, times=1)  # the next call in the process is the one below
     detail: dict[str, object] = {"launch": answer(lambda: sick.start(operation), 2)}
     if allocate:
         detail["allocation"] = answer(lambda: torch.empty(_SEGMENT, dtype=torch.uint8, device=DEVICE))
         detail["free"] = answer(_KEPT.clear)
-    before = fake.launched()
-    detail["other world"] = answer(lambda: healthy.run("all_reduce"))
-    if fake.launched() == before:
+    if not launches(healthy, detail):
         return "NOT_LAUNCHED", detail
     detail["abort"] = answer(sick.group.abort)
     return ("STALLED" if detail["abort"] == "no answer" else "OK"), detail

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 
 import fake
-from breakage import answer
-from world import World
+from breakage import answer, pair, raising
 
 _LIMIT = datetime.timedelta(seconds=1.5)
 
@@ -18,9 +17,7 @@ def run(ask: str, hang: str = "") -> tuple[str, dict[str, object]]:
         ask: "wait" (without a limit), "wait with a limit", or "is_completed".
         hang: a call that hangs meanwhile, every time.
     """
-    sick, healthy = World("nccl2"), World("nccl2")
-    for world in (sick, healthy):
-        world.run("all_reduce")
+    sick, _ = pair("nccl2")
     (comm,) = sick.comms
     fake.inject("ncclAllReduce", fake.HOLD, comm=comm)
     work = sick.start("all_reduce")
@@ -28,5 +25,4 @@ def run(ask: str, hang: str = "") -> tuple[str, dict[str, object]]:
         fake.inject(hang, fake.HANG, comm=comm)
     asked = {"wait": work.wait, "wait with a limit": lambda: work.wait(_LIMIT), "is_completed": work.is_completed}
     detail: dict[str, object] = {ask: answer(asked[ask])}
-    outcome = {"returned": "NO_EXCEPTION", "no answer": "STALLED"}.get(str(detail[ask]), "OK")
-    return outcome, detail
+    return raising(detail[ask]), detail

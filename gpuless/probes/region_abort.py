@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import fake
-from breakage import Call, answer
+from breakage import Call, launches, pair
 from ending import abort_of
 from world import World, settle
 
@@ -19,9 +19,7 @@ def run(ends: bool, shuts_down: bool = False) -> tuple[str, dict[str, object]]:
         ends: whether the end of the group goes on after a while, or never (a peer that it connects to is dead).
         shuts_down: whether the world is shut down, or aborted.
     """
-    sick, healthy = World(), World()
-    for world in (sick, healthy):
-        world.run("all_reduce")
+    sick, healthy = pair()
     settle()
     detail: dict[str, object] = {}
 
@@ -56,6 +54,4 @@ def _judged(healthy: World, ends: bool, detail: dict[str, object]) -> str:
         return "STALLED"
     if detail["ended after"] is None:
         return "NOT_ABORTED"
-    before = fake.launched()
-    detail["other world"] = answer(lambda: healthy.run("all_reduce"))
-    return "OK" if detail["other world"] == "returned" and fake.launched() > before else "NOT_LAUNCHED"
+    return "OK" if launches(healthy, detail) and detail["other world"] == "returned" else "NOT_LAUNCHED"

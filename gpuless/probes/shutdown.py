@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 
 import fake
-from breakage import answer
-from world import World
+from breakage import answer, launches, pair
 
 _PATIENCE = 20.0
 
@@ -17,18 +16,13 @@ def run(hangs: bool) -> tuple[str, dict[str, object]]:
     Args:
         hangs: whether ncclCommFinalize waits for a peer that has died since the last operation.
     """
-    limit = datetime.timedelta(seconds=4)
-    ending, healthy = World(timeout=limit), World()
-    for world in (ending, healthy):
-        world.run("all_reduce")
+    ending, healthy = pair(timeout=datetime.timedelta(seconds=4))
     (comm,) = ending.comms
     if hangs:
         fake.inject("ncclCommFinalize", fake.HANG, comm=comm)
     detail: dict[str, object] = {"shutdown": answer(ending.group._shutdown, _PATIENCE)}
     detail["calls"] = {site: fake.calls(site) for site in ("ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort")}
-    before = fake.launched()
-    detail["other world"] = answer(lambda: healthy.run("all_reduce"))
-    if detail["other world"] != "returned" or fake.launched() == before:
+    if not launches(healthy, detail) or detail["other world"] != "returned":
         return "NOT_LAUNCHED", detail
     if detail["shutdown"] != "returned":
         return "STALLED", detail

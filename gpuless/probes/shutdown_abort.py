@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fake
-from breakage import Call, answer
+from breakage import Call, answer, launches, pair
 from ending import abort_of
 from world import World, settle
 
@@ -18,9 +18,7 @@ def run(pending: bool, inject: list[tuple[str, int, int]], first: str = "shutdow
         inject: (site, action, code) for the communicator that is ended.
         first: "shutdown" (the abort comes while it waits) or "abort" (the shutdown comes after it).
     """
-    ending, healthy = World(), World()
-    for world in (ending, healthy):
-        world.run("all_reduce")
+    ending, healthy = pair()
     settle()
     (comm,) = ending.comms
     for site, action, code in inject:
@@ -40,9 +38,7 @@ def run(pending: bool, inject: list[tuple[str, int, int]], first: str = "shutdow
 
 
 def _judged(ending: World, healthy: World, detail: dict[str, object]) -> str:
-    before = fake.launched()
-    detail["other world"] = answer(lambda: healthy.run("all_reduce"))
-    if detail["other world"] != "returned" or fake.launched() == before:
+    if not launches(healthy, detail) or detail["other world"] != "returned":
         return "NOT_LAUNCHED"
     if "no answer" in (detail["abort"], detail["shutdown"]):
         return "STALLED"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -76,6 +77,13 @@ def settle() -> None:
 def forget(world: World) -> None:
     """Give up the reference that keeps a world to the end."""
     _KEPT.remove(world)
+
+
+def delete(world: World) -> None:
+    """Drop the last reference to a world's process group."""
+    forget(world)
+    world.group = None
+    gc.collect()
 
 
 def _backend(kind: str, store: TorchObject, timeout: datetime.timedelta) -> TorchObject:
