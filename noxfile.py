@@ -116,12 +116,6 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
-def lock(session: nox.Session) -> None:
-    """Resolve the environments of tools and full builds into locks/: `-- [--check] [--upgrade] [--conda PATH]`."""
-    _tool(session, "lock", *session.posargs)
-
-
-@nox.session
 def tests(session: nox.Session) -> None:
     """Tests of the tooling and of multiworld on a torch from the index: `-- [--whole] [--torch 2.6.0]`, then paths.
 
@@ -158,35 +152,11 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session
-def probes(session: nox.Session) -> None:
-    """The probes of NCCL's defects on any CUDA build of torch, 2.0 or newer: `-- --python PATH`; `-- --list`."""
-    _program(session, "gpuless", *session.posargs)
-
-
-@nox.session
 def fuzz(session: nox.Session) -> None:
     """Fuzz frames and handshakes for a long time: `-- [--frames 10000000] [--seconds 3600] [--seed N]`."""
     _install_torch(session)
     session.install("-e", ".")
     session.run("python", "-m", "tests.multiworld.fuzz", *session.posargs, env={"PYTHONPATH": str(HERE)})
-
-
-@nox.session
-def explain(session: nox.Session) -> None:
-    """Tell if an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`."""
-    _tool(session, "explain", *session.posargs)
-
-
-@nox.session
-def clean(session: nox.Session) -> None:
-    """Show what the caches hold, and free it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`."""
-    _tool(session, "clean", *session.posargs)
-
-
-@nox.session
-def releases(session: nox.Session) -> None:
-    """Table of the known releases: needs, built wheels, test results."""
-    _tool(session, "releases", *session.posargs)
 
 
 @nox.session
@@ -197,52 +167,41 @@ def wheelhouse(session: nox.Session) -> None:
     _tool(session, "wheelhouse", *session.posargs)
 
 
-@nox.session
-def verify(session: nox.Session) -> None:
-    """Check every claim about a wheel, and build it again: `-- WHEEL [--provenance F] [--patches F] [--no-rebuild]`."""
-    _tool(session, "verify", *session.posargs)
-
-
-@nox.session(name="lint-patches")
-def lint_patches(session: nox.Session) -> None:
-    """Check every series: manifest, headers, paths; and, with sources at hand, zero fuzz and the same bytes."""
-    _tool(session, "lint-patches", *session.posargs)
-
-
-@nox.session
-def patches(session: nox.Session) -> None:
-    """Overview of patches and releases, on the terminal and as an HTML page."""
-    _tool(session, "patches", *session.posargs)
-
-
 @nox.session(name="switchml-patch")
 def switchml_patch(session: nox.Session) -> None:
     """SwitchML's series as one patch for PyTorch 1.7.1: `-- [DPDK=1 MLX5=1 SWITCHML_HOME=PATH …]`."""
     _tool(session, "switchml-patch", "--folder", session.invoked_from, *session.posargs)
 
 
-@nox.session(name="regenerate-patch")
-def regenerate_patch(session: nox.Session) -> None:
-    """Port a series, hunk by hunk: `-- RELEASE`, or `-- --patches DIR --from-tree A --to-tree B --out DIR`."""
-    _tool(session, "regenerate-patch", *session.posargs)
+#: Sessions that only pass their arguments on, each with what `-l` says of it.
+_PASSED_ON = {
+    "lock": "Resolve the environments of tools and builds into locks/: `-- [--check] [--upgrade] [--conda PATH]`.",
+    "explain": "Tell if an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`.",
+    "clean": "Show what the caches hold, and free it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`.",
+    "releases": "Table of the known releases: needs, built wheels, test results.",
+    "verify": "Check a wheel's claims, and build it again: `-- WHEEL [--provenance F] [--patches F] [--no-rebuild]`.",
+    "lint-patches": "Check every series: manifest, headers, paths; with sources at hand, zero fuzz and the same bytes.",
+    "patches": "Overview of patches and releases, on the terminal and as an HTML page.",
+    "regenerate-patch": "Port a series by hunks: `-- RELEASE`, `-- --patches DIR --from-tree A --to-tree B --out DIR`.",
+    "probes": "The probes of NCCL's defects on any CUDA build of torch, 2.0 or newer: `-- --python PATH`; `-- --list`.",
+    "install": "Install a release on many hosts over ssh: `-- --help`. `ci/install` does the same without nox.",
+    "new-release": "Weekly: port the patches to each new PyTorch release and open pull requests: `-- [--list]`.",
+    "fresh": "README's commands on a bare system, an hour, as root: `-- ['COMMAND' …]` runs others there.",
+}
+#: The modules of those that are no command of `build`.
+_MODULES = {"probes": "gpuless", "install": "ci.cluster", "new-release": "ci.new_release", "fresh": "ci.fresh"}
 
 
-@nox.session
-def install(session: nox.Session) -> None:
-    """Install a release on many hosts over ssh: `-- --help`. `ci/install` does the same without nox."""
-    _program(session, "ci.cluster", *session.posargs)
+def _passed_on(name: str, words: str) -> None:
+    def session(session: nox.Session) -> None:
+        _program(session, *([_MODULES[name]] if name in _MODULES else ["build", name]), *session.posargs)
+
+    session.__doc__ = words
+    nox.session(name=name)(session)
 
 
-@nox.session(name="new-release")
-def new_release(session: nox.Session) -> None:
-    """The weekly job: port the patches to each new PyTorch release and open pull requests: `-- [--list]`."""
-    _program(session, "ci.new_release", *session.posargs)
-
-
-@nox.session
-def fresh(session: nox.Session) -> None:
-    """README's commands on a bare system, an hour, as root: `-- ['COMMAND' …]` runs others there."""
-    _program(session, "ci.fresh", *session.posargs)
+for _name, _words in _PASSED_ON.items():
+    _passed_on(_name, _words)
 
 
 @nox.session
