@@ -78,7 +78,7 @@ def _within(args: Mapping[str, object]) -> dict[str, object]:
 
 
 def _probe(name: str, title: str, program: str, fires: str, args: Mapping[str, object], timeout: float = 60) -> Probe:
-    name, title, program = f"nccl2-{name}", f"nccl2: {title}", f"nccl2_{program}"
+    name, title, program = f"nccl2-{name}", f"nccl2: {title}", f"nccl2.{program}"
     probe = Probe(name, Patch.UNCHANGED, title, program, args, fires=(fires,), timeout=timeout)
     return replace(probe, evidence=_ENDING, since=_SINCE, patched=None)
 

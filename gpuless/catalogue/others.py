@@ -33,7 +33,7 @@ def _left(leave: str, title: str) -> Probe:
 def _aborted(name: str, title: str, ends: bool) -> Probe:
     title = f"a user aborts a world while a coalescing region of it is ended; {title}"
     args = {"ends": ends}
-    return cleanup(f"region-abort-{name}", title, "region_abort", args, ("ncclGroupEnd",), since=(2, 1), patch=_HOLD)
+    return cleanup(f"region-abort-{name}", title, "region.ended", args, ("ncclGroupEnd",), since=(2, 1), patch=_HOLD)
 
 
 def _nothing_pending(name: str, title: str, hangs: bool) -> Probe:
@@ -51,7 +51,7 @@ def _shutdown_aborted(name: str, title: str, *inject: Fault, **args: object) -> 
     fires = tuple(str(site) for site, _, _ in inject) or ("ncclAllReduce",)
     args = {"pending": False, "inject": list(inject), **args}
     title = f"a user aborts a world: {title}"
-    return cleanup(f"shutdown-{name}", title, "shutdown_abort", args, fires, None, (2, 6), _SHUTDOWN)
+    return cleanup(f"shutdown-{name}", title, "shutdown.aborted", args, fires, None, (2, 6), _SHUTDOWN)
 
 
 def _log_prefix(operation: str, title: str) -> Probe:
@@ -68,7 +68,7 @@ REGIONS: tuple[Probe, ...] = (
     cleanup(
         "region-shutdown",
         "a world is shut down while a coalescing region of it is ended: the communicator is freed after that",
-        "region_abort",
+        "region.ended",
         {"ends": True, "shuts_down": True},
         ("ncclGroupEnd",),
         since=(2, 6),
