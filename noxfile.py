@@ -50,14 +50,19 @@ def _locked(*groups: str) -> list[str]:
     return ["--require-hashes", *(item for name in groups for item in ("-r", str(HERE / "locks" / f"{name}.txt")))]
 
 
-def _tool(session: nox.Session, *arguments: str) -> None:
-    """Run one command of the tooling in the session's environment."""
+def _program(session: nox.Session, module: str, *arguments: str) -> None:
+    """Run a module in the environment of the tooling."""
     session.install(*_locked("tooling", "test"))
     # Ctrl-C: time to end compilers and to remove half-written files; nox's default is 0.3 s.
     # SIGTERM to nox alone ends it at once, and the build must end with it: see build/signals.py.
     env = {"PYTHONPATH": str(HERE), "MULTIWORLD_END_WITH_PARENT": str(os.getpid())}
     with status_of_tooling():
-        session.run("python", "-m", "build", *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
+        session.run("python", "-m", module, *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
+
+
+def _tool(session: nox.Session, *arguments: str) -> None:
+    """Run one command of the tooling."""
+    _program(session, "build", *arguments)
 
 
 def _install_torch(session: nox.Session, torch: str = TORCH, *, cuda: bool = False) -> None:
@@ -111,12 +116,6 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
-def lock(session: nox.Session) -> None:
-    """Resolve the environments of tools and full builds into locks/: `-- [--check] [--upgrade] [--conda PATH]`."""
-    _tool(session, "lock", *session.posargs)
-
-
-@nox.session
 def tests(session: nox.Session) -> None:
     """Tests of the tooling and of multiworld on a torch from the index: `-- [--whole] [--torch 2.6.0]`, then paths.
 
@@ -153,35 +152,11 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session
-def probes(session: nox.Session) -> None:
-    """The probes of NCCL's defects on any CUDA build of torch, 2.0 or newer: `-- --python PATH`; `-- --list`."""
-    _program(session, "gpuless")
-
-
-@nox.session
 def fuzz(session: nox.Session) -> None:
     """Fuzz frames and handshakes for a long time: `-- [--frames 10000000] [--seconds 3600] [--seed N]`."""
     _install_torch(session)
     session.install("-e", ".")
     session.run("python", "-m", "tests.multiworld.fuzz", *session.posargs, env={"PYTHONPATH": str(HERE)})
-
-
-@nox.session
-def explain(session: nox.Session) -> None:
-    """Tell if an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`."""
-    _tool(session, "explain", *session.posargs)
-
-
-@nox.session
-def clean(session: nox.Session) -> None:
-    """Show what the caches hold, and free it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`."""
-    _tool(session, "clean", *session.posargs)
-
-
-@nox.session
-def releases(session: nox.Session) -> None:
-    """Table of the known releases: needs, built wheels, test results."""
-    _tool(session, "releases", *session.posargs)
 
 
 @nox.session
@@ -192,64 +167,49 @@ def wheelhouse(session: nox.Session) -> None:
     _tool(session, "wheelhouse", *session.posargs)
 
 
-@nox.session
-def verify(session: nox.Session) -> None:
-    """Check every claim about a wheel, and build it again: `-- WHEEL [--provenance F] [--patches F] [--no-rebuild]`."""
-    _tool(session, "verify", *session.posargs)
-
-
-@nox.session(name="lint-patches")
-def lint_patches(session: nox.Session) -> None:
-    """Check every series: manifest, headers, paths; and, with sources at hand, zero fuzz and the same bytes."""
-    _tool(session, "lint-patches", *session.posargs)
-
-
-@nox.session
-def patches(session: nox.Session) -> None:
-    """Overview of patches and releases, on the terminal and as an HTML page."""
-    _tool(session, "patches", *session.posargs)
-
-
 @nox.session(name="switchml-patch")
 def switchml_patch(session: nox.Session) -> None:
     """SwitchML's series as one patch for PyTorch 1.7.1: `-- [DPDK=1 MLX5=1 SWITCHML_HOME=PATH …]`."""
     _tool(session, "switchml-patch", "--folder", session.invoked_from, *session.posargs)
 
 
-@nox.session(name="regenerate-patch")
-def regenerate_patch(session: nox.Session) -> None:
-    """Port a series, hunk by hunk: `-- RELEASE`, or `-- --patches DIR --from-tree A --to-tree B --out DIR`."""
-    _tool(session, "regenerate-patch", *session.posargs)
+#: Sessions that only pass their arguments on, each with what `-l` says of it.
+_PASSED_ON = {
+    "lock": "Resolve the environments of tools and builds into locks/: `-- [--check] [--upgrade] [--conda PATH]`.",
+    "explain": "Tell if an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`.",
+    "clean": "Show what the caches hold, and free it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`.",
+    "releases": "Table of the known releases: needs, built wheels, test results.",
+    "verify": "Check a wheel's claims, and build it again: `-- WHEEL [--provenance F] [--patches F] [--no-rebuild]`.",
+    "lint-patches": "Check every series: manifest, headers, paths; with sources at hand, zero fuzz and the same bytes.",
+    "patches": "Overview of patches and releases, on the terminal and as an HTML page.",
+    "regenerate-patch": "Port a series by hunks: `-- RELEASE`, `-- --patches DIR --from-tree A --to-tree B --out DIR`.",
+    "probes": "The probes of NCCL's defects on any CUDA build of torch, 2.0 or newer: `-- --python PATH`; `-- --list`.",
+    "install": "Install a release on many hosts over ssh: `-- --help`. `ci/install` does the same without nox.",
+    "new-release": "Weekly: port the patches to each new PyTorch release and open pull requests: `-- [--list]`.",
+    "fresh": "README's commands on a bare system, an hour, as root: `-- ['COMMAND' …]` runs others there.",
+}
+#: The modules of those that are no command of `build`.
+_MODULES = {"probes": "gpuless", "install": "ci.cluster", "new-release": "ci.new_release", "fresh": "ci.fresh"}
 
 
-def _program(session: nox.Session, module: str) -> None:
-    """Run a module in the environment of the tooling."""
-    session.install(*_locked("tooling", "test"))
-    with status_of_tooling():
-        session.run("python", "-m", module, *session.posargs, env={"PYTHONPATH": str(HERE)}, interrupt_timeout=30.0)
+def _passed_on(name: str, words: str) -> None:
+    def session(session: nox.Session) -> None:
+        _program(session, *([_MODULES[name]] if name in _MODULES else ["build", name]), *session.posargs)
+
+    session.__doc__ = words
+    nox.session(name=name)(session)
 
 
-@nox.session
-def install(session: nox.Session) -> None:
-    """Install a release on many hosts over ssh: `-- --help`. `ci/install` does the same without nox."""
-    _program(session, "ci.cluster")
-
-
-@nox.session(name="new-release")
-def new_release(session: nox.Session) -> None:
-    """The weekly job: port the patches to each new PyTorch release and open pull requests: `-- [--list]`."""
-    _program(session, "ci.new_release")
-
-
-@nox.session
-def fresh(session: nox.Session) -> None:
-    """README's commands on a bare system, an hour, as root: `-- ['COMMAND' …]` runs others there."""
-    _program(session, "ci.fresh")
+for _name, _words in _PASSED_ON.items():
+    _passed_on(_name, _words)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure the figures that the project promises: `-- [overlay|import|porting [--real]|…]`."""
+    if "porting" in session.posargs:
+        _program(session, "docs.bench.porting", *(argument for argument in session.posargs if argument != "porting"))
+        return
     if "nccl" in session.posargs:  # worlds have a member in the process that measures
         _install_torch(session)
     _tool(session, "bench", *session.posargs)

@@ -26,7 +26,7 @@ _OF_PIP = {
     "cert": "SSL_CERT_FILE",
 }
 _LISTS_OF_PIP = {"find-links": "UV_FIND_LINKS"}
-#: The file in an environment that holds its digest.
+#: The file in an environment that tells that it is whole.
 _READY = "ready"
 
 
@@ -79,38 +79,21 @@ def _make(folder: Path, requirements: Path) -> None:
     subprocess.run([*pip, "--require-hashes", "-r", requirements], check=True)
 
 
-def _digest(folder: Path) -> str:
-    """Return a SHA-256 over the files of an environment, in a tenth of a second; Python's own caches do not count."""
-    digest = hashlib.sha256()
-    for top, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for path in (Path(top, name) for name in sorted(names)):
-            if path != folder / _READY:
-                digest.update(f"{path.relative_to(folder)}\0".encode("utf-8", "surrogateescape"))
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-def _is_ready(folder: Path) -> bool:
-    try:
-        return (folder / _READY).read_text(encoding="ascii") == _digest(folder)
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
 def _prepare(folder: Path, requirements: Path) -> None:
-    """Replace the environment by a new one; its digest is written last."""
+    """Make the environment unless it is there; the file that says so is written last."""
+    if (folder / _READY).is_file() and (folder / "bin" / "python").is_file():
+        return
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
     else:
         folder.unlink(missing_ok=True)
     _make(folder, requirements)
-    (folder / _READY).write_text(_digest(folder), encoding="ascii")
+    (folder / _READY).touch()
 
 
-def _fail(message: str, status: int) -> int:
-    print(f"error: {message}", file=sys.stderr)  # noqa: T201
-    return status
+def _fail(what: str, cause: str, remedy: str) -> int:
+    print(f"error: {what}\ncause:\n  {cause}\nto do:\n  {remedy}", file=sys.stderr)  # noqa: T201
+    return 5
 
 
 def run_in_environment(here: Path, name: str, arguments: list[str]) -> int:
@@ -120,36 +103,31 @@ def run_in_environment(here: Path, name: str, arguments: list[str]) -> int:
     environment could not be made or this Python is too old.
     """
     if sys.version_info < (3, 10):  # noqa: UP036 - any Python may be asked to run the noxfile
-        return _fail("Python 3.10 or newer is needed; run `python3.10 noxfile.py …` or newer", 5)
+        return _fail("Python 3.10 or newer is needed", "this one is older", "run `python3.10 noxfile.py …` or newer")
     requirements = here / "locks" / f"{name}.txt"
     key = hashlib.sha256(sys.version.encode() + requirements.read_bytes()).hexdigest()[:16]
     folder = _cache() / name / key
+    python = str(folder / "bin" / "python")
+    paths = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}", "PYTHONPATH": str(here)}
+    what = f"the environment for {name} could not be made"
     try:
+        if Path(sys.prefix) == folder:
+            return _fail(f"{folder} is damaged", "files of it were removed", "remove that folder, and run again")
         folder.parent.mkdir(parents=True, exist_ok=True)
         leases.take(folder)
         leases.inherit(folder)
         with folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_ready(folder):
-                _prepare(folder, requirements)
+            _prepare(folder, requirements)
+        sys.stdout.flush()
+        return os.execve(python, [python, *arguments], {**os.environ, **paths})  # noqa: S606 - no shell is wanted
     except OSError as error:
-        return _fail(
-            f"the environment for {name} could not be made: {error}\n"
-            f"cause:\n  the cache folder {folder.parent.parent} cannot be written\n"
-            "to do:\n  set MULTIWORLD_CACHE to a folder with 200 MB free that you can write",
-            5,
-        )
+        cause = f"the cache folder {folder.parent.parent} cannot be written, or what it has is damaged"
+        return _fail(f"{what}: {error}", cause, "set MULTIWORLD_CACHE to a folder with 200 MB free that you can write")
     except subprocess.CalledProcessError as error:
-        return _fail(
-            f"the environment for {name} could not be made: {error}\n"
-            "cause:\n  Python without venv and pip, no network to the package index, or no room in the cache folder\n"
-            "to do:\n  install them (`apt-get install python3-venv`), or install nox yourself and run `nox`",
-            5,
-        )
-    python = str(folder / "bin" / "python")
-    paths = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}", "PYTHONPATH": str(here)}
-    sys.stdout.flush()
-    return os.execve(python, [python, *arguments], {**os.environ, **paths})  # noqa: S606 - no shell is wanted
+        cause = "Python without venv and pip, no network to the package index, or no room in the cache folder"
+        remedy = "install them (`apt-get install python3-venv`), or install nox yourself and run `nox`"
+        return _fail(f"{what}: {error}", cause, remedy)
 
 
 @contextmanager

@@ -6,8 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -16,44 +15,33 @@ from build import leases
 from build.paths import cache, clear
 
 _DAY = 86400.0
-
-
-class Kind(Enum):
-    """A folder of the cache, and what is in it."""
-
-    APPLIED = "applied", "checkouts with a series applied"
-    COMPILED = "compiled", "compiler caches of full builds"
-    ENVIRONMENTS = "environments", "environments of tests"
-    FRESH = "fresh", "packages of bare systems"
-    FULL = "full", "workspaces of full builds"
-    GPULESS = "gpuless", "imitations of CUDA and NCCL"
-    HEADERS = "headers", "headers of CUDA and others"
-    IMPORTS = "imports", "what built wheels are imported with"
-    NOX = "nox", "environments of nox"
-    OBJECTS = "objects", "compiled units"
-    PORT = "port", "checkouts of ports, with your edits"
-    STACKS = "porting-bench/stacks", "patch stacks of the porting bench"
-    SOURCES = "sources", "source trees of releases"
-    STOCK = "stock", "outcomes of stock wheels"
-    TOOLCHAINS = "toolchains", "CUDA compilers, of the index or conda"
-    TOOLING = "tooling", "environments of ci/install"
-    TOOLS = "tools", "environments of conda-lock"
-    UNPACKED = "unpacked", "unpacked official wheels"
-    WHEELS = "wheels", "official wheels"
-
-    def __init__(self, folder: str, holds: str) -> None:
-        self.folder = folder
-        self.holds = holds
-
-    @property
-    def unmarked(self) -> str:
-        """Pattern of its entries that bear no mark of the tooling."""
-        return {Kind.COMPILED: "*cache", Kind.STOCK: "*.json"}.get(self, "")
-
-    @property
-    def kept(self) -> bool:
-        """Return whether it is never freed: nothing can make the content again."""
-        return self is Kind.PORT
+#: The folders of the cache, and what is in each.
+KINDS = {
+    "applied": "checkouts with a series applied",
+    "compiled": "compiler caches of full builds",
+    "environments": "environments of tests",
+    "fresh": "packages of bare systems",
+    "full": "workspaces of full builds",
+    "gpuless": "imitations of CUDA and NCCL",
+    "headers": "headers of CUDA and others",
+    "imports": "what built wheels are imported with",
+    "nox": "environments of nox",
+    "objects": "compiled units",
+    "port": "checkouts of ports, with your edits",
+    "porting-bench/stacks": "patch stacks of the porting bench",
+    "sources": "source trees of releases",
+    "stock": "outcomes of stock wheels",
+    "toolchains": "CUDA compilers, of the index or conda",
+    "tooling": "environments of ci/install",
+    "tools": "environments of conda-lock",
+    "unpacked": "unpacked official wheels",
+    "wheels": "official wheels",
+}
+#: Never freed: nothing can make the content again.
+KEPT = "port"
+#: Patterns of entries that bear no mark of the tooling.
+_UNMARKED = {"compiled": "*cache", "stock": "*.json"}
+_MARKS = (".lock", ".use", ".seal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +49,16 @@ class Entry:
     """One entry of the cache.
 
     Attributes:
+        kind: its folder, one of `KINDS`.
         path: a file or a folder.
-        locks: lock files of which a run that makes or uses the entry holds one.
+        lock: the lock file that a run holds which makes the entry, if there is such a file.
         size: bytes on disk.
         used: time of its last use (seconds of the epoch).
     """
 
-    kind: Kind
+    kind: str
     path: Path
-    locks: tuple[Path, ...]
+    lock: Path | None
     size: int
     used: float
 
@@ -78,71 +67,66 @@ class Entry:
 class Cleared:
     """The result of a clean: freed entries, entries in use, and those that could not be removed, and why."""
 
-    freed: tuple[Entry, ...]
-    busy: tuple[Entry, ...]
-    failed: tuple[tuple[Entry, str], ...]
+    freed: list[Entry] = field(default_factory=list)
+    busy: list[Entry] = field(default_factory=list)
+    failed: list[tuple[Entry, str]] = field(default_factory=list)
 
 
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.lstat()
-    except OSError:  # gone, or not to be read
-        return None
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
 
 
 def _size(path: Path) -> int:
     """Return the bytes on disk below `path`; links are not followed, hard links within it count once."""
-    seen: dict[tuple[int, int], int] = {}
+    places, found = [path], dict[tuple[int, int], int]()
     for top, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            if found := _status(Path(top, name)):
-                seen[found.st_dev, found.st_ino] = found.st_blocks * 512
-    own = _status(path)
-    return sum(seen.values()) + (own.st_blocks * 512 if own else 0)
+        places += [Path(top, name) for name in (*folders, *files)]
+    for place in places:
+        with contextlib.suppress(OSError):  # gone, or not to be read
+            status = place.lstat()
+            found[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
 
 
 def _used(path: Path) -> float:
     """Return the time of the last use: that of the lease; without one, that of the last change."""
-    places = [leases.place(path)] if leases.place(path).exists() else [path, path.with_name(path.name + ".seal")]
-    return max((found.st_mtime for place in places if (found := _status(place))), default=0.0)
+    lease = leases.place(path)
+    times = [0.0]
+    for place in [lease] if lease.exists() else [path, _beside(path, ".seal")]:
+        with contextlib.suppress(OSError):
+            times.append(place.lstat().st_mtime)
+    return max(times)
 
 
-def _entry(kind: Kind, path: Path, *locks: Path) -> Entry:
-    return Entry(kind, path, locks, _size(path), _used(path))
-
-
-def _lock(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
-
-
-def _marked(path: Path) -> bool:
-    """Return whether an entry has a mark of the tooling: a lock, a lease, a seal, or the record of an object."""
-    beside = any(path.with_name(path.name + suffix).exists() for suffix in (".lock", ".use", ".seal"))
-    return beside or (path / "entry.json").is_file()
-
-
-def _of(kind: Kind, folder: Path) -> Iterator[Entry]:
+def _of(kind: str, folder: Path) -> Iterator[tuple[Path, Path | None]]:
+    """Yield the entries of a folder, each with its lock."""
     for path in sorted(folder.iterdir()):
-        name = path.name
-        if name.startswith(".") and name.endswith(".part"):  # left by a killed run
-            yield _entry(kind, path, _lock(path.with_name(name[1:].rsplit(".", 2)[0])))
-        elif kind is Kind.WHEELS and path.is_dir():
-            yield from (_entry(kind, item, path / "wheel.lock") for item in sorted(path.glob("*.whl")))
-        elif kind is Kind.ENVIRONMENTS and (path / ".lock").is_file():
-            yield _entry(kind, path, path / ".lock")
-        elif kind.unmarked and path.match(kind.unmarked):
-            yield _entry(kind, path)
-        elif path.suffix not in (".lock", ".use", ".seal") and _marked(path):
-            yield _entry(kind, path, _lock(path))
+        if path.name.startswith(".") and path.suffix == ".part":  # left by a killed run
+            yield path, path.with_name(path.name[1:].rsplit(".", 2)[0] + ".lock")
+        elif kind == "wheels" and path.is_dir():
+            yield from ((item, path / "wheel.lock") for item in sorted(path.glob("*.whl")))
+        elif kind == "environments" and (path / ".lock").is_file():
+            yield path, path / ".lock"
+        elif kind in _UNMARKED and path.match(_UNMARKED[kind]):
+            yield path, None
+        elif path.suffix not in _MARKS and _is_marked(path):
+            yield path, _beside(path, ".lock")
+
+
+def _is_marked(path: Path) -> bool:
+    """Return whether an entry has a mark of the tooling: a lock, a lease, a seal, or the record of an object."""
+    return any(_beside(path, suffix).exists() for suffix in _MARKS) or (path / "entry.json").is_file()
 
 
 def entries() -> tuple[Entry, ...]:
     """Return the entries of the cache, the least recently used first; what bears no mark of the tooling is left out."""
-    top, found = cache(), list[Entry]()
-    for kind in Kind:
-        folder = top / kind.folder
-        if folder.is_dir() and not folder.is_symlink():
-            found += _of(kind, folder)
+    folders = [(kind, cache() / kind) for kind in KINDS]
+    found = [
+        Entry(kind, path, lock, _size(path), _used(path))
+        for kind, folder in folders
+        if folder.is_dir() and not folder.is_symlink()
+        for path, lock in _of(kind, folder)
+    ]
     return tuple(sorted(found, key=lambda item: (item.used, item.path)))
 
 
@@ -155,14 +139,11 @@ def choose(found: Iterable[Entry], now: float, *, days: float | None, keep: int 
         days: free what was last used longer ago.
         keep: then free the least recently used until the cache has no more than that many bytes.
     """
-    every = list(found)
-    chosen = [item for item in every if not item.kind.kept and days is not None and now - item.used > days * _DAY]
-    left = [item for item in every if item not in chosen]
-    size = sum(item.size for item in left)
-    for item in left:
-        if keep is None or size <= keep:
-            break
-        if not item.kind.kept:
+    every, chosen = list(found), list[Entry]()
+    size = sum(item.size for item in every)
+    for item in every:
+        old = days is not None and now - item.used > days * _DAY
+        if item.kind != KEPT and (old or (keep is not None and size > keep)):
             chosen.append(item)
             size -= item.size
     return chosen
@@ -171,20 +152,9 @@ def choose(found: Iterable[Entry], now: float, *, days: float | None, keep: int 
 @contextmanager
 def _held(item: Entry) -> Iterator[bool]:
     """Yield whether no run makes or uses the entry; if so, none begins to within the block."""
-    with contextlib.ExitStack() as stack:
-        try:
-            for lock in item.locks:
-                stack.enter_context(FileLock(lock).acquire(timeout=0))
-        except Timeout:
-            yield False
-            return
-        yield stack.enter_context(leases.unused(item.path))
-
-
-def _remove(item: Entry) -> None:
-    # The seal goes first: a folder that is half removed has none.
-    clear(item.path.with_name(item.path.name + ".seal"))
-    clear(item.path)
+    lock = FileLock(item.lock).acquire(timeout=0) if item.lock else contextlib.nullcontext()
+    with lock, leases.unused(item.path) as free:
+        yield free
 
 
 def free(chosen: Iterable[Entry], *, really: bool = True) -> Cleared:
@@ -193,20 +163,20 @@ def free(chosen: Iterable[Entry], *, really: bool = True) -> Cleared:
     Args:
         really: False only tells what would be freed.
     """
-    freed, busy, failed = list[Entry](), list[Entry](), list[tuple[Entry, str]]()
+    done = Cleared()
     for item in chosen:
-        problem = _free(item, freed, busy, really=really)
-        failed += [(item, problem)] if problem else []
-    return Cleared(tuple(freed), tuple(busy), tuple(failed))
+        _free(item, done, really)
+    return done
 
 
-def _free(item: Entry, freed: list[Entry], busy: list[Entry], *, really: bool) -> str:
-    """Free one entry, add it to one of the lists, and return why it could not be removed, empty if it could."""
+def _free(item: Entry, done: Cleared, really: bool) -> None:
     try:
         with _held(item) as idle:
             if idle and really:
-                _remove(item)
-            (freed if idle else busy).append(item)
+                clear(_beside(item.path, ".seal"))  # first: a folder that is half removed has none
+                clear(item.path)
+        (done.freed if idle else done.busy).append(item)
+    except Timeout:
+        done.busy.append(item)
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        done.failed.append((item, error.strerror or str(error)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import glob
 import os
 import shutil
@@ -24,6 +26,8 @@ DIST = REPO / "dist"
 
 #: Seconds that a second run waits for the first. A full build takes hours, an overlay minutes.
 LOCK_TIMEOUT = 1800.0
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 #: Reading the umask sets it, which other threads would see: hence once, on import.
 _UMASK = os.umask(0)
@@ -110,11 +114,25 @@ def sweep(final: Path) -> None:
             clear(part)
 
 
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders of one file system in one step; return whether it can be done here."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if not rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):  # a kernel or a file system without it
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
 @contextmanager
 def built_beside(final: Path) -> Iterator[Path]:
     """Yield an empty temporary folder, which replaces `final` when the block succeeds.
 
-    Temporary folders of killed runs are removed first: call it with the lock on `final` held.
+    A reader finds the old folder or the new one; where folders cannot be exchanged, none between two renames. Temporary
+    folders of killed runs are removed first: call it with the lock on `final` held.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     sweep(final)
@@ -122,8 +140,14 @@ def built_beside(final: Path) -> Iterator[Path]:
     try:
         yield part
         part.chmod(0o755)
-        clear(final)
-        part.rename(final)
+        if final.is_symlink() or not final.is_dir():
+            clear(final)
+            part.rename(final)
+        elif not exchange(part, final):
+            old = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
+            final.rename(old)  # onto an empty folder
+            part.rename(final)
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -18,18 +18,38 @@ from packaging.version import Version
 from build import releases
 from build.cli import guarded, run
 from build.console import note, step
-from build.errors import NeedsHumanError, SourceError, ToolError, UsageError
+from build.errors import EnvironmentUnfitError, NeedsHumanError, SourceError, ToolError, UsageError
 from build.git import PROJECT, Git, Settings
 from build.official.facts import versions
 from build.paths import REPO
 from build.porting.between_trees import MARKDOWN
+from build.process import run as quietly
 from build.process import run_shown
-from ci.forge import PullRequest, open_pull_request
 
 #: Seconds for one port with its build and probes: two downloads of 1 GB each and some minutes of work.
 _LONGEST = 4 * 3600.0
 #: What a port changes in the repository.
 _CHANGES = ("build/releases.toml", "patches")
+#: Characters that the body of a pull request may have; a report may be longer.
+_BODY = 60_000
+
+
+def open_pull_request(head: str, base: str, title: str, body: str, *, draft: bool) -> str:
+    """Open a pull request with `gh`, the forge's own client, and return its address.
+
+    Raises:
+        EnvironmentUnfitError: `gh` is not there, is not logged in, or is refused.
+    """
+    body = body if len(body) <= _BODY else body[:_BODY] + "\n\n(cut: the report is longer)\n"
+    options = ["--head", head, "--base", base, "--title", title, "--body-file", "-", *(["--draft"] if draft else [])]
+    done = quietly(["gh", "pr", "create", *options], stdin=body.encode(), timeout=300)
+    if done.returncode:
+        raise EnvironmentUnfitError(
+            f"the pull request for {head} could not be opened",
+            cause=done.tail,
+            remedy="give the job a token that may open pull requests (GH_TOKEN), and allow it in the repository",
+        )
+    return done.stdout.decode().strip().rpartition("\n")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +103,7 @@ def port(place: Place, series: str, release: str) -> str:
     place.git.transfer("push", "--progress", place.remote, f"{commit}:refs/heads/{head}")
     try:
         title = f"{series}: PyTorch {release}" + (f" ({_reason(status)})" if status else "")
-        return open_pull_request(PullRequest(head, place.base, title, _body(release, status, report), bool(status)))
+        return open_pull_request(head, place.base, title, _body(release, status, report), draft=bool(status))
     except ToolError:
         place.git.out("push", place.remote, f":refs/heads/{head}")  # or the next run would take it for done
         raise

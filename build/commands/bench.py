@@ -1,4 +1,4 @@
-"""`bench [NAME…]`: measure the figures the project promises; `porting --real` those of ports that people made."""
+"""`bench [NAME…]`: measure the figures the project promises; those of ports are in docs/bench/porting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from build.console import console, note, step
 from build.errors import ProbeError, UsageError
 from multiworld.lab.bench.load import Load, LoadMeter
 
-NAMES = ("overlay", "import", "verify", "nccl", "porting", "wheelhouse")
+NAMES = ("overlay", "import", "verify", "nccl", "wheelhouse")
 #: These measure a build in dist/.
 _OF_BUILD = ("overlay", "import", "verify", "nccl")
 
@@ -28,36 +28,10 @@ def _release(wanted: str, dist: Path) -> str:
     return known[-1] if known else ""
 
 
-def _porting() -> bool:
-    """Run the benchmark of ports over a cached source tree; without one, print a note and pass."""
-    from build.bench import porting
-    from build.git import Git
-    from build.porting.trees import Tree
-    from build.sources import TreePurpose
-    from build.sources.acquire import cached_tree
-
-    trees = [tree for entry in releases.load().values() if (tree := cached_tree(entry, TreePurpose.OVERLAY))]
-    if not trees:
-        note("porting: no source tree is cached; `nox -s apply-2.6.0` fetches one")
-        return True
-    newest = trees[-1]
-    return porting.bench(Tree(Git(newest.repo), newest.base, f"PyTorch {newest.release.version}"))
-
-
-def _real(wanted: list[str], jobs: int, json: Path | None) -> None:
-    """Run the benchmark of ports that maintainers made, on the sources of Debian packages."""
-    from build.bench.real.run import bench
-
-    if wanted != ["porting"]:
-        raise UsageError("--real is for the benchmark of ports", remedy="nox -s bench -- porting --real")
-    if not bench(jobs, json):
-        raise ProbeError("promised figures of real ports are missed")
-
-
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="overlay, import, verify, nccl, porting, wheelhouse; default all that can run"),
+        typer.Argument(help="overlay, import, verify, nccl, wheelhouse; default all that can run"),
     ] = None,
     release: Annotated[str, typer.Option(help="a release that was built, default the newest such")] = "",
     dist: Annotated[Path, typer.Option(help="folder with the results of `build`")] = paths.DIST,
@@ -65,16 +39,11 @@ def bench(
     repeats: Annotated[int, typer.Option(help="how often builds are measured", min=1)] = 3,
     source: Annotated[Path | None, typer.Option(help="where the release's sources are, default: found")] = None,
     json: Annotated[Path | None, typer.Option(help="write the figures to this file as well")] = None,
-    real: Annotated[bool, typer.Option("--real", help="porting: patches that Debian's maintainers ported")] = False,
-    jobs: Annotated[int, typer.Option(help="porting --real: processes at once, default one a core", min=0)] = 0,
 ) -> None:
     """Measure the promised figures on this machine; on a busy one, none is judged as missed."""
     from build.bench import imports, overlay, verify, wheelhouse
 
     dist, wanted = dist.absolute(), names or [name for name in NAMES if name != "nccl" or _has_torch()]
-    if real:
-        _real(wanted, jobs, json)
-        return
     if strange := [name for name in wanted if name not in NAMES]:
         raise UsageError(f"unknown benchmark: {', '.join(strange)}", remedy="use some of: " + ", ".join(NAMES))
     found: list[figures.Figure] = []
@@ -96,8 +65,6 @@ def bench(
         if name in wanted and (subject or name not in _OF_BUILD):
             found += measure()
     missed = _judge(found, subject, meter.read(), json)
-    if "porting" in wanted and not _porting():
-        missed.append("porting")
     if missed:
         raise ProbeError(f"{len(missed)} promised figures are missed: {', '.join(missed)}")
 

@@ -46,17 +46,13 @@ def table(entries: Iterable[Entry]) -> Table:
     for column in ("kind", "holds", "entries", "size", "last use"):
         shown.add_column(column, overflow="fold")
     every = list(entries)
-    for kind in clearing.Kind:
-        found = [item for item in every if item.kind is kind]
+    for kind, holds in clearing.KINDS.items():
+        found = [item for item in every if item.kind == kind]
         used = max((item.used for item in found), default=0.0)
         when = datetime.fromtimestamp(used, timezone.utc).strftime("%Y-%m-%d %H:%M UTC") if found else "-"
-        shown.add_row(kind.folder, kind.holds, str(len(found)), _spelt(sum(item.size for item in found)), when)
+        shown.add_row(kind, holds, str(len(found)), _spelt(sum(item.size for item in found)), when)
     shown.add_row("all", "", str(len(every)), _spelt(sum(item.size for item in every)), "")
     return shown
-
-
-def _names(entries: Iterable[Entry]) -> str:
-    return ", ".join(f"{item.kind.folder}/{item.path.name}" for item in entries)
 
 
 def clean(
@@ -74,9 +70,10 @@ def clean(
         return
     done = clearing.free(chosen, really=not dry_run)
     for item in done.freed:
-        note(f"{'would free' if dry_run else 'freed'} {_spelt(item.size)}: {item.kind.folder}/{item.path.name}")
+        note(f"{'would free' if dry_run else 'freed'} {_spelt(item.size)}: {item.kind}/{item.path.name}")
     if done.busy:
-        note(f"in use, left: {escape(_names(done.busy))}")
+        names = ", ".join(f"{item.kind}/{item.path.name}" for item in done.busy)
+        note(f"in use, left: {escape(names)}")
     verb = "would be freed" if dry_run else "freed"
     step(f"{_spelt(sum(item.size for item in done.freed))} {verb}, {len(done.freed)} entries")
     if done.failed:

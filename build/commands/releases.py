@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 import typer
@@ -15,59 +15,40 @@ from build.releases import Release, load
 from build.series import manifest as manifests
 from build.series.overview import Progress, progress
 
-T = TypeVar("T")
 
+def _report(path: Path, *wanted: str) -> list[str]:
+    """Return what a report says at these places, `a.b` for nested ones; nothing if it has another form or is missing.
 
-class _Artifact(msgspec.Struct):
-    name: str
-    sha256: str
-
-
-class _Provenance(msgspec.Struct):
-    version: str
-
-
-class _Build(msgspec.Struct):
-    """The part of `build.json` that the table shows; other fields may come and go."""
-
-    provenance: _Provenance
-    python: str
-    patched: _Artifact
-
-
-class _Tests(msgspec.Struct):
-    """The part of `tests.json` that the table shows."""
-
-    proven: bool
-    patched_sha256: str
-
-
-def _read(path: Path, form: type[T]) -> T | None:
-    """Return a report; None if it does not exist or has another form."""
+    Other fields may come and go.
+    """
+    found = []
     try:
-        return msgspec.json.decode(path.read_bytes(), type=form)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return None
+        report = msgspec.json.decode(path.read_bytes())
+        for name in wanted:
+            value = report
+            for key in name.split("."):
+                value = value[key]
+            found.append(str(value))
+    except (OSError, LookupError, TypeError, msgspec.DecodeError):
+        return []
+    return found
 
 
 def built(folder: Path) -> str:
     """Return in words what is built in a release's folder."""
-    record = _read(folder / "build.json", _Build)
-    if record is None:
+    if not (said := _report(folder / "build.json", "provenance.version", "python", "patched.name")):
         return "no"
-    if not (folder / record.patched.name).is_file():
-        return "wheel removed"
-    return f"{record.provenance.version}, Python {record.python}"
+    version, python, wheel = said
+    return f"{version}, Python {python}" if (folder / wheel).is_file() else "wheel removed"
 
 
 def proven(folder: Path) -> str:
     """Return in words the test result of the wheels in `folder`."""
-    tests, record = _read(folder / "tests.json", _Tests), _read(folder / "build.json", _Build)
-    if tests is None:
+    if not (said := _report(folder / "tests.json", "patched_sha256", "proven")):
         return "not tested"
-    if record is None or tests.patched_sha256 != record.patched.sha256:
+    if said[:1] != _report(folder / "build.json", "patched.sha256"):
         return "an older build"
-    return "yes" if tests.proven else "no: tests failed"
+    return "yes" if said[1] == "True" else "no: tests failed"
 
 
 def sources(release: Release) -> str:

@@ -7,7 +7,6 @@ has a certificate; without a key, the signature is empty and the publisher is `u
 from __future__ import annotations
 
 import base64
-import binascii
 from enum import Enum
 from typing import Any
 
@@ -26,29 +25,6 @@ class Publisher(Enum):
     SIGSTORE = "sigstore"
     KEY = "key"
     UNSIGNED = "unsigned"
-
-
-class _Envelope(msgspec.Struct, frozen=True):
-    statement: str
-    signature: str
-
-
-class _Attestation(msgspec.Struct, frozen=True):
-    version: int
-    verification_material: dict[str, Any]
-    envelope: _Envelope
-
-
-class _Bundle(msgspec.Struct, frozen=True):
-    publisher: dict[str, Any]
-    attestations: tuple[_Attestation, ...]
-
-
-class _Object(msgspec.Struct, frozen=True):
-    """The whole file."""
-
-    version: int
-    attestation_bundles: tuple[_Bundle, ...]
 
 
 class Attestation(msgspec.Struct, frozen=True):
@@ -80,10 +56,10 @@ def sign(statement: bytes, key: PrivateKey) -> Attestation:
 
 def encode(item: Attestation) -> bytes:
     """Return the object of PEP 740 with one attestation."""
-    envelope = _Envelope(_base64(item.statement), _base64(item.signature))
+    signed = {"statement": _base64(item.statement), "signature": _base64(item.signature)}
+    attestation = {"version": 1, "verification_material": item.material, "envelope": signed}
     publisher = {"kind": item.publisher.value} | ({"keyid": item.keyid} if item.keyid else {})
-    bundle = _Bundle(publisher, (_Attestation(1, item.material, envelope),))
-    return msgspec.json.format(msgspec.json.encode(_Object(1, (bundle,))), indent=2) + b"\n"
+    return _json({"version": 1, "attestation_bundles": [{"publisher": publisher, "attestations": [attestation]}]})
 
 
 def decode(data: bytes, origin: str) -> Attestation:
@@ -95,12 +71,12 @@ def decode(data: bytes, origin: str) -> Attestation:
     try:
         whole = msgspec.json.decode(data)
         if isinstance(whole, dict) and "attestation_bundles" in whole:
-            return _from_object(msgspec.convert(whole, _Object))
+            return _from_object(whole)
         if isinstance(whole, dict) and "payload" in whole:
             signed = whole["signatures"][0]
             kept = (base64.b64decode(signed["sig"], validate=True), str(signed["keyid"]))
             return Attestation(base64.b64decode(whole["payload"], validate=True), Publisher.KEY, *kept)
-    except (msgspec.DecodeError, msgspec.ValidationError, LookupError, TypeError, binascii.Error) as error:
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ClaimError(
             f"{origin} is not a provenance: {error}",
             cause="it is damaged, or something else",
@@ -109,29 +85,25 @@ def decode(data: bytes, origin: str) -> Attestation:
     return Attestation(data)
 
 
-def _from_object(whole: _Object) -> Attestation:
-    bundle = whole.attestation_bundles[0]
-    first = bundle.attestations[0]
-    try:
-        publisher = Publisher(bundle.publisher.get("kind"))
-    except ValueError as error:
-        raise LookupError(str(error)) from None
+def _from_object(whole: dict[str, Any]) -> Attestation:
+    bundle = whole["attestation_bundles"][0]
+    first = bundle["attestations"][0]
     return Attestation(
-        statement=base64.b64decode(first.envelope.statement, validate=True),
-        publisher=publisher,
-        signature=base64.b64decode(first.envelope.signature, validate=True),
-        keyid=str(bundle.publisher.get("keyid", "")),
-        material=first.verification_material,
+        statement=base64.b64decode(first["envelope"]["statement"], validate=True),
+        publisher=Publisher(bundle["publisher"].get("kind")),
+        signature=base64.b64decode(first["envelope"]["signature"], validate=True),
+        keyid=str(bundle["publisher"].get("keyid", "")),
+        material=dict(first["verification_material"]),
     )
 
 
 def envelope(item: Attestation) -> bytes:
     """Return the DSSE envelope of a statement that is signed with a plain key."""
-    whole = {
-        "payload": _base64(item.statement),
-        "payloadType": PAYLOAD_TYPE,
-        "signatures": [{"keyid": item.keyid, "sig": _base64(item.signature)}],
-    }
+    signatures = [{"keyid": item.keyid, "sig": _base64(item.signature)}]
+    return _json({"payload": _base64(item.statement), "payloadType": PAYLOAD_TYPE, "signatures": signatures})
+
+
+def _json(whole: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 

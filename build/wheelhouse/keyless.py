@@ -6,10 +6,8 @@ Not verified against the real service, which was not in reach; what it answers i
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 
@@ -17,51 +15,27 @@ from build.errors import EnvironmentUnfitError
 from build.wheelhouse.attestation import Attestation, Publisher
 
 
-class _Signature(msgspec.Struct, frozen=True):
-    sig: str
-
-
-class _Dsse(msgspec.Struct, frozen=True):
-    payload: str
-    signatures: tuple[_Signature, ...]
-
-
-class _Certificate(msgspec.Struct, frozen=True, rename="camel"):
-    raw_bytes: str
-
-
-class _Material(msgspec.Struct, frozen=True, rename="camel"):
-    certificate: _Certificate
-    tlog_entries: tuple[dict[str, Any], ...]
-
-
-class _Bundle(msgspec.Struct, frozen=True, rename="camel"):
-    """The part of sigstore's bundle (version 0.3) that PEP 740 takes over."""
-
-    verification_material: _Material
-    dsse_envelope: _Dsse
-
-
 def from_bundle(bundle: bytes | str) -> Attestation:
-    """Return the attestation in a bundle of sigstore.
+    """Return the attestation in a bundle of sigstore (version 0.3), as PEP 740 takes it over.
 
     Raises:
         EnvironmentUnfitError: the bundle has another form.
     """
     try:
-        found = msgspec.json.decode(bundle, type=_Bundle)
-        (signature,) = found.dsse_envelope.signatures
-        statement = base64.b64decode(found.dsse_envelope.payload, validate=True)
-        signed = base64.b64decode(signature.sig, validate=True)
-    except (msgspec.DecodeError, binascii.Error, ValueError) as error:
+        found = msgspec.json.decode(bundle)
+        (signature,) = found["dsseEnvelope"]["signatures"]
+        statement = base64.b64decode(found["dsseEnvelope"]["payload"], validate=True)
+        signed = base64.b64decode(signature["sig"], validate=True)
+        given = found["verificationMaterial"]
+        material = {
+            "certificate": given["certificate"]["rawBytes"],
+            "transparency_entries": list(given["tlogEntries"]),
+        }
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
         raise EnvironmentUnfitError(
-            f"sigstore's answer has another form than this version of the project knows: {error}",
+            f"sigstore's answer has another form than this version of the project knows: {error!r}",
             remedy="sign with a key: --key FILE",
         ) from None
-    material = {
-        "certificate": found.verification_material.certificate.raw_bytes,
-        "transparency_entries": list(found.verification_material.tlog_entries),
-    }
     return Attestation(statement, Publisher.SIGSTORE, signed, material=material)
 
 

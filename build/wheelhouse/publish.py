@@ -12,12 +12,11 @@ import msgspec
 
 from build import record
 from build.errors import UsageError
-from build.paths import locked
+from build.paths import built_beside, locked
 from build.wheelhouse import attestation, page, simple, statement
 from build.wheelhouse.attestation import Attestation, Publisher
 from build.wheelhouse.gather import gathered
 from build.wheelhouse.model import Wheel
-from build.wheelhouse.swap import swapped_in
 
 #: The list of all wheels, for programs; it also tells a wheelhouse from other folders.
 LIST = "wheelhouse.json"
@@ -86,7 +85,7 @@ def publish(request: Request) -> tuple[Wheel, ...]:
 
 def _write(request: Request, wheels: Sequence[Wheel]) -> None:
     """Write everything beside the wheelhouse, and put it in its place."""
-    with swapped_in(request.out) as part:
+    with built_beside(request.out) as part:
         for item in wheels:
             _place(item.path, part / "files" / item.name)
         for name, data in _documents(request, wheels):

@@ -4,35 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuless.catalogue import (
-    baseline,
-    cleanup,
-    data_races,
-    groups,
-    modes,
-    nccl2,
-    recorder,
-    regions,
-    remote_error,
-    shutdown,
-    streams,
-)
+from gpuless.catalogue import baseline, cleanup, groups, modes, nccl2, others
 from gpuless.measured import measured
 from gpuless.model import Probe
 
-_DECLARED = (
-    *baseline.PROBES,
-    *remote_error.PROBES,
-    *groups.PROBES,
-    *cleanup.PROBES,
-    *regions.PROBES,
-    *shutdown.PROBES,
-    *streams.PROBES,
-    *data_races.PROBES,
-    *modes.PROBES,
-    *recorder.PROBES,
-    *nccl2.PROBES,
-)
+_DECLARED = (baseline, groups, cleanup, others, modes, nccl2)
 _STOCK = measured()
 
-PROBES: tuple[Probe, ...] = tuple(replace(probe, stock=_STOCK.get(probe.id, {})) for probe in _DECLARED)
+PROBES: tuple[Probe, ...] = tuple(
+    replace(probe, stock=_STOCK.get(probe.id, {})) for module in _DECLARED for probe in module.PROBES
+)

@@ -5,59 +5,27 @@ What it does is measured, good or bad, and has to stay so: a row that starts to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from gpuless.catalogue.baseline import OPERATIONS
-from gpuless.catalogue.cleanup import ASYNC_ERROR, FAIL, HANG
+from gpuless.catalogue.baseline import LISTS, OPERATIONS, POINT_TO_POINT
+from gpuless.catalogue.cleanup import ABORT_FAILS, ABORT_HANGS, ASYNC_ERROR, FAIL, HANG, QUERY_HANGS
 from gpuless.catalogue.cleanup import PROBES as CLEANUP
 from gpuless.catalogue.groups import CALLS, failing
 from gpuless.model import Patch, Probe
 
 _SINCE = (2, 14)
+_WORKS = "nccl2: every operation of a world, nothing injected"
 _ENDING = r"Aborting process on rank \d+ due to"
 _MODE = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 #: The other modes, by the value of their variable; without it a process is in mode 3.
 _MODES = {"": "unset", "0": "no-handling", "1": "tear-down", "3": "skip-clean-up"}
-_SYNCHRONOUS = (
-    "all_reduce",
-    "all_gather",
-    "broadcast",
-    "all_reduce_coalesced",
-    "send",
-    "recv",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "all_to_all_single",
-)
+_SYNCHRONOUS = ("all_reduce", "all_gather", "broadcast", "all_reduce_coalesced", *POINT_TO_POINT, *LISTS[:-1])
 #: Probes of the classic group that are run on nccl2 too.
-_ASYNCHRONOUS = (
-    "pending-async-error",
-    "pending-async-error-first",
-    "pending-wait",
-    "pending-barrier-wait",
-    "pending-new-peer",
-    "pending-timeout",
-    "pending-timeout-wait",
-    "pending-dump-first",
-    "pending-dump-second",
-    "pending-dump-patient",
-    "event-query-illegal-address",
-    "event-query-launch-failure",
-    "event-query-no-rethrow",
-    "abort-fails",
-    "abort-hangs",
-    "abort-hangs-wait",
-    "abort-hangs-stream",
-    "abort-hangs-barrier-wait",
-    "watchdog-hangs",
-    "abort-broken",
-    "abort-after-abort-fails",
-    "abort-after-abort-hangs",
-    "delete-broken",
-    "delete-after-abort-fails",
-    "delete-after-abort-hangs",
+_ASYNCHRONOUS = tuple(
+    probe
+    for probe in CLEANUP
+    if probe.program in ("pending", "ending") and not probe.id.startswith(("user-abort-", "watchdog-hangs-"))
 )
 _IN_EACH_MODE = (
     "pending-async-error",
@@ -69,9 +37,7 @@ _IN_EACH_MODE = (
     "watchdog-hangs",
 )
 _ABORT, _REVOKE = "ncclCommAbort", "ncclCommRevoke"
-_ABORT_FAILS, _ABORT_HANGS = [_ABORT, FAIL, 2], [_ABORT, HANG, 0]
 _REVOKE_FAILS, _REVOKE_HANGS = [_REVOKE, FAIL, 2], [_REVOKE, HANG, 0]
-_QUERY_HANGS = ["cudaEventQuery", HANG, 0]
 
 
 def _synchronous(operation: str) -> Probe:
@@ -80,21 +46,17 @@ def _synchronous(operation: str) -> Probe:
     return replace(probe, since=_SINCE, patched=None)
 
 
-def _named(names: Iterable[str]) -> tuple[Probe, ...]:
-    """Return these probes of the classic group, on nccl2."""
-    known = {probe.id: probe for probe in CLEANUP}
-    return tuple(
-        replace(
-            known[name],
-            id=f"nccl2-{name}",
-            patch=Patch.UNCHANGED,
-            title=f"nccl2: {known[name].title}",
-            args={**known[name].args, "backend": "nccl2"},
-            evidence=_ENDING,
-            since=_SINCE,
-            patched=None,
-        )
-        for name in names
+def _on_nccl2(probe: Probe) -> Probe:
+    """Return a probe of the classic group, on nccl2."""
+    return replace(
+        probe,
+        id=f"nccl2-{probe.id}",
+        patch=Patch.UNCHANGED,
+        title=f"nccl2: {probe.title}",
+        args={**probe.args, "backend": "nccl2"},
+        evidence=_ENDING,
+        since=_SINCE,
+        patched=None,
     )
 
 
@@ -115,18 +77,10 @@ def _within(args: Mapping[str, object]) -> dict[str, object]:
     return {**args, "within": 8 if args.get("timeout") else 3} if "backend" in args else dict(args)
 
 
-def _probe(name: str, title: str, program: str, fires: str, args: Mapping[str, object]) -> Probe:
-    return Probe(
-        id=f"nccl2-{name}",
-        patch=Patch.UNCHANGED,
-        title=f"nccl2: {title}",
-        program=f"nccl2_{program}",
-        args=args,
-        fires=(fires,),
-        evidence=_ENDING,
-        since=_SINCE,
-        patched=None,
-    )
+def _probe(name: str, title: str, program: str, fires: str, args: Mapping[str, object], timeout: float = 60) -> Probe:
+    name, title, program = f"nccl2-{name}", f"nccl2: {title}", f"nccl2.{program}"
+    probe = Probe(name, Patch.UNCHANGED, title, program, args, fires=(fires,), timeout=timeout)
+    return replace(probe, evidence=_ENDING, since=_SINCE, patched=None)
 
 
 def _ending(name: str, title: str, how: str, fires: str = "ncclAllReduce", **args: object) -> Probe:
@@ -148,9 +102,8 @@ def _reconfigured(
     return _probe(f"reconfigure-{name}", title, "reconfigure", fires, {"inject": inject, **args})
 
 
-def _heartbeat(name: str) -> Probe:
+def _heartbeat(probe: Probe) -> Probe:
     """A probe in which a thread of nccl2 hangs for many times the heartbeat's timeout."""
-    (probe,) = _named([name])
     return replace(
         probe,
         id=f"{probe.id}-long",
@@ -161,42 +114,37 @@ def _heartbeat(name: str) -> Probe:
     )
 
 
+_QUERY, _CREATION = "cudaEventQuery", "the caller aborts while the communicator is being made"
+_COMPLETED = "an operation is held; is_completed() while a CUDA call hangs does not stop the interpreter"
 _USER_ABORT = _ending("abort", "the caller aborts, and wait() raises", "abort")
 _RECONFIGURE_ERROR = _reconfigured(
     "async-error", "NCCL reports ncclRemoteError: revoked, then made again", [ASYNC_ERROR]
 )
 
 PROBES: tuple[Probe, ...] = (
-    Probe(
-        id="nccl2-works",
-        patch=Patch.BASELINE,
-        title="nccl2: every operation of a world, nothing injected",
-        program="works",
-        args={"operations": OPERATIONS, "backend": "nccl2"},
-        since=_SINCE,
-    ),
+    Probe("nccl2-works", Patch.BASELINE, _WORKS, "works", {"operations": OPERATIONS, "backend": "nccl2"}, since=_SINCE),
     *map(_synchronous, _SYNCHRONOUS),
-    *_named(_ASYNCHRONOUS),
-    *(_in_mode(probe, mode) for mode in _MODES for probe in _named(_IN_EACH_MODE)),
-    *map(_heartbeat, ("abort-hangs", "watchdog-hangs")),
+    *map(_on_nccl2, _ASYNCHRONOUS),
+    *(_in_mode(_on_nccl2(p), mode) for mode in _MODES for p in _ASYNCHRONOUS if p.id in _IN_EACH_MODE),
+    *(_heartbeat(_on_nccl2(p)) for p in _ASYNCHRONOUS if p.id in ("abort-hangs", "watchdog-hangs")),
     _USER_ABORT,
     *(_in_mode(_USER_ABORT, mode) for mode in _MODES),
-    _ending("abort-fails", "the caller aborts, and ncclCommAbort fails", "abort", _ABORT, inject=[_ABORT_FAILS]),
+    _ending("abort-fails", "the caller aborts, and ncclCommAbort fails", "abort", _ABORT, inject=[ABORT_FAILS]),
     _ending(
         "abort-fails-stream",
         "ncclCommAbort fails; a wait() that raises leaves the current stream, which all worlds share, usable",
         "abort",
         _ABORT,
-        inject=[_ABORT_FAILS],
+        inject=[ABORT_FAILS],
         judge="stream",
     ),
-    _ending("abort-hangs", "the caller aborts, and ncclCommAbort hangs", "abort", _ABORT, inject=[_ABORT_HANGS]),
+    _ending("abort-hangs", "the caller aborts, and ncclCommAbort hangs", "abort", _ABORT, inject=[ABORT_HANGS]),
     _ending(
         "abort-watchdog-hangs",
         "a CUDA call hangs the watchdog, then the caller aborts",
         "abort",
         "cudaEventQuery",
-        inject=[_QUERY_HANGS],
+        inject=[QUERY_HANGS],
         until="cudaEventQuery",
         judge="ended",
     ),
@@ -206,16 +154,7 @@ PROBES: tuple[Probe, ...] = (
     _ending("delete-wait", "the last reference is dropped, and then wait() raises", "delete"),
     _wait("wait", "wait() does not return before it has ended", ask="wait"),
     _wait("wait-limit", "wait(1.5 s) raises", ask="wait with a limit"),
-    replace(
-        _wait(
-            "is-completed",
-            "is_completed() while a CUDA call hangs does not stop the interpreter",
-            "cudaEventQuery",
-            ask="is_completed",
-            hang="cudaEventQuery",
-        ),
-        timeout=20,
-    ),
+    _probe("is-completed", _COMPLETED, "wait", _QUERY, {"ask": "is_completed", "hang": _QUERY}, 20),
     _launch("hangs", "an all-reduce hangs in NCCL; abort() answers", "ncclAllReduce", "all_reduce"),
     _launch("hangs-send", "the end of a send's group hangs in NCCL; abort() answers", "ncclGroupEnd", "send"),
     _launch(
@@ -225,18 +164,12 @@ PROBES: tuple[Probe, ...] = (
         "all_reduce",
         allocate=True,
     ),
-    _probe(
-        "creation-abort",
-        "the caller aborts while the communicator is being made",
-        "creation",
-        "ncclCommInitRankConfig",
-        {},
-    ),
+    _probe("creation-abort", _CREATION, "creation", "ncclCommInitRankConfig", {}),
     _RECONFIGURE_ERROR,
     *(_in_mode(_RECONFIGURE_ERROR, mode) for mode in _MODES),
     _reconfigured("timeout", "a peer is silent; the timeout of 4 s", [], timeout=4, window=7),
     _reconfigured("abort", "the caller aborts", [], how="abort"),
     _reconfigured("revoke-fails", "ncclCommRevoke fails", [ASYNC_ERROR, _REVOKE_FAILS], _REVOKE),
     _reconfigured("revoke-hangs", "ncclCommRevoke hangs", [ASYNC_ERROR, _REVOKE_HANGS], _REVOKE),
-    _reconfigured("abort-hangs", "ncclCommAbort hangs while it is made again", [ASYNC_ERROR, _ABORT_HANGS], _ABORT),
+    _reconfigured("abort-hangs", "ncclCommAbort hangs while it is made again", [ASYNC_ERROR, ABORT_HANGS], _ABORT),
 )

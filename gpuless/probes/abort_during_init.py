@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import fake
-from breakage import answer
+from breakage import answer, launches
 from ending import abort_of
 from world import World
 
@@ -29,9 +29,7 @@ def run() -> tuple[str, dict[str, object]]:
     thread.join(_PATIENCE)
     detail["operation"] = answers[0] if answers else "no answer"
     detail["aborted after"] = fake.await_true(sick.is_aborted, 5)
-    before = fake.launched()
-    detail["other world"] = answer(lambda: healthy.run("all_reduce"))
-    if detail["other world"] != "returned" or fake.launched() == before:
+    if not launches(healthy, detail) or detail["other world"] != "returned":
         return "NOT_LAUNCHED", detail
     if "no answer" in (detail["abort"], detail["operation"]):
         return "STALLED", detail

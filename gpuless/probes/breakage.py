@@ -25,11 +25,29 @@ class Breakage:
     detail: dict[str, object] = field(default_factory=dict)
 
     def look_at_other_world(self) -> bool:
-        """Run the healthy world's next operation; say whether it was launched."""
-        before = fake.launched()
-        self.detail["other world"] = answer(lambda: self.healthy.run("all_reduce"))
-        self.detail["other launched"] = fake.launched() - before
-        return self.detail["other world"] == "returned" and bool(self.detail["other launched"])
+        """Run the healthy world's next operation; say whether it was launched, and returned."""
+        return launches(self.healthy, self.detail) and self.detail["other world"] == "returned"
+
+
+def launches(healthy: World, detail: dict[str, object]) -> bool:
+    """Run a healthy world's next operation; say whether it was launched."""
+    before = fake.launched()
+    detail["other world"] = answer(lambda: healthy.run("all_reduce"))
+    detail["other launched"] = fake.launched() - before
+    return bool(detail["other launched"])
+
+
+def pair(backend: str = "classic", timeout: datetime.timedelta = TIMEOUT) -> tuple[World, World]:
+    """Return two worlds that have a communicator; the first one with its own limit."""
+    worlds = World(backend, timeout), World(backend)
+    for world in worlds:
+        world.run("all_reduce")
+    return worlds
+
+
+def raising(got: object) -> str:
+    """Return the outcome of a call that has to raise."""
+    return {"returned": "NO_EXCEPTION", "no answer": "STALLED"}.get(str(got), "OK")
 
 
 def break_world(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from pathlib import Path
 
 import fake
 from breakage import answer
-from world import World, forget
+from world import World, delete
 
 _TRACE = Path("trace_0")  # the file of rank 0, see the runner's environment
 _PATIENCE = 20.0
@@ -29,7 +28,7 @@ def run(judge: str) -> tuple[str, dict[str, object]]:
         os.mkfifo(_TRACE)  # to open it for writing waits for a reader
         _break(others[0])
         time.sleep(3)  # nothing tells that the dump is under way; the monitor looks every second
-        detail: dict[str, object] = {"deleted": answer(lambda: _delete(first), _PATIENCE)}
+        detail: dict[str, object] = {"deleted": answer(lambda: delete(first), _PATIENCE)}
         return ("OK" if detail["deleted"] == "returned" else "STALLED"), detail
     dumped = [_dumped_after(world) for world in others]
     return ("OK" if all(dumped) else "WRONG_RECORD"), {"dumped": dumped}
@@ -49,9 +48,3 @@ def _dumped_after(world: World) -> bool:
     time.sleep(1)  # the file is being written
     _TRACE.unlink(missing_ok=True)
     return dumped is not None
-
-
-def _delete(world: World) -> None:
-    forget(world)
-    world.group = None
-    gc.collect()

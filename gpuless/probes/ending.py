@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 
-from breakage import Breakage, Call, answer, break_world
-from world import TorchObject, forget
+from breakage import Breakage, Call, answer, break_world, raising
+from world import TorchObject, delete
 
 _PATIENCE = 20.0  # seconds to get rid of a world
 
@@ -33,7 +32,7 @@ def run(
     operation = "barrier" if judge == "waiting" else "all_reduce"
     breakage = break_world(inject, 12, "second", until, aborts, timeout, operation, backend)
     waiting = _wait_inside(breakage.work) if judge == "waiting" else None
-    breakage.detail["ended"] = answer(_WAYS[how](breakage), _PATIENCE)
+    breakage.detail["ended"] = answer(_way(breakage, how), _PATIENCE)
     time.sleep(2)  # no event to wait for: what must not happen is an end of the process
     if judge == "wait":
         breakage.detail["wait"] = answer(breakage.work.wait)
@@ -43,8 +42,7 @@ def run(
         return "NOT_LAUNCHED", breakage.detail
     if breakage.detail["ended"] == "no answer":
         return "STALLED", breakage.detail
-    raised = str(breakage.detail.get(judge, "ended"))
-    return {"returned": "NO_EXCEPTION", "no answer": "STALLED"}.get(raised, "OK"), breakage.detail
+    return raising(breakage.detail.get(judge)), breakage.detail
 
 
 def _wait_inside(work: TorchObject) -> Call:
@@ -61,22 +59,13 @@ def abort_of(group: TorchObject) -> Callable[[], object]:
     return way
 
 
-def _abort(breakage: Breakage) -> Callable[[], object]:
-    return abort_of(breakage.sick.group)
+def _way(breakage: Breakage, how: str) -> Callable[[], object]:
+    if how != "delete":
+        way: Callable[[], object] = abort_of(breakage.sick.group) if how == "abort" else breakage.sick.group._shutdown
+        return way
 
+    def dropped() -> None:
+        breakage.work = None
+        delete(breakage.sick)
 
-def _shutdown(breakage: Breakage) -> Callable[[], object]:
-    way: Callable[[], object] = breakage.sick.group._shutdown
-    return way
-
-
-def _delete(breakage: Breakage) -> Callable[[], object]:
-    def delete() -> None:
-        forget(breakage.sick)
-        breakage.work = breakage.sick.group = None
-        gc.collect()
-
-    return delete
-
-
-_WAYS = {"abort": _abort, "shutdown": _shutdown, "delete": _delete}
+    return dropped

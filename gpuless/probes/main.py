@@ -124,7 +124,8 @@ def _probe(request: dict[str, Any]) -> None:
         _set(request["environment"])
         tempfile.tempdir = None  # determined again, from the probe's own TMPDIR
         fake.start("control")
-        outcome, detail = importlib.import_module(request["program"]).run(**request["arguments"])
+        module, _, function = request["program"].partition(".")
+        outcome, detail = getattr(importlib.import_module(module), function or "run")(**request["arguments"])
     except BaseException as error:  # noqa: BLE001 - whatever a program dies of is for the runner to show
         outcome, detail = "BROKEN", {"error": repr(error), "traceback": traceback.format_exc()[-1500:]}
     part = Path("result.part")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from breakage import answer, break_world
+from breakage import answer, break_world, raising
 from world import tensor
 
 
@@ -45,4 +45,4 @@ def run(
         return "NOT_ABORTED", detail
     if judge == "stream":
         return ("OK" if detail["stream"] == "returned" else "STALLED"), detail
-    return {"returned": "NO_EXCEPTION", "no answer": "STALLED"}.get(str(detail[judge]), "OK"), detail
+    return raising(detail[judge]), detail

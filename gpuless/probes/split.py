@@ -6,7 +6,7 @@ import threading
 
 import fake
 import torch.distributed as dist
-from breakage import answer, break_world
+from breakage import answer, break_world, raising
 from world import split_from
 
 _PATIENCE = 10.0
@@ -29,4 +29,4 @@ def run() -> tuple[str, dict[str, object]]:
         return "NOT_LAUNCHED", detail
     if detail["aborted after"] is None:
         return "NOT_ABORTED", detail
-    return {"returned": "NO_EXCEPTION", "no answer": "STALLED"}.get(str(detail["next call"]), "OK"), detail
+    return raising(detail["next call"]), detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -78,12 +79,40 @@ def forget(world: World) -> None:
     _KEPT.remove(world)
 
 
+def delete(world: World) -> None:
+    """Drop the last reference to a world's process group."""
+    forget(world)
+    world.group = None
+    gc.collect()
+
+
 def _backend(kind: str, store: TorchObject, timeout: datetime.timedelta) -> TorchObject:
     if kind == "classic":
         return dist.ProcessGroupNCCL(store, 0, 2, timeout)
-    import nccl2_group
+    return make_nccl2(store, timeout)
 
-    return nccl2_group.make(store, timeout)
+
+def make_nccl2(
+    store: TorchObject, timeout: datetime.timedelta, lazy: bool = False, reconfigure: bool = False
+) -> TorchObject:
+    """Return rank 0 of a group of two of nccl2, whose constructor differs between 2.14 and 2.15.
+
+    Args:
+        timeout: the limit of its operations.
+        lazy: make the communicator with the first operation, as 2.14 always does; else, from 2.15, here.
+        reconfigure: make no communicator before `reconfigure()`, and revoke a broken one instead of aborting it.
+    """
+    from torch._C._distributed_c10d import ProcessGroupNCCL2
+
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.enable_reconfigure = reconfigure
+    if lazy and hasattr(options, "lazy_init"):
+        options.lazy_init = True
+    try:
+        return ProcessGroupNCCL2(store, 0, 2, options, DEVICE)
+    except TypeError:  # 2.14 takes the device of the first tensor
+        return ProcessGroupNCCL2(store, 0, 2, options)
 
 
 def split_from(parent: TorchObject, store: TorchObject) -> TorchObject:

@@ -74,6 +74,6 @@ def test_a_lease_outlives_a_change_of_program(entry: Path) -> None:
     with subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "held\n"
-        assert clearing.free(clearing.entries()).freed == ()
+        assert clearing.free(clearing.entries()).freed == []
         run.communicate("\n", timeout=60)
     assert [item.path for item in clearing.free(clearing.entries()).freed] == [entry]

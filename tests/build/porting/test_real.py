@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from build.bench.real.cases import Kind, RealCase, cases
-from build.bench.real.judge import base_files, judge
-from build.bench.real.run import measure, others, promises, tables_of, wrong
-from build.bench.real.stacks import Archive, Package, Source, load, rebuild
-from build.bench.tools import OURS, Result
 from build.series.verdicts import Verdict
+from docs.bench.porting.cases import Kind, RealCase, cases
+from docs.bench.porting.judge import base_files, judge
+from docs.bench.porting.real import measure, others, promises, tables_of, wrong
+from docs.bench.porting.stacks import Archive, Package, Source, load, rebuild
+from docs.bench.porting.tools import OURS, Result
 
 from .code import replaced, source
 

@@ -20,12 +20,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from build import cli
+from build import cli, paths
 from build.bench.wheelhouse import write_release
 from build.errors import ClaimError, EnvironmentUnfitError, UsageError
 from build.paths import REPO
 from build.record import BuildRecord
-from build.wheelhouse import swap
 from build.wheelhouse.publish import LIST, Request, publish
 from build.wheeltest import results
 from tests.build.wheelhouse.conftest import PYTHONS, RELEASE
@@ -266,10 +265,10 @@ def test_a_reader_never_finds_it_missing(dist: Path) -> None:
 
 
 def test_where_folders_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swap, "exchange", lambda *_: False)
+    monkeypatch.setattr(paths, "exchange", lambda *_: False)
     (final := tmp_path / "out").mkdir()
     (final / "old").touch()
-    with swap.swapped_in(final) as part:
+    with paths.built_beside(final) as part:
         (part / "new").touch()
     assert [path.name for path in final.iterdir()] == ["new"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -1,4 +1,4 @@
-"""`bench porting --real`: port the patches with each tool, print the tables, and judge the promises."""
+"""Real ports: port the patches of Debian's maintainers with each tool, print the tables, judge the promises."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from rich.console import Group
 from rich.table import Table
 
 from build import signals
-from build.bench.corpus import Case
-from build.bench.real.cases import Kind, RealCase, RealHunk, cases
-from build.bench.real.judge import base_files, judge
-from build.bench.real.stacks import Package, available, load
-from build.bench.tools import NEW_SIDE, OTHERS, OURS, Result, set_up
-from build.console import console, note, progress, step
+from build.console import console, note, progress
 from build.errors import SourceError
-from build.paths import atomic_write
 from build.porting.engine import PatchPort, port_series
 from build.porting.trees import Tree
 from build.series.verdicts import Verdict
+from docs.bench.porting.cases import Kind, RealCase, RealHunk, cases
+from docs.bench.porting.corpus import Case
+from docs.bench.porting.judge import base_files, judge
+from docs.bench.porting.stacks import Package, available, load
+from docs.bench.porting.tools import NEW_SIDE, OTHERS, OURS, Result, set_up
 
 #: Fewer packages are not a benchmark.
 ENOUGH = 30
@@ -36,7 +35,8 @@ TOOLS = (OURS, *OTHERS)
 FACTOR, LEFT, RECOGNISED, SECONDS = 1.05, 0.5, 0.6, 1.0
 
 
-class HunkScore(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class HunkScore:
     """The result of each tool for one hunk; verdict and evidence are this project's."""
 
     path: str
@@ -46,7 +46,8 @@ class HunkScore(msgspec.Struct, frozen=True):
     evidence: str
 
 
-class CaseScore(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CaseScore:
     """One patch: its scored hunks, and the processor time of its port."""
 
     package: str
@@ -56,12 +57,11 @@ class CaseScore(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def bench(jobs: int = 0, json: Path | None = None) -> bool:
+def bench(jobs: int = 0) -> bool:
     """Measure and show all packages; return whether the promised figures are kept.
 
     Args:
         jobs: processes at once, default one for each core.
-        json: file for the scores of every hunk.
 
     Raises:
         SourceError: too few of the packages can be had.
@@ -72,7 +72,7 @@ def bench(jobs: int = 0, json: Path | None = None) -> bool:
         raise SourceError(
             f"only {len(there)} of {len(known)} packages can be had",
             cause="the mirror does not have these versions any more",
-            remedy="name newer versions in build/bench/real/packages.toml",
+            remedy="name newer versions in docs/bench/porting/packages.toml",
         )
     found = (score for scores in _measured(there, jobs or os.cpu_count() or 1) for score in scores)
     scores = sorted(found, key=lambda item: (item.package, item.patch))
@@ -82,10 +82,6 @@ def bench(jobs: int = 0, json: Path | None = None) -> bool:
     kept = promises(scores)
     for text, good in kept.items():
         note(f"{'kept' if good else 'MISSED'}: {text}")
-    if json is not None:
-        with atomic_write(json) as part:
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(scores), indent=1) + b"\n")
-        step(f"scores: {json}")
     return all(kept.values())
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from build.bench.corpus import Case
 from build.git import PROJECT, Git, init
 from build.porting.engine import PatchPort, port_series
 from build.porting.trees import Tree
 from build.process import run
 from build.series.commits import export_commit
 from build.series.patchfile import parse
+from docs.bench.porting.corpus import Case
 
 #: Name of this project's engine among the tools.
 OURS = "regenerate-patch"

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from build.bench.real.cases import RealCase, RealHunk
-from build.bench.tools import Result
 from build.git import Git
 from build.porting.groups import Edit, apply_edits
 from build.porting.lines import norm, occurrences
 from build.series.inspect import Text
+from docs.bench.porting.cases import RealCase, RealHunk
+from docs.bench.porting.tools import Result
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 

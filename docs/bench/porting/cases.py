@@ -10,11 +10,11 @@ from difflib import SequenceMatcher
 from enum import Enum
 from pathlib import Path
 
-from build.bench.real.stacks import Stack, patches_of, repository, stack_of
 from build.porting.groups import Edit, split
 from build.porting.trees import Tree
 from build.series.inspect import Text, locate
 from build.series.model import FileChange, Hunk, PatchFile
+from docs.bench.porting.stacks import Stack, patches_of, repository, stack_of
 
 _NUMBER = re.compile(r"^\d+[-_]")
 _COPIED = re.compile(

@@ -1,1 +1,0 @@
-"""`bench porting --real`: ports that Debian's maintainers made themselves, as the truth."""
