@@ -17,6 +17,7 @@ from rich.progress import Progress, TaskID
 from build import official, paths, record, releases
 from build.console import console, log, log_to_file, note, progress, step
 from build.errors import ProbeError, UsageError
+from build.overlay.toolchain import free_memory
 from build.paths import REPO
 from build.process import run, run_shown, run_together
 from build.record import BuildRecord
@@ -202,7 +203,7 @@ def _own_tests(plan: Plan, pythons: dict[Form, Path]) -> Iterator[Callable[[], R
 
 def _at_once(work: list[Callable[[], Run]]) -> list[Run]:
     """Run as many suites at once as the memory is enough for."""
-    return run_together(work, max(1, _available_memory() // _MEMORY))
+    return run_together(work, max(1, free_memory() // _MEMORY))
 
 
 def _names(forms: Iterable[Form]) -> str:
@@ -232,11 +233,6 @@ def _prepare_multiworld(python: Path) -> None:
     """Install multiworld and what its tests need: they use torch in their own process, and the harness in another."""
     groups = [item for name in ("test", "tooling") for item in ("--group", f"{REPO / 'pyproject.toml'}:{name}")]
     install(python, *groups, "--editable", f"{REPO}[cli,metrics,nccl]")
-
-
-def _available_memory() -> int:
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
 
 
 def _runs(plan: Plan) -> list[Run]:
