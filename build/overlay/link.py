@@ -14,15 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.errors import CompileError, OverlayCheckError
+from build.errors import OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import LIBRARIES, PYTHON, Inputs, Object
 from build.overlay.relocations import Part, read
 from build.overlay.runtime import Export, Runtime, exports, prepare, stub
 from build.overlay.symbols import demangle, dynamic, exported, names, needed, run_path, undefined
-from build.overlay.toolchain import run_compiler
+from build.overlay.toolchain import make
 from build.paths import atomic_write
-from build.process import run
 from build.releases import Release
 
 #: What compilers call the code of a unit that runs when it is loaded.
@@ -117,9 +116,8 @@ def _redirected(objects: Sequence[Object], symbol: str, folder: Path) -> list[Pa
             files.append(item.path)
             continue
         files.append(folder / f"{number}.o")
-        done = run(["objcopy", f"--redefine-sym={symbol}={_REAL}", item.path, files[-1]], timeout=120)
-        if done.returncode:
-            raise CompileError(f"{item.unit}: a symbol cannot be renamed", cause=done.tail, remedy="update binutils")
+        command: list[str | Path] = ["objcopy", f"--redefine-sym={symbol}={_REAL}", item.path, files[-1]]
+        make(command, f"{item.unit}: a symbol cannot be renamed", remedy="update binutils")
     return files
 
 
@@ -138,13 +136,11 @@ def _handlers(inputs: Inputs, objects: Sequence[Object], symbol: str, folder: Pa
         f"-ffile-prefix-map={_HANDLERS.parent}=multiworld",
     ]
     line: list[str | Path] = [inputs.toolchain.cxx, *flags, *real, "-c", _HANDLERS, "-o", target]
-    done = run_compiler(line, timeout=600)
-    if done.returncode:
-        raise CompileError(
-            "the registration of handlers does not compile against this release",
-            cause=done.tail,
-            remedy=f"adapt build/overlay/native/{_HANDLERS.name} to the release's headers, or make a full build",
-        )
+    make(
+        line,
+        "the registration of handlers does not compile against this release",
+        remedy=f"adapt build/overlay/native/{_HANDLERS.name} to the release's headers, or make a full build",
+    )
     return target
 
 
@@ -227,13 +223,11 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
         if symbol:  # the last one: its initialiser follows those of the units
             files = [*_redirected(objects, symbol, Path(scratch)), _handlers(inputs, objects, symbol, Path(scratch))]
         against = _against(inputs, files, Path(scratch))
-        done = run_compiler(_command(inputs, files, against, part), timeout=600)
-        if done.returncode:
-            raise CompileError(
-                "the overlay does not link against the official wheel",
-                cause=done.tail,
-                remedy="an undefined symbol means a unit is missing (extra_units in build/releases.toml) "
-                "or the sources are not those of the wheel",
-            )
+        make(
+            _command(inputs, files, against, part),
+            "the overlay does not link against the official wheel",
+            remedy="an undefined symbol means a unit is missing (extra_units in build/releases.toml) "
+            "or the sources are not those of the wheel",
+        )
     target.chmod(0o755)
     return target

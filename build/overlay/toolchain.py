@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.errors import EnvironmentUnfitError
+from build.errors import CompileError, EnvironmentUnfitError
 from build.paths import cache
 from build.process import Completed, run
 
@@ -50,6 +50,13 @@ def run_compiler(command: Sequence[str | Path], *, timeout: float) -> Completed:
             remedy="free disk space there, or set TMPDIR or MULTIWORLD_CACHE to a folder with 1 GB free",
         )
     return done
+
+
+def make(command: Sequence[str | Path], what: str, *, remedy: str, timeout: float = 600) -> None:
+    """Run a tool as `run_compiler` does; raise CompileError, which says `what` is wrong, if it fails."""
+    done = run_compiler(command, timeout=timeout)
+    if done.returncode:
+        raise CompileError(what, cause=done.tail, remedy=remedy)
 
 
 def free_memory() -> int:
