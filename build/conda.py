@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import uv
 from packaging.version import Version
 
 from build import leases, lockfile, releases
@@ -24,6 +23,7 @@ from build.lockfile import State
 from build.paths import REPO, cache, clear, locked
 from build.process import Completed, run
 from build.seals import built, sha256_of
+from build.wheeltest.environments import uv_run
 
 #: Channels, compilers, tools: all but the CUDA version.
 SPECIFICATION = REPO / "environment.yml"
@@ -72,9 +72,6 @@ class Lock:
     def state(self) -> State:
         return lockfile.state(self.path, self.inputs)
 
-    def write(self, text: str) -> None:
-        lockfile.write(self.path, self.inputs, text)
-
 
 def _specification() -> str:
     try:
@@ -117,16 +114,16 @@ def check_locks() -> list[str]:
     Raises:
         ReleaseDataError: a lock does not fit; each is named with the reason.
     """
-    states = {lock: lock.state for lock in locks()}
-    wrong = [(lock, state) for lock, state in states.items() if state not in (State.FITS, State.MISSING)]
+    states = {lock.path.name: lock.state for lock in locks()}
+    wrong = {name: state for name, state in states.items() if state not in (State.FITS, State.MISSING)}
     if wrong:
         raise ReleaseDataError(
-            "conda locks are out of date: " + ", ".join(f"locks/{lock.path.name}" for lock, _ in wrong),
-            cause="\n".join(f"locks/{lock.path.name}: {state.value}" for lock, state in wrong)
+            "conda locks are out of date: " + ", ".join(f"locks/{name}" for name in wrong),
+            cause="\n".join(f"locks/{name}: {state.value}" for name, state in wrong.items())
             + "\n(they are made from environment.yml, the CUDA version and the virtual packages)",
             remedy="run `nox -s lock` where conda is, and commit the result",
         )
-    return [lock.path.name for lock, state in states.items() if state is State.MISSING]
+    return [name for name, state in states.items() if state is State.MISSING]
 
 
 def make(lock: Lock, conda: Path) -> None:
@@ -139,30 +136,23 @@ def make(lock: Lock, conda: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="conda-lock-") as scratch:
         folder = Path(scratch)
         base, addition, virtual, made = (folder / name for name in ("environment.yml", "cuda.yml", "v.yml", "lock.yml"))
-        base.write_text(_specification(), encoding="utf-8")
-        addition.write_text(lock.addition, encoding="utf-8")
-        virtual.write_text(lock.virtual_packages, encoding="utf-8")
+        texts = {base: _specification(), addition: lock.addition, virtual: lock.virtual_packages}
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
         command: list[str | Path] = ["lock", "--conda", conda, "--platform", PLATFORM, "--strip-auth"]
         command += ["--file", base, "--file", addition, "--virtual-package-spec", virtual, "--lockfile", made]
         done = _conda_lock(command)
         if done.returncode or not made.is_file():
+            # What the solver says, without conda-lock's own traceback behind it.
+            said = done.stderr.decode("utf-8", "replace").partition("Traceback (most recent call last)")[0]
             raise EnvironmentUnfitError(
                 f"the conda environment of CUDA {lock.cuda} cannot be solved",
-                cause=_said(done),
+                cause="\n".join(said.strip().splitlines()[-25:]) or done.tail,
                 remedy="correct environment.yml, or check that the channels can be reached (`conda search cuda-nvcc`)",
             )
-        lock.write(_without_machine(made.read_text(encoding="utf-8"), folder))
-
-
-def _said(done: Completed) -> str:
-    """Return what the solver says, without conda-lock's own traceback behind it."""
-    text = done.stderr.decode("utf-8", "replace").partition("Traceback (most recent call last)")[0]
-    return "\n".join(text.strip().splitlines()[-25:]) or done.tail
-
-
-def _without_machine(text: str, folder: Path) -> str:
-    """Remove the temporary folder's name, in which conda-lock found its input, from its record of sources."""
-    return text.replace(f"{folder}/cuda.yml", "cuda-version").replace(f"{folder}/", "")
+        # conda-lock names the folder in which it found its input.
+        found = made.read_text(encoding="utf-8").replace(f"{folder}/cuda.yml", "cuda-version")
+        lockfile.write(lock.path, lock.inputs, found.replace(f"{folder}/", ""))
 
 
 def _conda_lock(arguments: Iterable[str | Path]) -> Completed:
@@ -176,23 +166,15 @@ def tools() -> Path:
 
     It is one of its own: conda-lock wants other versions of the tooling's packages than the tooling.
     """
-    requirements = TOOLS
-    digest = sha256_of(requirements)[:16]
-    return built(cache("tools") / f"conda-lock-{digest}", "the environment of conda-lock", _fill_tools)
+    what, digest = "the environment of conda-lock", sha256_of(TOOLS)[:16]
 
+    def fill(part: Path) -> None:
+        # Relocatable: it is made under a temporary name.
+        uv_run(what, "venv", "--quiet", "--relocatable", "--allow-existing", part)
+        packages = ("--require-hashes", "-r", TOOLS, "--python", part / "bin" / "python")
+        uv_run(what, "pip", "install", "--quiet", *packages)
 
-def _fill_tools(part: Path) -> None:
-    uv_binary = uv.find_uv_bin()
-    # Relocatable: it is made under a temporary name.
-    made = run([uv_binary, "venv", "--quiet", "--relocatable", "--allow-existing", part])
-    packages: list[str | Path] = ["--require-hashes", "-r", TOOLS, "--python", part / "bin" / "python"]
-    done = made if made.returncode else run([uv_binary, "pip", "install", "--quiet", *packages], timeout=1800)
-    if done.returncode:
-        raise EnvironmentUnfitError(
-            "the environment of conda-lock could not be made",
-            cause=done.tail,
-            remedy="check network and disk; uv's settings (UV_DEFAULT_INDEX, UV_CACHE_DIR) apply",
-        )
+    return built(cache("tools") / f"conda-lock-{digest}", what, fill)
 
 
 def check(cuda: str) -> None:
@@ -216,12 +198,11 @@ def check(cuda: str) -> None:
 
 def _active(cuda: str) -> Path | None:
     """Return the active conda environment if it has a compiler of that CUDA version."""
-    named = os.environ.get("CONDA_PREFIX", "")
-    prefix = Path(named) if named else None
-    if prefix is None or (cuda and not (prefix / "bin" / "nvcc").exists()):
+    if not (named := os.environ.get("CONDA_PREFIX", "")):
         return None
-    said = run([prefix / "bin" / "nvcc", "--version"], timeout=60).stdout.decode("utf-8", "replace") if cuda else ""
-    return prefix if not cuda or f"release {cuda}," in said else None
+    nvcc = Path(named, "bin", "nvcc")
+    said = run([nvcc, "--version"], timeout=60).stdout.decode("utf-8", "replace") if cuda and nvcc.exists() else ""
+    return Path(named) if not cuda or f"release {cuda}," in said else None
 
 
 def environment(cuda: str) -> Path:
@@ -230,10 +211,9 @@ def environment(cuda: str) -> Path:
     Raises:
         EnvironmentUnfitError: it does not exist and cannot be made.
     """
-    check(cuda)
-    active = _active(cuda)
-    if active is not None:
+    if (active := _active(cuda)) is not None:
         return active
+    check(cuda)
     lock = Lock(cuda)
     place = cache("toolchains") / f"conda-{cuda}-{sha256_of(lock.path)[:16]}"
     # Made under its own name: conda writes the prefix into scripts and libraries. The mark is written last.

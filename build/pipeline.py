@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build import leases, official, paths, preflight, record, releases, seals, sources
-from build.anypatch import beside, interpreter, patchset
+from build.anypatch import beside, patchset
 from build.anypatch.plan import MOST_UNITS, Limits, Plan, Serves, changes
 from build.anypatch.plan import make as make_plan
 from build.archives import reading
@@ -158,7 +158,7 @@ def _headers(request: Request, release: Release, plan: Plan) -> tuple[Path, ...]
     if not plan.units and not plan.alone:
         return ()
     own = [path.absolute() for path in request.own.include]
-    python = [interpreter.headers(request.python, own)] if plan.per_python else []
+    python = [preflight.headers(request.python, own)] if plan.per_python else []
     return (*official.fetch_headers(release), *python, *own)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from textwrap import indent
 
@@ -48,6 +49,8 @@ def _python(release: Release, python: str) -> Iterator[str]:
 
 #: Succeeds in a Python that can run torch, which imports these modules.
 _USABLE = "import bz2, ctypes, lzma, ssl, venv, zlib"
+#: Prints the folder of C headers of a Python.
+_INCLUDE = "import sysconfig; print(sysconfig.get_paths()['include'])"
 
 
 def interpreter(python: str) -> Path:
@@ -68,6 +71,31 @@ def interpreter(python: str) -> Path:
             remedy=f"install it (`apt-get install python{python}-venv` or `uv python install {python}`)",
         )
     return path
+
+
+def headers(python: str, named: Iterable[Path] = ()) -> Path:
+    """Return the folder with `Python.h` of a Python version, e.g. `3.12`, for units of libtorch_python.
+
+    Args:
+        named: folders of the user, which come first.
+
+    Raises:
+        EnvironmentUnfitError: no such folder was found.
+    """
+    folders = [path for path in named if path.name == f"python{python}"]
+    with contextlib.suppress(EnvironmentUnfitError):
+        said = run([interpreter(python), "-I", "-c", _INCLUDE], timeout=30).stdout.decode().strip()
+        folders.append(Path(said))
+    for folder in folders:
+        if (folder / "Python.h").is_file():
+            return folder
+    raise EnvironmentUnfitError(
+        f"the headers of Python {python} are missing",
+        cause="the patch changes units of libtorch_python, which include Python.h; "
+        + (f"{folders[-1]} has none" if folders else f"this machine has no Python {python}"),
+        remedy=f"install them, e.g. `apt-get install python{python}-dev` or `uv python install {python}`; "
+        f"or name the folder: --include …/include/python{python}",
+    )
 
 
 def _test_python(python: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from build import record
 from build.archives import reading
 from build.errors import OverlayCheckError, UsageError
 from build.overlay import touched
-from build.overlay.symbols import demangle, exported
+from build.overlay.symbols import demangle, exported, scoped_name
 
 #: Where a patched wheel and an overlay wheel have their overlay.
 _PLACES = ("torch/lib/libtorch_mw*.so", "multiworld_torch_overlay/lib/libtorch_mw*.so")
@@ -46,15 +46,7 @@ class Present:
         """Return the symbols that an overlay of these units of a tree replaces as well, by the texts of the units."""
         texts = ((tree / unit).read_text(encoding="utf-8", errors="surrogateescape") for unit in units)
         names = {name for text in texts for name in touched.read(text).functions}
-        return sorted(symbol for symbol in self.symbols if _function(symbol) in names)
-
-
-def _function(symbol: str) -> str:
-    """Return the name of a demangled function, without scopes, template and arguments."""
-    plain = symbol.replace("(anonymous namespace)::", "").partition("(")[0]
-    while "<" in plain and plain != (shorter := re.sub(r"<[^<>]*>", "", plain)):
-        plain = shorter
-    return plain.rpartition("::")[2].rpartition(" ")[2]
+        return sorted(symbol for symbol in self.symbols if scoped_name(symbol)[1] in names)
 
 
 def _records(top: Path) -> dict[str, record.Provenance]:

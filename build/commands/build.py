@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -17,20 +18,41 @@ from build.console import console, step
 from build.errors import NeedsFullBuildError, UsageError
 from build.full.caching import CompilerCache
 from build.full.toolchains import Kind
+from build.overlay.model import Check
 from build.pipeline import Own, Request, build_release
 from build.record import BuildRecord
 
+if TYPE_CHECKING:
+    from build.full.plan import Plan
 
-def _show(made: BuildRecord) -> None:
-    """Print what was proven, and what was built, with full names on a terminal of any width."""
-    table = Table(title=f"{made.provenance.version}: proven about the overlay")
+
+def _table(title: str, checks: Iterable[Check]) -> Table:
+    """Return what was proven, with full names on a terminal of any width."""
+    table = Table(title=title)
     for column in ("check", "found"):
         table.add_column(column, overflow="fold")
-    for check in made.provenance.checks:
+    for check in checks:
         table.add_row(("[green]ok[/] " if check.passed else "[red]no[/] ") + check.name, escape(check.detail[:160]))
-    console.print(table)
+    return table
+
+
+def _show(made: BuildRecord) -> None:
+    console.print(_table(f"{made.provenance.version}: proven about the overlay", made.provenance.checks))
     for item in (made.patched, *([made.overlay] if made.overlay.name else [])):
         step(f"{item.size / 1e6:.1f} MB: {item.name}")
+
+
+def _make_whole(plan: Plan, folder: Path) -> None:
+    """Make a full build and print what was shown of the wheel."""
+    from build.full import engine, record
+
+    made = engine.build(plan, folder)
+    table = _table(f"{made.provenance.version}: full build", made.checks)
+    for probe in made.probes:
+        stock = "not run on stock" if probe.stock == record.NOT_RUN else f"{probe.stock} on stock"
+        table.add_row(f"[green]ok[/] {probe.name}", f"exit status {stock}, {probe.built} on this wheel")
+    console.print(table)
+    step(f"{made.wheel.size / 1e6:.1f} MB: {made.wheel.name}")
 
 
 def _agreed(error: NeedsFullBuildError) -> bool:
@@ -68,11 +90,18 @@ def build(
     del tested  # the session of nox reads it
     given = Path(source) if source else None
 
-    def whole() -> None:
-        from build.full.run import Options, full_build  # with what few builds need, which takes long to load
+    python = python or ".".join(platform.python_version_tuple()[:2])
 
-        options = Options(toolchain, compiler_cache, arch, jobs, plan)
-        full_build(release, python, dist.absolute(), given, options)
+    def whole() -> None:
+        from build.full import plan as plans  # with what few builds need, which takes long to load
+        from build.full import torch
+
+        project = torch.project(release, python, targets=arch, source=given)
+        planned = plans.make(project, toolchain, compiler_cache.chosen(), jobs)
+        plans.show(planned)
+        plans.require(planned)
+        if not plan:
+            _make_whole(planned, dist.absolute() / release)
 
     if full or plan:
         if patches or from_branch or label or include or define or beside:
@@ -83,7 +112,6 @@ def build(
             )
         whole()
         return
-    python = python or ".".join(platform.python_version_tuple()[:2])
     request = Request(
         release,
         python,

@@ -20,7 +20,7 @@ from build import conda as conda_environments
 from build import lockfile
 from build.console import note, step
 from build.errors import EnvironmentUnfitError, ReleaseDataError
-from build.full.index_toolkit import EXTRAS, TOOLKITS
+from build.full.toolchains import EXTRAS, TOOLKITS
 from build.lockfile import State
 from build.paths import REPO
 from build.process import run, run_together

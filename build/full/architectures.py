@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -109,35 +110,21 @@ def parse(text: str, cuda: str) -> Targets:
         UsageError: an architecture is not known, or that CUDA version does not compile for it.
     """
     words = [word for word in re.split(r"[;,\s]+", text) if word]
-    known = {item.capability: item for item in TABLE if item.known_to(cuda)}
-    targets = tuple(
-        Target(known[word.removesuffix("+PTX")], word.endswith("+PTX"))
-        for word in words
-        if word.removesuffix("+PTX") in known
-    )
-    if not words or len(targets) < len(words):
+    every = {item.capability: item for item in TABLE}
+    known = {name: item for name, item in every.items() if item.known_to(cuda)}
+    refused = [word for word in words if word.removesuffix("+PTX") not in known]
+    if not words or refused:
         raise UsageError(
-            f"CUDA {cuda} does not compile for {_refused(words, known)}",
-            cause=_why(words, cuda),
+            f"CUDA {cuda} does not compile for {', '.join(refused) or 'an empty list'}",
+            cause="\n".join(_why(word, every) for word in refused) or "no architecture was named",
             remedy="it knows " + ", ".join(f"{item.capability} ({item.gpus})" for item in known.values()),
         )
-    return tuple(dict.fromkeys(targets))
+    return tuple(dict.fromkeys(Target(known[word.removesuffix("+PTX")], word.endswith("+PTX")) for word in words))
 
 
-def _refused(words: list[str], known: dict[str, Architecture]) -> str:
-    return ", ".join(word for word in words if word.removesuffix("+PTX") not in known) or "an empty list"
-
-
-def _why(words: list[str], cuda: str) -> str:
-    every = {item.capability: item for item in TABLE}
-    reasons = []
-    for word in (item.removesuffix("+PTX") for item in words):
-        known = every.get(word)
-        if known is None:
-            reasons.append(f"{word} is no architecture that this project knows (build/full/architectures.py)")
-        elif not known.known_to(cuda):
-            reasons.append(
-                f"{word} ({known.gpus}) needs CUDA {known.first} or newer"
-                + (f", and CUDA {known.dropped} dropped it" if known.dropped else "")
-            )
-    return "\n".join(reasons) or "no architecture was named"
+def _why(word: str, every: Mapping[str, Architecture]) -> str:
+    named = every.get(word.removesuffix("+PTX"))
+    if named is None:
+        return f"{word} is no architecture that this project knows (build/full/architectures.py)"
+    gone = f", and CUDA {named.dropped} dropped it" if named.dropped else ""
+    return f"{word} ({named.gpus}) needs CUDA {named.first} or newer{gone}"

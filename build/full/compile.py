@@ -1,18 +1,21 @@
-"""Configure and compile: the project's own `setup.py`, through its PEP 517 backend, with progress and a log."""
+"""Configure and compile: the project's own `setup.py`, through its PEP 517 backend, with ninja's progress and a log."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uv
+from rich.progress import Progress, TaskID
 
 from build import paths, seals
-from build.console import log, progress, step
+from build.console import log, note, progress, step
 from build.errors import CompileError
-from build.full import ninja, workspace
+from build.full import workspace
 from build.full.plan import Plan, hours
 from build.full.project import Project
 from build.full.toolchains import Toolchain
@@ -24,6 +27,62 @@ from build.wheeltest import environments
 
 #: Seconds; nobody waits longer for a build that makes no progress than for its machine.
 _TIMEOUT = 7 * 24 * 3600.0
+_STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
+_FAILED = re.compile(r"^FAILED: (?:\[code=\d+\] )?(.*)")
+#: Lines of a failed command's output that are kept for the message.
+_KEPT = 40
+#: On a pipe, a line per this many percent; a terminal has a bar.
+_PERCENT = 5
+
+
+@dataclass(slots=True)
+class Watch:
+    """Reads a build's output line by line.
+
+    Attributes:
+        done: steps that ninja has finished, of `total`.
+        failed: what ninja says of failed steps: name, command and output.
+        tail: the last lines of the output, for a failure that is not ninja's.
+    """
+
+    bar: Progress
+    task: TaskID
+    done: int = 0
+    total: int = 0
+    failed: list[str] = field(default_factory=list)
+    tail: list[str] = field(default_factory=list)
+    _reading: bool = False
+    _said: int = -1
+
+    def line(self, text: str) -> None:
+        self.tail = [*self.tail[1 - _KEPT :], text]
+        if status := _STATUS.match(text):
+            self._reading = False
+            self._advance(int(status[1]), int(status[2]), status[3])
+        elif _FAILED.match(text):
+            self._reading = True
+        if self._reading and len(self.failed) < 2 * _KEPT:
+            self.failed.append(text)
+
+    def _advance(self, done: int, total: int, what: str) -> None:
+        self.done, self.total = done, total
+        self.bar.update(self.task, completed=done, total=total, description=f"building {what[-50:]}")
+        percent = 100 * done // max(total, 1)
+        if self.bar.disable and percent // _PERCENT != self._said:
+            self._said = percent // _PERCENT
+            note(f"{percent} %: {done} of {total} steps")
+
+
+def steps(tree: Path) -> dict[str, float]:
+    """Return the seconds of each step that ninja has recorded in the build folders of `tree`, the last of an output."""
+    found: dict[str, float] = {}
+    # setup.py runs CMake in `build` itself or in a folder or two below it; deeper there are only objects.
+    for place in sorted(path for depth in ("", "*/", "*/*/") for path in tree.glob(f"build/{depth}.ninja_log")):
+        for line in place.read_text(encoding="utf-8", errors="replace").splitlines():
+            fields = line.split("\t")
+            if len(fields) == 5 and fields[0].isdecimal() and fields[1].isdecimal():
+                found[f"{place.parent}/{fields[3]}"] = (int(fields[1]) - int(fields[0])) / 1000
+    return found
 
 
 def prepare(project: Project, place: Workspace) -> Path:
@@ -90,10 +149,10 @@ def compile_wheel(plan: Plan, place: Workspace, tools: Toolchain, launchers: Map
     command: list[str | Path] = ["env", *(part for name in STEERING for part in ("-u", name))]
     command += [uv.find_uv_bin(), "build", "--wheel", "--no-build-isolation", "--python", python]
     started = time.monotonic()
-    before = len(ninja.steps(place.tree))
+    before = len(steps(place.tree))
     step(f"compiling with {plan.jobs} at once" + (f"; {before} steps of an earlier run are kept" if before else ""))
     with progress() as bar:
-        watch = ninja.Watch(bar, bar.add_task("configuring", total=None, unit="steps"))
+        watch = Watch(bar, bar.add_task("configuring", total=None, unit="steps"))
 
         def seen(line: str) -> None:
             log.debug("| %s", line)
@@ -109,12 +168,12 @@ def compile_wheel(plan: Plan, place: Workspace, tools: Toolchain, launchers: Map
     took = time.monotonic() - started
     wheels = sorted(place.wheels.glob("*.whl"))
     if status or len(wheels) != 1:
-        raise _failure(project, watch, status, took, len(ninja.steps(place.tree)))
+        raise _failure(project, watch, status, took, len(steps(place.tree)))
     step(f"compiled in {hours(took)}: {wheels[0].name}")
     return wheels[0]
 
 
-def _failure(project: Project, watch: ninja.Watch, status: int, took: float, kept: int) -> CompileError:
+def _failure(project: Project, watch: Watch, status: int, took: float, kept: int) -> CompileError:
     killed = any("Killed" in line or "out of memory" in line for line in watch.failed)
     hint = "a compiler was killed: the memory ran out. Run again with a smaller --jobs; " if killed else ""
     return CompileError(

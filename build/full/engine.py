@@ -5,18 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from build import leases, paths
-from build.console import log_to_file, note, step
-from build.full import caching, ninja, record, toolchains, workspace
-from build.full.compile import compile_wheel, prepare, site_packages
+from build.console import log, log_to_file, note, step
+from build.errors import ProbeError
+from build.full import caching, record, toolchains, workspace
+from build.full.compile import compile_wheel, prepare, site_packages, steps
 from build.full.plan import Plan, hours, require
-from build.full.prove import prove
-from build.full.record import FullRecord, Provenance
+from build.full.project import Probe, Project
+from build.full.record import NOT_RUN, FullRecord, Provenance, Shown
 from build.full.repair import repair
 from build.full.toolchains import Toolchain
 from build.full.workspace import Workspace
+from build.process import Completed, run
 from build.record import artifact
 from build.series.apply import AppliedTree
 from build.wheeltest import environments
+from build.wheeltest.environments import Form, environment
 
 
 def build(plan: Plan, folder: Path) -> FullRecord:
@@ -68,15 +71,15 @@ def _made(
     python = prepare(plan.project, place)
     with caching.running(plan.caching) as launchers:
         built = compile_wheel(plan, place, tools, launchers, python)
-    steps = ninja.steps(place.tree)
-    seconds = sum(item.seconds for item in steps)
-    note(f"{len(steps)} steps of ninja, {hours(seconds)} on one core")
+    made = steps(place.tree)
+    seconds = sum(made.values())
+    note(f"{len(made)} steps of ninja, {hours(seconds)} on one core")
     step("repairing the wheel")
     repaired = repair(plan.project, built, _libraries(plan, tools, python), record.encode(proven), folder)
     for check in repaired.checks:
         note(f"{check.name}: {check.detail}")
     shown = prove(plan.project, repaired.path)
-    made = FullRecord(
+    found = FullRecord(
         provenance=proven,
         wheel=artifact(repaired.path),
         platform=repaired.tag,
@@ -85,15 +88,57 @@ def _made(
         checks=repaired.checks,
         probes=shown,
         verdicts=patched.verdicts,
-        steps=len(steps),
+        steps=len(made),
         seconds=round(seconds, 1),
     )
-    record.write(made, folder)
-    step(f"{made.wheel.size / 1e6:.1f} MB: {made.wheel.name}")
-    return made
+    record.write(found, folder)
+    return found
 
 
 def _libraries(plan: Plan, tools: Toolchain, python: Path) -> list[Path]:
     """Return the folders in which the build found its libraries."""
     folders = [site_packages(python) / item.folder for item in plan.project.externals]
     return [*folders, *([tools.cuda_home / "lib64"] if tools.cuda_home else [])]
+
+
+def _run(command: tuple[str, ...], python: Path) -> Completed:
+    done = run([part.replace("{python}", str(python)) for part in command], cwd=python.parent, timeout=3600)
+    log.debug("%s", done.stdout.decode("utf-8", "replace"))
+    return done
+
+
+def _shown(probe: Probe, built: Path, stock: Path | None) -> Shown:
+    ours = _run(probe.command, built)
+    theirs = _run(probe.stock or probe.command, stock).returncode if stock else NOT_RUN
+    right = ours.returncode == 0 and (not stock or (theirs != 0) is probe.stock_fails)
+    note(
+        f"{probe.name}: {'as expected' if right else 'NOT as expected'}" + (f"\n{ours.tail}" if ours.returncode else "")
+    )
+    return Shown(probe.name, theirs, ours.returncode, right)
+
+
+def prove(project: Project, wheel: Path) -> tuple[Shown, ...]:
+    """Run the probes of a project on its wheel and on the stock wheel.
+
+    Raises:
+        ProbeError: one passes on stock, or fails on the wheel; then the patches do not do what they are for.
+    """
+    if not project.probes:
+        return ()
+    step(f"probes on {wheel.name}")
+    with environment(Form.PATCHED, project.python, [wheel]) as built:
+        if project.stock is None:
+            shown = tuple(_shown(probe, built, None) for probe in project.probes)
+        else:
+            with environment(Form.STOCK, project.python, [project.stock()]) as stock:
+                shown = tuple(_shown(probe, built, stock) for probe in project.probes)
+    wrong = [item for item in shown if not item.as_expected]
+    if wrong:
+        raise ProbeError(
+            f"{wheel.name} does not show what it must: {', '.join(item.name for item in wrong)}",
+            cause="\n".join(
+                f"{item.name}: exit status {item.stock} on stock, {item.built} on this wheel" for item in wrong
+            ),
+            remedy="read the log; the wheel is kept, and counts as not proven",
+        )
+    return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 
@@ -9,11 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from build.console import console, counted, note, step
-from build.errors import EnvironmentUnfitError
-from build.full import resources, toolchains
+from build.errors import EnvironmentUnfitError, UsageError
+from build.full import toolchains
 from build.full.caching import CompilerCache
 from build.full.project import Project, UnitKind
 from build.full.toolchains import Kind
+from build.overlay.toolchain import free_memory
 from build.paths import cache
 from build.preflight import interpreter, other_platform
 
@@ -73,9 +75,9 @@ def make(project: Project, kind: Kind, caching: CompilerCache, asked: int | None
         UsageError: MAX_JOBS is not a number.
     """
     missing = list(other_platform())
-    jobs = 0
+    at_once = 0
     try:
-        jobs = resources.jobs(project.memory_per_job, resources.machine(), asked)
+        at_once = jobs(project.memory_per_job, len(os.sched_getaffinity(0)), free_memory(), asked)
     except EnvironmentUnfitError as error:
         missing.append(f"{error.what}: {error.cause}; {error.remedy}")
     if problem := toolchains.problems(kind, project.cuda, project.min_gcc):
@@ -94,8 +96,33 @@ def make(project: Project, kind: Kind, caching: CompilerCache, asked: int | None
             f"{cache()} has {free / _GIB:.0f} GiB free, {project.disk / _GIB:.0f} GiB are needed: "
             "free disk space, or set MULTIWORLD_CACHE to a folder on another disk"
         )
-    rows = _rows(project)
-    return Plan(project, kind, caching, rows, jobs, project.tree is not None, free, tuple(missing))
+    return Plan(project, kind, caching, _rows(project), at_once, project.tree is not None, free, tuple(missing))
+
+
+def jobs(per_job: int, cores: int, memory: int, asked: int | None = None) -> int:
+    """Return how many compilers run at once: as many as were asked for, else as cores and memory allow.
+
+    Args:
+        per_job: bytes that one compiler takes at its peak.
+        memory: bytes that are free.
+        asked: the value of `--jobs`; default MAX_JOBS, if it is set.
+
+    Raises:
+        EnvironmentUnfitError: the memory is not enough, for what was asked or for one job.
+        UsageError: MAX_JOBS is not a number.
+    """
+    named, fit = os.environ.get("MAX_JOBS", ""), memory // per_job
+    if not asked and named and (not named.isdecimal() or int(named) < 1):
+        raise UsageError(f"MAX_JOBS={named} is not a number of jobs", remedy="set it to e.g. 8, or unset it")
+    wanted = asked or int(named or 0)
+    if max(wanted, 1) > fit:
+        raise EnvironmentUnfitError(
+            f"the memory is too small for {counted(wanted or 1, 'job')}",
+            cause=f"{memory / _GIB:.1f} GiB are available, {(wanted or 1) * per_job / _GIB:.1f} GiB are needed: "
+            f"{per_job / _GIB:.1f} GiB for each compiler at its peak",
+            remedy=f"--jobs {fit} fits" if fit else "end other programs, or build on a machine with more memory",
+        )
+    return wanted or min(cores, fit)
 
 
 def hours(seconds: float) -> str:

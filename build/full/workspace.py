@@ -1,6 +1,6 @@
 """The folder in which a full build compiles. It is kept: a failed build goes on where it ended.
 
-The sources in it are brought up to date file by file, so that a corrected patch recompiles only what it touches.
+git brings the sources in it up to date file by file, so that a corrected patch recompiles only what it touches.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build import leases, paths, seals
-from build.console import note, step
+from build.console import step
 from build.errors import SourceError
 from build.full.project import Project, Sources
-from build.git import SUBMODULE, SYMLINK, Entry, Git
+from build.git import SUBMODULE, Entry, Git
 from build.series.apply import AppliedTree, apply_series
 from build.series.show import show_verdicts
-
-_Known = dict[str, tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,50 +57,32 @@ def applied(project: Project, sources: Sources) -> AppliedTree:
     return made
 
 
-def update(place: Workspace, sources: Sources, patched: AppliedTree) -> int:
-    """Bring the sources of a workspace up to date, and return how many files or submodules have changed.
+def update(place: Workspace, sources: Sources, patched: AppliedTree) -> None:
+    """Bring the sources of a workspace up to date.
 
     What is unchanged keeps its time, so that ninja does not compile it again.
 
     Raises:
         SourceError: a submodule is not checked out in the source.
     """
-    record = place.folder / "tree.json"
-    known = (seals.read_record(record, _Known) or {}) if place.tree.is_dir() else {}
-    wanted = Git(patched.checkout).files(patched.head)
-    changed = [entry for path, entry in wanted.items() if known.get(path) != (entry.mode, entry.blob)]
-    gone = sorted(set(known) - set(wanted))
-    if changed or gone:
-        record.unlink(missing_ok=True)  # until all is done: a killed run copies everything again
-        for path in gone:
-            paths.clear(place.tree / path)
-        for entry in changed:
-            _put(place, sources, patched, entry)
-        _point_to_git(place, patched)
-        seals.write_record(record, {path: (entry.mode, entry.blob) for path, entry in wanted.items()})
-        note(f"{len(changed)} files or submodules copied, {len(gone)} removed")
-    return len(changed) + len(gone)
-
-
-def _put(place: Workspace, sources: Sources, patched: AppliedTree, entry: Entry) -> None:
-    target = place.tree / entry.path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if entry.mode == SUBMODULE:
-        _put_submodule(sources.repo / entry.path, target, entry)
+    record = place.folder / "submodules.json"
+    known = (seals.read_record(record, dict[str, str]) or {}) if place.tree.is_dir() else {}
+    place.tree.mkdir(exist_ok=True)
+    # `git rev-parse HEAD` in the tree names the patched commit: builds write it into the version.
+    (place.tree / ".git").write_bytes(b"gitdir: " + os.fsencode(Git(patched.checkout).git_dir()) + b"\n")
+    git = Git(place.tree, index=place.folder / "index")
+    (place.folder / "index.lock").unlink(missing_ok=True)  # of a killed run: the folder is ours
+    git.out("read-tree", "-u", "--reset", patched.head)
+    wanted = {path: item for path, item in git.files(patched.head).items() if item.mode == SUBMODULE}
+    if known == (commits := {path: item.blob for path, item in wanted.items()}):
         return
-    origin = patched.checkout / entry.path
-    if (
-        entry.mode != SYMLINK
-        and target.is_file()
-        and not target.is_symlink()
-        and target.read_bytes() == origin.read_bytes()
-    ):
-        target.chmod(origin.stat().st_mode)  # a killed run had copied it
-        return
-    paths.clear(target)
-    shutil.copyfile(origin, target, follow_symlinks=False)
-    if entry.mode != SYMLINK:
-        target.chmod(origin.stat().st_mode)
+    record.unlink(missing_ok=True)  # until all is done: a killed run copies everything again
+    for path in known.keys() - wanted.keys():
+        paths.clear(place.tree / path)
+    for path, entry in wanted.items():
+        if known.get(path) != entry.blob:
+            _put_submodule(sources.repo / path, place.tree / path, entry)
+    seals.write_record(record, commits)
 
 
 def _put_submodule(origin: Path, target: Path, entry: Entry) -> None:
@@ -121,11 +101,6 @@ def _put_submodule(origin: Path, target: Path, entry: Entry) -> None:
         )
     paths.clear(target)
     shutil.copytree(origin, target, symlinks=True, ignore=shutil.ignore_patterns(".git"))
-
-
-def _point_to_git(place: Workspace, patched: AppliedTree) -> None:
-    """Let `git rev-parse HEAD` in the tree name the patched commit: builds write it into the version."""
-    (place.tree / ".git").write_bytes(b"gitdir: " + os.fsencode(Git(patched.checkout).git_dir()) + b"\n")
 
 
 def variables(tree: Path) -> Mapping[str, str]:

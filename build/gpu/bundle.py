@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from build.archives import reading
 from build.errors import WheelError
 from build.git import Git
-from build.gpu import wheels
-from build.gpu.run import MANIFEST
+from build.gpu.run import MANIFEST, PACKAGES
 from build.paths import REPO, atomic_write, sweep
 from build.seals import sha256_of
 from build.wheels.archive import EPOCH
+from build.wheeltest.environments import uv_run
 
-SCHEMA = 1
+SCHEMA = 2
 #: Bytes that a bundle may have: what a machine without network is sent is limited, too.
 MOST = 64_000_000
 LOCK = REPO / "locks" / "gpu.txt"
+#: The newest system that wheels are chosen for: that of the machines to be served.
+_SYSTEM = "manylinux_2_39"
 _START = '''"""Run the tests of this bundle on this machine's NVIDIA device; `--help` tells the arguments."""
 
 import sys
@@ -38,32 +42,23 @@ sys.exit(main())
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A file of a bundle."""
-
-    name: str
-    sha256: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class Manifest:
     """The content of a bundle.
 
     Attributes:
         schema: raised when a field changes its meaning.
-        python: the CPython version that the wheels are for.
+        python: the CPython version that the packages are for.
         commit: of the checkout.
         modified: tracked files that differ from that commit; they are packed as they are.
-        wheels: the wheels.
-        overlay: the name of the overlay wheel among them; empty for none.
+        packages: name and version of each, e.g. `pytest-9.0.1`.
+        overlay: the overlay wheel among them and its SHA-256; empty for none.
     """
 
     schema: int
     python: str
     commit: str
     modified: tuple[str, ...]
-    wheels: tuple[Packed, ...]
+    packages: tuple[str, ...]
     overlay: str
 
 
@@ -76,47 +71,45 @@ def make(final: Path, python: str, overlay: Path | None) -> Manifest:
         overlay: an overlay wheel to install there, made for its torch.
 
     Raises:
-        EnvironmentUnfitError: the wheels cannot be downloaded.
-        WheelError: the bundle is larger than `MOST`.
+        EnvironmentUnfitError: no index in reach, no wheel for that Python, or a wheel with another hash.
+        WheelError: the bundle is larger than `MOST`, or the overlay wheel is damaged.
     """
-    lines = wheels.requirements(LOCK.read_text(encoding="utf-8"), python)
     with tempfile.TemporaryDirectory(prefix="multiworld-bundle-") as scratch:
-        folder = Path(scratch)
-        wheels.download(lines, python, folder)
-        found = sorted(folder.glob("*.whl"))
+        packages = Path(scratch)
+        install(python, packages)
         if overlay is not None:
-            found.append(overlay)
-            lines.append(_requirement(overlay))
-        manifest = _manifest(python, found, overlay)
+            with reading(overlay.name), zipfile.ZipFile(overlay) as archive:
+                archive.extractall(packages)
+        manifest = _manifest(python, packages, overlay)
         sweep(final)
         with atomic_write(final) as part:
-            _write(part, manifest, lines, found)
-            _check_size(part, found)
+            _write(part, manifest, packages)
+            _check_size(part, packages)
     return manifest
 
 
-def _requirement(wheel: Path) -> str:
-    name, version, *_ = wheel.name.split("-")
-    return f"{name}=={version} --hash=sha256:{sha256_of(wheel)}"
+def install(python: str, packages: Path) -> None:
+    """Install what the lock has for another Python into a folder: uv evaluates markers for that one."""
+    other = ("--python-version", python, "--python-platform", f"{platform.machine()}-{_SYSTEM}")
+    what = ("--target", packages, "--only-binary", ":all:", "--require-hashes", "--no-deps", "-r", LOCK)
+    uv_run(f"the packages for Python {python}", "pip", "install", "--quiet", *other, *what)
 
 
-def _manifest(python: str, found: list[Path], overlay: Path | None) -> Manifest:
-    packed = tuple(Packed(path.name, sha256_of(path), path.stat().st_size) for path in found)
+def _manifest(python: str, packages: Path, overlay: Path | None) -> Manifest:
     git = Git(REPO)
     modified = git.out("diff", "--name-only", "-z", "HEAD").split(b"\0")[:-1]
     names = tuple(sorted(map(os.fsdecode, modified)))
-    return Manifest(SCHEMA, python, git.line("rev-parse", "HEAD"), names, packed, overlay.name if overlay else "")
+    found = tuple(sorted(path.stem for path in packages.glob("*.dist-info")))
+    named = f"{overlay.name} sha256:{sha256_of(overlay)}" if overlay else ""
+    return Manifest(SCHEMA, python, git.line("rev-parse", "HEAD"), names, found, named)
 
 
-def _write(path: Path, manifest: Manifest, lines: list[str], found: list[Path]) -> None:
+def _write(path: Path, manifest: Manifest, packages: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         _add(archive, "run.py", _START.encode(), 0o755)
         _add(archive, MANIFEST, (json.dumps(asdict(manifest), indent=2) + "\n").encode())
-        _add(archive, "requirements.txt", ("\n".join(lines) + "\n").encode())
-        for name, file in _tracked():
-            _add(archive, f"checkout/{name}", file.read_bytes(), 0o755 if os.access(file, os.X_OK) else 0o644)
-        for wheel in found:
-            _add(archive, f"wheels/{wheel.name}", wheel.read_bytes(), method=zipfile.ZIP_STORED)
+        for name, file in (*_tracked(), *_installed(packages)):
+            _add(archive, name, file.read_bytes(), 0o755 if os.access(file, os.X_OK) else 0o644)
 
 
 def _tracked() -> Iterator[tuple[str, Path]]:
@@ -124,26 +117,35 @@ def _tracked() -> Iterator[tuple[str, Path]]:
     for record in sorted(Git(REPO).out("ls-files", "-z").split(b"\0")[:-1]):
         name = os.fsdecode(record)
         if (REPO / name).is_file():
-            yield name, REPO / name
+            yield f"checkout/{name}", REPO / name
 
 
-def _add(
-    archive: zipfile.ZipFile, name: str, data: bytes, mode: int = 0o644, method: int = zipfile.ZIP_DEFLATED
-) -> None:
+def _installed(packages: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the installed files, without the programs, which name the Python that installed them."""
+    for file in sorted(packages.rglob("*")):
+        name = file.relative_to(packages)
+        if file.is_file() and name.parts[0] not in ("bin", ".lock"):
+            yield f"{PACKAGES}/{name}", file
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes, mode: int = 0o644) -> None:
     info = zipfile.ZipInfo(name, EPOCH)
-    info.compress_type = method
+    info.compress_type = zipfile.ZIP_DEFLATED
     info.external_attr = (0o100000 | mode) << 16
     archive.writestr(info, data, compresslevel=9)
 
 
-def _check_size(path: Path, found: list[Path]) -> None:
+def _check_size(path: Path, packages: Path) -> None:
     size = path.stat().st_size
     if size < MOST:
         return
-    largest = sorted(found, key=lambda wheel: wheel.stat().st_size, reverse=True)[:3]
+    sizes = {
+        top.name: sum(file.stat().st_size for file in (top, *top.rglob("*")) if file.is_file())
+        for top in packages.iterdir()
+    }
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
     raise WheelError(
         f"the bundle has {size / 1e6:.1f} MB, more than {MOST / 1e6:.0f} MB",
-        cause="the largest wheels: "
-        + ", ".join(f"{item.name} ({item.stat().st_size / 1e6:.1f} MB)" for item in largest),
+        cause="the largest packages: " + ", ".join(f"{name} ({sizes[name] / 1e6:.1f} MB)" for name in largest),
         remedy="drop a requirement of the group `gpu` in pyproject.toml that the tests do without",
     )

@@ -1,4 +1,4 @@
-"""The Python that has torch, and an environment on top of it with the wheels of a bundle."""
+"""The Python that has torch, and an environment on top of it with the packages of a bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from build.errors import EnvironmentUnfitError, UsageError
 #: What the tests import, and a Python outside of a bundle must have.
 NEEDED = ("pytest", "pytest_timeout", "xdist", "hypothesis", "numpy", "typer", "rich")
 _SECONDS = 60.0
-_INSTALL_SECONDS = 600.0
 _ASK = """
 import importlib.util, json, sys
 print(json.dumps({
@@ -24,8 +23,6 @@ print(json.dumps({
     "site": [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))],
 }))
 """
-#: pip gets its settings from the bundle alone.
-_PIP = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,50 +87,20 @@ def examine(path: Path) -> Interpreter | None:
     return Interpreter(path, answer["version"], tuple(answer["missing"]), tuple(answer["site"]))
 
 
-def layered(base: Interpreter, wheels: Path, requirements: Path, folder: Path) -> Path:
-    """Make a virtual environment that has the wheels and sees all packages of `base`; return its Python.
-
-    Args:
-        wheels: folder with the wheels, pip's own among them.
-        requirements: what to install, with hashes.
-        folder: where the environment goes.
+def layered(base: Interpreter, packages: Path, folder: Path) -> Path:
+    """Make a virtual environment that sees `packages`, and below them all packages of `base`; return its Python.
 
     Raises:
-        EnvironmentUnfitError: it cannot be made; no index is asked.
+        EnvironmentUnfitError: it cannot be made.
     """
-    _run([base.path, "-m", "venv", "--system-site-packages", "--without-pip", folder], "the environment cannot be made")
-    python = folder / "bin" / "python"
+    command: list[str | Path] = [base.path, "-m", "venv", "--system-site-packages", "--without-pip", folder]
+    try:
+        subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        cause = str(getattr(error, "stderr", "") or error).strip()
+        raise EnvironmentUnfitError("the environment cannot be made", cause=cause) from None
     site = folder / "lib" / f"python{base.version}" / "site-packages"
     # Where `base` is itself a virtual environment, the new one sees the packages of the Python below it, not its own.
-    lines = [f"import site; site.addsitedir({path!r})" for path in base.site]
-    (site / "of_the_base.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    pip = next(wheels.glob("pip-*.whl"), None)
-    if pip is None:
-        raise EnvironmentUnfitError(f"{wheels} has no wheel of pip", cause="the bundle is not complete")
-    command: list[str | Path] = [
-        python,
-        pip / "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--require-hashes",
-        "--ignore-installed",
-    ]
-    _run([*command, "--find-links", wheels, "-r", requirements], "the wheels of the bundle cannot be installed")
-    return python
-
-
-def _run(command: list[str | Path], what: str) -> None:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")} | _PIP
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_INSTALL_SECONDS, check=False, env=own
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise EnvironmentUnfitError(what, cause=str(error)) from None
-    if done.returncode:
-        raise EnvironmentUnfitError(
-            what,
-            cause="\n".join((done.stderr or done.stdout).strip().splitlines()[-15:]),
-            remedy="make the bundle for this machine's Python: `nox -s gpu -- --bundle --python 3.12`",
-        )
+    lines = [f"import site; site.addsitedir({path!r})" for path in (str(packages), *base.site)]
+    (site / "of_the_bundle.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / "bin" / "python"

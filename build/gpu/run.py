@@ -1,6 +1,6 @@
 """Run the rows marked `gpu` on this machine's NVIDIA device: `python3 -m build.gpu.run [--out DIR] [ARGUMENTS]`.
 
-Needs no network. ARGUMENTS are pytest's. In a bundle (there it is `python3 run.py`), the wheels in it go into an
+Needs no network. ARGUMENTS are pytest's. In a bundle (there it is `python3 run.py`), the packages in it go into an
 environment on top of the Python that has torch; in a checkout, that Python must have what the tests import. DIR
 (default $OUT, else dist/gpu) gets `facts.json`, `gpu.xml` (JUnit), `pytest.log` and `result.json`.
 
@@ -16,20 +16,37 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from build.errors import EnvironmentUnfitError, NoDeviceError, ProbeError, ToolError
-from build.gpu import interpreter, verdict
+from build.gpu import interpreter
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: In a bundle, beside the folder of the checkout.
 MANIFEST = "bundle.json"
+#: Likewise, the folder of the packages.
+PACKAGES = "packages"
 _TESTS = "tests/multiworld"
 _FACTS_SECONDS = 300.0  # the first import of a CUDA torch from a cold disk
 _PASSED, _FAILED, _NOTHING_COLLECTED = 0, 1, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Tests by outcome, and why the skipped ones were skipped: a skipped test has shown nothing."""
+
+    passed: int
+    failed: int
+    skipped: int
+    reasons: dict[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +93,7 @@ def run(order: Order) -> None:
         _write(order.out / "facts.json", facts)
         _say(f"torch {facts['torch']}, {_device(facts)}")
         status = _tests(python, order)
-    tally = verdict.read(order.out / "gpu.xml")
+    tally = counted(order.out / "gpu.xml")
     _write(order.out / "result.json", {"pytest_status": status, **asdict(tally), "facts": facts})
     for reason, count in tally.reasons.items():
         _say(f"skipped {count} x: {reason}")
@@ -108,9 +125,8 @@ def _of_bundle(found: interpreter.Interpreter, manifest: dict[str, Any], stack: 
             remedy=f"name another Python (--python PATH), or make the bundle with `--python {found.version}`",
         )
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multiworld-gpu-")))
-    top = CHECKOUT.parent
-    _say(f"installing {len(manifest['wheels'])} wheels on top of {found.path}")
-    return interpreter.layered(found, top / "wheels", top / "requirements.txt", folder / "venv")
+    _say(f"{len(manifest['packages'])} packages on top of {found.path}")
+    return interpreter.layered(found, CHECKOUT.parent / PACKAGES, folder / "venv")
 
 
 def _facts(python: Path) -> dict[str, Any]:
@@ -147,17 +163,8 @@ def _tests(python: Path, order: Order) -> int:
     junit = order.out / "gpu.xml"
     junit.unlink(missing_ok=True)
     subprocess.run([python, "hatch_build.py"], cwd=CHECKOUT, check=False)  # needs a compiler; says so without one
-    command: list[str | Path] = [
-        python,
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "-rs",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={junit}",
-    ]
+    command: list[str | Path] = [python, "-m", "pytest", "-m", "gpu", "-rs", "-p", "no:cacheprovider"]
+    command += [f"--junitxml={junit}"]
     with (order.out / "pytest.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             [*command, *order.pytest],
@@ -176,7 +183,20 @@ def _tests(python: Path, order: Order) -> int:
     return process.returncode
 
 
-def judge(status: int, tally: verdict.Tally, facts: dict[str, Any]) -> None:
+def counted(junit: Path) -> Tally:
+    """Count the cases of a JUnit file; a file that is missing has none."""
+    counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for case in ElementTree.parse(junit).iter("testcase") if junit.is_file() else ():  # noqa: S314 - our own pytest's
+        skipped = case.find("skipped")
+        bad = case.find("failure") is not None or case.find("error") is not None
+        counts["failed" if bad else "skipped" if skipped is not None else "passed"] += 1
+        if skipped is not None and not bad:
+            reasons[skipped.get("message", "no reason given")] += 1
+    return Tally(counts["passed"], counts["failed"], counts["skipped"], dict(reasons))
+
+
+def judge(status: int, tally: Tally, facts: dict[str, Any]) -> None:
     """Raise the error that says what is wrong with a run; return if it has shown something and nothing failed."""
     if tally.failed or status not in (_PASSED, _FAILED, _NOTHING_COLLECTED):
         raise ProbeError(

@@ -76,20 +76,18 @@ def _assigned(text: str, name: str) -> str:
     return match[1] if match else ""
 
 
-def _needs(metadata: bytes) -> tuple[Requirement, ...]:
-    """Return the requirements of `Requires-Dist` that hold on x86_64 Linux, extras left out."""
-    every = (Requirement(line) for line in BytesParser().parsebytes(metadata).get_all("Requires-Dist", []))
+def needs(stream: BinaryIO) -> tuple[Requirement, ...]:
+    """Return the requirements of a wheel that hold on x86_64 Linux, extras left out."""
+    with zipfile.ZipFile(stream) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = BytesParser().parsebytes(archive.read(name)).get_all("Requires-Dist", [])
+    every = map(Requirement, lines)
     return tuple(need for need in every if need.marker is None or need.marker.evaluate({**_MACHINE, "extra": ""}))
 
 
 def exact(need: Requirement) -> str:
     """Return the version that a requirement pins, empty if it leaves a choice."""
     return next((item.version for item in need.specifier if item.operator == "=="), "")
-
-
-def _requires(metadata: bytes) -> dict[str, str]:
-    """Return the exact pins of `Requires-Dist` that hold on x86_64 Linux, extras left out."""
-    return {need.name: exact(need) for need in _needs(metadata) if exact(need)}
 
 
 def requirements(version: str, python: str, local: Path | None = None) -> tuple[Requirement, ...]:
@@ -104,15 +102,10 @@ def requirements(version: str, python: str, local: Path | None = None) -> tuple[
     """
     if local is not None:
         with local.open("rb") as stream:
-            return _needs(_metadata(stream))
+            return needs(stream)
     offered = published(version)
     with opened(offered.get(python, list(offered.values())[-1]).url) as stream:
-        return _needs(_metadata(stream))
-
-
-def _metadata(stream: BinaryIO) -> bytes:
-    with zipfile.ZipFile(stream) as archive:
-        return archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA")))
+        return needs(stream)
 
 
 def _cxx11_abi(archive: zipfile.ZipFile) -> bool:
@@ -133,21 +126,18 @@ def _cxx_standard(archive: zipfile.ZipFile) -> int:
 
 
 def _read(stream: BinaryIO, version: str) -> WheelFacts:
+    requires = {need.name: exact(need) for need in needs(stream) if exact(need)}
     with zipfile.ZipFile(stream) as archive:
-        info = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        requires = _requires(archive.read(info))
         text = archive.read("torch/version.py").decode()
         standard, abi = _cxx_standard(archive), _cxx11_abi(archive)
     nccl = next((pin for name, pin in requires.items() if name.startswith("nvidia-nccl-")), "")
-    _, _, local = _assigned(text, "__version__").partition("+")
-    cuda = _assigned(text, "cuda")
     wheel = OfficialWheel(
         version=version,
-        local=local,
+        local=_assigned(text, "__version__").partition("+")[2],
         pythons=(),
         cxx11_abi=abi,
         nccl=nccl,
-        cuda=cuda,
+        cuda=_assigned(text, "cuda"),
         libtorch_cuda_build_ids={},
         sha256={},
     )
@@ -155,21 +145,13 @@ def _read(stream: BinaryIO, version: str) -> WheelFacts:
 
 
 def read_build_id(stream: IO[bytes]) -> str:
-    """Return the GNU build id of a shared library, which is read once, from front to back.
+    """Return the GNU build id of a shared library.
 
     patchelf has moved the note of the official libraries behind their code, so most of the file is read.
     """
-    head = stream.read(_BLOCK)
-    position = len(head)
-    for offset, length in sorted(note_segments(io.BytesIO(head))):
-        if offset + length <= len(head):
-            note = head[offset : offset + length]
-        else:
-            while position < offset:
-                position += len(stream.read(min(_BLOCK, offset - position))) or offset
-            note = stream.read(length)
-            position += len(note)
-        if found := note_build_id(note):
+    for offset, length in sorted(note_segments(io.BytesIO(stream.read(_BLOCK)))):
+        stream.seek(offset)
+        if found := note_build_id(stream.read(length)):
             return found
     raise WheelError("the library has no GNU build id")
 

@@ -20,6 +20,8 @@ from build.paths import cache
 from build.releases import HeaderPackage, Release
 from build.seals import built, sha256_of
 
+#: For the few packages that are not `py3-none`.
+_PYTHON = "3.11"
 _REMEDY = "check that `pip download` gets it whole; a wheel of a `find-links` folder has to be replaced there"
 
 
@@ -75,8 +77,8 @@ def _wheel_stream(file: IndexFile, part: Path) -> Iterator[BinaryIO]:
         whole.unlink()
 
 
-def _find(package: HeaderPackage, python: str) -> IndexFile:
-    found = wheels(package.name, package.version, python)
+def _find(package: HeaderPackage) -> IndexFile:
+    found = wheels(package.name, package.version, _PYTHON)
     if not found:
         raise SourceError(
             f"the index has no wheel of {package.name} {package.version} for x86_64 Linux",
@@ -87,9 +89,9 @@ def _find(package: HeaderPackage, python: str) -> IndexFile:
     return min(found, key=lambda file: parse_wheel_filename(file.name)[2])
 
 
-def _fill(package: HeaderPackage, python: str, part: Path) -> None:
+def _fill(package: HeaderPackage, part: Path) -> None:
     step(f"fetching the headers of {package.name} {package.version}")
-    file = _find(package, python)
+    file = _find(package)
     with reading(file.name, _REMEDY), _wheel_stream(file, part) as stream, zipfile.ZipFile(stream) as archive:
         _extract(archive, part)
     found = tree_digest(part)
@@ -113,10 +115,10 @@ def cached_package(package: HeaderPackage) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def fetch_package(package: HeaderPackage, python: str = "3.11") -> Path:
+def fetch_package(package: HeaderPackage) -> Path:
     """Return the folder with the headers of one package, fetched once, and again when they are damaged.
 
-    Headers without a pinned digest are accepted. `python` matters for the few packages that are not `py3-none`.
+    Headers without a pinned digest are accepted.
 
     Raises:
         DigestMismatchError: the headers are not the pinned ones.
@@ -126,7 +128,7 @@ def fetch_package(package: HeaderPackage, python: str = "3.11") -> Path:
     return built(
         _cache_folder(package),
         f"the headers of {package.name}",
-        lambda part: _fill(package, python, part),
+        lambda part: _fill(package, part),
         # Pinned headers are known without a seal.
         lambda folder: tree_digest(folder) == package.headers_sha256,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
@@ -20,7 +19,7 @@ from build.releases import Release
 from build.seals import built, is_file, sha256_of
 
 #: What an overlay is compiled and linked against.
-OVERLAY_MEMBERS = ("torch/include/*", "torch/lib/*.so*", "torch/version.py", "torch/share/cmake/*")
+_MEMBERS = ("torch/include/*", "torch/lib/*.so*", "torch/version.py", "torch/share/cmake/*")
 
 
 def pinned_digest(release: Release, python: str) -> str:
@@ -90,44 +89,31 @@ def fetch_wheel(release: Release, python: str) -> Path:
         return leases.take(path)
 
 
-def directory_digest(wheel: Path) -> str:
-    """Return a SHA-256 over names, sizes and CRCs of a wheel's members: its content, in milliseconds."""
-    digest = hashlib.sha256()
-    with zipfile.ZipFile(wheel) as archive:
-        for info in sorted(archive.infolist(), key=lambda item: item.filename):
-            digest.update(f"{info.filename}\0{info.file_size}\0{info.CRC:08x}\n".encode())
-    return digest.hexdigest()
-
-
-def _extract(wheel: Path, patterns: Sequence[str], into: Path) -> None:
+def _extract(wheel: Path, into: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for info in archive.infolist():
-            if info.is_dir() or not any(fnmatchcase(info.filename, pattern) for pattern in patterns):
+            if info.is_dir() or not any(fnmatchcase(info.filename, pattern) for pattern in _MEMBERS):
                 continue
-            if ".." in PurePosixPath(info.filename).parts or info.filename.startswith("/"):
+            if ".." in PurePosixPath(info.filename).parts:
                 raise WheelError(f"{wheel.name} has a member that reaches outside: {info.filename}")
             archive.extract(info, into)
-            mode = info.external_attr >> 16 & 0o777
-            (into / info.filename).chmod(mode or 0o644)
+            (into / info.filename).chmod(info.external_attr >> 16 & 0o777 or 0o644)
 
 
-def unpack(wheel: Path, patterns: Sequence[str] = OVERLAY_MEMBERS) -> Path:
-    """Unpack members of a wheel into the cache, once per content and choice, and again when they are damaged there.
-
-    Args:
-        patterns: shell patterns of member names; `*` matches `/` too.
+def unpack(wheel: Path) -> Path:
+    """Unpack what an overlay needs of a wheel into the cache, once per content, and again when it is damaged there.
 
     Returns:
-        The folder that holds them under their own names. It is shared: never write into it.
+        The folder that holds it under the members' names. It is shared: never write into it.
     """
-    with reading(str(wheel)):
-        content = directory_digest(wheel)
-    choice = hashlib.sha256("\0".join(sorted(patterns)).encode()).hexdigest()
-    final = cache("unpacked") / f"{content[:16]}-{choice[:8]}"
+    digest = hashlib.sha256("\n".join(_MEMBERS).encode())
+    with reading(str(wheel)), zipfile.ZipFile(wheel) as archive:  # names, sizes and CRCs: the content, in milliseconds
+        for info in sorted(archive.infolist(), key=lambda item: item.filename):
+            digest.update(f"{info.filename}\0{info.file_size}\0{info.CRC:08x}\n".encode())
 
     def fill(part: Path) -> None:
         step(f"unpacking {wheel.name}")
         with reading(str(wheel)):
-            _extract(wheel, patterns, part)
+            _extract(wheel, part)
 
-    return built(final, f"the unpacked {wheel.name}", fill)
+    return built(cache("unpacked") / digest.hexdigest()[:24], f"the unpacked {wheel.name}", fill)

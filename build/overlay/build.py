@@ -6,7 +6,7 @@ from pathlib import Path
 
 from build.console import counted, step
 from build.errors import NeedsFullBuildError
-from build.overlay import checks, effect, layout
+from build.overlay import checks, differing, layout
 from build.overlay.closure import compile_closure
 from build.overlay.flags import recorded_flags, said_flags
 from build.overlay.link import link, soname
@@ -51,7 +51,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     """
     checks.require([checks.check_made_for(inputs), checks.check_stock(inputs)])
     step(f"compiling {counted(len(inputs.units), 'patched unit')}, and units with hidden symbols that are needed")
-    effect.require(inputs)
+    differing.require_effect(inputs)
     objects = compile_closure(inputs)
     _check_owner(inputs, objects)
     checks.require([checks.check_of_wheel(inputs, objects)])

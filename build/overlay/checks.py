@@ -8,10 +8,9 @@ from pathlib import Path
 from build.console import counted
 from build.errors import OverlayCheckError
 from build.overlay import touched
-from build.overlay.definers import scoped_name
 from build.overlay.model import LIBRARIES, Check, Inputs, Object
 from build.overlay.runtime import beyond, ceiling
-from build.overlay.symbols import Table, build_id, demangle, exported, exports, names
+from build.overlay.symbols import Table, build_id, demangle, exported, exports, names, scoped_name
 
 #: Kind of symbol that is code: the linker keeps the code of one object file together.
 _TEXT = "T"

@@ -1,18 +1,139 @@
-"""Find hidden functions whose stock copies stay valid."""
+"""Compare units with the patches and without: patches without effect, and functions whose stock copies stay valid.
+
+What the loader resolves is the same for stock and overlay, so only what it never sees counts.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+import tempfile
+from collections import defaultdict
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from build.overlay import state, touched
-from build.overlay.definers import scoped_name
-from build.overlay.effect import expanded
+from build.errors import PatchError
+from build.overlay import touched
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
-from build.overlay.symbols import demangle, exported, names
+from build.overlay.objects import jobs, override_headers, preprocess
+from build.overlay.relocations import Part, Reaches, read
+from build.overlay.symbols import demangle, exported, names, scoped_name
+from build.overlay.touched import bare
+from build.process import run_together
+
+#: Variables of the standard library and of fmt, also static ones of their functions: locales and the like, all equal.
+_LIBRARY = re.compile(r"_Z(GV)?Z?N?K?(St|9__gnu|3fmt)")
+
+
+def _definitions(objects: Collection[Reaches], shared: Container[str]) -> dict[str, list[Part]]:
+    """Return the parts of each name that the loader does not resolve for all.
+
+    A name is hidden if one object says so, as the linker has it.
+    """
+    hidden = frozenset[str]().union(*(item.hidden for item in objects))
+    found: dict[str, list[Part]] = defaultdict(list)
+    for item in objects:
+        for name, part in item.defined.items():
+            if (name in hidden or name not in shared) and not (part.written and _LIBRARY.match(name)):
+                found[name].append(part)
+    return found
+
+
+def _edges(objects: Iterable[Reaches], private: Mapping[str, list[Part]]) -> Iterator[tuple[Part, Part]]:
+    for item in objects:
+        for source, targets in item.reached.items():
+            for target in targets:
+                for part in private.get(target, ()) if isinstance(target, str) else (target,):
+                    yield source, part
+
+
+def _parts_of(path: Path, name: str, private: Mapping[str, list[Part]]) -> set[Part]:
+    return {*private.get(name, ()), *read(path).local.get(name, ())}
+
+
+def reaching(paths: Iterable[Path], shared: Container[str], wanted: Mapping[Path, Collection[str]]) -> frozenset[str]:
+    """Return the names that reach a variable of the overlay's own, or one of the functions and constants `wanted`.
+
+    Args:
+        paths: the objects of the overlay.
+        shared: what stock exports: the loader has one definition of each for all.
+        wanted: names by object; local ones are those of the object, others may have definitions in several.
+    """
+    objects = [read(path) for path in paths]
+    private, back = _definitions(objects, shared), defaultdict[Part, set[Part]](set)
+    for source, part in _edges(objects, private):
+        back[part].add(source)
+    found = {part for path, every in wanted.items() for name in every for part in _parts_of(path, name, private)}
+    found |= {part for part in back if part.written}
+    waiting = list(found)
+    while waiting:
+        more = back[waiting.pop()] - found
+        found |= more
+        waiting += more
+    return frozenset(name for item in objects for name, part in item.defined.items() if part in found)
+
+
+#: Of the preprocessor: the file that the next line is from.
+_MARKER = re.compile(r'# \d+ "([^"]*)"')
+
+
+def _preprocessed(inputs: Inputs, stock: Path, unit: str, *options: str) -> tuple[bytes, bytes]:
+    """Return what the compiler gets of a unit, without the patches and with them."""
+    with tempfile.TemporaryDirectory(prefix="effect-") as scratch:
+        (none := Path(scratch, "none")).mkdir()
+        override_headers(inputs, Path(scratch, "changed"))
+        before = preprocess(replace(inputs, tree=stock, changed=()), unit, none, *options)
+        return before, preprocess(inputs, unit, Path(scratch, "changed"), *options)
+
+
+def expanded(inputs: Inputs, stock: Path, unit: str) -> tuple[str, str]:
+    """Return the text of a unit with its macros expanded and without headers, before the patches and after them."""
+    before, after = (data.decode("utf-8", "surrogateescape") for data in _preprocessed(inputs, stock, unit))
+    return _own(before, unit), _own(after, unit)
+
+
+def _own(text: str, unit: str) -> str:
+    """Return the lines of preprocessed text that come from the unit itself, as the line markers say."""
+    own, lines = False, []
+    for line in text.splitlines():
+        if marker := _MARKER.match(line):
+            own = marker[1].endswith(f"/{unit}")
+        elif own:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _no_effect(inputs: Inputs, stock: Path, unit: str) -> bool:
+    """Return whether a patch changes more than comments of a unit, and the compiler gets the same."""
+    old, new = inputs.originals[unit], (inputs.tree / unit).read_text(encoding="utf-8", errors="surrogateescape")
+    if bare(old).split() == bare(new).split():
+        return False
+    before, after = _preprocessed(inputs, stock, unit, "-P")
+    return before == after
+
+
+def require_effect(inputs: Inputs) -> None:
+    """Refuse changed units that are the same with the patches and without, but for comments.
+
+    Raises:
+        PatchError: there is such a unit; the message names each.
+        CompileError: a unit cannot be preprocessed.
+    """
+    if inputs.stock is None:
+        return
+    changed = [unit for unit in inputs.units if inputs.originals.get(unit)]
+    tasks = [partial(_no_effect, inputs, inputs.stock, unit) for unit in changed]
+    found = run_together(tasks, jobs(inputs.jobs)) if tasks else []
+    if units := [unit for unit, unchanged in zip(changed, found, strict=True) if unchanged]:
+        raise PatchError(
+            f"the patch has no effect in the wheel on {', '.join(units)}",
+            cause="what the compiler gets of it is the same with the patch and without: the change is in code that "
+            "these wheels are built without, such as that for another device",
+            remedy="take the change out of the patch; or say how the wheel was built: --define NAME=1",
+        )
+
 
 #: Letters of `nm`: weak, so mostly of headers; local to the object.
 _WEAK, _LOCAL = "WVu", "tdbr"
@@ -104,4 +225,4 @@ def same(inputs: Inputs, objects: Collection[Object], wanted: Collection[str]) -
         differing[path] |= more
     candidates.difference_update(*differing.values())
     shared = frozenset[str]().union(*(exported(inputs.lib / name).keys() for name in inputs.replaceable))
-    return frozenset(candidates - state.reaching([item.path for item in objects], shared, differing))
+    return frozenset(candidates - reaching([item.path for item in objects], shared, differing))

@@ -9,20 +9,87 @@ stock's.
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.errors import CompileError
+from build.errors import OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import LIBRARIES, PYTHON, Inputs, Object
-from build.overlay.registrations import handler_registration
+from build.overlay.relocations import Part, read
 from build.overlay.runtime import Export, Runtime, exports, prepare, stub
-from build.overlay.symbols import dynamic, exported, names, needed, run_path, undefined
-from build.overlay.toolchain import run_compiler
+from build.overlay.symbols import demangle, dynamic, exported, names, needed, run_path, undefined
+from build.overlay.toolchain import make
 from build.paths import atomic_write
-from build.process import run
 from build.releases import Release
+
+#: What compilers call the code of a unit that runs when it is loaded.
+_INITIALISER = "_GLOBAL__sub_I"
+#: The registration that `native/handlers.cpp` makes safe.
+_HANDLER = "c10d::control_plane::registerHandler("
+#: Registrations of PyTorch for which the first one of a name counts, or each of them. Others replace what stock has.
+_UNSAFE = (
+    "torch::Library::_def(",
+    "torch::Library::_impl(",
+    "torch::Library::_fallback(",
+    "torch::detail::class_base::class_base(",
+    "torch::RegisterOperators::",
+    "torch::jit::registerOperator(",
+    "torch::jit::registerPostPass(",
+    "torch::jit::registerPrePass(",
+    "c10::RegisterOperators::",
+    "c10::Dispatcher::addRegistrationListener(",
+    "c10::Dispatcher::registerDef",
+    "c10::Dispatcher::registerImpl",
+    "c10::Dispatcher::registerLibrary",
+    "c10::Registry<",
+    "c10d::register_dma_connectivity_detector(",
+    "c10d::registerProcessGroup",
+    "at::RegisterCUDAHooks",
+)
+
+
+def at_load(paths: Iterable[Path]) -> frozenset[str]:
+    """Return the names that static initialisers of objects reach, also by functions whose address they take."""
+    objects = [read(path) for path in paths]
+    defined: dict[str, list[Part]] = defaultdict(list)
+    for item in objects:
+        for name, part in item.defined.items():
+            defined[name].append(part)
+    edges = {part: targets for item in objects for part, targets in item.reached.items()}
+    starts = (parts for item in objects for name, parts in item.local.items() if name.startswith(_INITIALISER))
+    seen, found = {part for parts in starts for part in parts}, set[str]()
+    waiting = list(seen)
+    while waiting:
+        targets = edges.get(waiting.pop(), set())
+        found |= {target for target in targets if isinstance(target, str)}
+        parts = (part for target in targets for part in ([target] if isinstance(target, Part) else defined[target]))
+        more = set(parts) - seen
+        seen |= more
+        waiting += more
+    return frozenset(found)
+
+
+def handler_registration(objects: Sequence[Object]) -> str:
+    """Return the mangled name of the function that registers handlers, empty when no object calls it when loaded.
+
+    Raises:
+        OverlayCheckError: the objects register something else that stock has registered.
+    """
+    reached = at_load(item.path for item in objects)
+    spelt = demangle(reached) if reached else {}
+    # An instance of a template has its return type before its name.
+    unsafe = sorted(name for name in spelt.values() if any(name.startswith(it) or f" {it}" in name for it in _UNSAFE))
+    if unsafe := [name for name in unsafe if not name.startswith("c10::Registry<") or ">::Register(" in name]:
+        raise OverlayCheckError(
+            f"the overlay would register twice: {', '.join(unsafe)}",
+            cause="a unit in the overlay registers a name when it is loaded, and stock has already registered it",
+            remedy="move the change to a unit without registrations: functions that a registration calls can be "
+            "elsewhere; or make a full build",
+        )
+    return next((symbol for symbol, name in spelt.items() if name.startswith(_HANDLER)), "")
+
 
 _STEM = "libtorch_mw"
 #: The libraries whose symbols the units use, in the order in which they must be searched at run time.
@@ -49,9 +116,8 @@ def _redirected(objects: Sequence[Object], symbol: str, folder: Path) -> list[Pa
             files.append(item.path)
             continue
         files.append(folder / f"{number}.o")
-        done = run(["objcopy", f"--redefine-sym={symbol}={_REAL}", item.path, files[-1]], timeout=120)
-        if done.returncode:
-            raise CompileError(f"{item.unit}: a symbol cannot be renamed", cause=done.tail, remedy="update binutils")
+        command: list[str | Path] = ["objcopy", f"--redefine-sym={symbol}={_REAL}", item.path, files[-1]]
+        make(command, f"{item.unit}: a symbol cannot be renamed", remedy="update binutils")
     return files
 
 
@@ -70,13 +136,11 @@ def _handlers(inputs: Inputs, objects: Sequence[Object], symbol: str, folder: Pa
         f"-ffile-prefix-map={_HANDLERS.parent}=multiworld",
     ]
     line: list[str | Path] = [inputs.toolchain.cxx, *flags, *real, "-c", _HANDLERS, "-o", target]
-    done = run_compiler(line, timeout=600)
-    if done.returncode:
-        raise CompileError(
-            "the registration of handlers does not compile against this release",
-            cause=done.tail,
-            remedy=f"adapt build/overlay/native/{_HANDLERS.name} to the release's headers, or make a full build",
-        )
+    make(
+        line,
+        "the registration of handlers does not compile against this release",
+        remedy=f"adapt build/overlay/native/{_HANDLERS.name} to the release's headers, or make a full build",
+    )
     return target
 
 
@@ -159,13 +223,11 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
         if symbol:  # the last one: its initialiser follows those of the units
             files = [*_redirected(objects, symbol, Path(scratch)), _handlers(inputs, objects, symbol, Path(scratch))]
         against = _against(inputs, files, Path(scratch))
-        done = run_compiler(_command(inputs, files, against, part), timeout=600)
-        if done.returncode:
-            raise CompileError(
-                "the overlay does not link against the official wheel",
-                cause=done.tail,
-                remedy="an undefined symbol means a unit is missing (extra_units in build/releases.toml) "
-                "or the sources are not those of the wheel",
-            )
+        make(
+            _command(inputs, files, against, part),
+            "the overlay does not link against the official wheel",
+            remedy="an undefined symbol means a unit is missing (extra_units in build/releases.toml) "
+            "or the sources are not those of the wheel",
+        )
     target.chmod(0o755)
     return target

@@ -22,7 +22,7 @@ from build.errors import CompileError, DigestMismatchError, EnvironmentUnfitErro
 from build.overlay.flags import ROOTS, path_flags, undecided, unit_flags
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
-from build.overlay.toolchain import run_compiler
+from build.overlay.toolchain import free_memory, run_compiler
 from build.paths import built_beside, cache, locked
 from build.process import Completed
 from build.seals import sha256_of
@@ -84,12 +84,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 def jobs(most: int | None = None) -> int:
     """Return how many compilers may run at once, by `most`, cores and, where the kernel shows it, free memory."""
-    cores = min(len(os.sched_getaffinity(0)), most or sys.maxsize)
-    try:
-        free = int(next(x for x in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in x).split()[1])
-    except (OSError, StopIteration):
-        return cores
-    return max(1, min(cores, free * 1024 // _BYTES_PER_JOB))
+    return max(1, min(len(os.sched_getaffinity(0)), most or sys.maxsize, free_memory() // _BYTES_PER_JOB))
 
 
 @functools.cache

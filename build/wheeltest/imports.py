@@ -17,13 +17,13 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+from auditwheel.elfutils import elf_find_versioned_symbols
 from elftools.elf.elffile import ELFFile
-from packaging.metadata import parse_email
-from packaging.requirements import Requirement
 
 from build.archives import reading
 from build.console import step
 from build.errors import OverlayCheckError
+from build.official.facts import needs
 from build.overlay.runtime import Export, stub
 from build.overlay.symbols import dynamic, exported, needed
 from build.overlay.toolchain import Toolchain
@@ -80,21 +80,14 @@ class Surroundings:
     packages: Path
 
 
-def _versions(library: Path) -> dict[str, set[str]]:
-    """Return the versions that a library wants of each library that it needs."""
-    with library.open("rb") as stream:
-        section = ELFFile(stream).get_section_by_name(".gnu.version_r")
-        wanted = section.iter_versions() if section else ()
-        return {need.name: {item.name for item in versions} for need, versions in wanted}
-
-
 def _make_stubs(toolchain: Toolchain, libraries: Sequence[Path], folder: Path) -> None:
     """Make a stub of each library that the wheel's libraries need and that neither the wheel nor the system has."""
     sonames = {name for library in libraries for name in needed(library)} - {library.name for library in libraries}
     missing = sorted(name for name in sonames if name.startswith(("libcu", "libnv", "libnccl")))
     versions: dict[str, str] = {}
     for library in libraries:
-        versions |= {version: name for name, found in _versions(library).items() for version in found}
+        with library.open("rb") as stream:
+            versions |= {version: name for name, version in elf_find_versioned_symbols(ELFFile(stream))}
     have = {name for library in libraries for name in exported(library)}
     by_library: dict[str, dict[tuple[str, str], Export]] = defaultdict(dict)
     for item in (item for library in libraries for item in dynamic(library, "U") if item.name not in have):
@@ -104,16 +97,6 @@ def _make_stubs(toolchain: Toolchain, libraries: Sequence[Path], folder: Path) -
     for soname in missing:
         every = by_library[soname]
         stub(toolchain, soname, [every[key] for key in sorted(every)], folder)
-
-
-def _requirements(wheel: Path) -> list[str]:
-    """Return the packages that a wheel of torch requires, without those of devices."""
-    with reading(wheel.name), zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        found = parse_email(archive.read(name))[0].get("requires_dist", [])
-    every = (Requirement(item) for item in found)
-    usual = (item for item in every if not item.marker or item.marker.evaluate({"extra": ""}))
-    return sorted(f"{item.name}{item.specifier}" for item in usual if not item.name.startswith(_OF_DEVICES))
 
 
 def surroundings(python: Path, version: str, toolchain: Toolchain, official: Path, libraries: Path) -> Surroundings:
@@ -127,7 +110,9 @@ def surroundings(python: Path, version: str, toolchain: Toolchain, official: Pat
     Raises:
         EnvironmentUnfitError: the packages that torch imports cannot be installed.
     """
-    wanted = _requirements(official)
+    with reading(official.name), official.open("rb") as stream:
+        every = needs(stream)
+    wanted = sorted(f"{item.name}{item.specifier}" for item in every if not item.name.startswith(_OF_DEVICES))
     files = sorted(libraries.glob("*.so*"))
     parts = [version, toolchain.identity, str(libraries.parent.parent.name), *wanted]
     key = sha256("\0".join(parts).encode()).hexdigest()[:16]

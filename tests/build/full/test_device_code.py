@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from build.errors import EnvironmentUnfitError
-from build.full import architectures, engine, index_toolkit, toolchains
+from build.full import architectures, engine, toolchains
 from build.full import plan as plans
 from build.full.caching import CompilerCache
 from build.full.project import External, Probe, Project, Sources
@@ -140,14 +140,14 @@ def test_packages_are_completed_to_a_toolkit(tmp_path: Path) -> None:
     library = tmp_path / "lib" / "libcudart.so.13"
     library.parent.mkdir()
     library.write_bytes(b"a library")
-    index_toolkit.complete(tmp_path)
-    index_toolkit.complete(tmp_path)
+    toolchains.complete(tmp_path)
+    toolchains.complete(tmp_path)
     assert (tmp_path / "lib64" / "libcudart.so").read_bytes() == b"a library"
 
 
 def test_a_compiler_that_is_not_locked_is_refused() -> None:
-    for cuda in index_toolkit.TOOLKITS:
-        index_toolkit.check(cuda)
+    for cuda in toolchains.TOOLKITS:
+        toolchains.check(cuda)
     with pytest.raises(EnvironmentUnfitError, match=r"no lock for the compiler of CUDA 13\.99") as caught:
-        index_toolkit.check("13.99")
+        toolchains.check("13.99")
     assert "nox -s lock" in caught.value.remedy

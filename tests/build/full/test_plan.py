@@ -12,12 +12,12 @@ import pytest
 from build.commands import build as build_module
 from build.commands.build import build as build_command
 from build.errors import EnvironmentUnfitError, NeedsFullBuildError, UsageError
-from build.full import architectures, resources, torch
+from build.full import architectures, torch
 from build.full import plan as plans
 from build.full.caching import CompilerCache, running
 from build.full.project import Project, Sources, UnitKind
-from build.full.resources import Machine
 from build.full.toolchains import Kind
+from build.overlay.toolchain import free_memory
 
 GIB = 1 << 30
 
@@ -79,32 +79,30 @@ def test_patches_of_a_user_are_refused(own_cache: Path, tmp_path: Path) -> None:
 
 def test_jobs_follow_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MAX_JOBS", raising=False)
-    assert resources.jobs(6 * GIB, Machine(64, 100 * GIB)) == 16
-    assert resources.jobs(6 * GIB, Machine(4, 100 * GIB)) == 4
-    assert resources.jobs(6 * GIB, Machine(4, 100 * GIB), 12) == 12
+    assert plans.jobs(6 * GIB, 64, 100 * GIB) == 16
+    assert plans.jobs(6 * GIB, 4, 100 * GIB) == 4
+    assert plans.jobs(6 * GIB, 4, 100 * GIB, 12) == 12
     monkeypatch.setenv("MAX_JOBS", "3")
-    assert resources.jobs(6 * GIB, Machine(4, 100 * GIB)) == 3
+    assert plans.jobs(6 * GIB, 4, 100 * GIB) == 3
 
 
 def test_too_little_memory_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAX_JOBS", "8")
     with pytest.raises(EnvironmentUnfitError, match=r"too small for 8 jobs") as caught:
-        resources.jobs(6 * GIB, Machine(8, 20 * GIB))
+        plans.jobs(6 * GIB, 8, 20 * GIB)
     assert "20.0 GiB are available, 48.0 GiB are needed: 6.0 GiB for each compiler" in caught.value.cause
     assert caught.value.remedy == "--jobs 3 fits"
     monkeypatch.delenv("MAX_JOBS")
     with pytest.raises(EnvironmentUnfitError, match=r"too small for 1 job\n") as caught:
-        resources.jobs(6 * GIB, Machine(8, 5 * GIB))
+        plans.jobs(6 * GIB, 8, 5 * GIB)
     assert "more memory" in caught.value.remedy
     monkeypatch.setenv("MAX_JOBS", "many")
     with pytest.raises(UsageError, match="MAX_JOBS=many"):
-        resources.jobs(GIB, Machine(8, 20 * GIB))
+        plans.jobs(GIB, 8, 20 * GIB)
 
 
 def test_this_machine_has_something() -> None:
-    have = resources.machine()
-    assert have.cores >= 1
-    assert 0 < have.memory < 1 << 50
+    assert 0 < free_memory() < 1 << 50
 
 
 def test_time_is_estimated_from_the_tree(tmp_path: Path, own_cache: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from build.errors import NoDeviceError, WheelError
+from build.errors import EnvironmentUnfitError, NoDeviceError, WheelError
 from build.gpu import bundle
 from build.paths import REPO
+from tests.build.official.server import Index, make_wheel
 
 pytestmark = pytest.mark.usefixtures("lock")
 THIS = ".".join(platform.python_version_tuple()[:2])
@@ -46,7 +48,7 @@ def run(program: Path, *arguments: str | Path) -> subprocess.CompletedProcess[st
     if shutil.which("unshare") and not subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
         command = [*alone, *command]
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OUT")}
-    env = {**own, "PIP_NO_INDEX": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {**own, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
@@ -62,21 +64,50 @@ def test_what_is_in_it(made: Path) -> None:
         names = archive.namelist()
         manifest = json.loads(archive.read("bundle.json"))
         assert archive.read("checkout/LICENSE") == (REPO / "LICENSE").read_bytes()
-    assert {"run.py", "requirements.txt", "wheels/left-1.0-py3-none-any.whl", "checkout/multiworld/__init__.py"} <= set(
-        names
-    )
+    assert {"run.py", "packages/left.py", "checkout/multiworld/__init__.py"} <= set(names)
     assert not [name for name in names if "__pycache__" in name or ".git/" in name or name.endswith(".so")]
     assert manifest["python"] == THIS
     assert len(manifest["commit"]) == 40
-    assert [wheel["name"].split("-")[0] for wheel in manifest["wheels"]] == ["left", "pip"]
+    assert manifest["packages"] == ["left-1.0"]
 
 
 def test_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MOST", 1000)
     with pytest.raises(WheelError, match="MB, more than 0 MB") as caught:
         bundle.make(tmp_path / "gpu.zip", THIS, None)
-    assert "pip-" in caught.value.cause
+    assert "left" in caught.value.cause
     assert not list(tmp_path.glob("*.zip")) + list(tmp_path.glob(".*.part"))
+
+
+def test_an_overlay_wheel_is_packed(tmp_path: Path) -> None:
+    overlay = tmp_path / "multiworld_torch_overlay-1.whl"
+    overlay.write_bytes(make_wheel(tmp_path / "made.whl", {"overlay.pth": b"import left\n"}))
+    made = bundle.make(tmp_path / "gpu.zip", THIS, overlay)
+    assert made.overlay.startswith(overlay.name)
+    with zipfile.ZipFile(tmp_path / "gpu.zip") as archive:
+        assert archive.read("packages/overlay.pth") == b"import left\n"
+
+
+def test_a_wheel_with_another_hash_is_refused(
+    index: Index, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    digest = re.findall("sha256:([0-9a-f]+)", lock.read_text())[0]
+    monkeypatch.setattr(bundle, "LOCK", tmp_path / "gpu.txt")
+    bundle.LOCK.write_text(lock.read_text().replace(digest, "0" * 64))
+    assert index.files
+    with pytest.raises(EnvironmentUnfitError, match=f"the packages for Python {THIS} could not be made") as caught:
+        bundle.make(tmp_path / "gpu.zip", THIS, None)
+    assert "hash" in caught.value.cause.lower()
+
+
+def test_markers_are_those_of_the_other_python(lock: Path, tmp_path: Path) -> None:
+    """The line of `old` holds for Python 3.9, for which the index has no such wheel."""
+    assert lock.is_file()
+    bundle.install("3.12", tmp_path)
+    with pytest.raises(EnvironmentUnfitError, match=r"for Python 3\.9 could not be made") as caught:
+        bundle.install("3.9", tmp_path)
+    assert "old" in caught.value.cause
 
 
 @pytest.mark.slow

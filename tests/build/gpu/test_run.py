@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from build.errors import NoDeviceError, ProbeError, UsageError
-from build.gpu import interpreter, run, verdict
+from build.gpu import interpreter, run
 from build.paths import REPO
 
 DEVICE = {"devices": [{"name": "one"}], "no_device": ""}
@@ -81,7 +81,7 @@ def test_outside_of_a_bundle_nothing_is_installed(with_torch: Path, tmp_path: Pa
 def test_what_counts_as_shown(
     status: int, counts: tuple[int, int, int], facts: dict[str, object], error: type[Exception] | None
 ) -> None:
-    tally = verdict.Tally(*counts, {"a reason": 1})
+    tally = run.Tally(*counts, {"a reason": 1})
     if error is None:
         run.judge(status, tally, facts)
         return
@@ -102,5 +102,5 @@ def test_outcomes_are_those_of_pytest(tmp_path: Path) -> None:
     junit = tmp_path / "out.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", "test_it.py"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=False)
-    assert verdict.read(junit) == verdict.Tally(1, 2, 1, {"no device": 1})
-    assert verdict.read(tmp_path / "missing.xml") == verdict.Tally(0, 0, 0, {})
+    assert run.counted(junit) == run.Tally(1, 2, 1, {"no device": 1})
+    assert run.counted(tmp_path / "missing.xml") == run.Tally(0, 0, 0, {})

