@@ -111,7 +111,6 @@ def lint(session: nox.Session) -> None:
     # Without the groups: the package may import only the dependencies that it declares to its users.
     session.run("deptry", "multiworld", "--ignore", "DEP002", "--non-dev-dependency-groups", "none")
     session.run("python", "-m", "build", "lock", "--check", env={"PYTHONPATH": str(HERE)})
-    session.run("python", "tools/generate_sync.py", "--check")
     session.run("python", "-m", "build", "lint-patches", env={"PYTHONPATH": str(HERE)})
 
 

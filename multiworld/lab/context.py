@@ -7,17 +7,15 @@ import contextlib
 import faulthandler
 import inspect
 import os
-import pickle
-import select
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from multiworld.lab.messages import LENGTH, SAID, Call, Cancel, Mark, Outcome, Tell, packed
+from multiworld.lab.messages import SAID, Call, Cancel, Mark, Outcome, Tell, packed
 
 if TYPE_CHECKING:
     from multiworld.config import TcpStoreAddress
@@ -28,12 +26,11 @@ class Context:
     """The first argument of every function that a worker runs; in ``kept`` one function leaves things for later
     ones."""
 
-    def __init__(self, name: str, channel: socket.socket) -> None:
+    def __init__(self, name: str, channel: Connection) -> None:
         self.name = name
         self.kept: dict[str, Any] = {}
         self._channel = channel
         self._sending = threading.Lock()
-        self._awaits = False  # an event loop reads the channel, which does not block then
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._mw: MultiWorld | None = None
 
@@ -63,15 +60,15 @@ class Context:
     def recv(self, timeout: float = 30.0) -> Any:
         """The next value of ``Worker.send``; raises ``TimeoutError``. For the function of a worker that runs one
         alone."""
-        if not select.select([self._channel], [], [], timeout)[0]:
+        if not self._channel.poll(timeout):
             raise TimeoutError(f"the pool sent nothing within {timeout} s")
-        message: Tell = self._read()
+        message: Tell = self._channel.recv()
         return message.value
 
     def live(self) -> None:
         """Run what the pool asks for, until it closes the channel."""
         with contextlib.suppress(EOFError):
-            first = self._read()
+            first = self._channel.recv()
             if first.main:
                 self._run_alone(first)
             else:
@@ -95,19 +92,17 @@ class Context:
         os._exit(0)  # taking apart what was loaded before the fork takes longer than most tests
 
     async def _serve(self, first: Call | Cancel) -> None:
-        self._awaits = True
-        self._channel.setblocking(False)
+        ended = asyncio.Event()
+
+        def read() -> None:
+            try:
+                self._handle(self._channel.recv())
+            except (EOFError, ConnectionResetError):
+                ended.set()
+
         self._handle(first)
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: asyncio.StreamReaderProtocol(reader), self._channel.dup()
-        )
-        try:
-            while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                self._handle(pickle.loads(await reader.readexactly(length)))  # noqa: S301 - from our pool
-        except asyncio.IncompleteReadError:
-            transport.close()
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), read)
+        await ended.wait()
 
     def _handle(self, message: Call | Cancel) -> None:
         if isinstance(message, Cancel):
@@ -131,25 +126,10 @@ class Context:
             value, error, trace = None, failure, traceback.format_exc()
         self._post(Outcome(call.number, started, time.monotonic(), value, error, trace))
 
-    def _read(self) -> Any:
-        """Wait for one message; ``EOFError`` when the pool has closed the channel."""
-        (length,) = LENGTH.unpack(self._read_bytes(LENGTH.size))
-        return pickle.loads(self._read_bytes(length))  # noqa: S301 - from our pool
-
-    def _read_bytes(self, count: int) -> bytes:
-        data = self._channel.recv(count, socket.MSG_WAITALL)
-        if len(data) < count:
-            raise EOFError
-        return data
-
     def _post(self, message: Mark | Outcome) -> None:
         data = packed(message)
         with self._sending:
-            self._channel.setblocking(True)
-            try:
-                self._channel.sendall(data)
-            finally:
-                self._channel.setblocking(not self._awaits)
+            self._channel.send_bytes(data)
 
 
 def serve_store(context: Context, host: str = "127.0.0.1") -> TcpStoreAddress:
@@ -163,4 +143,4 @@ def main(channel: int, name: str) -> None:
     torch.set_num_threads(1)
     faulthandler.enable(all_threads=False)  # the others bury the one that crashed
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the pool asks for the stacks when a call is overdue
-    Context(name, socket.socket(fileno=channel)).live()
+    Context(name, Connection(channel)).live()

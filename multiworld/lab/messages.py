@@ -1,15 +1,12 @@
-"""The messages between a pool and its workers, as frozen data over one socket per worker."""
+"""The messages between a pool and its workers, as frozen data over one connection per worker."""
 
 from __future__ import annotations
 
 import pickle
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: precedes each message
-LENGTH = struct.Struct("<I")
 #: the mark of ``Context.send``
 SAID = "said"
 
@@ -69,7 +66,7 @@ class Outcome:
 
 
 def packed(message: Any) -> bytes:
-    """Length and pickle of ``message``; what cannot be pickled in an outcome is replaced by its description."""
+    """Pickle ``message``; what cannot be pickled in an outcome is replaced by its description."""
     try:
         data = pickle.dumps(message)
         if isinstance(message, Outcome):
@@ -79,4 +76,4 @@ def packed(message: Any) -> bytes:
             raise
         text = f"not picklable ({failure!r}): value {message.value!r}, error {message.error!r}"
         data = pickle.dumps(replace(message, value=None, error=RuntimeError(text)))
-    return LENGTH.pack(len(data)) + data
+    return data

@@ -24,7 +24,6 @@ import contextlib
 import itertools
 import json
 import os
-import pickle
 import select
 import shutil
 import signal
@@ -35,11 +34,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from multiworld.lab.messages import LENGTH, SAID, Call, Cancel, Mark, Outcome, Tell, packed
+from multiworld.lab.messages import SAID, Call, Cancel, Mark, Outcome, Tell, packed
 
 DEADLINE = 60.0
 _START_SECONDS = 120.0
@@ -90,7 +91,7 @@ class Worker:
     """A worker process. Once it is reaped, the kernel may give its ``pid`` to another one. Its channel is closed if it
     is ``gone``."""
 
-    def __init__(self, pool: WorkerPool, name: str, pid: int, channel: socket.socket) -> None:
+    def __init__(self, pool: WorkerPool, name: str, pid: int, channel: Connection) -> None:
         self.pool = pool
         self.name = name
         self.pid = pid
@@ -100,7 +101,6 @@ class Worker:
         self._latest = 0
         self._outcomes: dict[int, Outcome] = {}
         self._marks: list[Mark] = []
-        self._input = bytearray()
         self.gone = False
 
     def start(self, function: Callable[..., Any], *args: Any, main: bool = False) -> Running:
@@ -114,7 +114,7 @@ class Worker:
     def post(self, message: Call | Cancel | Tell) -> None:
         data = packed(message)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the wait for its answer reports it
-            self._channel.sendall(data)
+            self._channel.send_bytes(data)
 
     def send(self, value: Any) -> None:
         self.post(Tell(value))
@@ -135,7 +135,7 @@ class Worker:
 
     def marks(self, name: str) -> list[Mark]:
         """All marks of that name that are here now; they are not given again."""
-        while not self.gone and select.select([self._channel], [], [], 0)[0]:
+        while not self.gone and self._channel.poll():
             self._read(0)
         found = [mark for mark in self._marks if mark.name == name]
         self._marks = [mark for mark in self._marks if mark.name != name]
@@ -195,24 +195,13 @@ class Worker:
         raise OverdueError(f"worker {self.name} (pid {self.pid}): no {what} within {timeout} s; log: {self.pool.log}")
 
     def _read(self, timeout: float) -> None:
-        ready, _, _ = select.select([self._channel], [], [], max(0.0, timeout))
-        if not ready:
+        if not self._channel.poll(max(0.0, timeout)):
             return
         try:
-            data = self._channel.recv(1 << 20)
-        except ConnectionResetError:
-            data = b""
-        self.gone = not data
-        self._input += data
-        while len(self._input) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._input)
-            end = LENGTH.size + length
-            if len(self._input) < end:
-                break
-            self._take(pickle.loads(bytes(self._input[LENGTH.size : end])))  # noqa: S301 - from our own worker
-            del self._input[:end]
-
-    def _take(self, message: Mark | Outcome) -> None:
+            message: Mark | Outcome = self._channel.recv()
+        except (EOFError, ConnectionResetError):
+            self.gone = True
+            return
         if isinstance(message, Mark):
             self._marks.append(message)
         else:
@@ -262,7 +251,7 @@ class WorkerPool:
 
     def worker(self, name: str = "") -> Worker:
         """Start a worker that runs one function after the other in an event loop."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         name = name or f"worker-{next(self._numbers)}"
         with theirs:
             answer = self._ask({"do": "spawn", "name": name}, theirs)
@@ -315,7 +304,7 @@ class WorkerPool:
     ) -> None:
         self.close()
 
-    def _ask(self, request: dict[str, Any], channel: socket.socket | None = None) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], channel: Connection | None = None) -> dict[str, Any]:
         descriptors = [] if channel is None else [channel.fileno()]
         with self._asking:
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)

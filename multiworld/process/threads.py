@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
+from functools import partial
 from types import CodeType, FrameType, FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -111,22 +112,8 @@ async def run_in_thread(name: str, function: Callable[P, T], /, *args: P.args, *
 
     A cancelled await returns at once; the thread ends when the function does.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(setter: Callable[[], None]) -> None:
-        if not future.done():
-            setter()
-
-    def work() -> None:
-        try:
-            value = function(*args, **kwargs)
-            outcome: Callable[[], None] = lambda: future.set_result(value)  # noqa: E731
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            failure = error
-            outcome = lambda: future.set_exception(failure)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nothing awaits it
-            loop.call_soon_threadsafe(settle, outcome)
-
+    future: Future[T] = Future()
+    work = partial(_settle, future, partial(function, *args, **kwargs), lambda _: None)
     threading.Thread(target=work, name=name, daemon=True).start()
-    return await future
+    await wait_in_loop(future, None)
+    return future.result()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed import ReduceOp, distributed_c10d
 
 from multiworld.errors import InvalidArgument
 from multiworld.operations import collectives, exchanges, objects, p2p
-from multiworld.operations.call import Call, GroupBase
+from multiworld.operations.call import Call, GroupBase, SyncBase
 from multiworld.operations.p2p import P2P
 from multiworld.session.member import Member
-from multiworld.worlds.twins import SyncGroup
+from multiworld.worlds.twins import WaitingCall, twin
 
 Tensors = Sequence[torch.Tensor]
 
@@ -55,6 +55,8 @@ class Group(GroupBase):
     waits for it, the caller does not. If such an operation fails, the world breaks: the next operation,
     ``World.synchronize`` and ``WorldBroken`` say why. On the CPU ``stream`` changes nothing.
     """
+
+    _call: ClassVar = Call
 
     def __init__(self, member: Member, ranks: tuple[int, ...], gid: int, digest: int = 0) -> None:
         self.member = member
@@ -123,7 +125,7 @@ class Group(GroupBase):
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
             InvalidArgument: wrong rank, kind of tensor, layout or device.
         """
-        with Call(self, "send", timeout) as call:
+        with self._call(self, "send", timeout) as call:
             await call.done(p2p.send(call.engine, self, tensor, dst, tag, stream))
 
     async def recv(
@@ -153,7 +155,7 @@ class Group(GroupBase):
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
             InvalidArgument: as in ``send``.
         """
-        with Call(self, "recv", timeout) as call:
+        with self._call(self, "recv", timeout) as call:
             source: int = await call.done(p2p.recv(call.engine, self, tensor, src, tag, stream))
         return source
 
@@ -164,7 +166,7 @@ class Group(GroupBase):
 
         Arguments as in ``send``; as there, it returns when the data is in the socket.
         """
-        with Call(self, "send_tensor", timeout) as call:
+        with self._call(self, "send_tensor", timeout) as call:
             await call.done(p2p.send_tensor(call.engine, self, tensor, dst, tag, stream))
 
     async def recv_tensor(
@@ -188,7 +190,7 @@ class Group(GroupBase):
         Returns:
             A new tensor. Lengths above the world's ``max_message_bytes`` are refused with ``TensorMismatch``.
         """
-        with Call(self, "recv_tensor", timeout) as call:
+        with self._call(self, "recv_tensor", timeout) as call:
             tensor: torch.Tensor = await call.done(p2p.recv_tensor(call.engine, self, src, tag, device, stream))
         return tensor
 
@@ -199,7 +201,7 @@ class Group(GroupBase):
         Tensors in it, quantized ones too, and NumPy arrays and scalars of plain dtypes travel as their values; a
         parameter arrives as a tensor. Other kinds of tensors and arrays are refused by name.
         """
-        with Call(self, "send_object", timeout) as call:
+        with self._call(self, "send_object", timeout) as call:
             await call.done(p2p.send_object(call.engine, self, obj, dst, tag))
 
     async def recv_object(
@@ -219,7 +221,7 @@ class Group(GroupBase):
         Raises:
             ObjectRefused: it needs what is not allowed, or more work than its length warrants; the world goes on.
         """
-        with Call(self, "recv_object", timeout) as call:
+        with self._call(self, "recv_object", timeout) as call:
             return await call.done(p2p.recv_object(call.engine, self, src, tag, allow))
 
     async def batch_p2p(
@@ -235,7 +237,7 @@ class Group(GroupBase):
         Returns:
             For each receive its source rank, for each send None, in the order given.
         """
-        with Call(self, "batch_p2p", timeout) as call:
+        with self._call(self, "batch_p2p", timeout) as call:
             results: list[int | None] = await call.done(p2p.batch_p2p(call.engine, self, operations, stream))
         return results
 
@@ -245,7 +247,7 @@ class Group(GroupBase):
         self, tensor: torch.Tensor, src: int, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """``tensor`` of rank ``src`` to every rank's ``tensor``."""
-        with Call(self, "broadcast", timeout) as call:
+        with self._call(self, "broadcast", timeout) as call:
             await call.done(collectives.broadcast(call.engine, self, tensor, src, stream))
 
     async def all_reduce(
@@ -257,7 +259,7 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """Reduce ``tensor`` over all ranks with ``op``; the result is in every rank's ``tensor``."""
-        with Call(self, "all_reduce", timeout) as call:
+        with self._call(self, "all_reduce", timeout) as call:
             await call.done(collectives.all_reduce(call.engine, self, tensor, op, stream))
 
     async def reduce(
@@ -270,21 +272,21 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """Reduce ``tensor`` over all ranks with ``op``; the result is in ``tensor`` of rank ``dst``."""
-        with Call(self, "reduce", timeout) as call:
+        with self._call(self, "reduce", timeout) as call:
             await call.done(collectives.reduce(call.engine, self, tensor, dst, op, stream))
 
     async def all_gather(
         self, tensors: Tensors, tensor: torch.Tensor, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """Every rank's ``tensor`` into ``tensors``, a list of ``size`` tensors of the same length."""
-        with Call(self, "all_gather", timeout) as call:
+        with self._call(self, "all_gather", timeout) as call:
             await call.done(collectives.all_gather(call.engine, self, tensors, tensor, stream))
 
     async def all_gather_into_tensor(
         self, output: torch.Tensor, tensor: torch.Tensor, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """Every rank's ``tensor``, one after the other, into ``output`` of ``size`` times its length."""
-        with Call(self, "all_gather_into_tensor", timeout) as call:
+        with self._call(self, "all_gather_into_tensor", timeout) as call:
             await call.done(collectives.all_gather_into_tensor(call.engine, self, output, tensor, stream))
 
     async def gather(
@@ -297,7 +299,7 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """Every rank's ``tensor`` into ``gather_list`` of rank ``dst``; None on the others."""
-        with Call(self, "gather", timeout) as call:
+        with self._call(self, "gather", timeout) as call:
             await call.done(collectives.gather(call.engine, self, tensor, gather_list, dst, stream))
 
     async def scatter(
@@ -310,7 +312,7 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """Each tensor of rank ``src``'s ``scatter_list`` into the ``tensor`` of its rank; None on the others."""
-        with Call(self, "scatter", timeout) as call:
+        with self._call(self, "scatter", timeout) as call:
             await call.done(collectives.scatter(call.engine, self, tensor, scatter_list, src, stream))
 
     async def reduce_scatter(
@@ -323,7 +325,7 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """Reduce each of the ``size`` tensors of ``input_list`` over all ranks; ours is in ``output``."""
-        with Call(self, "reduce_scatter", timeout) as call:
+        with self._call(self, "reduce_scatter", timeout) as call:
             await call.done(exchanges.reduce_scatter(call.engine, self, output, input_list, op, stream))
 
     async def reduce_scatter_tensor(
@@ -336,14 +338,14 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> None:
         """As ``reduce_scatter``, the inputs one after the other in ``tensor``."""
-        with Call(self, "reduce_scatter_tensor", timeout) as call:
+        with self._call(self, "reduce_scatter_tensor", timeout) as call:
             await call.done(exchanges.reduce_scatter_tensor(call.engine, self, output, tensor, op, stream))
 
     async def all_to_all(
         self, output_list: Tensors, input_list: Tensors, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """``input_list[r]`` to rank r, whose ``output_list`` gets it at our place; lengths may differ by pair."""
-        with Call(self, "all_to_all", timeout) as call:
+        with self._call(self, "all_to_all", timeout) as call:
             await call.done(exchanges.all_to_all(call.engine, self, output_list, input_list, stream))
 
     async def all_to_all_single(
@@ -358,31 +360,31 @@ class Group(GroupBase):
     ) -> None:
         """As ``all_to_all`` with one tensor each way, split along the first dimension; None splits evenly."""
         splits = output_split_sizes, input_split_sizes
-        with Call(self, "all_to_all_single", timeout) as call:
+        with self._call(self, "all_to_all_single", timeout) as call:
             await call.done(exchanges.all_to_all_single(call.engine, self, output, tensor, *splits, stream))
 
     async def barrier(self, *, timeout: float | None = None) -> None:
         """Return when every rank has called it."""
-        with Call(self, "barrier", timeout) as call:
+        with self._call(self, "barrier", timeout) as call:
             await call.done(collectives.barrier(call.engine, self))
 
     async def monitored_barrier(self, *, timeout: float | None = None) -> None:
         """``barrier`` whose ``OpTimeout`` says which ranks did not come; so does that of ``barrier`` here."""
-        with Call(self, "barrier", timeout) as call:
+        with self._call(self, "barrier", timeout) as call:
             await call.done(collectives.barrier(call.engine, self, "monitored_barrier"))
 
     async def broadcast_object(
         self, obj: Any = None, src: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
     ) -> Any:
         """Rank ``src``'s ``obj``, on every rank. ``allow`` as in ``recv_object``."""
-        with Call(self, "broadcast_object", timeout) as call:
+        with self._call(self, "broadcast_object", timeout) as call:
             return await call.done(objects.broadcast_object(call.engine, self, obj, src, allow))
 
     async def all_gather_object(
         self, obj: Any, *, allow: Sequence[type | str] = (), timeout: float | None = None
     ) -> list[Any]:
         """Every rank's ``obj``, by rank, on every rank."""
-        with Call(self, "all_gather_object", timeout) as call:
+        with self._call(self, "all_gather_object", timeout) as call:
             gathered: list[Any] = await call.done(objects.all_gather_object(call.engine, self, obj, allow))
         return gathered
 
@@ -390,7 +392,7 @@ class Group(GroupBase):
         self, obj: Any, dst: int = 0, *, allow: Sequence[type | str] = (), timeout: float | None = None
     ) -> list[Any] | None:
         """Every rank's ``obj``, by rank, on rank ``dst``; None on the others."""
-        with Call(self, "gather_object", timeout) as call:
+        with self._call(self, "gather_object", timeout) as call:
             gathered: list[Any] | None = await call.done(objects.gather_object(call.engine, self, obj, dst, allow))
         return gathered
 
@@ -403,5 +405,40 @@ class Group(GroupBase):
         timeout: float | None = None,
     ) -> Any:
         """``objs[r]`` of rank ``src``, on rank r."""
-        with Call(self, "scatter_object", timeout) as call:
+        with self._call(self, "scatter_object", timeout) as call:
             return await call.done(objects.scatter_object(call.engine, self, objs, src, allow))
+
+
+class SyncGroup(SyncBase, GroupBase):
+    """The operations of a group for a thread that waits itself, see ``Group.sync``."""
+
+    _call: ClassVar = WaitingCall
+
+    def __init__(self, group: Group) -> None:
+        self.__dict__ = group.__dict__  # one state: a rejoin changes the ranks of both
+        super().__init__(group)
+
+    send = twin(Group.send)
+    recv = twin(Group.recv)
+    send_tensor = twin(Group.send_tensor)
+    recv_tensor = twin(Group.recv_tensor)
+    send_object = twin(Group.send_object)
+    recv_object = twin(Group.recv_object)
+    batch_p2p = twin(Group.batch_p2p)
+    broadcast = twin(Group.broadcast)
+    all_reduce = twin(Group.all_reduce)
+    reduce = twin(Group.reduce)
+    all_gather = twin(Group.all_gather)
+    all_gather_into_tensor = twin(Group.all_gather_into_tensor)
+    gather = twin(Group.gather)
+    scatter = twin(Group.scatter)
+    reduce_scatter = twin(Group.reduce_scatter)
+    reduce_scatter_tensor = twin(Group.reduce_scatter_tensor)
+    all_to_all = twin(Group.all_to_all)
+    all_to_all_single = twin(Group.all_to_all_single)
+    barrier = twin(Group.barrier)
+    monitored_barrier = twin(Group.monitored_barrier)
+    broadcast_object = twin(Group.broadcast_object)
+    all_gather_object = twin(Group.all_gather_object)
+    gather_object = twin(Group.gather_object)
+    scatter_object = twin(Group.scatter_object)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +25,7 @@ from multiworld.events import TELLING_SECONDS, Event
 from multiworld.process.event_loop import check_no_loop, running_loop
 from multiworld.process.hooks import register
 from multiworld.process.join_threads import JoinJob, Steps
-from multiworld.process.threads import run_in_thread, wait_here, wait_in_loop
+from multiworld.process.threads import run_in_thread, wait_in_loop
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS
 from multiworld.session.counters import History
@@ -32,36 +33,12 @@ from multiworld.session.member import Member
 from multiworld.store.sources import StoreLike, parsed
 from multiworld.transport.network_settings import chosen_address, network_settings
 from multiworld.worlds.resources import Resources
-from multiworld.worlds.twins import SyncMultiWorldMethods
+from multiworld.worlds.twins import twin, waited_here
 from multiworld.worlds.world import World
 from multiworld.worlds.world_table import WorldTable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-class SyncMultiWorld(SyncMultiWorldMethods[World]):
-    """Synchronous twins of ``join`` and ``close``: ``mw.sync.join(...)``."""
-
-    def __init__(self, owner: MultiWorld, table: WorldTable[World]) -> None:
-        self._owner: MultiWorld = owner
-        self._table = table
-
-    def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
-        check_no_loop("join", config.name, config.rank, of="mw")
-        call = _JoinCall(self._owner, self._table, config, store, resize, None)
-        try:
-            wait_here(call.job.done, call.patience)
-            world = call.joined()
-            wait_here(self._table.resources.callbacks.told(), TELLING_SECONDS)
-        except BaseException:  # a signal handler may raise anything
-            call.give_up()
-            raise
-        return world
-
-    def _close(self) -> None:
-        check_no_loop("close", of="mw")
-        self._table.close()
 
 
 class _JoinCall:
@@ -101,6 +78,17 @@ class _JoinCall:
                 return world
 
         self.job = table.resources.stores.threads(where).start(steps, lambda world: world.member.leave(0.0))
+
+    async def see_through(self, wait: Callable[[Future[Any], float], Awaitable[None]]) -> World:
+        """Wait, with ``wait``, for the world and until the callbacks have been told; give up if that is interrupted."""
+        try:
+            await wait(self.job.done, self.patience)
+            world = self.joined()
+            await wait(self._resources.callbacks.told(), TELLING_SECONDS)
+        except BaseException:  # a signal handler may raise anything
+            self.give_up()
+            raise
+        return world
 
     def joined(self) -> World:
         """Return the world that was joined, or raise the error; a join that is late by now is given up."""
@@ -243,6 +231,7 @@ class MultiWorld:
         """Host a store for any number of worlds, bound to ``host`` only.
 
         torch's own clients (``dist.TCPStore(host, port, is_master=False)``) can use it too, unless there is a secret.
+        It has no queues and no ``barrier``, which newer releases of torch know.
 
         Args:
             host: local address or name; IPv6 too. ``"0.0.0.0"`` and ``"::"`` listen on all interfaces, and the address
@@ -305,14 +294,7 @@ class MultiWorld:
 
     async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
         call = _JoinCall(self, self._table, config, store, resize, running_loop("join", config.name))
-        try:
-            await wait_in_loop(call.job.done, call.patience)
-            world = call.joined()
-            await wait_in_loop(self._table.resources.callbacks.told(), TELLING_SECONDS)
-        except BaseException:
-            call.give_up()
-            raise
-        return world
+        return await call.see_through(wait_in_loop)
 
     def __del__(self) -> None:
         """Leave what was not closed, so that peers see it end.
@@ -331,3 +313,23 @@ class MultiWorld:
             stacklevel=2,
             source=self,
         )
+
+
+class SyncMultiWorld:
+    """Synchronous twins of ``join`` and ``close``: ``mw.sync.join(...)``."""
+
+    join = twin(MultiWorld.join)
+    close = twin(MultiWorld.close)
+
+    def __init__(self, owner: MultiWorld, table: WorldTable[World]) -> None:
+        self.defaults = owner.defaults
+        self._owner = owner
+        self._table = table
+
+    async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
+        check_no_loop("join", config.name, config.rank, of="mw")
+        return await _JoinCall(self._owner, self._table, config, store, resize, None).see_through(waited_here)
+
+    async def _close(self) -> None:
+        check_no_loop("close", of="mw")
+        self._table.close()

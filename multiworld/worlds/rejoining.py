@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError
+from multiworld.events import TELLING_SECONDS
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS
 from multiworld.session.orderly_leave import LINGER_SECONDS
@@ -112,11 +114,21 @@ class RejoinCall:
         timeout: float | None,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        self._member, self._resources = rejoins.member, rejoins.resources
+        self._rejoins, self._member, self._resources = rejoins, rejoins.member, rejoins.resources
         self._rank, self._size, self._timeout = rank, size, timeout
         self.loop = loop
         self._seconds = self.config().join_timeout
         self._until = time.monotonic() + self._seconds
+
+    async def see_through(self, wait: Callable[[Future[Any], float], Awaitable[None]]) -> None:
+        """Wait, with ``wait``, until the world is back and the callbacks have been told; raises as ``World.rejoin``."""
+        over = False
+        while not over:
+            with self._rejoins.attempt(self) as attempt:
+                if attempt is not None:
+                    await wait(attempt.job.done, self.patience(attempt))
+                over = attempt is None or self.is_over(attempt)
+        await wait(self._resources.callbacks.told(), TELLING_SECONDS)
 
     def config(self) -> WorldConfig:
         """Check what to rejoin with, before the world is left, or a rejoin of the parent process waited for.

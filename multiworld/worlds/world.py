@@ -12,49 +12,19 @@ from typing import TYPE_CHECKING
 
 from multiworld.config import WorldConfig, WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WorldClosed
-from multiworld.events import TELLING_SECONDS
-from multiworld.operations.call import Call
 from multiworld.process.event_loop import check_no_loop, running_loop
-from multiworld.process.threads import run_in_thread, wait_here, wait_in_loop
+from multiworld.process.threads import run_in_thread, wait_in_loop
 from multiworld.session.counters import Counters
 from multiworld.tensors.checks import check_list, check_number, invalid
-from multiworld.worlds.group import Group
+from multiworld.worlds.group import Group, SyncGroup
 from multiworld.worlds.rejoining import RejoinCall, Rejoins
-from multiworld.worlds.twins import SyncGroup, SyncWorldMethods
+from multiworld.worlds.twins import twin, waited_here
 
 if TYPE_CHECKING:
     from multiworld.process.join_threads import JoinJob, Steps
     from multiworld.session.member import Member
     from multiworld.session.session import Session
     from multiworld.worlds.world_table import WorldTable
-
-
-class SyncWorld(SyncGroup, SyncWorldMethods["World"]):
-    """Synchronous twins of a world's operations and of its life cycle."""
-
-    _group: World
-
-    def __init__(self, world: World, rejoins: Rejoins) -> None:
-        super().__init__(world)
-        self._rejoins = rejoins
-
-    def _leave(self) -> None:
-        member = self._group.member
-        check_no_loop("leave", member.name, member.world_rank)
-        member.leave()
-
-    def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
-        member = self._group.member
-        check_no_loop("rejoin", member.name, member.world_rank)
-        call = RejoinCall(self._rejoins, rank, size, timeout, member.loop)
-        over = False
-        while not over:
-            with self._rejoins.attempt(call) as attempt:
-                if attempt is not None:
-                    wait_here(attempt.job.done, call.patience(attempt))
-                over = attempt is None or call.is_over(attempt)
-        wait_here(self._rejoins.resources.callbacks.told(), TELLING_SECONDS)
-        return self._group
 
 
 class World(Group):
@@ -71,7 +41,7 @@ class World(Group):
         self._numbers: dict[int, tuple[tuple[int, ...], str]] = {}
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._rejoins = Rejoins(member, table.resources, self._begin_rejoin)
-        self._sync_world = SyncWorld(self, self._rejoins)
+        self._sync_world = SyncWorld(self)
 
     @property
     def sync(self) -> SyncWorld:
@@ -175,7 +145,7 @@ class World(Group):
         Raises:
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed; so it is after a transfer that failed.
         """
-        with Call(self, "synchronize", timeout) as call:
+        with self._call(self, "synchronize", timeout) as call:
             await call.done(call.engine.synchronize())
 
     def abort(self, reason: str) -> None:
@@ -217,15 +187,8 @@ class World(Group):
         await run_in_thread(f"mw-leave-{self.name}", self.member.leave)
 
     async def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
-        loop = running_loop("rejoin", self.name, self.world_rank)
-        call = RejoinCall(self._rejoins, rank, size, timeout, loop)
-        over = False
-        while not over:
-            with self._rejoins.attempt(call) as attempt:
-                if attempt is not None:
-                    await wait_in_loop(attempt.job.done, call.patience(attempt))
-                over = attempt is None or call.is_over(attempt)
-        await wait_in_loop(self._rejoins.resources.callbacks.told(), TELLING_SECONDS)
+        call = RejoinCall(self._rejoins, rank, size, timeout, running_loop("rejoin", self.name, self.world_rank))
+        await call.see_through(wait_in_loop)
         return self
 
     def _begin_rejoin(self, config: WorldConfig, loop: asyncio.AbstractEventLoop | None) -> JoinJob[None]:
@@ -270,3 +233,22 @@ class World(Group):
     def __repr__(self) -> str:
         place = f"rank={self.world_rank}, size={self.size}, generation={self.generation}"
         return f"World({self.name!r}, {place}, state={self.state.value})"
+
+
+class SyncWorld(SyncGroup):
+    """Synchronous twins of a world's operations and of its life cycle."""
+
+    _group: World
+    leave = twin(World.leave)
+    synchronize = twin(World.synchronize)
+    rejoin = twin(World.rejoin)
+
+    async def _leave(self) -> None:
+        check_no_loop("leave", self.member.name, self.member.world_rank)
+        self.member.leave()
+
+    async def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
+        member = self.member
+        check_no_loop("rejoin", member.name, member.world_rank)
+        await RejoinCall(self._group._rejoins, rank, size, timeout, member.loop).see_through(waited_here)
+        return self._group

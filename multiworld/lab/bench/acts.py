@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from multiworld.config import TcpStoreAddress
 from multiworld.errors import BrokenWorldException, PeerLost
-from multiworld.events import Event, PeerSuspected, WorldBroken
 from multiworld.lab.context import Context
 
 #: floats of a round trip while another world breaks
@@ -67,17 +66,6 @@ async def cpu_of_idling(context: Context, seconds: float) -> float:  # noqa: ARG
     started, used = time.monotonic(), time.process_time()
     await asyncio.sleep(seconds)
     return (time.process_time() - used) / (time.monotonic() - started)
-
-
-def watch_suspicions(context: Context) -> None:
-    """Keep, from now on, what accuses a peer."""
-    kept: list[Event] = []
-    context.kept["suspicions"] = kept
-    context.mw.subscribe(lambda event: kept.append(event) if isinstance(event, PeerSuspected | WorldBroken) else None)
-
-
-def suspicions(context: Context) -> int:
-    return len(context.kept["suspicions"])
 
 
 async def cpu_of_waiting(context: Context, name: str, src: int, seconds: float) -> float:

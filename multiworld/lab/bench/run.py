@@ -9,18 +9,16 @@ from dataclasses import dataclass
 import torch
 
 from multiworld.errors import InvalidArgument
-from multiworld.lab.bench import faults
-from multiworld.lab.bench.idle import idle, joins
+from multiworld.lab.bench import parts
 from multiworld.lab.bench.load import LoadMeter
 from multiworld.lab.bench.ratios import figures, ratios
 from multiworld.lab.bench.report import BenchReport, Comparison, Figure
 from multiworld.lab.bench.setup import Progress, Setup
-from multiworld.lab.bench.strangers import strangers
 from multiworld.lab.context import serve_store
 from multiworld.lab.workers import WorkerPool, log_folder
 from multiworld.version import VERSION
 
-_PARTS = faults.detection, idle, faults.isolation, strangers, faults.rejoin, joins
+_PARTS = parts.detection, parts.idle, parts.isolation, parts.rejoin, parts.joins
 _FIGURES = {part.__name__: part for part in _PARTS}
 PARTS = ("ratios", *_FIGURES)
 

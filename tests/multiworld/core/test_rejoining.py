@@ -26,7 +26,7 @@ from multiworld import (
 )
 from multiworld.events import Event
 from multiworld.lab.context import Context
-from multiworld.worlds import world as world_module
+from multiworld.worlds import rejoining
 
 SECONDS = 30.0
 FAULTS = 4
@@ -151,7 +151,7 @@ def test_two_sizes_at_once_are_refused(both: Both) -> None:
 
 def test_a_callback_and_a_task_share_one_rejoin(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task that rejoins does not wait for the callback, which waits for the same rejoin."""
-    monkeypatch.setattr(world_module, "TELLING_SECONDS", 5 * SECONDS)
+    monkeypatch.setattr(rejoining, "TELLING_SECONDS", 5 * SECONDS)
     heard: list[int] = []
     gate, done = threading.Event(), threading.Event()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,7 @@ def test_a_worker_finishes_when_a_cancellation_is_lost() -> None:
 
     async def finished() -> Tally:
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         with ours, theirs:
             context = Context("worker", ours)
             context.kept.update(tally=Tally(), tasks=[asyncio.ensure_future(traffic(arrived))])

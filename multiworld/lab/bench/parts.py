@@ -1,7 +1,8 @@
-"""Parts ``detection``, ``isolation`` and ``rejoin``: what a fault costs, and how soon it is known."""
+"""All parts but the ratios: what a fault costs, how soon it is known, and what worlds cost while nothing happens."""
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict
 
@@ -14,6 +15,8 @@ from multiworld.lab.workers import Worker
 
 _OTHERS = 4
 _WINDOW_SECONDS = 1.0
+#: idle worlds; seconds and threads that a thousand joins may take
+_WORLDS, _SECONDS, _THREADS = 200, 20.0, 50
 
 
 def detection(setup: Setup) -> list[Figure]:
@@ -104,4 +107,59 @@ def rejoin(setup: Setup) -> list[Figure]:
     return [
         judged("rejoin under the same name", "<= 1 s", text, spread.p99 <= 1.0, **asdict(spread)),
         judged("rejoin 100 times: left behind", "nothing", leaks, all(n <= 0 for n in grown), timed=False, grown=grown),
+    ]
+
+
+def idle(setup: Setup) -> list[Figure]:
+    """CPU of a pending receive and of many idle worlds; false alarms under full load."""
+    seconds = 3.0 if setup.quick else 10.0
+    with setup.workers("idle-0", "idle-1") as members:
+        setup.join("idle", members)
+
+        def share(function: object, *args: object) -> float:
+            return float(members[0].run(function, *args, seconds, timeout=seconds + 30))  # type: ignore[arg-type]
+
+        setup.progress("a pending recv")
+        awaited = share(acts.cpu_of_receiving, "idle", 1)
+        setup.progress(f"{_WORLDS} idle worlds")
+        names = [f"idle-{number}" for number in range(_WORLDS)]
+        joins = [worker.start(acts.join_many, names, rank, 2, setup.store) for rank, worker in enumerate(members)]
+        each = max(call.result(120) for call in joins)
+        cpu = share(acts.cpu_of_idling)
+        alarms = _false_alarms(setup, members[0], names, 5.0 if setup.quick else 20.0)
+        waiting = share(acts.cpu_of_waiting, "idle", 1)
+    joined = f"{_WORLDS} idle worlds in one process (joined in {each * 1e3:.1f} ms each)"
+    costs = (("a pending recv costs (await)", awaited), ("a pending recv costs (sync)", waiting))
+    found = [_share(name, share, 0.02) for name, share in costs]
+    return [*found, _share(joined, cpu, 0.05), alarms]
+
+
+def _share(name: str, share: float, limit: float) -> Figure:
+    wanted = f"<= {limit * 100:.0f} % of a core"
+    return judged(name, wanted, f"{share * 100:.2f} % of a core", share <= limit, share=share)
+
+
+def _false_alarms(setup: Setup, worker: Worker, names: list[str], seconds: float) -> Figure:
+    setup.progress("full CPU load")
+    with setup.workers(*(f"burner-{number}" for number in range(2 * (os.cpu_count() or 1)))) as burners:
+        everywhere(burners, acts.burn, seconds, timeout=seconds + 30)
+    broken = worker.run(acts.still_there, names)
+    text = f"{len(broken)} of {len(names)} worlds broke in {seconds:.0f} s with {len(burners)} busy processes"
+    return judged("false alarms under full CPU load", "none", text, not broken, timed=False, broken=len(broken))
+
+
+def joins(setup: Setup) -> list[Figure]:
+    """A thousand joins at once, two members each, one store."""
+    count = 300 if setup.quick else 1000
+    setup.progress(f"{count} joins at once")
+    names = [f"at-once-{number}" for number in range(count)]
+    with setup.workers("joins-0", "joins-1") as members:
+        calls = [m.start(acts.join_at_once, names, rank, 2, setup.store) for rank, m in enumerate(members)]
+        each = [call.result(180) for call in calls]
+    seconds, threads = max(s for s, _ in each), max(t for _, t in each)
+    limit = _SECONDS * count / 1000
+    name, few, text = f"{count} joins at once", threads <= _THREADS, f"{threads} in a process"
+    return [
+        judged(name, f"<= {limit:.0f} s", f"{seconds:.1f} s", seconds <= limit, seconds=seconds),
+        judged(f"{name}: threads", f"<= {_THREADS}", text, few, timed=False, threads=threads),
     ]
