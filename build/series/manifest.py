@@ -15,7 +15,6 @@ from packaging.version import InvalidVersion, Version
 from build import paths
 from build.errors import PatchError, ReleaseDataError, UsageError
 from build.releases import Frozen
-from build.series import parameters as variables
 from build.series.model import PatchFile
 from build.series.parameters import Parameter
 from build.series.patchfile import read
@@ -128,7 +127,7 @@ def parse(text: bytes, origin: str) -> Manifest:
         manifest = msgspec.toml.decode(text, type=Manifest)
     except msgspec.DecodeError as error:
         raise ReleaseDataError(f"{origin} is not valid: {error}", remedy="correct the entry it names") from None
-    problems = [*variables.problems(manifest.parameter), *_patch_problems(manifest), *_release_problems(manifest)]
+    problems = [*_patch_problems(manifest), *_release_problems(manifest)]
     if problems:
         raise ReleaseDataError(f"{origin}: " + "; ".join(problems), remedy="correct the manifest")
     return manifest
